@@ -22,10 +22,11 @@ def test_without_a_metric_the_best_reward_is_kept_and_loaded(make_trainer):
     assert "checkpoint-2" in kept
 
 
-def test_with_a_verifier_it_is_pass_at_1(make_trainer):
+def test_with_a_verifier_it_is_pass_at_1_unless_another_is_asked_for(make_trainer):
     trainer = make_trainer(reward=JUDGED, trainer_kwargs=QUESTIONS, **UNSET)
-    assert trainer.args.metric_for_best_model == "eval_pass@1"
-    assert trainer.args.greater_is_better is True
+    assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("eval_pass@1", True)
+    trainer = make_trainer(reward=JUDGED, trainer_kwargs=QUESTIONS, metric_for_best_model="loss", **UNSET)
+    assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("loss", False)
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -45,11 +46,6 @@ def test_an_early_stop_is_by_the_reward_too(make_trainer, added):
     trainer.train()
     assert trainer.args.metric_for_best_model == "eval_reward"
     assert trainer.state.global_step == 5
-
-
-def test_the_loss_is_taken_where_it_is_asked_for(make_trainer):
-    trainer = make_trainer(trainer_kwargs=QUESTIONS, metric_for_best_model="loss", **UNSET)
-    assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("loss", False)
 
 
 def logging(completions, log_metric=None, **columns):

@@ -37,33 +37,36 @@ def rows(trainer):
     return without_times(read_rows(trainer))
 
 
+@pytest.fixture
+def recipe(tmp_path):
+    """A function that writes a recipe with these keys."""
+
+    def write(**keys):
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**BASE, **keys}))
+        return tmp_path / "recipe.yaml"
+
+    return write
+
+
 @pytest.mark.parametrize("by_hand", [{}, {"pack_groups": "off"}, BY_HAND, OFF], ids=str)
-def test_a_key_set_by_hand_wins(by_hand, tmp_path):
+def test_a_key_set_by_hand_wins(by_hand, recipe):
     """Its default, too: in a script, in a recipe, on the command line."""
     assert of(ProRLConfig(fast=True, **BASE, **by_hand)) == FAST | by_hand
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({"fast": True, **BASE, **by_hand}))
-    assert of(parsed(RecipeParser, recipe)[1]) == FAST | by_hand
-    recipe.write_text(yaml.safe_dump({"fast": False, **BASE}))
+    assert of(parsed(RecipeParser, recipe(fast=True, **by_hand))[1]) == FAST | by_hand
+    assert of(parsed(RecipeParser, recipe(fast=True, **by_hand), "--fast", "false")[1]) == OFF | by_hand
     options = [word for key, value in by_hand.items() for word in (f"--{key}", str(value))]
-    assert of(parsed(RecipeParser, recipe, "--fast", "true", *options)[1]) == FAST | by_hand
-    recipe.write_text(yaml.safe_dump({"fast": True, **BASE, **by_hand}))
-    assert of(parsed(RecipeParser, recipe, "--fast", "false")[1]) == OFF | by_hand
+    assert of(parsed(RecipeParser, recipe(fast=False), "--fast", "true", *options)[1]) == FAST | by_hand
 
 
-def test_trl_s_parser_passes_every_key_and_fast_acts(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({"fast": True, "pack_groups": "on", **BASE}))
-    assert of(parsed(TrlParser, recipe)[1]) == FAST | {"pack_groups": "on"}
+def test_trl_s_parser_passes_every_key_and_fast_acts(recipe):
+    assert of(parsed(TrlParser, recipe(fast=True, pack_groups="on"))[1]) == FAST | {"pack_groups": "on"}
 
 
-def test_what_a_recipe_lacks_has_its_default(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(BASE))
-    off = parsed(RecipeParser, recipe)[1]
+def test_what_a_recipe_lacks_has_its_default(recipe):
+    off = parsed(RecipeParser, recipe())[1]
     assert of(off) == of(ProRLConfig(**BASE)) == OFF
     assert off.is_trl
-    for ours, theirs in zip(parsed(RecipeParser, recipe), parsed(TrlParser, recipe), strict=True):
+    for ours, theirs in zip(parsed(RecipeParser, recipe()), parsed(TrlParser, recipe()), strict=True):
         assert ours == theirs
 
 

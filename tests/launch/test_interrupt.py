@@ -17,12 +17,7 @@ from trl_prorl.launch.ending import end_at_once, interrupt_as_usual
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "grpo_variantA.py"
 LONG = "--max_steps 500 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --lora_r 4 "
-LONG += "--disable_tqdm true --save_strategy steps"
-
-
-def arguments(model, out, save_steps):
-    """Of a long training."""
-    return ["--model_name_or_path", model, "--output_dir", str(out), *LONG.split(), "--save_steps", str(save_steps)]
+LONG += "--disable_tqdm true --save_strategy steps --save_steps"
 
 
 def wait_for(found, process):
@@ -46,31 +41,25 @@ def lines_of(text):
     return [line for line in text.splitlines() if line.startswith("interrupted: ")]
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
-def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_path, tiny_model, ranks):
+@pytest.mark.parametrize(("ranks", "save_steps"), [(None, 2), (2, 2), (None, 500)])
+def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_path, tiny_model, ranks, save_steps):
     out = tmp_path / "run"
     log = tmp_path / "log"
+    metrics = out / "metrics.jsonl"
+    given = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG.split(), str(save_steps)]
     order = {"ranks": ranks} if ranks else {}
-    process = forks.start(run=str(RECIPE), argv=arguments(tiny_model, out, save_steps=2), log=str(log), **order)
-    wait_for(lambda: find_newest_checkpoint(out, content=False)[0] is not None, process)
+    process = forks.start(run=str(RECIPE), argv=given, log=str(log), **order)
+    if save_steps == 2:
+        wait_for(lambda: find_newest_checkpoint(out, content=False)[0] is not None, process)
+    else:
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
     (os.killpg if ranks else os.kill)(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
     checkpoint, _ = find_newest_checkpoint(out)
-    assert str(checkpoint) in line and "--resume_from_checkpoint True" in line
+    how = f"{checkpoint} and the log files up to it are saved" if save_steps == 2 else "step 0"
+    assert str(out) in line and how in line and "--resume_from_checkpoint True" in line
     assert not (out / "run.lock").exists()
-
-
-def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, tiny_model):
-    out = tmp_path / "run"
-    log = tmp_path / "log"
-    process = forks.start(run=str(RECIPE), argv=arguments(tiny_model, out, save_steps=500), log=str(log))
-    metrics = out / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
-    os.kill(process, signal.SIGINT)
-    assert forks.status() == 130
-    (line,) = lines_of(log.read_text())
-    assert str(out) in line and "step 0" in line
 
 
 SCRIPT = """

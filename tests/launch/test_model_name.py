@@ -72,13 +72,10 @@ def test_a_folder_without_a_whole_model_is_one_line(make_trainer, tmp_path):
         make_trainer(model=str(tmp_path))
 
 
-def test_a_name_that_the_hub_does_not_know_is_one_line(online, cached):
+def test_a_hub_that_does_not_know_it_or_does_not_answer_is_one_line(online, cached, monkeypatch):
     with pytest.raises(ValueError, match="'who/what' cannot be loaded.* is not a valid model identifier") as refusal:
         find_model("who/what")
     assert "\n" not in str(refusal.value)
-
-
-def test_a_hub_that_does_not_answer_is_one_line(cached, monkeypatch):
     for name, value in constants_for("http://127.0.0.1:9").items():
         monkeypatch.setattr(constants, name, value)
     with pytest.raises(ValueError, match="couldn't connect to 'http://127.0.0.1:9'"):

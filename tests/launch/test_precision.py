@@ -47,32 +47,28 @@ def test_what_is_known_of_a_cpu(machine, name):
     assert cpu_computes_bf16() is MACHINES[name][1]
 
 
-BF16 = {"bf16": True}
 WEIGHTS = {"model_init_kwargs": {"dtype": "bfloat16"}}
 
 
 @pytest.mark.parametrize(
     "name, keys, spoken",
     [
-        ("AVX512", BF16, True),
+        ("AVX512", {"bf16": True}, True),
         ("AVX512", WEIGHTS, True),
+        ("AVX512", {"model": "in bf16"}, True),
         ("AVX512", {}, False),
         ("AMX", WEIGHTS, False),
-        ("Mac", BF16, False),
+        ("Mac", {"bf16": True}, False),
     ],
 )
-def test_one_line_says_that_bf16_is_emulated(make_trainer, machine, caplog, name, keys, spoken):
+def test_one_line_says_that_bf16_is_emulated(make_trainer, machine, caplog, tiny_model, name, keys, spoken):
     machine(name)
+    if "model" in keys:
+        keys = {"model": AutoModelForCausalLM.from_pretrained(tiny_model, dtype="bfloat16")}
     make_trainer(**keys)
     lines = [record.getMessage() for record in caplog.records if record.name == precision.__name__]
     assert len(lines) == spoken
     assert all("bf16: false" in line and "\n" not in line for line in lines)
-
-
-def test_weights_of_a_model_that_is_given_count(make_trainer, machine, caplog, tiny_model):
-    machine("AVX512")
-    make_trainer(model=AutoModelForCausalLM.from_pretrained(tiny_model, dtype="bfloat16"))
-    assert "emulates bf16" in caplog.text
 
 
 def parsed(recipe, *options):
