@@ -193,7 +193,7 @@ def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
     Raises:
         `ValueError`: The run is finished.
     """
-    if args.resume_from_checkpoint.lower() != "true":
+    if args.resume_from_checkpoint != "True":
         return False  # it names a checkpoint
     model = finished_model(args.output_dir, folders.run_dir)
     if model is not None:
@@ -209,10 +209,7 @@ def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
     if unusable and not begun:
         return False
     folders.check_nothing_foreign()
-    if begun:
-        print(f"{args.output_dir} has no complete checkpoint: the run starts again at step 0", file=sys.stderr)
-    else:  # it was killed before it wrote anything, or was never started
-        print(f"{args.output_dir} contains no run yet: the run starts at step 0", file=sys.stderr)
+    print(f"{args.output_dir} has no complete checkpoint: the run starts at step 0", file=sys.stderr)
     return True
 
 

@@ -5,7 +5,6 @@ that trains.
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,9 +77,9 @@ class TaskArguments(TaskKeys, ScriptArguments):
         try:
             return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
         except ValueError as error:
-            if self.task_level is None:
+            if not str(error).startswith("level="):
                 raise
-            raise ValueError(re.sub(r"^level=", "task_level=", str(error))) from error
+            raise ValueError(f"task_{error}") from error
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
         """Return the task's reward function and the length reward, if there is one."""
