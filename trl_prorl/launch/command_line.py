@@ -3,7 +3,6 @@ The command line of `trl-prorl train`. Help on our own keys and errors about mis
 (torch, transformers, TRL).
 """
 
-import ast
 import dataclasses
 import importlib.util
 import os
@@ -28,6 +27,8 @@ DECLARE = {
     "transformers": ("training_args.py",),
     "trl": ("scripts/utils.py", "trainer/base_config.py", "trainer/grpo_config.py", "trainer/model_config.py"),
 }
+
+ANNOTATED = re.compile(r"^    (\w+): ", re.MULTILINE)  # a field of a class
 
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
@@ -101,18 +102,16 @@ def program() -> str:
 def key_names() -> set[str]:
     """
     Return the names of all keys, and a few more: every annotated name in the files that declare them. The files are
-    parsed as text, because importing them takes seconds. Empty if a file is not found.
+    read as text, because importing them takes seconds. Empty if a file is not found.
     """
     names = {field.name for cls in (TaskKeys, ProlongedKeys) for field in dataclasses.fields(cls)}
     for package, files in DECLARE.items():
         spec = importlib.util.find_spec(package)
         for file in files:
-            path = Path(spec.origin).parent / file if spec and spec.origin else None
-            if path is None or not path.is_file():
+            path = Path(spec.origin if spec else __file__).parent / file
+            if not path.is_file():
                 return set()
-            classes = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)]
-            fields = [node.target for cls in classes for node in cls.body if isinstance(node, ast.AnnAssign)]
-            names |= {target.id for target in fields if isinstance(target, ast.Name)}
+            names |= {*ANNOTATED.findall(path.read_text(encoding="utf-8"))}
     return names
 
 

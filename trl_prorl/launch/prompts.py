@@ -1,6 +1,7 @@
 """Prompts and completions as lists of token ids, before and after they are a batch."""
 
 import torch
+from trl.trainer.utils import pad as trl_pad
 
 
 def find_distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
@@ -14,15 +15,10 @@ def find_distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]
 
 def pad_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Make token ids and attention mask of shape `(P, W)`."""
-    width = max(map(len, prompts))
-    width += -width % (multiple or 1)
-    ids = []
-    mask = []
-    for prompt in prompts:
-        missing = width - len(prompt)
-        ids.append([pad] * missing + prompt)
-        mask.append([0] * missing + [1] * len(prompt))
-    return torch.tensor(ids), torch.tensor(mask)
+    ids = [torch.tensor(prompt) for prompt in prompts]
+    masks = [torch.ones_like(prompt) for prompt in ids]
+    on_left = {"padding_side": "left", "pad_to_multiple_of": multiple or None}
+    return trl_pad(ids, pad, **on_left), trl_pad(masks, 0, **on_left)
 
 
 def cut_at_end(ids: list[int], ends: set[int]) -> list[int]:
