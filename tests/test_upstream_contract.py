@@ -70,15 +70,6 @@ def _generate_single_turn(self, prompt_ids, images):
     """Arguments are gone."""
 
 
-def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-    """A call is gone."""
-    return self._loss(model, inputs)
-
-
-def _maybe_log_save_evaluate(self, *args, **kwargs):
-    """It is called for something else now."""
-
-
 def _run_epoch(self, **kwargs):
     """The row is written before the update."""
     self.get_batch_samples()
@@ -95,8 +86,6 @@ def _run_epoch(self, **kwargs):
     [
         (GRPOTrainer, _calculate_rewards),
         (GRPOTrainer, _generate_single_turn),
-        (GRPOTrainer, compute_loss),
-        (Trainer, _maybe_log_save_evaluate),
         (Trainer, _run_epoch),
     ],
     ids=lambda value: value.__name__,
