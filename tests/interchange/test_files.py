@@ -132,31 +132,33 @@ def put(*path, value):
 
 RESET = {"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 3}
 SIDECARS = [
-    (put("version", value=2), "version 2"),
+    (put("version", value=2), "'inputs', 2]"),
     (put("schema", value="outputs"), "inputs"),
-    (swapped, f"tensor {FIRST} does not match its hash"),
+    (swapped, f"tensor {FIRST} does not match its xxh3_128"),
     (lambda sidecar: sidecar["tensors"].insert(1, sidecar["tensors"][0]), f"tensor parameters/{A}"),
     (lambda sidecar: sidecar["tensors"].pop(1), f"tensor parameters/{B} is missing"),
     (lambda sidecar: sidecar["tensors"][-1].update(name="steps/other"), "tensor steps/other"),
-    (put("values", value=[]), "values is a list"),
+    (put("values", value=[]), "values is []"),
     (put("values", "groups", "…", value={"lr": 1.0}), "groups[0] has no 'beta1'"),
     (put("values", "groups", "…", "lr", value=float("nan")), "groups[0].lr is nan"),
     (put("values", "growth", value={"old_rank": 2, "new_rank": 2.5}), "growth.new_rank is 2.5"),
-    (put("values", "reset", value=RESET | {"alpha": 0.0}), "alpha=0.0"),
     (put("values", "update", value=True), "update is True"),
     (put("values", "update", value=0), "update is 0"),
     (put("tensors", "…", "file", value="../x.safetensors"), "../x.safetensors"),
 ]
 OTHERS = [
-    (of_bytes(flipped), f"tensor exp_avg_sq/{B} does not match its hash"),
+    (of_bytes(flipped), f"tensor exp_avg_sq/{B} does not match its xxh3_128"),
     (of_bytes(lambda whole: whole[:40]), f"parameters/{A}"),
     (of_bytes(lambda whole: whole[:-1]), f"parameters/{A}"),
     (of_bytes(lambda whole: whole[: len(whole) // 2], "json"), "sidecar"),
     (of_bytes(lambda whole: whole.replace(b'"lr": 0.01', b'"lr": 0.02'), "json"), "does not match its own hash"),
     (lambda folder: (folder / "inputs.json").unlink(), "missing"),
-    (of_tensors(lambda held: {FIRST: held[SECOND], SECOND: held[FIRST]}), f"tensor {FIRST} does not match its hash"),
+    (
+        of_tensors(lambda held: {FIRST: held[SECOND], SECOND: held[FIRST]}),
+        f"tensor {FIRST} does not match its xxh3_128",
+    ),
     (of_tensors(lambda held: {TURNED: held[TURNED].T.contiguous()}), TURNED),
-    (of_tensors(lambda held: {TURNED: held[TURNED].double()}), f"tensor {TURNED} is F64"),
+    (of_tensors(lambda held: {TURNED: held[TURNED].double()}), f"tensor {TURNED} is"),
     (of_tensors(lambda held: {"stray": torch.ones(1)}), "tensor stray"),
 ]
 
@@ -170,31 +172,13 @@ def test_what_is_not_whole_is_refused_by_its_name(hand_made, tmp_path, damage, s
     assert said in refused(tmp_path)
 
 
-def test_a_name_that_stands_twice_and_a_dtype_without_a_name_are_not_written(hand_made, tmp_path):
-    twice = hand_made()
-    twice.names = [A, A]
-    with pytest.raises(InputError, match=f"names lists {A} twice".replace(".", r"\.")):
-        write(twice, tmp_path)
+def test_a_dtype_without_a_name_and_a_value_that_is_no_number_are_not_written(hand_made, tmp_path):
     odd = hand_made()
     odd.exp_avg[B] = odd.exp_avg[B].to(torch.complex64)
-    with pytest.raises(InputError, match=f"tensor exp_avg/{B} is torch.complex64".replace(".", r"\.")):
-        write(odd, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda inputs: inputs.exp_avg.update({B: torch.ones(2, 4)}), f"exp_avg/{B}"),
-        (lambda inputs: setattr(inputs, "growth", {"old_rank": 2, "new_rank": 3}), f"gradients/{A}"),
-        (lambda inputs: setattr(inputs, "grad_norm", float("nan")), "grad_norm"),
-    ],
-)
-def test_parts_that_do_not_fit_are_not_written(hand_made, tmp_path, change, named):
-    inputs = hand_made()
-    change(inputs)
-    with pytest.raises(InputError, match=named):
-        write(inputs, tmp_path)
-    assert not (tmp_path / "inputs.json").exists()
+    for inputs, named in ((odd, f"exp_avg/{B}"), (hand_made(grad_norm=float("nan")), "grad_norm")):
+        with pytest.raises(InputError, match=named):
+            write(inputs, tmp_path)
+        assert not (tmp_path / "inputs.json").exists()
 
 
 def test_a_write_that_fails_leaves_nothing_that_can_be_read(hand_made, tmp_path, monkeypatch):

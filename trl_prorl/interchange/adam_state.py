@@ -9,10 +9,11 @@ from ..errors import InputError
 from ..optimizer import inner_of
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+Parameters = dict[str, torch.nn.Parameter]
+State = dict[str, dict[str, torch.Tensor]]
 
 
-def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Parameters:
     """
     Map the optimizer's parameters by their names in the model, in the order of its groups.
 
@@ -21,47 +22,46 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
             the model's.
     """
     inner = inner_of(optimizer)
-    if type(inner) not in (torch.optim.Adam, torch.optim.AdamW):
+    kind = type(inner)
+    if kind not in (torch.optim.Adam, torch.optim.AdamW):
         raise InputError(
-            f"optimizer {type(inner).__module__}.{type(inner).__name__} is not supported: only torch's Adam and "
-            "AdamW can be exported. Set optim: adamw_torch or adamw_torch_fused."
+            f"optimizer {kind.__module__}.{kind.__name__} is not supported: only torch's Adam and AdamW can be "
+            "exported. Set optim: adamw_torch or adamw_torch_fused."
         )
-    for key in ("amsgrad", "maximize"):
-        if any(group.get(key) for group in inner.param_groups):
-            raise InputError(f"optimizer {type(inner).__name__} with {key}=True cannot be exported: remove {key}.")
-    names = {id(param): name for name, param in model.named_parameters()}
+    names = {param: name for name, param in model.named_parameters()}
     found = {}
     for group in inner.param_groups:
+        for key in ("amsgrad", "maximize"):
+            if group[key]:
+                raise InputError(f"optimizer {kind.__name__} with {key}=True cannot be exported: remove {key}.")
         for param in group["params"]:
-            if id(param) not in names:
+            if param not in names:
                 raise InputError("The optimizer contains a parameter that is not the model's (sharded, or replaced).")
-            found[names[id(param)]] = param
+            found[names[param]] = param
     return found
 
 
-def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Describe the optimizer's groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
+def describe_groups(optimizer: torch.optim.Optimizer, parameters: Parameters, rate_factor: float) -> list[dict]:
+    """Describe the optimizer's groups as `UpdateInputs` has them; the factor is that of the re-warm-up."""
     inner = inner_of(optimizer)
+    names = {param: name for name, param in parameters.items()}
     found = []
-    names = {id(param): name for name, param in model.named_parameters()}
     for group in inner.param_groups:
         beta1, beta2 = group["betas"]
         described = {
-            "lr": float(group["lr"]),
+            "lr": float(group["lr"]) * rate_factor,
             "eps": float(group["eps"]),
             "weight_decay": float(group["weight_decay"]),
             "beta1": float(beta1),
             "beta2": float(beta2),
             "decoupled": isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
-            "parameters": [names[id(param)] for param in group["params"]],
+            "parameters": [names[param] for param in group["params"]],
         }
         found.append(described)
     return found
 
 
-def live_state(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
-) -> dict[str, dict[str, torch.Tensor]]:
+def live_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> State:
     """
     Return the live tensors by name: `parameters`, `exp_avg`, `exp_avg_sq`, `steps` of shape `(1,)`.
 
@@ -69,50 +69,44 @@ def live_state(
 
     Args:
         optimizer (`torch.optim.Optimizer`): torch's Adam or AdamW, or Accelerate's wrapper of one.
-        parameters (`Mapping[str, torch.nn.Parameter]`): From `named_parameters`.
+        parameters (`dict[str, torch.nn.Parameter]`): From `named_parameters`.
     """
     inner = inner_of(optimizer)
-    found: dict[str, dict[str, torch.Tensor]] = {"parameters": {}, "exp_avg": {}, "exp_avg_sq": {}, "steps": {}}
+    found: State = {"parameters": {}, "exp_avg": {}, "exp_avg_sq": {}, "steps": {}}
     for name, param in parameters.items():
-        state = inner.state.get(param, {})
-        found["parameters"][name] = param.detach()
-        for key in MOMENTS:
-            zeros = param.detach().new_zeros(()).expand(param.shape)
-            found[key][name] = state.get(key, zeros)
+        value = param.detach()
+        state = inner.state.get(param) or {"exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value)}
+        found["parameters"][name] = value
+        found["exp_avg"][name] = state["exp_avg"]
+        found["exp_avg_sq"][name] = state["exp_avg_sq"]
         found["steps"][name] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).reshape(1)
     return found
 
 
-def state_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Copy `live_state` to the CPU; `copy` if the tensors must outlive the next update."""
+def copy_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> State:
+    """Copy `live_state` to the CPU, where it outlives the next update."""
     live = live_state(optimizer, parameters)
-    found = {}
-    for kind, tensors in live.items():
-        found[kind] = {name: tensor.to("cpu", copy=copy) for name, tensor in tensors.items()}
-    return found
+    return {
+        kind: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} for kind, tensors in live.items()
+    }
 
 
 @torch.no_grad()
 def set_state(
-    optimizer: torch.optim.Optimizer,
-    parameters: Mapping[str, torch.nn.Parameter],
-    state: Mapping[str, Mapping[str, torch.Tensor]],
+    optimizer: torch.optim.Optimizer, parameters: Parameters, state: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> None:
     """
     Set parameters, in place, and m, v and t.
 
     Args:
-        optimizer (`torch.optim.Optimizer`): As in `live_state`.
-        parameters (`Mapping[str, torch.nn.Parameter]`): As in `live_state`.
-        state (`Mapping[str, Mapping[str, torch.Tensor]]`): As `state_of` returns it, in the shapes of the parameters.
+        optimizer (`torch.optim.Optimizer`), parameters (`dict[str, torch.nn.Parameter]`): As in `live_state`.
+        state (`Mapping[str, Mapping[str, torch.Tensor]]`): As of `live_state`, in the parameters' shapes.
     """
     inner = inner_of(optimizer)
-    entries = {}
+    entries: dict[int, dict[str, Any]] = {}
     for place, name in enumerate(parameters):
         entries[place] = {
-            "step": state["steps"][name].clone().reshape(()),
+            "step": state["steps"][name].reshape(()).clone(),
             "exp_avg": state["exp_avg"][name].clone(),
             "exp_avg_sq": state["exp_avg_sq"][name].clone(),
         }

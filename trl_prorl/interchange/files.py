@@ -8,7 +8,6 @@ A writer puts the sidecar in place last, so that a schema is there whole or not 
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
@@ -21,7 +20,7 @@ from xxhash import xxh3_128
 from ..errors import InputError
 from ..files import replaced
 from ..text import parse_json, short
-from .json_types import TypeMismatchError, check_type
+from .json_types import check_type
 from .schemas import Schema
 
 
@@ -38,7 +37,7 @@ DTYPES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
 }
-# The hashes that an entry of the sidecar may have, one of them: an engine need not have XXH3.
+# The hashes of which an entry of the sidecar has one: an engine need not have XXH3.
 HASHES = {"xxh3_128": xxh3_128, "sha256": hashlib.sha256}
 
 
@@ -106,7 +105,7 @@ def write(data: Schema, folder: str | os.PathLike) -> str:
         `str`: The hash of the sidecar.
 
     Raises:
-        [`~trl_prorl.errors.InputError`]: The parts do not fit each other, or a value is not finite.
+        [`~trl_prorl.errors.InputError`]: A value is not of its type, or is not finite.
     """
     data.check()
     folder = Path(folder)
@@ -164,97 +163,69 @@ def read(cls: type[S], folder: str | os.PathLike) -> S:
     """
     folder = Path(folder)
     sidecar = read_sidecar(cls, folder)
-    entries = sidecar["tensors"]
-    file = folder / f"{cls.schema}.safetensors"
-    needed = {label: needed for _, _, label, needed in cls.places(sidecar["values"].get("names", ()))}
-    _check_names(folder / f"{cls.schema}.json", needed, [entry["name"] for entry in entries])
-    keys = {entry["key"]: entry["name"] for entry in entries}
-    held = _load(file, keys) if entries else {}
-    tensors = {entry["name"]: _checked(file, entry, held) for entry in entries}
-    data = cls.of(tensors, sidecar["values"])
+    data = cls.from_tensors(_read_tensors(cls, folder, sidecar), sidecar["values"])
     data.check()
     return data
 
 
 def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     """Read the sidecar of a schema, and check its version, structure and hash."""
-    path = Path(folder) / f"{cls.schema}.json"
+    path = folder / f"{cls.schema}.json"
     try:
         sidecar = parse_json(path.read_text())
-        for key, kind in (("format", str), ("schema", str), ("version", int)):
-            check_type(sidecar.get(key) if isinstance(sidecar, dict) else None, kind, key)
+        head = [sidecar.get(key) for key in ("format", "schema", "version")]
     except FileNotFoundError:
         raise InputError(f"{path} is missing: nothing was written there, or the write did not finish.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error}). Give the folder of an export.") from None
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:  # no JSON, or no object
         raise InputError(f"{path} is not a complete sidecar ({error}). Write it again.") from None
-    if (sidecar["format"], sidecar["schema"]) != (FORMAT, cls.schema):
-        is_one_of = f"{short(sidecar['format'])} {short(sidecar['schema'])}"
-        raise InputError(f"{path} is {is_one_of}, not {FORMAT} {cls.schema}.")
-    version = sidecar["version"]
-    if version != cls.version:
-        newer = "of a later release: update trl-prorl" if version > cls.version else "which no release reads"
-        raise InputError(f"{path} has version {version} of {cls.schema}, {newer} (here {cls.version}).")
+    if head != [FORMAT, cls.schema, cls.version]:
+        raise InputError(
+            f"{path} has format, schema and version {short(head)}, and {[FORMAT, cls.schema, cls.version]} is read "
+            "here: give another folder, or update trl-prorl if the version is a later one."
+        )
     try:
-        check_type(sidecar, Sidecar)
-        if sidecar["form"] != FORM or sidecar["scalars"]:
-            raise TypeMismatchError(f"form is {short(sidecar['form'])}, or there are scalars; {FORM} is needed")
+        check_type(sidecar, Sidecar, cls.schema)
         cls.check_values(sidecar["values"])
         fits_its_hash = sidecar_hash(sidecar) == sidecar["sha256"]
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}. Write it again.") from None
-    if not fits_its_hash:
-        raise InputError(f"{path} does not match its own hash: it was truncated or changed. Write it again.")
-    for entry in sidecar["tensors"]:
-        where = f"{path}: tensor {entry['name']}"
-        if sum(key in entry for key in HASHES) != 1:
-            raise InputError(f"{where} needs exactly one hash, {' or '.join(HASHES)}. Write it again.")
-        if entry["file"] != f"{cls.schema}.safetensors":
-            raise InputError(f"{where} is in {entry['file']}, not in {cls.schema}.safetensors. Write it again.")
+    if sidecar["form"] != FORM or sidecar["scalars"] or not fits_its_hash:
+        raise InputError(f"{path} does not match its own hash, or has another form than {FORM!r}. Write it again.")
     return sidecar
 
 
-def _check_names(path: Path, needed: Mapping[str, bool], names: list[str]) -> None:
-    """Require every tensor that has to be there, and refuse one that is unknown or there twice."""
-    counts = Counter(names)
-    for name, count in counts.items():
-        if name not in needed or count > 1:
-            raise InputError(f"{path}: tensor {name} is not part of this schema, or is listed twice.")
-    for name in needed:
-        if needed[name] and name not in counts:
-            raise InputError(f"{path}: tensor {name} is missing.")
-
-
-def _load(path: Path, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Load the tensors of a file by their keys, those of the sidecar and no other; `names` by key."""
-    first = next(iter(names.values()))
+def _read_tensors(cls: type[Schema], folder: Path, sidecar: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Read the tensors of a schema by their labels, and check that they are those of the sidecar."""
+    path = folder / f"{cls.schema}.safetensors"
+    labels = cls.labels(sidecar["values"].get("names", ()))
     try:
         held = load_file(path)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing, so tensor {first} is, too.") from None
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is truncated or corrupt, so tensor {first} cannot be read ({error}).") from None
-    for key in held:
-        if key not in names:
-            raise InputError(f"{path}: tensor {key} is in the file, but not in the sidecar.")
-    for key, name in names.items():
-        if key not in held:
-            raise InputError(f"{path}: tensor {name} is missing from the file.")
-    return held
-
-
-def _checked(path: Path, entry: dict, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return a tensor, if it is what its entry says."""
-    tensor = held[entry["key"]]
-    name = entry["name"]
-    found = f"{DTYPES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
-    said = f"{entry['dtype']} {entry['shape']}"
-    if found != said:
-        raise InputError(f"{path}: tensor {name} is {found} in the file and {said} in the sidecar.")
-    kind = next(key for key in HASHES if key in entry)
-    if tensor_hash(name, tensor, HASHES[kind]) != entry[kind]:
+        first = next(iter(labels), "of any name")
         raise InputError(
-            f"{path}: tensor {name} does not match its hash: it was changed, or replaced by another tensor."
-        )
-    return tensor
+            f"{path} is missing, truncated or corrupt, so tensor {first} cannot be read ({error})."
+        ) from None
+    tensors = {}
+    for entry in sidecar["tensors"]:
+        name = entry["name"]
+        tensor = held.pop(entry["key"], None)
+        if name not in labels or tensor is None:
+            raise InputError(f"{path}: tensor {name} is not in the file, is listed twice, or is not of this schema.")
+        found = (path.name, DTYPES.get(tensor.dtype), list(tensor.shape))
+        said = (entry["file"], entry["dtype"], entry["shape"])
+        if found != said:
+            raise InputError(f"{path}: tensor {name} is {found}, and its sidecar says {said}. Write it again.")
+        kind = "sha256" if "sha256" in entry else "xxh3_128"
+        if tensor_hash(name, tensor, HASHES[kind]) != entry.get(kind):
+            raise InputError(
+                f"{path}: tensor {name} does not match its {kind}: it was changed, or replaced by another tensor."
+            )
+        tensors[name] = tensor
+    for label, is_needed in labels.items():
+        if is_needed and label not in tensors:
+            raise InputError(f"{path}: tensor {label} is missing from the sidecar.")
+    for key in held:
+        raise InputError(f"{path}: tensor {key} is in the file, but not in the sidecar.")
+    return tensors

@@ -12,6 +12,7 @@ What an export takes of a trainer's next whole update, each at the moment at whi
 | the optimizer is about to step | learning rates; parameters and state, if no generation was in this step; files |
 """
 
+import json
 import math
 import os
 import shutil
@@ -22,16 +23,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 
 from ..anchors import OldPolicyAnchor, ReferenceAnchor
 from ..errors import InputError
 from ..kl import completion_mask
-from ..optimizer import inner_of
 from ..parts import MicroBatch, Part
-from .adam_state import groups_of, named_parameters, state_of
+from ..run_files import GROWTH, RESET
+from .adam_state import Parameters, State, copy_state, describe_groups, named_parameters
 from .files import write
-from .schemas import Rollout, UpdateInputs, grows
+from .schemas import Rollout, UpdateInputs
 
 
 EXPORT = "export"  # its name among the parts
@@ -57,7 +59,7 @@ class NextUpdate(Part, TrainerCallback):
 
     def _forget(self) -> None:
         self.begun = False
-        self._before: dict[str, dict[str, torch.Tensor]] | None = None
+        self._before: State | None = None
         self._rows: list[dict[str, torch.Tensor]] = []
         self._generations: list[int] = []  # of the rows; those of 0 were sampled before this step
         self._boundaries = 0
@@ -65,14 +67,14 @@ class NextUpdate(Part, TrainerCallback):
         self._norm = math.nan
         self._events: dict[str, dict] = {}
 
-    def _model(self) -> torch.nn.Module:
-        return self.trainer.accelerator.unwrap_model(self.trainer.model)
+    def _parameters(self) -> Parameters:
+        return named_parameters(self.trainer.optimizer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
     # The moments of an update, in order.
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._forget()
-        named_parameters(self.trainer.optimizer, self._model())  # refuses an optimizer that is not understood
+        self._parameters()  # refuses an optimizer that is not understood
         self.begun = True
 
     def boundary(self, step: int) -> None:
@@ -84,20 +86,18 @@ class NextUpdate(Part, TrainerCallback):
             return
         self._boundaries += 1
         if self._before is None:
-            optimizer = self.trainer.optimizer
-            self._before = state_of(optimizer, named_parameters(optimizer, self._model()), copy=True)
+            self._before = copy_state(self.trainer.optimizer, self._parameters())
 
     def event(self, event: dict[str, Any]) -> None:
         name = event["event"]
-        if self.begun and name in ("growth", "reset"):
+        if self.begun and name in (GROWTH, RESET):
             if name in self._events:
                 raise InputError(f"A second {name} in one update cannot be exported: let a step have one generation.")
-            self._events[name] = dict(event)
+            self._events[name] = event
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         if self.begun:
-            rows = {key: value for key, value in micro_batch.batch.items() if isinstance(value, torch.Tensor)}
-            self._rows.append(rows)
+            self._rows.append(dict(micro_batch.batch))
             self._generations.append(self._boundaries)
 
     def gradients(self, model) -> None:
@@ -105,7 +105,7 @@ class NextUpdate(Part, TrainerCallback):
             return
         scaler = self.trainer.accelerator.scaler
         self._gradients = {}
-        for name, param in self._model().named_parameters():
+        for name, param in self._parameters().items():
             if param.grad is not None:
                 gradient = param.grad.detach().to("cpu", copy=True)
                 if scaler is not None:
@@ -118,13 +118,13 @@ class NextUpdate(Part, TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         if not self.begun:
             return
-        params = [param for group in inner_of(self.trainer.optimizer).param_groups for param in group["params"]]
-        if all(param.grad is None for param in params) or not math.isfinite(self._norm):
+        parameters = self._parameters()
+        if all(param.grad is None for param in parameters.values()) or not math.isfinite(self._norm):
             self._forget()  # an update that is left out (`nonfinite: skip`, the AMP scaler): the next one is exported
             return
         try:
             rollout = self._rollout()
-            inputs = self._inputs()
+            inputs = self._inputs(parameters)
             with writing(self.folder) as aside:
                 write(rollout, aside)
                 write(inputs, aside)
@@ -143,50 +143,58 @@ class NextUpdate(Part, TrainerCallback):
     # The schemas.
 
     def _rollout(self) -> Rollout:
-        column = {key: [rows[key] for rows in self._rows if key in rows] for key in self._rows[0]}
-        old = column.get(OldPolicyAnchor.column)
-        ref = column.get(ReferenceAnchor.column)
+        common = set.intersection(*map(set, self._rows))
+        columns = {key: [rows[key] for rows in self._rows] for key in common}
+        optional = {"logp_old": OldPolicyAnchor.column, "logp_ref": ReferenceAnchor.column}
         return Rollout(
-            prompt_ids=_stacked(column["prompt_ids"], left=True),
-            prompt_mask=_stacked(column["prompt_mask"], left=True),
-            completion_ids=_stacked(column["completion_ids"]),
-            completion_mask=_stacked([completion_mask(rows) for rows in self._rows]),
-            advantages=torch.cat(column["advantages"]),
-            rewards=torch.cat(column["rewards"]),
-            group=_numbered(column["group"], self._generations),
+            prompt_ids=_stack(columns["prompt_ids"], side="left"),
+            prompt_mask=_stack(columns["prompt_mask"], side="left"),
+            completion_ids=_stack(columns["completion_ids"]),
+            completion_mask=_stack([completion_mask(rows) for rows in self._rows]),
+            advantages=torch.cat(columns["advantages"]),
+            rewards=torch.cat(columns["rewards"]),
+            group=_number_groups(columns["group"], self._generations),
             update=self.trainer.state.global_step + 1,
             reward_functions=list(self.trainer.reward_func_names),
-            logp_old=_stacked(old) if old is not None else None,
-            logp_ref=_stacked(ref) if ref is not None else None,
+            **{name: _stack(columns[key]) for name, key in optional.items() if key in columns},
         )
 
-    def _inputs(self) -> UpdateInputs:
+    def _inputs(self, parameters: Parameters) -> UpdateInputs:
         trainer = self.trainer
-        model = self._model()
+        args = trainer.args
         optimizer = trainer.optimizer
-        rate = trainer.resets.rate_factor
-        parameters = named_parameters(optimizer, model)
-        for name in self._gradients:
-            if name not in parameters:
-                raise InputError(f"tensor gradients/{name} belongs to no parameter of the optimizer.")
-        before = self._before if self._before is not None else state_of(optimizer, parameters)
-        growth = self._events.get("growth")
-        reset = self._events.get("reset")
+        rate_factor = trainer.resets.rate_factor
+        before = self._before or copy_state(optimizer, parameters)
+        growth = None
+        new_rows = {}
+        if GROWTH in self._events:
+            growth = {"old_rank": self._events[GROWTH]["rank_before"], "new_rank": self._events[GROWTH]["rank"]}
+            for name, param in parameters.items():
+                if "lora_A" in name.split("."):
+                    new_rows[name] = param.detach()[growth["old_rank"] :]
+        reset = None
+        if RESET in self._events:
+            reset = {
+                "mode": self._events[RESET]["optimizer_reset"],
+                "alpha": float(args.optimizer_reset_alpha),
+                "restarts_schedule": bool(args.restarts_schedule),
+                "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
+            }
         schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         scaler = trainer.accelerator.scaler
         return UpdateInputs(
             **before,
             gradients=self._gradients,
-            new_rows=_new_rows(before["parameters"], parameters) if growth is not None else {},
+            new_rows=new_rows,
             names=list(parameters),
-            groups=[{**group, "lr": group["lr"] * rate} for group in groups_of(optimizer, model)],
-            clip_norm=float(trainer.args.max_grad_norm or 0.0),
+            groups=describe_groups(optimizer, parameters, rate_factor),
+            clip_norm=float(args.max_grad_norm or 0.0),
             grad_norm=self._norm,
             update=trainer.state.global_step + 1,
-            growth={"old_rank": growth["rank_before"], "new_rank": growth["rank"]} if growth is not None else None,
-            reset=_reset(trainer.args, reset["optimizer_reset"]) if reset is not None else None,
-            schedule={**_plain(schedule.state_dict()), "rate_factor": rate},
-            scaler=_plain(scaler.state_dict()) if scaler is not None else None,
+            growth=growth,
+            reset=reset,
+            schedule={**_plain(schedule.state_dict()), "rate_factor": rate_factor},
+            scaler=None if scaler is None else _plain(scaler.state_dict()),
         )
 
 
@@ -212,27 +220,13 @@ def writing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _reset(args, mode: str) -> dict[str, Any]:
-    return {
-        "mode": mode,
-        "alpha": float(args.optimizer_reset_alpha),
-        "restarts_schedule": bool(args.restarts_schedule),
-        "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
-    }
+def _stack(parts: list[torch.Tensor], side: str = "right") -> torch.Tensor:
+    """Stack rows of micro-batches; shorter ones get zeros on that side."""
+    rows = [row for part in parts for row in part]
+    return pad_sequence(rows, batch_first=True, padding_side=side)
 
 
-def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
-    """Stack rows of micro-batches; shorter ones get zeros, on the left or on the right."""
-    width = max(part.shape[1] for part in parts)
-    padded = []
-    for part in parts:
-        missing = width - part.shape[1]
-        sides = (missing, 0) if left else (0, missing)
-        padded.append(torch.nn.functional.pad(part, sides))
-    return torch.cat(padded)
-
-
-def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tensor:
+def _number_groups(groups: list[torch.Tensor], generations: list[int]) -> torch.Tensor:
     """
     Join the group numbers of micro-batches; those of a later generation continue from those of the generation before.
     """
@@ -247,23 +241,14 @@ def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tenso
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """Select the part of a state that JSON can hold."""
-
-    def is_plain(held: Any) -> bool:
-        if isinstance(held, list | tuple):
-            return all(map(is_plain, held))
-        if isinstance(held, float):
-            return math.isfinite(held)  # a schedule that waits for a plateau begins with infinity as its best
-        return held is None or isinstance(held, bool | int | str)
-
-    return {key: held for key, held in state.items() if is_plain(held)}
-
-
-def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Select the rows that a growth has appended to each A."""
-    rows = {}
-    for name, param in new.items():
-        if grows(name) == 0:
-            first = len(old[name])
-            if len(param) > first:
-                rows[name] = param.detach()[first:].to("cpu", copy=True)
-    return rows
+    plain = {}
+    for key, held in state.items():
+        try:
+            json.dumps(held, allow_nan=False)
+        except (
+            TypeError,
+            ValueError,
+        ):  # such as infinity, the first best value of a schedule that waits for a plateau
+            continue
+        plain[key] = held
+    return plain

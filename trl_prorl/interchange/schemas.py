@@ -6,9 +6,8 @@ one update are the state in the inputs of the next. [`Rollout`] is the data from
 docs/interchange.md has a table of each.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypedDict, get_type_hints
 
 import torch
@@ -50,15 +49,9 @@ class Reset(TypedDict):
     rewarmup_steps: int
 
 
-def tensor_field(needed: bool = True) -> Any:
-    """Declare a tensor, or `None` if it is not needed."""
-    default = MISSING if needed else None
-    return field(default=default, metadata={"of": "update", "needed": needed})
-
-
-def tensors_field(needed: bool = True) -> Any:
-    """Declare tensors by the names of parameters: of every parameter, or of some if not all are needed."""
-    return field(metadata={"of": "parameter", "needed": needed})
+# The types of tensors: one, one of each parameter, and with `None` those that may be absent.
+Tensors = dict[str, torch.Tensor]
+SomeTensors = dict[str, torch.Tensor | None]
 
 
 class Schema:
@@ -68,25 +61,62 @@ class Schema:
     version: ClassVar[int]
 
     @classmethod
-    def places(cls, names: Sequence[str]) -> Iterator[tuple[str, str | None, str, bool]]:
-        """
-        List the place of every tensor, in order.
-
-        Returns:
-            `Iterator[tuple]`: Its field, its parameter, its label (`advantages`, `gradients/model.weight`), and
-                whether it has to be there.
-        """
-        for spec in fields(cls):
-            if spec.metadata.get("of") == "update":
-                yield spec.name, None, spec.name, spec.metadata["needed"]
-            elif spec.metadata.get("of") == "parameter":
-                for name in names:
-                    yield spec.name, name, f"{spec.name}/{name}", spec.metadata["needed"]
+    def types(cls) -> dict[str, Any]:
+        """Return the type of every field, in order."""
+        hints = get_type_hints(cls)
+        return {field.name: hints[field.name] for field in fields(cls)}
 
     @classmethod
-    def value_names(cls) -> list[str]:
-        """List the fields that hold no tensors."""
-        return [spec.name for spec in fields(cls) if "of" not in spec.metadata]
+    def value_types(cls) -> dict[str, Any]:
+        """Return the type of every field that holds no tensors."""
+        tensors = (torch.Tensor, torch.Tensor | None, Tensors, SomeTensors)
+        return {name: kind for name, kind in cls.types().items() if kind not in tensors}
+
+    @classmethod
+    def labels(cls, names: Sequence[str]) -> dict[str, bool]:
+        """
+        List the tensors of a schema, in order.
+
+        Args:
+            names (`Sequence[str]`): The parameters.
+
+        Returns:
+            `dict[str, bool]`: Whether a tensor has to be there, by its label: `advantages`, `gradients/model.weight`.
+        """
+        found = {}
+        for field, kind in cls.types().items():
+            if kind in (torch.Tensor, torch.Tensor | None):
+                found[field] = kind is torch.Tensor
+            elif kind in (Tensors, SomeTensors):
+                found |= {f"{field}/{name}": kind == Tensors for name in names}
+        return found
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every tensor by its label, in the order of the schema."""
+        found = {}
+        for label in self.labels(getattr(self, "names", ())):
+            field, _, name = label.partition("/")
+            held = getattr(self, field)
+            tensor = held.get(name) if name else held
+            if tensor is not None:
+                found[label] = tensor
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """Return everything that is no tensor."""
+        return {name: getattr(self, name) for name in self.value_types()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> "Schema":
+        """Make the dataclass of `tensors()` and `values()`."""
+        held: dict[str, Any] = {field: {} for field, kind in cls.types().items() if kind in (Tensors, SomeTensors)}
+        for label, tensor in tensors.items():
+            field, _, name = label.partition("/")
+            if name:
+                held[field][name] = tensor
+            else:
+                held[field] = tensor
+        return cls(**values, **held)
 
     @classmethod
     def check_values(cls, values: Mapping[str, Any]) -> None:
@@ -96,39 +126,13 @@ class Schema:
         Raises:
             [`~trl_prorl.interchange.json_types.TypeMismatchError`]: The message names the value.
         """
-        names = cls.value_names()
-        hints = get_type_hints(cls)
-        check_type(values, TypedDict("values", {name: hints[name] for name in names}))
+        check_type(values, TypedDict("values", cls.value_types()), "values")
         if values["update"] < 1:
-            raise TypeMismatchError(f"update is {values['update']}; updates are numbered from 1")
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return every tensor by its label, in the order of the schema."""
-        found = {}
-        for name, parameter, label, _ in self.places(getattr(self, "names", ())):
-            held = getattr(self, name)
-            found[label] = held if parameter is None else held.get(parameter)
-        return {label: held for label, held in found.items() if held is not None}
-
-    def values(self) -> dict[str, Any]:
-        """Return everything that is no tensor."""
-        return {name: getattr(self, name) for name in self.value_names()}
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> "Schema":
-        """Make the dataclass of `tensors()` and `values()`."""
-        held: dict[str, Any] = {spec.name: {} for spec in fields(cls) if spec.metadata.get("of") == "parameter"}
-        held.update(values)
-        for name, parameter, label, _ in cls.places(values.get("names", ())):
-            if parameter is None:
-                held[name] = tensors.get(label)
-            elif label in tensors:
-                held[name][parameter] = tensors[label]
-        return cls(**held)
+            raise TypeMismatchError(f"values.update is {values['update']}; updates are numbered from 1")
 
     def check(self) -> None:
         """
-        Raise an error for parts that do not fit each other.
+        Raise an error for what no engine could have meant. Whether tensors fit a trainer, an import checks.
 
         Raises:
             [`~trl_prorl.errors.InputError`]: The message names the tensor or the value.
@@ -137,13 +141,9 @@ class Schema:
             self.check_values(self.values())
         except TypeMismatchError as error:
             raise InputError(f"{self.schema}: {error}.") from None
-        self.check_tensors()
-
-    def check_tensors(self) -> None:
-        """Raise an error for tensors that do not fit each other and the values."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Rollout(Schema):
     """
     The rows on which an update trains. N rows, P tokens of the longest prompt, T of the longest completion, F reward
@@ -165,33 +165,20 @@ class Rollout(Schema):
     schema = "rollout"
     version = 1
 
-    prompt_ids: torch.Tensor = tensor_field()
-    prompt_mask: torch.Tensor = tensor_field()
-    completion_ids: torch.Tensor = tensor_field()
-    completion_mask: torch.Tensor = tensor_field()
-    advantages: torch.Tensor = tensor_field()
-    rewards: torch.Tensor = tensor_field()
-    group: torch.Tensor = tensor_field()
+    prompt_ids: torch.Tensor
+    prompt_mask: torch.Tensor
+    completion_ids: torch.Tensor
+    completion_mask: torch.Tensor
+    advantages: torch.Tensor
+    rewards: torch.Tensor
+    group: torch.Tensor
     update: int
     reward_functions: list[str]
-    logp_old: torch.Tensor | None = tensor_field(needed=False)
-    logp_ref: torch.Tensor | None = tensor_field(needed=False)
-
-    def check_tensors(self) -> None:
-        rows = len(self.advantages)
-        like = {
-            "prompt_mask": self.prompt_ids,
-            "completion_mask": self.completion_ids,
-            "logp_old": self.completion_ids,
-            "logp_ref": self.completion_ids,
-        }
-        for name, tensor in self.tensors().items():
-            if len(tensor) != rows:
-                raise InputError(f"rollout: tensor {name} has {len(tensor)} rows, and advantages has {rows}.")
-            check_shape(f"rollout: tensor {name}", tensor, like.get(name, tensor).shape)
+    logp_old: torch.Tensor | None = None
+    logp_ref: torch.Tensor | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class UpdateInputs(Schema):
     """
     Everything on which an update depends. Parameters and moments are those that the last update left; growth and the
@@ -223,12 +210,12 @@ class UpdateInputs(Schema):
     schema = "inputs"
     version = 1
 
-    parameters: dict[str, torch.Tensor] = tensors_field()
-    gradients: dict[str, torch.Tensor] = tensors_field(needed=False)
-    exp_avg: dict[str, torch.Tensor] = tensors_field()
-    exp_avg_sq: dict[str, torch.Tensor] = tensors_field()
-    steps: dict[str, torch.Tensor] = tensors_field()
-    new_rows: dict[str, torch.Tensor] = tensors_field(needed=False)
+    parameters: Tensors
+    gradients: SomeTensors
+    exp_avg: Tensors
+    exp_avg_sq: Tensors
+    steps: Tensors
+    new_rows: SomeTensors
     names: list[str]
     groups: list[Group]
     clip_norm: float
@@ -239,28 +226,8 @@ class UpdateInputs(Schema):
     schedule: dict | None = None
     scaler: dict | None = None
 
-    def check_tensors(self) -> None:
-        check_state(self)
-        listed = [name for group in self.groups for name in group["parameters"]]
-        if listed != self.names:
-            different = [group for group, name in zip(listed, self.names, strict=False) if group != name]
-            wrong = different[0] if different else "the last one"
-            raise InputError(f"inputs: groups and names list different parameters, from {wrong} on.")
-        reset_factors(self.reset)
-        for name, tensor in self.gradients.items():
-            check_shape(
-                f"inputs: tensor gradients/{name}",
-                tensor,
-                shape_after_growth(name, self.parameters[name], self.growth),
-            )
-        added = 0 if self.growth is None else self.growth["new_rank"] - self.growth["old_rank"]
-        drawn = [name for name in self.names if self.growth is not None and grows(name) == 0]
-        for name in {**dict.fromkeys(drawn), **self.new_rows}:
-            expected = [added, *self.parameters[name].shape[1:]] if name in drawn else None
-            check_shape(f"inputs: tensor new_rows/{name}", self.new_rows.get(name), expected)
 
-
-@dataclass
+@dataclass(kw_only=True)
 class UpdateOutputs(Schema):
     """
     The state after an update.
@@ -276,26 +243,26 @@ class UpdateOutputs(Schema):
     schema = "outputs"
     version = 1
 
-    parameters: dict[str, torch.Tensor] = tensors_field()
-    exp_avg: dict[str, torch.Tensor] = tensors_field()
-    exp_avg_sq: dict[str, torch.Tensor] = tensors_field()
-    steps: dict[str, torch.Tensor] = tensors_field()
+    parameters: Tensors
+    exp_avg: Tensors
+    exp_avg_sq: Tensors
+    steps: Tensors
     names: list[str]
     update: int
     inputs: str
     metrics: dict[str, float]
 
-    def check_tensors(self) -> None:
-        check_state(self)
-        for name, tensor in self.tensors().items():
+    def check(self) -> None:
+        super().check()
+        for label, tensor in self.tensors().items():
             if not tensor.isfinite().all():
-                raise InputError(f"outputs: tensor {name} contains NaN or infinity.")
+                raise InputError(f"outputs: tensor {label} contains NaN or infinity.")
         for name, tensor in self.exp_avg_sq.items():
             if (tensor < 0).any():
                 raise InputError(f"outputs: tensor exp_avg_sq/{name} is negative somewhere; it is a mean of squares.")
         for name, tensor in self.steps.items():
-            if tensor.item() < 0 or tensor.item() % 1:
-                raise InputError(f"outputs: tensor steps/{name} is {tensor.item():g}, not a number of updates.")
+            if (tensor < 0).any() or (tensor % 1).any():
+                raise InputError(f"outputs: tensor steps/{name} is {tensor.tolist()}, not a number of updates.")
 
 
 def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
@@ -304,40 +271,3 @@ def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
         return factors(reset["mode"], reset["alpha"]) if reset is not None else factors("keep", 1.0)
     except ValueError as error:
         raise InputError(f"inputs: reset: {error}") from None
-
-
-def grows(name: str) -> int | None:
-    """Return the axis along which a parameter of LoRA has its rank: 0 for A, 1 for B, `None` for any other."""
-    parts = name.split(".")
-    if "lora_A" in parts:
-        return 0
-    if "lora_B" in parts:
-        return 1
-    return None
-
-
-def shape_after_growth(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
-    """Return the shape of a parameter after a growth."""
-    shape = list(parameter.shape)
-    axis = grows(name)
-    if growth is not None and axis is not None:
-        shape[axis] = growth["new_rank"]
-    return shape
-
-
-def check_state(data: UpdateInputs | UpdateOutputs) -> None:
-    """Require that every parameter is named once, its moments have its shape, and its t has the shape `(1,)`."""
-    for name, count in Counter(data.names).items():
-        if count > 1:
-            raise InputError(f"{data.schema}: names lists {name} twice.")
-        parameter = data.parameters[name]
-        for kind, shape in (("exp_avg", parameter.shape), ("exp_avg_sq", parameter.shape), ("steps", [1])):
-            check_shape(f"{data.schema}: tensor {kind}/{name}", getattr(data, kind)[name], shape)
-
-
-def check_shape(label: str, found: torch.Tensor | None, expected: Sequence[int] | None) -> None:
-    """Raise an error for a tensor of another shape; `None` stands for one that is absent."""
-    is_shape = None if found is None else list(found.shape)
-    needed = None if expected is None else list(expected)
-    if is_shape != needed:
-        raise InputError(f"{label} is {is_shape or 'absent'}, not {needed or 'absent'}.")
