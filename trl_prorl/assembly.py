@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
@@ -10,7 +9,7 @@ from transformers import GenerationConfig
 from trl.trainer.utils import add_fused_lm_head
 
 from .extras.dynamic_sampling import DynamicSampling, SignalWatch
-from .extras.elastic import ElasticAverage, ElasticResets
+from .extras.elastic import ElasticResets
 from .extras.entropy import EntropyWatch
 from .extras.growth import Growth
 from .extras.guard_gap import GuardGap
@@ -136,15 +135,12 @@ def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Pa
     parts["signal_watch"] = SignalWatch(args, trainer.accelerator, trainer.reward_weights, trainer.num_generations)
     if plan.frozen_ranks:  # before Elastic Reset, whose average is of the weights as they are put right
         parts["frozen_ranks"] = FrozenRanks(policy, plan.frozen_ranks)
-    average = None
+    elastic = None
     if args.elastic_reset_every:
-        trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
-        average = ElasticAverage(trained, args.elastic_ema)
+        elastic = ElasticResets(args, policy, timer, trainer.accelerator.num_processes)
     if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
         check_growing_model(policy, "lora_growth_every")
-        copies = []
-        if average is not None:
-            copies = [average.average, average.initial]
+        copies = [] if elastic is None else [elastic.average, elastic.initial]
         parts["growth"] = Growth(args, policy, copies, timer)
     if args.adapter_restart == "merge":
         check_growing_model(policy, "adapter_restart")
@@ -152,12 +148,11 @@ def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Pa
             warn_of_rounding(policy, trainer.accelerator.mixed_precision)
         parts["restart"] = Restart(policy, args)
     if args.rollback:
-        parts["rollback"] = Rollback(args.rollback, args.rollback_rate, trainer.run_dir, Path(args.output_dir))
-    if average is not None:
-        processes = trainer.accelerator.num_processes
-        parts["elastic"] = ElasticResets(average, args.elastic_reset_every, timer, processes)
+        parts["rollback"] = Rollback(args, trainer.run_dir)
+    if elastic is not None:
+        parts["elastic"] = elastic
     if args.entropy_floor is not None:
-        parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
+        parts["entropy_watch"] = EntropyWatch(args)
     if args.guard_gap is not None:
-        parts["guard_gap"] = GuardGap(args.guard_gap, args.guard_gap_action, trainer.resets.request)
+        parts["guard_gap"] = GuardGap(args, trainer.resets.request)
     return parts

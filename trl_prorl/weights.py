@@ -146,8 +146,8 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     tensor.copy_(held.get_tensor(name))
-    except SafetensorError as error:
-        raise InputError(f"{file} is truncated or corrupt ({error}): use another checkpoint.") from error
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{file} is missing, truncated or corrupt ({error}): use another checkpoint.") from error
 
 
 def check_files(folder: Path) -> None:

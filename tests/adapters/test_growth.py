@@ -232,23 +232,25 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
 
 def test_elastic_reset_averages_the_grown_policy(make_trainer):
     trainer = make_trainer(**GROWS, elastic_reset_every=4, elastic_ema=0.5, num_iterations=2, max_steps=6)
-    average = trainer.parts["elastic"].average
+    elastic = trainer.parts["elastic"]
     seen = {}
 
     def copied(*tensors):
         return [{name: value.detach().clone() for name, value in each.items()} for each in tensors]
 
-    def update():
-        type(average).update(average)
-        seen[trainer.state.global_step] = copied(average.parameters, average.average)
+    def update(step, model):
+        type(elastic).update(elastic, step, model)
+        seen[trainer.state.global_step] = copied(elastic.parameters, elastic.average)
 
-    def reset():
-        seen["initial"] = copied(average.initial)
-        type(average).reset(average)
-        seen["reset"] = copied(average.parameters)
+    def boundary(step):
+        event = type(elastic).boundary(elastic, step)
+        if event:
+            seen["reset"] = copied(elastic.parameters)
+            seen["initial"] = copied(elastic.initial)
+        return event
 
-    average.update = update
-    average.reset = reset
+    elastic.update = update
+    elastic.boundary = boundary
     trainer.train()
     for factor in list_factors(trainer.model):
         name = factor.name

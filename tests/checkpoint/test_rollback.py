@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pandas as pd
@@ -25,13 +26,14 @@ def test_the_rule_by_hand(tmp_path):
     # Best mean of ten: 1.0. Of 30 steps the last 10 % are 3, of which at least 10 count: (4 × 1.0 + 6 × 0.0) / 10.
     rewards = [0.5] * 10 + [1.0] * 14 + [0.0] * 6
     assert end_by_best(pd.Series(rewards)) == pytest.approx(0.4)
-    part = Rollback(1, 0.5, tmp_path, tmp_path)
+    args = SimpleNamespace(rollback=1, rollback_rate=0.5, output_dir=str(tmp_path))
+    part = Rollback(args, tmp_path)
     told = [part.row(step, {"reward": reward}) for step, reward in enumerate(rewards, start=1)]
     assert [event["step_applied"] for event in told if event] == [30]
     assert (told[-1]["value"], told[-1]["threshold"], told[-1]["action"]) == (pytest.approx(0.4), 0.5, "stop")
     assert told[-1]["last_good"] == 20  # the first end of ten ones
     assert part.row(31, {}) is None
-    again = Rollback(1, 0.5, tmp_path, tmp_path)
+    again = Rollback(args, tmp_path)
     assert all(again.row(step, {"reward": reward}) is None for step, reward in enumerate([0.0] * 25, start=1))
 
 

@@ -190,10 +190,15 @@ def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
 RECIPES = Path(__file__).parents[2] / "recipes" / "tiny" / "gamed"
 
 
-def find_events(series, gap=0.2):
+def make_guard():
+    return GuardGap(SimpleNamespace(guard_gap=0.2, guard_gap_action="event"), request=None)
+
+
+def find_events(guard, series, start=0):
     """The places of a series of (gold, reward) at which a guard fires."""
-    guard = GuardGap(gap, "event", request=None)
-    return [place for place, values in enumerate(series) if guard.observe(*values) is not None]
+    places = range(start, start + len(series))
+    rows = [{"gold": gold, "reward": reward} for gold, reward in series]
+    return [place for place, row in zip(places, rows, strict=True) if guard.row(place, row) is not None]
 
 
 RISE = [(0.5, 0.5)] * WINDOW
@@ -212,17 +217,17 @@ RISE = [(0.5, 0.5)] * WINDOW
     ],
 )
 def test_it_fires_when_gold_falls_and_the_reward_does_not(after, places):
-    assert find_events(RISE + after) == places
+    assert find_events(make_guard(), RISE + after) == places
 
 
 def test_its_memory_goes_on_in_another_process():
     series = RISE + [(0.0, 0.9)] * 20
     for cut in range(len(series)):
-        first, second = (GuardGap(0.2, "event", request=None) for _ in range(2))
-        before = [first.observe(*values) is not None for values in series[:cut]]
+        first = make_guard()
+        second = make_guard()
+        before = find_events(first, series[:cut])
         second.load_state_dict(json.loads(json.dumps(first.state_dict())), {})
-        after = [second.observe(*values) is not None for values in series[cut:]]
-        assert [place for place, at in enumerate(before + after) if at] == find_events(series)
+        assert before + find_events(second, series[cut:], cut) == [WINDOW + 16]
 
 
 @pytest.mark.parametrize("steps, warns", [(2, True), (3, False)])
@@ -276,14 +281,16 @@ def test_of_the_gamed_recipes_plain_is_caught_and_the_control_is_not(tmp_path, a
 
 
 def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
-    watch = EntropyWatch(floor=0.5, patience=2)
-    series = [0.4, 0.6, 0.4, None, 0.3, 0.2, 0.1, 0.5, 0.4, 0.4]
-    assert [watch.observe(value) for value in series] == [False] * 4 + [True] + [False] * 4 + [True]
-    again = EntropyWatch(floor=0.5, patience=2)
-    again.observe(0.1)
-    later = EntropyWatch(floor=0.5, patience=2)
-    later.load_state_dict(again.state_dict(), {})
-    assert later.observe(0.1)
+    """In another process, too, from the fifth step on."""
+    args = SimpleNamespace(entropy_floor=0.5, entropy_patience=2, entropy_stop=False)
+    watch, later = EntropyWatch(args), EntropyWatch(args)
+    told = []
+    for step, value in enumerate([0.4, 0.6, 0.4, None, 0.3, 0.2, 0.1, 0.5, 0.4, 0.4]):
+        if step == 4:
+            later.load_state_dict(watch.state_dict(), {})
+            watch = later
+        told += [step] if watch.row(step, {"entropy": value}) else []
+    assert told == [4, 9]
 
 
 def test_it_is_an_event_and_may_stop_the_run(run):

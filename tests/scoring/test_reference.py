@@ -1,5 +1,7 @@
 """Anchors: a reference that moves, the base that does not, and the average of Elastic Reset."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -9,8 +11,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.extras.elastic import ElasticAverage
+from trl_prorl.extras.elastic import ElasticResets
 from trl_prorl.kl import next_coefficient
+from trl_prorl.meter import StageTimer
 from trl_prorl.reference import AdapterReference, SnapshotReference
 
 
@@ -156,40 +159,51 @@ def test_the_active_anchor_follows_its_own_kl(run, name, measure):
     assert getattr(trainer.args, name) == 0.5
 
 
+def elastic_resets(values, ema, dtype=torch.float32):
+    """The part for a policy of one parameter, with a reset at every step."""
+    policy = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor(values, dtype=dtype))})
+    args = SimpleNamespace(elastic_reset_every=1, elastic_ema=ema)
+    return policy["w"], ElasticResets(args, policy, StageTimer(torch.device("cpu")), 1)
+
+
 def test_average_and_reset_by_hand(tmp_path):
-    policy = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    elastic = ElasticAverage({"w": policy}, decay=0.9)
-    with torch.no_grad():
-        policy.copy_(torch.tensor([2.0, 4.0]))
-    elastic.update()
+    policy, elastic = elastic_resets([1.0, 2.0], 0.9)
+    policy.data.copy_(torch.tensor([2.0, 4.0]))
+    elastic.update(1, None)
     assert elastic.average["w"].tolist() == pytest.approx([1.1, 2.2])
     elastic.save(tmp_path)
-    elastic.reset()
+    assert elastic.boundary(1)["event"] == "elastic_reset"
     assert policy.tolist() == pytest.approx([1.1, 2.2])
     assert elastic.average["w"].tolist() == [1.0, 2.0]
-    again = ElasticAverage({"w": torch.nn.Parameter(torch.zeros(2))}, decay=0.9)
-    again.load(tmp_path)
+    _, again = elastic_resets([0.0, 0.0], 0.9)
+    again.load(tmp_path, {})
     assert again.average["w"].tolist() == pytest.approx([1.1, 2.2])
     assert again.initial["w"].tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="elastic.safetensors"):  # a checkpoint without it is named
-        again.load(tmp_path / "none")
+        again.load(tmp_path / "none", {})
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora):
     trainer = make_trainer(lora=lora, elastic_reset_every=2, elastic_ema=0.5, max_steps=3, num_iterations=2)
-    average = trainer.parts["elastic"].average
+    elastic = trainer.parts["elastic"]
     snapshots = [weights(trainer)]
     after = []
-    update = average.update
-    reset = average.reset
-    average.update = lambda: snapshots.append(weights(trainer)) or update()
-    average.reset = lambda: reset() or after.append(weights(trainer))
+    update = elastic.update
+    boundary = elastic.boundary
+
+    def watched(step):
+        event = boundary(step)
+        after.extend([weights(trainer)] if event else [])
+        return event
+
+    elastic.update = lambda step, model: snapshots.append(weights(trainer)) or update(step, model)
+    elastic.boundary = watched
     trainer.train()
     start, first, second = snapshots[:3]
     (after,) = after
-    for name in average.parameters:
+    for name in elastic.parameters:
         assert torch.allclose(after[name], 0.25 * start[name] + 0.25 * first[name] + 0.5 * second[name], atol=1e-6)
     (event,) = read_rows(trainer, "events.jsonl")
     assert (event["event"], event["step_requested"], event["step_applied"]) == ("elastic_reset", 2, 2)
@@ -197,13 +211,12 @@ def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora)
 
 def test_small_steps_are_not_lost_in_bf16():
     """300 steps of 0.01 of the way to 1.05: 1 + 0.05 (1 − 0.99³⁰⁰) = 1.0475; a bf16 average would stay at 1."""
-    policy = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    elastic = ElasticAverage({"w": policy}, decay=0.99)
+    policy, elastic = elastic_resets([1.0] * 3, 0.99, torch.bfloat16)
     policy.data.fill_(1.05)
-    for _ in range(300):
-        elastic.update()
+    for step in range(300):
+        elastic.update(step, None)
     exact = 1 + (policy[0].item() - 1) * (1 - 0.99**300)
     assert elastic.average["w"].tolist() == pytest.approx([exact] * 3, rel=1e-5)
-    elastic.reset()
+    elastic.boundary(300)
     assert policy.dtype == torch.bfloat16
     assert policy[0].item() == pytest.approx(exact, rel=2**-8)

@@ -13,30 +13,26 @@ logger = logging.getLogger(__name__)
 
 class EntropyWatch(Part):
     """
-    Warns when the mean entropy was below a floor, in nats per token, for `patience` consecutive optimizer steps.
-    `stop` ends the run.
+    Warns when the mean entropy was below `entropy_floor`, in nats per token, for `entropy_patience` consecutive
+    optimizer steps. `entropy_stop` ends the run.
     """
 
-    def __init__(self, floor: float, patience: int, stop: bool = False):
-        self.floor = floor
-        self.patience = patience
-        self.stop = stop
+    def __init__(self, args):
+        self.floor = args.entropy_floor
+        self.patience = args.entropy_patience
+        self.action = "stop" if args.entropy_stop else "log"
         self.begin()
 
     def begin(self) -> None:
         self.below = 0
 
-    def observe(self, entropy: float | None) -> bool:
-        """Return whether this step completes a collapse: true once, and again only after the entropy has recovered."""
-        if entropy is None:
-            return False
-        self.below = self.below + 1 if entropy < self.floor else 0
-        return self.below == self.patience
-
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        """Return the event of a collapse that this step completes."""
+        """Return the event of a collapse that this step completes: once, and again only after a recovery."""
         entropy = row.get("entropy")
-        if not self.observe(entropy):
+        if entropy is None:
+            return None
+        self.below = self.below + 1 if entropy < self.floor else 0
+        if self.below != self.patience:
             return None
         logger.warning(
             "Entropy collapse at step %d: mean entropy %.4g nats per token, below entropy_floor=%.4g for %d steps.",
@@ -46,11 +42,8 @@ class EntropyWatch(Part):
             self.patience,
         )
         reason = f"entropy below entropy_floor for {self.patience} steps"
-        return {
-            **make_event(ENTROPY_COLLAPSE, step, step, reason, entropy, self.floor),
-            "action": "stop" if self.stop else "log",
-            "last_good": max(0, step - self.patience),
-        }
+        event = make_event(ENTROPY_COLLAPSE, step, step, reason, entropy, self.floor)
+        return {**event, "action": self.action, "last_good": max(0, step - self.patience)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"below": self.below}

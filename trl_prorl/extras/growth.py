@@ -40,7 +40,7 @@ class Growth(Part):
         self.largest = args.lora_growth_max_rank
         self.seed = args.seed
         self.policy = policy
-        self.optimizer = None
+        self.optimizer: Any = None
         self.copies = [*copies]
         self.timer = timer
         self.migrate = migrate_state  # what becomes of a factor's state; an experiment may set another
@@ -70,38 +70,50 @@ class Growth(Part):
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the largest
             return None
         before = self.rank
-        rank = min(self.rank + self.step, self.largest)
+        rank = min(before + self.step, self.largest)
         generator = random_state(self.seed, step)
         init = self.policy.peft_config["default"].init_lora_weights
         rows = {}
         for factor in list_factors(self.policy):
             if factor.adapter == "default" and factor.side == "A":
-                rows[factor.place] = draw_new_rows(factor, rank, init, generator)
+                rows[factor.place] = draw_rows(rank - before, factor.linear.in_features, rank, init, generator)
         seconds = self._set_rank(rank, rows)
         event = make_event(GROWTH, requested, step, "periodic", requested, self.every)
         return {**event, "rank_before": before, "rank": rank, **seconds, "world_size": 1}
 
-    def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
-        """Give everything the new rank, or, if something is not understood, nothing. Return the seconds it took."""
-        rows = rows or {}
+    def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """
+        Give everything the new rank, or, if something is not understood, nothing.
+
+        The policy and its frozen copies get the same new rows, so that the average of two of them is that of their old
+        ranks.
+
+        Args:
+            rank (`int`): The new rank.
+            rows (`Mapping[str, torch.Tensor]`): New rows of A by layer, 0 without them.
+
+        Returns `dict[str, float]`: The seconds it took.
+        """
         factors = list_factors(self.policy)
-        own = [factor for factor in factors if factor.adapter == "default"]
+        states = self.optimizer.state if self.optimizer is not None else {}
+        changes = []
         with self.timer.stage("reset") as copy:
-            values = [(factor, change_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
-            copied = []
-            for tensors in self.copies:
-                new = {factor.name: change_rank(factor, tensors[factor.name], rank, rows) for factor in own}
-                copied.append((tensors, new))
+            values = []
+            for factor in factors:
+                new = rows.get(factor.place) if factor.side == "A" else None
+                values.append((factor, resize(factor.linear.weight.detach(), factor.axis, rank, new)))
+                if factor.adapter == "default":
+                    for copied in self.copies:
+                        changes.append((copied, {factor.name: resize(copied[factor.name], factor.axis, rank, new)}))
         with self.timer.stage("reset") as migration:
-            states = self.optimizer.state if self.optimizer is not None else {}
             for factor in factors:
                 weight = factor.linear.weight
                 if weight in states:
                     state = states[weight]
-                    copied.append((state, self.migrate(state, weight.shape, factor.axis, rank)))
+                    changes.append((state, self.migrate(state, weight.shape, factor.axis, rank)))
         # Nothing was written so far, and from here on nothing is computed that could fail.
         set_factors(self.policy, values, rank)
-        for old, new in copied:
+        for old, new in changes:
             old.update(new)
         return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
 
@@ -116,18 +128,17 @@ class Growth(Part):
             return
         saved = read_json(checkpoint / CONFIG_FILE)
         mine = self.policy.peft_config["default"]
-        root = math.sqrt if saved.get("use_rslora") else float
-        scaling = mine.lora_alpha / root(mine.r)
-        has_scaling = math.isclose(saved["lora_alpha"] / root(saved["r"]), scaling, rel_tol=1e-9)
-        has_kind = bool(saved.get("use_rslora")) == bool(mine.use_rslora)
-        if saved["r"] < self._first or not has_scaling or not has_kind:
+        scaling = mine.lora_alpha / (math.sqrt(mine.r) if mine.use_rslora else mine.r)
+        alpha = alpha_for(scaling, saved["r"], mine.use_rslora)
+        has_kind = bool(saved.get("use_rslora")) == mine.use_rslora
+        if saved["r"] < self._first or not math.isclose(saved["lora_alpha"], alpha, rel_tol=1e-9) or not has_kind:
             raise ValueError(
                 f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
                 f"which an adapter of rank {self._first} with a scaling of {scaling:g} cannot grow. Restore lora_r "
                 "and lora_alpha, or start a new run."
             )
         if saved["r"] != mine.r:
-            self._set_rank(saved["r"])
+            self._set_rank(saved["r"], rows={})
         # Transformers loads the policy's alone as the best model. The newest reference would lose its newer ranks.
         for name in self.policy.peft_config:
             if name != "default" and (checkpoint / name / WEIGHTS_FILE).is_file():
@@ -166,7 +177,6 @@ class Growth(Part):
 
 
 CONFIG_FILE = "adapter_config.json"
-RANK_AXIS = {"A": 0, "B": 1}  # A has shape (r, in), B has shape (out, r)
 
 
 @dataclass(frozen=True)
@@ -179,38 +189,32 @@ class Factor:
         layer ([`~peft.tuners.lora.layer.LoraLayer`]): The layer.
         adapter (`str`): The name of the adapter.
         side (`str`): `"A"` or `"B"`.
+        linear (`torch.nn.Linear`): The module that holds it.
+        axis (`int`): The dimension that counts ranks: A has shape (r, in), B has shape (out, r).
     """
 
     place: str
     layer: LoraLayer
     adapter: str
     side: str
-
-    @property
-    def linear(self) -> torch.nn.Linear:
-        """The module that holds it."""
-        return (self.layer.lora_A if self.side == "A" else self.layer.lora_B)[self.adapter]
+    linear: torch.nn.Linear
+    axis: int
 
     @property
     def name(self) -> str:
         """Name of its parameter in the policy."""
         return f"{self.place}.lora_{self.side}.{self.adapter}.weight"
 
-    @property
-    def axis(self) -> int:
-        """The dimension that counts ranks."""
-        return RANK_AXIS[self.side]
-
 
 def list_factors(policy: PeftModel) -> list[Factor]:
     """List both factors of every layer and every LoRA adapter, in the order of the layers."""
-    return [
-        Factor(place, layer, adapter, side)
-        for place, layer in policy.named_modules()
-        if isinstance(layer, LoraLayer)
-        for adapter in layer.lora_A
-        for side in RANK_AXIS
-    ]
+    found = []
+    for place, layer in policy.named_modules():
+        if isinstance(layer, LoraLayer):
+            for adapter in layer.lora_A:
+                found.append(Factor(place, layer, adapter, "A", layer.lora_A[adapter], axis=0))
+                found.append(Factor(place, layer, adapter, "B", layer.lora_B[adapter], axis=1))
+    return found
 
 
 def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
@@ -236,19 +240,13 @@ def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Ge
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
 
 
-def draw_new_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
-    Draw new rows of a factor A, as PEFT draws them for a new adapter: shape `(rank − r, in)`, fp32.
+    Draw rows of a factor A, as PEFT draws them for a new adapter of a rank: shape `(rows, columns)`, fp32.
 
     With `init_lora_weights="gaussian"` they have the standard deviation 1/rank, else they are uniform within ±1/√in.
     The random state is on the CPU, so that the rows do not depend on the machine.
     """
-    old, columns = factor.linear.weight.shape
-    return draw_rows(rank - old, columns, rank, initialisation, generator)
-
-
-def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
-    """Draw rows of the A of a new adapter, see [`draw_new_rows`]; shape `(rows, columns)`, fp32."""
     values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
         return torch.nn.init.normal_(values, std=1 / rank, generator=generator)
@@ -259,23 +257,6 @@ def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
     """Compute the α with which PEFT computes a scaling factor; a whole number where it is one but for rounding."""
     alpha = scaling * (math.sqrt(rank) if rank_stabilised else rank)
     return round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
-
-
-def change_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """
-    Copy a tensor that has a factor's shape, with another rank.
-
-    The policy and its frozen copies get the same new rows, so that the average of two of them is that of their old
-    ranks.
-
-    Args:
-        factor ([`Factor`]): The factor.
-        tensor (`torch.Tensor`): Its values, or those of a copy of it.
-        rank (`int`): The new rank.
-        rows (`Mapping[str, torch.Tensor]`): New rows of A by layer, 0 without them.
-    """
-    new = rows.get(factor.place) if factor.side == "A" else None
-    return resize(tensor, factor.axis, rank, new)
 
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:

@@ -23,15 +23,7 @@ from peft import PeftModel
 
 from ..parts import Part
 from ..run_files import read_json
-from .growth import (
-    CONFIG_FILE,
-    Factor,
-    draw_rows,
-    list_factors,
-    random_state,
-    resize,
-    set_factors,
-)
+from .growth import CONFIG_FILE, draw_rows, list_factors, random_state, resize, set_factors
 
 
 logger = logging.getLogger(__name__)
@@ -83,11 +75,6 @@ class Restart(Part):
         self._original: dict[str, torch.Tensor] = {}  # W₀ and the sum, once there is one
         self._sum: dict[str, torch.Tensor] = {}
 
-    @property
-    def bytes(self) -> int:
-        """The memory of the merged factors, which every checkpoint holds."""
-        return sum(tensor.nbytes for factors in self.merged for tensor in factors.values())
-
     @torch.no_grad()
     def apply(self) -> dict[str, Any]:
         """Merge the adapter, and begin another one. Return facts for the event."""
@@ -101,25 +88,27 @@ class Restart(Part):
                 weight.copy_(draw_rows(*weight.shape, self.rank, init, source))
             else:
                 weight.zero_()
-        return {"adapter_restarts": len(self.merged), "merged_bytes": self.bytes}
+        size = sum(tensor.nbytes for values in self.merged for tensor in values.values())
+        return {"adapter_restarts": len(self.merged), "merged_bytes": size}
 
     def _merge(self, values: dict[str, torch.Tensor]) -> None:
         """Add the product of an adapter's factors to the frozen weights."""
         self.merged.append(values)
-        pairs: dict[str, dict[str, Factor]] = {}
         for factor in list_factors(self.policy):
-            pairs.setdefault(factor.place, {})[factor.side] = factor
-        for place, pair in pairs.items():
-            layer = pair["A"].layer
+            if factor.side == "A":
+                down = values[factor.name]
+                continue
+            place = factor.place  # of both factors, of which B is the second
+            layer = factor.layer
             weight = layer.get_base_layer().weight
-            down = values[pair["A"].name]
-            up = values[pair["B"].name]
             wide = torch.promote_types(weight.dtype, torch.float32)
-            product = (up.to(wide) @ down.to(wide)) * layer.scaling["default"]
+            product = (values[factor.name].to(wide) @ down.to(wide)) * layer.scaling["default"]
+            if layer.fan_in_fan_out:
+                product = product.t()
             if place not in self._sum:
                 self._original[place] = weight.detach().to("cpu", copy=True)
                 self._sum[place] = torch.zeros_like(product)
-            self._sum[place] += product.t() if layer.fan_in_fan_out else product
+            self._sum[place] += product
         self._set_frozen(merged=True)
 
     @torch.no_grad()
@@ -146,13 +135,12 @@ class Restart(Part):
         if not self.merged:
             yield
             return
-        factors = list_factors(self.policy)
-        own = [(factor, factor.linear.weight.data) for factor in factors]
-        together = []
+        own = [(factor, factor.linear.weight.data) for factor in list_factors(self.policy)]
+        wide = []
         for factor, value in own:
             earlier = [values[factor.name].to(value) for values in self.merged]
-            together.append((factor, torch.cat([*earlier, value], dim=factor.axis)))
-        set_factors(self.policy, together, self.rank * (len(self.merged) + 1))
+            wide.append((factor, torch.cat([*earlier, value], dim=factor.axis)))
+        set_factors(self.policy, wide, self.rank * (len(self.merged) + 1))
         try:
             yield
         finally:
@@ -167,9 +155,8 @@ class Restart(Part):
         self.merged = []
         self._sum = {}
         self._original = {}
-        wide = [
-            (factor, resize(factor.linear.weight.data, factor.axis, saved)) for factor in list_factors(self.policy)
-        ]
+        factors = list_factors(self.policy)
+        wide = [(factor, resize(factor.linear.weight.data, factor.axis, saved)) for factor in factors]
         set_factors(self.policy, wide, saved)
 
     @torch.no_grad()

@@ -41,17 +41,16 @@ class Rollback(Part):
     A collapse is an end below half of the best.
 
     Args:
-        most (`int`): A run goes back at most so many times.
-        factor (`float`): Each roll-back multiplies the learning rate by it.
+        args ([`~trl_prorl.ProRLConfig`]): Its `rollback` says how often a run goes back; each time multiplies the
+            learning rate by `rollback_rate`.
         run_dir (`Path`): Folder of the log files.
-        output_dir (`Path`): The folder of the checkpoints.
     """
 
-    def __init__(self, most: int, factor: float, run_dir: Path, output_dir: Path):
-        self.most = most
-        self.factor = factor
+    def __init__(self, args, run_dir: Path):
+        self.max_rollbacks = args.rollback
+        self.factor = args.rollback_rate
         self.run_dir = run_dir
-        self.output_dir = output_dir
+        self.output_dir = Path(args.output_dir)
         self.optimizer: Any = None
         self.schedule: Any = None
         self.begin()
@@ -95,28 +94,21 @@ class Rollback(Part):
             `PlannedRollback` or `None`: `None` if there is no such checkpoint, or all roll-backs are made.
         """
         made = count_rollbacks(self.run_dir)
-        if made >= self.most:
-            return None
-        checkpoint = self._newest_usable(event["last_good"])
-        if checkpoint is None:
+        steps = steps_of(self.output_dir)
+        good = sorted((path for path in steps if steps[path] <= event["last_good"]), key=steps.get, reverse=True)
+        checkpoint = next((path for path in good if why_unusable(path) is None), None)
+        if made >= self.max_rollbacks or checkpoint is None:
             return None
         rollback = {
             "event": ROLLBACK,
             "step_requested": event["step_applied"],
-            "step_applied": steps_of(self.output_dir)[checkpoint],
+            "step_applied": steps[checkpoint],
             "reason": event["event"],
             "checkpoint": checkpoint.name,
             "rollbacks": made + 1,
             "rate_factor": self.factor ** (made + 1),
         }
         return PlannedRollback(checkpoint, rollback)
-
-    def _newest_usable(self, last_good: int) -> Path | None:
-        steps = steps_of(self.output_dir)
-        for path in sorted(steps, key=steps.get, reverse=True):
-            if steps[path] <= last_good and why_unusable(path) is None:
-                return path
-        return None
 
     def sync_event(self) -> None:
         """Wait until the event of a roll-back is on disk: it has to outlive a power loss."""
@@ -127,9 +119,7 @@ class Rollback(Part):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         made = count_rollbacks(self.run_dir)
-        in_the_rate = state["known"]
-        if changed:  # the rates are the configuration's again, without any factor
-            in_the_rate = 0
+        in_the_rate = 0 if changed else state["known"]  # a changed rate is the configuration's, without any factor
         factor = self.factor ** (made - in_the_rate)
         self._rewards = state["rewards"]
         self._steps = state["steps"]
