@@ -1,6 +1,5 @@
 """The demo, in full, as `make demo` runs it, but with a training seed that the expected figures do not have."""
 
-import csv
 import json
 import os
 import subprocess
@@ -13,7 +12,6 @@ from run_record import write_run
 
 from trl_prorl import demo as demo_module
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.eval.analysis.statistics import prediction_interval
 
 
 ROOT = Path(__file__).parent.parent
@@ -112,19 +110,6 @@ def test_the_control_clamps_and_the_resets_free_it(demo):
     assert gain["control"] < min(gain["variantA"], gain["variantB"], gain["variantC"]) - 0.1, gain
     for arm in ("variantA", "variantC"):
         assert len((out / arm / "events.jsonl").read_text().splitlines()) >= 3
-
-
-@pytest.mark.slow
-def test_every_arm_scores_what_is_expected(demo):
-    """In its interval of 99 %, which makes 95 % for all five together."""
-    out, _ = demo
-    with open(ROOT / "recipes" / "tiny" / "expected.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert SEED not in {int(row["seed"]) for row in rows}
-    for arm in ARMS:
-        passk = json.loads((out / arm / "passk.json").read_text())
-        _, low, high = prediction_interval([float(row["pass@1"]) for row in rows if row["recipe"] == arm], 0.99)
-        assert low <= passk["trained"]["pass@1"] <= high, arm
 
 
 @pytest.mark.slow

@@ -60,9 +60,12 @@ class Part:
     """
     Base class of every part. The trainer calls the hooks of all parts; a part calls no method of the trainer.
 
-    A part that remembers plain values has `state_dict` and `load_state_dict`; one that remembers tensors writes its
-    own file in `save` and reads it in `load`.
+    A part that remembers plain values names them in `remembers`, or has its own `state_dict` and `load_state_dict`.
+    One that remembers tensors writes its own file in `save` and reads it in `load`.
     """
+
+    # The names of attributes that a resume needs, with JSON values.
+    remembers: tuple[str, ...] = ()
 
     # Whether a resumed run may have this part although the interrupted run did not, with the same configuration.
     may_join = False
@@ -134,7 +137,7 @@ class Part:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resume needs, as JSON values."""
-        return {}
+        return {name: getattr(self, name) for name in self.remembers}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         """
@@ -145,6 +148,8 @@ class Part:
             changed (`Mapping[str, Any]`): Keys of the configuration whose values differ from that process's, `[then,
                 now]`.
         """
+        for name in self.remembers:
+            setattr(self, name, state[name])
 
     def written(self) -> AbstractContextManager[None]:
         """Return a context in which the policy's weights are saved, in a checkpoint or at the end."""

@@ -6,6 +6,7 @@ transformers and PEFT only warn where that is not so: they fill the rest with ra
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import transformers
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -138,16 +140,14 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         InputError: The file has other names or shapes, or cannot be read.
     """
     try:
-        with safe_open(file, framework="pt") as held:
-            shapes = {name: held.get_slice(name).get_shape() for name in held.keys()}  # noqa: SIM118  no mapping
-            both = shapes.keys() & tensors.keys()
-            mismatched = [name for name in both if shapes[name] != list(tensors[name].shape)]
-            refuse_keys(file, tensors.keys() - shapes.keys(), shapes.keys() - tensors.keys(), mismatched)
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    tensor.copy_(held.get_tensor(name))
+        held = load_file(file)  # mapped, not read
     except (SafetensorError, OSError) as error:
         raise InputError(f"{file} is missing, truncated or corrupt ({error}): use another checkpoint.") from error
+    mismatched = [name for name in held.keys() & tensors.keys() if held[name].shape != tensors[name].shape]
+    refuse_keys(file, tensors.keys() - held.keys(), held.keys() - tensors.keys(), mismatched)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(held[name])
 
 
 def check_files(folder: Path) -> None:
@@ -208,10 +208,7 @@ def _insisting_on_adapter(load_adapter):
         except RuntimeError as error:
             if "size mismatch for " not in str(error):
                 raise
-            names = [
-                line.strip().split()[3].rstrip(":") for line in str(error).splitlines() if "size mismatch" in line
-            ]
-            refuse_keys(model_id, mismatched=names, cure=cure)
+            refuse_keys(model_id, mismatched=re.findall(r"size mismatch for (\S+):", str(error)), cure=cure)
         if self.peft_config[adapter_name].is_prompt_learning:  # its one module is loaded strictly
             return result
         missing = _missing_of_adapter(self, model_id, adapter_name, result.missing_keys)

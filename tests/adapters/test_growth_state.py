@@ -33,28 +33,6 @@ def update(param, optimizer, gradient):
 
 
 FOUR = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-GROWN = {"A": [[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]], "B": [[1.0, 2.0, 0.0], [3.0, 4.0, 0.0]]}
-
-
-@pytest.mark.parametrize("side", AXES)
-def test_old_ranks_keep_m_v_and_t_and_new_ones_begin_at_zero(side):
-    state = {"step": torch.tensor(7.0), "exp_avg": FOUR.clone(), "exp_avg_sq": FOUR**2, "max_exp_avg_sq": FOUR * 5}
-    kept = {key: value.clone() for key, value in state.items()}
-    changed = migrate_state(state, FOUR.shape, AXES[side], 3)
-    assert set(changed) == {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # torch's step is one number, and stays
-    assert changed["exp_avg"].tolist() == GROWN[side]
-    assert torch.equal(changed["exp_avg_sq"], torch.tensor(GROWN[side]) ** 2)
-    assert torch.equal(changed["max_exp_avg_sq"], torch.tensor(GROWN[side]) * 5)
-    assert all(torch.equal(state[key], kept[key]) for key in kept)  # nothing was written
-    back = migrate_state(changed | {"step": state["step"]}, changed["exp_avg"].shape, AXES[side], 2)
-    assert all(torch.equal(back[key], kept[key]) for key in back)
-
-
-def test_momentum_of_sgd():
-    assert migrate_state({"momentum_buffer": FOUR}, FOUR.shape, 1, 3)["momentum_buffer"].tolist() == GROWN["B"]
-    assert migrate_state({"momentum_buffer": None}, FOUR.shape, 1, 3) == migrate_state({}, FOUR.shape, 1, 3) == {}
-
-
 # What the first update of a value with gradient 1 is, in learning rates, late in a run, for old and new ranks. Of an
 # old one m = v = 1 before: m̂ = f1 · 0.9 + 0.1, v̂ = f2 · 0.999 + 0.001, corrected where t was cleared.
 FIRST = {

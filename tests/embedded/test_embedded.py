@@ -35,14 +35,6 @@ def test_the_tokenizer_covers_any_text(text):
     assert len(TOKENIZER) == 256 + 5
 
 
-def test_the_chat_template_marks_turns_and_ends_an_answer():
-    chat = [{"role": "user", "content": "reverse 12"}, {"role": "assistant", "content": "21"}]
-    text = TOKENIZER.apply_chat_template(chat, tokenize=False)
-    prompt = TOKENIZER.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
-    assert text == "<|user|>reverse 12<|assistant|>21<|end|>"
-    assert text.startswith(prompt)
-
-
 def test_one_is_made_the_same_every_time_and_stored_in_bf16_where_asked(tmp_path):
     spec = importlib.util.spec_from_file_location("embedded_bases", ROOT / "scripts" / "embedded_bases.py")
     making = importlib.util.module_from_spec(spec)

@@ -106,13 +106,6 @@ def test_it_is_converted_once_whole_into_the_files_weights_rounded_and_loads_off
     assert find_model("smollm2") == str(cache) == embedded_model("smollm2")
 
 
-def test_from_python_a_run_is_named_as_in_a_recipe(cache, run):
-    shutil.copytree(STAND_IN, cache)
-    trainer = run(model="smollm2", trainer_kwargs={"processing_class": None}, max_steps=1)
-    base = json.loads(Path(trainer.run_dir, "env.json").read_text())["base_model"]
-    assert (base["name"], base["sha256"]) == ("smollm2", weights_sha256("smollm2"))
-
-
 @pytest.mark.parametrize("spoiled", ["other", "missing"])
 def test_another_file_is_refused(cache, package, capsys, spoiled):
     package.write_bytes(b"GGUf") if spoiled == "other" else package.unlink()

@@ -216,30 +216,6 @@ def exchange(hand_made, rows, tmp_path):
     return folders
 
 
-def sealed(text):
-    """A sidecar with the hash that belongs to it, where it has one."""
-    try:
-        sidecar = json.loads(text)
-        return json.dumps({**sidecar, "sha256": files.sidecar_hash(sidecar)})
-    except (ValueError, TypeError, RecursionError):
-        return text
-
-
-def refused_line(cls, folder, text):
-    """The line that refuses a sidecar; `None` if it is read."""
-    path = folder / f"{cls.schema}.json"
-    before = path.read_bytes()
-    path.write_text(text)
-    try:
-        read(cls, folder)
-    except InputError as error:
-        assert len(str(error)) <= 500
-        assert "\n" not in str(error)
-        return str(error)
-    finally:
-        path.write_bytes(before)
-
-
 def without_holes(value):
     if isinstance(value, dict):
         return {key: without_holes(one) for key, one in value.items()}
@@ -249,11 +225,23 @@ def without_holes(value):
 @given(st.data())
 @settings(max_examples=100, **QUICK)
 def test_no_sidecar_ends_in_a_traceback(exchange, data):
+    """Of the changed ones, whose hash belongs to them where they have one; the line is short."""
     cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
-    text = (folder / f"{cls.schema}.json").read_text()
-    whole = json.loads(text)
+    path = folder / f"{cls.schema}.json"
+    before = path.read_text()
+    whole = json.loads(before)
     at = data.draw(st.sampled_from(sorted(places(whole), key=repr)))
     value = data.draw(VALUES)
-    value = value if value is ... and at else without_holes(value)
-    content = changed(whole, at, value)
-    refused_line(cls, folder, sealed(json.dumps(content)))
+    content = changed(whole, at, value if value is ... and at else without_holes(value))
+    try:
+        content |= {"sha256": files.sidecar_hash(content)}
+    except (AttributeError, TypeError, ValueError, RecursionError):  # it is no object, or no JSON
+        pass
+    path.write_text(json.dumps(content))
+    try:
+        read(cls, folder)
+    except InputError as error:
+        assert len(str(error)) <= 500
+        assert "\n" not in str(error)
+    finally:
+        path.write_text(before)

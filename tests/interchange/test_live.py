@@ -1,7 +1,6 @@
 """A live trainer: what is exported is what the update was made from, and an import is everything or nothing."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -135,18 +134,6 @@ def test_full_fine_tuning(exporting):
     assert inputs.names == [name for g in inputs.groups for name in g["parameters"]]
     assert {group["weight_decay"] for group in inputs.groups} <= {0.0, trainer.args.weight_decay}
     assert set(inputs.names) == {name for name, _ in trainer.model.named_parameters()}
-
-
-class Overflows(TrainerCallback):
-    """NaN in every gradient of the first step: `nonfinite: skip` makes no update, and an export waits for the next."""
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        trained = [param for param in model.parameters() if param.requires_grad and state.global_step == 0]
-        self.handles = [param.register_hook(lambda grad: grad * float("nan")) for param in trained]
-
-    def on_step_end(self, args, state, control, **kwargs):
-        for handle in self.handles:
-            handle.remove()
 
 
 def test_gradients_of_amp_are_exported_unscaled_and_an_overflow_is_waited_out(exporting):
@@ -400,22 +387,3 @@ def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_
 
     torch.testing.assert_close(scored(reached), rollout.logp_ref[mask], rtol=1e-4, atol=1e-4)
     assert (scored(mask) - rollout.logp_ref[mask]).abs().max() > 0.1
-
-
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "interchange.md").read_text()
-
-
-def test_the_callbacks_of_the_page_train_with_an_engine_and_past_a_step_that_is_left_out(
-    engine, make_trainer, run, weights, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    names = {"run_the_engine": engine.main}
-    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
-    callback = names["Foreign"]()
-    keys = {"nonfinite": "skip", "max_steps": 3, "adam_epsilon": 1e-2}
-    trainer = callback.trainer = make_trainer(**keys, trainer_kwargs={"callbacks": [Overflows(), callback]})
-    trainer.train()
-    assert sorted(path.name for path in Path("exchange").iterdir()) == ["00001", "00003"]
-    assert all((path / "outputs.json").is_file() for path in Path("exchange").iterdir())
-    theirs = weights(run(**keys, trainer_kwargs={"callbacks": [Overflows()]}))
-    assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-6

@@ -1,7 +1,9 @@
 """An engine that shares no code with the trainer makes its updates: PyTorch is the control."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from exchange import EXAMPLES, STATE, A, B, live_state, norm_of
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.interchange import UpdateInputs, UpdateOutputs, export_update, import_update, read, write
+from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read, write
 
 
 MODES = ("keep", "hard", "soft", "asym", "step")
@@ -28,6 +30,21 @@ def worst(theirs, ours):
 
 
 # ------------------------------------------------------------------------------- by hand, with torch's own optimizer
+
+
+def by_torch(inputs, params, moments, t, kind=torch.optim.AdamW):
+    """Parameters and moments after an update by torch's optimizer."""
+    optimizer = kind(params.values(), lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    for name, param in params.items():
+        param.grad = inputs.gradients[name].to(param.dtype)
+        optimizer.state[param] = {"step": torch.tensor(float(t)), **moments[name]}
+    if inputs.clip_norm:
+        torch.nn.utils.clip_grad_norm_(params.values(), inputs.clip_norm)
+    optimizer.step()
+    found = {"parameters": {name: param.detach() for name, param in params.items()}}
+    for key in ("exp_avg", "exp_avg_sq"):
+        found[key] = {name: optimizer.state[param][key] for name, param in params.items()}
+    return found
 
 
 @pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
@@ -49,21 +66,15 @@ def test_growth_and_reset_at_one_boundary_are_torch_s(engine, grown_and_reset, t
     params = {name: torch.nn.Parameter(grown(inputs.parameters, name, rows)) for name in (A, B)}
     treated = {"keep": (1, 1, 7), "hard": (0, 0, 0), "soft": (0.25, 0.25, 7), "asym": (0, 1, 7), "step": (1, 1, 0)}
     on_m, on_v, t = treated[mode]
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    optimizer = kind(params.values(), lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-    for name, param in params.items():
-        optimizer.state[param] = {
-            "step": torch.tensor(float(t)),
-            "exp_avg": on_m * grown(inputs.exp_avg, name),
-            "exp_avg_sq": on_v * grown(inputs.exp_avg_sq, name),
-        }
-        param.grad = inputs.gradients[name].clone()
-    torch.nn.utils.clip_grad_norm_(params.values(), 0.5)
-    optimizer.step()
-    for name, param in params.items():
-        torch.testing.assert_close(outputs.parameters[name], param.detach(), rtol=0, atol=1e-6)
+    moments = {}
+    for name in (A, B):
+        m, v = grown(inputs.exp_avg, name), grown(inputs.exp_avg_sq, name)
+        moments[name] = {"exp_avg": on_m * m, "exp_avg_sq": on_v * v}
+    theirs = by_torch(inputs, params, moments, t, torch.optim.AdamW if decoupled else torch.optim.Adam)
+    for name in (A, B):
+        torch.testing.assert_close(outputs.parameters[name], theirs["parameters"][name], rtol=0, atol=1e-6)
         for key in ("exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(getattr(outputs, key)[name], optimizer.state[param][key], rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(getattr(outputs, key)[name], theirs[key][name], rtol=1e-6, atol=1e-9)
         assert outputs.steps[name].item() == t + 1
 
 
@@ -104,18 +115,16 @@ def test_a_state_in_halves_is_torch_s_to_a_rounding(engine, hand_made, tmp_path,
     engine.main(tmp_path)
     outputs = read(UpdateOutputs, tmp_path)
     params = {name: torch.nn.Parameter(inputs.parameters[name].double()) for name in (A, B)}
-    optimizer = torch.optim.AdamW(params.values(), lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-    for name, param in params.items():
-        moments = {kind: getattr(inputs, kind)[name].double() for kind in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[param] = {"step": torch.tensor(7.0), **moments}
-        param.grad = inputs.gradients[name].double()
-    optimizer.step()
-    found = [(outputs.parameters[name], param.detach()) for name, param in params.items()]
-    for kind in ("exp_avg", "exp_avg_sq"):
-        found += [(getattr(outputs, kind)[name], optimizer.state[param][kind]) for name, param in params.items()]
-    ours, theirs = (
-        torch.cat([tensor.to(dtype).flatten() for tensor in tensors]) for tensors in zip(*found, strict=True)
-    )
+    kinds = ("exp_avg", "exp_avg_sq")
+    moments = {name: {kind: getattr(inputs, kind)[name].double() for kind in kinds} for name in (A, B)}
+    theirs = by_torch(inputs, params, moments, 7)
+
+    def joined(state):
+        tensors = [state[kind][name] for kind in ("parameters", *kinds) for name in (A, B)]
+        return torch.cat([tensor.to(dtype).flatten() for tensor in tensors])
+
+    ours = joined(vars(outputs))
+    theirs = joined(theirs)
     torch.testing.assert_close(ours, theirs, rtol=torch.finfo(dtype).eps, atol=0)
     assert (ours != theirs).sum() <= 1  # of 42: torch takes float64 to float16 in two roundings
 
@@ -161,21 +170,16 @@ def of_the_embedded_model():
     return {"processing_class": AutoTokenizer.from_pretrained(embedded_model())}
 
 
-class ByTheEngine(TrainerCallback):
-    """Every update is the engine's: out to files, in from files, over torch's own."""
+class Overflows(TrainerCallback):
+    """NaN in every gradient of the first step: `nonfinite: skip` makes no update, and an export waits for the next."""
 
-    def __init__(self, engine, folder):
-        self.engine = engine
-        self.folder = folder
-        self.trainer = None
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        trained = [param for param in model.parameters() if param.requires_grad and state.global_step == 0]
+        self.handles = [param.register_hook(lambda grad: grad * float("nan")) for param in trained]
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        export_update(self.trainer, self.folder / str(state.global_step + 1))
-
-    def on_optimizer_step(self, args, state, control, **kwargs):
-        folder = self.folder / str(state.global_step + 1)
-        self.engine.main(folder)
-        import_update(self.trainer, folder)
+    def on_step_end(self, args, state, control, **kwargs):
+        for handle in self.handles:
+            handle.remove()
 
 
 GROWTH = {"lora_growth_every": 6, "lora_growth_step": 3}
@@ -227,14 +231,32 @@ def test_ten_updates_with_resets_and_a_growth_are_torch_s(engine, exporting, mod
     assert steps == ({2.0} if mode in ("hard", "step") else {10.0})
 
 
-@pytest.mark.parametrize("keys", [treating("hard"), treating("soft") | GROWTH], ids=["resets", "resets and growth"])
-def test_a_run_whose_updates_the_engine_makes_is_the_run(engine, make_trainer, run, weights, tmp_path, keys):
+PAGE = (EXAMPLES.parent / "interchange.md").read_text()
+RUNS = {
+    "resets": (treating("hard"), 2.0),
+    "resets and growth": (treating("soft") | GROWTH, 10.0),
+    "a step left out": ({"nonfinite": "skip"}, 9.0),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_run_whose_updates_the_engine_makes_by_the_callbacks_of_the_page_is_the_run(
+    engine, make_trainer, run, weights, tmp_path, monkeypatch, case
+):
+    keys, updates = RUNS[case]
     keys = TEN | SMOOTH | keys
-    callback = ByTheEngine(engine, tmp_path / "exchange")
-    kwargs = of_the_embedded_model() | {"callbacks": [callback]}
+    others = [Overflows()] if "nonfinite" in keys else []
+    theirs = weights(run(**keys, trainer_kwargs=of_the_embedded_model() | {"callbacks": others}))
+    monkeypatch.chdir(tmp_path)
+    names = {"run_the_engine": engine.main}
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
+    callback = names["Foreign"]()
+    kwargs = of_the_embedded_model() | {"callbacks": [*others, callback]}
     trainer = callback.trainer = make_trainer(**keys, trainer_kwargs=kwargs)
     trainer.train()
-    theirs = weights(run(**keys, trainer_kwargs=of_the_embedded_model()))
     assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-6
-    steps = {value.item() for value in live_state(trainer)["steps"].values()}
-    assert steps == {10.0 if "lora_growth_every" in keys else 2.0}
+    assert {value.item() for value in live_state(trainer)["steps"].values()} == {updates}
+    done = [number for number in range(1, 11) if not (others and number == 1)]  # its export waited for the second step
+    folders = [Path("exchange", f"{1 if others and number == 2 else number:05d}") for number in done]
+    assert sorted(Path("exchange").iterdir()) == folders
+    assert all((folder / "outputs.json").is_file() for folder in folders)

@@ -11,8 +11,8 @@ from run_record import read_rows as rows
 from tiny_run import constant
 
 from trl_prorl.advantages import estimate
-from trl_prorl.extras.dynamic_sampling import deciding_rewards, next_rows, replace_groups, undecided_groups
-from trl_prorl.extras.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
+from trl_prorl.extras.dynamic_sampling import deciding_rewards, next_rows, replace_groups
+from trl_prorl.extras.length_rewards import cosine, cosine_length_reward, target_length_reward
 from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.rollout import Outcome, set_advantages
 from trl_prorl.train import TaskArguments
@@ -21,10 +21,7 @@ from trl_prorl.train import TaskArguments
 NAN = float("nan")
 
 
-def test_undecided_by_hand():
-    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, NAN, 0.5, NAN, 0.0, 0.0, -1.0, float("inf")])
-    assert undecided_groups(rewards, 2).tolist() == [True, False, True, True, True, False]
-    # Every group has a function of its own.
+def test_every_group_has_a_function_of_its_own_that_decides():
     rewards = torch.tensor([[1.0, NAN, 5.0], [1.0, NAN, 6.0], [NAN, 0.0, 7.0], [NAN, 1.0, 8.0]])
     assert deciding_rewards(rewards, torch.ones(3), 2).tolist() == [1.0, 1.0, 0.0, 1.0]
 
@@ -115,7 +112,7 @@ def rollout_of(count, columns):
 
 # Completions of 1 to 4 tokens in every group.
 UNEVEN = rollout_of(4, lambda trainer, ids: {"completion_ids": [one[: 1 + row % 4] for row, one in enumerate(ids)]})
-LENGTH = cosine_length_reward(6, -1.0)
+LENGTH = cosine_length_reward(SimpleNamespace(length_least=-1.0, length_on=1, length_off=0), 6)
 
 
 def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decided_one(run):
@@ -286,22 +283,22 @@ def test_every_completion_of_an_extra_round_keeps_its_own_columns(run):
 
 
 def test_cosine_by_hand():
-    values = [cosine(length, 100, -1.0, 0.5) for length in (0, 50, 100, 150, 100 / 3)]
-    assert values == pytest.approx([0.5, -0.25, -1.0, -1.0, -1.0 + 0.75 * 1.5])
+    values = [cosine(length, 100, -1.5) for length in (0, 50, 100, 150, 100 / 3)]
+    assert values == pytest.approx([0.0, -0.75, -1.5, -1.5, -1.5 + 0.75 * 1.5])
 
 
 def test_a_length_reward_is_on_for_some_steps_and_off_for_others():
-    assert [is_on(step, 2, 3) for step in range(8)] == [True, True, False, False, False, True, True, False]
-    keys = TaskArguments(task="parity", length_reward="cosine", length_least=-2.0, length_on=1, length_off=2)
+    keys = TaskArguments(task="parity", length_reward="cosine", length_least=-2.0, length_on=2, length_off=3)
     reward = keys.make_rewards(keys.make_task(), max_completion_length=4)[1]
     ids = [[], [1, 1], [1] * 4]
-    at = [reward(completion_ids=ids, trainer_state=SimpleNamespace(global_step=step)) for step in range(4)]
-    assert at[0] == at[3] == pytest.approx([0.0, -1.0, -2.0])
-    assert at[1] == at[2] == [0.0, 0.0, 0.0]
+    at = [reward(completion_ids=ids, trainer_state=SimpleNamespace(global_step=step)) for step in range(8)]
+    for step, values in enumerate(at):
+        assert values == pytest.approx([0.0, -1.0, -2.0] if step in (0, 1, 5, 6) else [0.0, 0.0, 0.0])
 
 
 def test_a_target_length_is_missed_on_both_sides():
-    assert target_length_reward(3, 0.5)(completion_ids=[[1], [1] * 3, [1] * 5], prompts=None) == [-1.0, 0.0, -1.0]
+    keys = SimpleNamespace(length_target=3, length_cost=0.5)
+    assert target_length_reward(keys, 9)(completion_ids=[[1], [1] * 3, [1] * 5]) == [-1.0, 0.0, -1.0]
 
 
 KINDS = {"cosine": {}, "target": {"length_target": 4}, "overlong": {"length_margin": 2}}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trl_prorl.extras.vllm import RequestSeeds, describe_engine, seed_requests
+from trl_prorl.extras.vllm import RequestSeeds, seed_requests
 from trl_prorl.launch.checks import check_packages
 
 
@@ -126,8 +126,3 @@ def test_batch_invariance_in_the_training_process_is_refused(value, mode, object
         return check_packages(args)
     with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1"):
         check_packages(args)
-
-
-@pytest.mark.parametrize("mode, told", [("colocate", "a seed for each request"), ("server", "no seeds")])
-def test_the_record_says_whether_requests_have_seeds(mode, told):
-    assert describe_engine(SimpleNamespace(vllm_mode=mode)) == f"{mode}, {told}"

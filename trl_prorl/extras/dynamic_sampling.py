@@ -77,11 +77,6 @@ def find_functions(
     return indices
 
 
-def undecided_groups(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Find the groups whose rewards, of shape `(N,)`, differ by no more than rounding: bools of shape `(N / G,)`."""
-    return all_equal(rewards.view(-1, group_size))
-
-
 def replace_groups(
     batch: Mapping[str, torch.Tensor],
     others: Mapping[str, torch.Tensor],
@@ -105,23 +100,19 @@ def replace_groups(
         pad_token_id (`int`): The padding of token ids.
     """
 
-    def rows(groups: Sequence[int]) -> torch.Tensor:
-        first = torch.tensor(groups, dtype=torch.long).unsqueeze(1) * group_size
-        return (first + torch.arange(group_size)).flatten()
-
+    within = torch.arange(group_size)
+    to = (torch.tensor(places, dtype=torch.long)[:, None] * group_size + within).flatten()
+    source = (torch.tensor(sources, dtype=torch.long)[:, None] * group_size + within).flatten()
     merged = dict(batch)
     for name, mine in batch.items():
         theirs = others[name]
         if mine.dim() == 2:
             width = max(mine.size(1), theirs.size(1))
             fill = pad_token_id if name.endswith("_ids") else 0
-            is_prompt = name.startswith("prompt")
-            mine = widen(mine, width, fill, left=is_prompt)
-            theirs = widen(theirs, width, fill, left=is_prompt)
+            mine = widen(mine, width, fill, left=name.startswith("prompt"))
+            theirs = widen(theirs, width, fill, left=name.startswith("prompt"))
         if mine.dim():
-            to = rows(places).to(mine.device)
-            source = rows(sources).to(mine.device)
-            merged[name] = mine.index_copy(0, to, theirs[source])
+            merged[name] = mine.index_copy(0, to.to(mine.device), theirs[source.to(mine.device)])
     return merged
 
 
@@ -161,17 +152,19 @@ class DynamicSampling(Part):
         `ValueError`: The dataset is streamed, or a process holds parts of groups.
     """
 
+    remembers = ("drawn",)
+
     def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, names: Sequence[str], weights):
         if not isinstance(dataset, Dataset):
             raise ValueError(
                 "dynamic_sampling_rounds samples additional prompts, which a streaming dataset does not support. "
                 "Load the dataset without streaming."
             )
-        part = args.per_device_train_batch_size * args.steps_per_generation
-        if part % group_size:
+        rows = args.per_device_train_batch_size * args.steps_per_generation
+        if rows % group_size:
             raise ValueError(
                 f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces whole groups, so each process "
-                f"needs a multiple of num_generations={group_size} completions, not {part}. Change "
+                f"needs a multiple of num_generations={group_size} completions, not {rows}. Change "
                 "per_device_train_batch_size or steps_per_generation."
             )
         self.rounds = args.dynamic_sampling_rounds
@@ -185,13 +178,7 @@ class DynamicSampling(Part):
         self.begin()
 
     def begin(self) -> None:
-        self._drawn = 0  # rows, by all processes
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self._drawn}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._drawn = state["drawn"]
+        self.drawn = 0  # rows, by all processes
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
@@ -211,53 +198,55 @@ class DynamicSampling(Part):
         size = self.group_size
         process = self.accelerator.process_index
         batch, first = draw(examples)
-        tokens = first.tokens
-        seconds = first.seconds
-        rounds = list(first.rounds)
+        drawn = [first]
         rewards = select_own_rows(first.rewards, process, len(examples))
         replaced = 0
         generated = 0
         for _ in range(self.rounds):
-            places = self._undecided(rewards).nonzero().squeeze(1).tolist()
+            places = self._find_undecided(rewards).nonzero().flatten().tolist()
             # Processes generate and gather together, so all take part, each with as many groups as the process that
             # needs most.
             needed = torch.tensor([len(places)], device=rewards.device)
             number = int(self.accelerator.gather(needed).max())
             if number == 0:
                 break
-            mine = self._drawn + process * number
-            self._drawn += number * self.accelerator.num_processes
-            indices = next_rows(len(self.dataset), self.seed, mine, number)
+            first_row = self.drawn + process * number
+            self.drawn += number * self.accelerator.num_processes
+            indices = next_rows(len(self.dataset), self.seed, first_row, number)
             # Copies, because a rollout function writes its own columns into them, a value for each completion.
             rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
             others, outcome = draw(rows, again=True)
+            drawn.append(outcome)
             generated += number
-            tokens = tokens + outcome.tokens
-            seconds += outcome.seconds
-            rounds += outcome.rounds
             their_rewards = select_own_rows(outcome.rewards, process, number * size)
-            decided = (~self._undecided(their_rewards)).nonzero().squeeze(1).tolist()
-            decided = decided[: len(places)]
-            pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
-            rewards = replace_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)[
-                "rewards"
-            ]
-            batch = replace_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
-            replaced += len(decided)
-        left = self._undecided(rewards).sum()
+            sources = (~self._find_undecided(their_rewards)).nonzero().flatten().tolist()[: len(places)]
+            places = places[: len(sources)]
+            replaced += len(sources)
+            batch["rewards"] = rewards
+            others["rewards"] = their_rewards
+            batch = replace_groups(batch, others, places, sources, size, self.pad_token_id)
+            rewards = batch.pop("rewards")
+        left = self._find_undecided(rewards).sum()
         counts = torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left])
         names = ("groups_replaced", "groups_generated_again", "groups_undecided")
         measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
-        outcome = Outcome(self.accelerator.gather(rewards), size, tokens, first.tasks, first.interrupted, rounds)
-        outcome.measured = {**first.measured, **measured}
-        outcome.counts = first.counts
-        outcome.seconds = seconds
+        outcome = Outcome(
+            rewards=self.accelerator.gather(rewards),
+            group_size=size,
+            tokens=sum(outcome.tokens for outcome in drawn),
+            tasks=first.tasks,
+            interrupted=first.interrupted,
+            rounds=[each for outcome in drawn for each in outcome.rounds],
+            seconds=sum(outcome.seconds for outcome in drawn),
+            measured={**first.measured, **measured},
+            counts=first.counts,
+        )
         return batch, outcome
 
-    def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:
+    def _find_undecided(self, rewards: torch.Tensor) -> torch.Tensor:
         deciders = deciding_rewards(rewards, self.weights.to(rewards.device), self.group_size, self.functions)
-        return undecided_groups(deciders, self.group_size)
+        return all_equal(deciders.view(-1, self.group_size))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -286,6 +275,7 @@ class SignalWatch(Part):
     """
 
     may_join = True
+    remembers = ("batches", "silent")
 
     def __init__(self, args, accelerator, weights: torch.Tensor, group_size: int):
         self.args = args
@@ -338,10 +328,3 @@ class SignalWatch(Part):
         """Warn that the newest batches had no signal."""
         batches = "the generation batch" if self.silent == 1 else f"{self.silent} generation batches in a row"
         logger.warning("No signal in %s up to step %d: %s. %s", batches, step, REASON, CURE)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"batches": self.batches, "silent": self.silent}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.batches = state["batches"]
-        self.silent = state["silent"]

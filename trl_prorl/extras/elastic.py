@@ -31,6 +31,8 @@ class ElasticResets(Part):
             values by name, on the parameters' device.
     """
 
+    remembers = ("requested",)
+
     def __init__(self, args, policy: torch.nn.Module, timer, processes: int):
         self.every = args.elastic_reset_every
         self.decay = args.elastic_ema
@@ -43,7 +45,7 @@ class ElasticResets(Part):
         self.begin()
 
     def begin(self) -> None:
-        self._requested: int | None = None
+        self.requested: int | None = None
 
     @torch.no_grad()
     def update(self, step: int, model) -> None:
@@ -51,27 +53,21 @@ class ElasticResets(Part):
         for name, param in self.parameters.items():
             self.average[name].lerp_(param.detach().float(), 1.0 - self.decay)
         if step % self.every == 0:
-            self._requested = step
+            self.requested = step
 
     @torch.no_grad()
     def boundary(self, step: int) -> dict[str, Any] | None:
         """Reset in place, if that is due: policy ← average, average ← initial policy."""
-        requested = self._requested
+        requested = self.requested
         if requested is None:
             return None
-        self._requested = None
+        self.requested = None
         with self.timer.stage("reset") as copy:
             for name, param in self.parameters.items():
                 param.copy_(self.average[name])
                 self.average[name].copy_(self.initial[name])
         event = make_event(ELASTIC, requested, step, "periodic", requested, self.every)
         return {**event, "seconds_copy": copy.seconds, "world_size": self.processes}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"requested": self._requested}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._requested = state["requested"]
 
     def save(self, folder: Path) -> None:
         save_file(self._tensors(), folder / "elastic.safetensors")

@@ -17,6 +17,8 @@ class EntropyWatch(Part):
     optimizer steps. `entropy_stop` ends the run.
     """
 
+    remembers = ("below",)
+
     def __init__(self, args):
         self.floor = args.entropy_floor
         self.patience = args.entropy_patience
@@ -44,9 +46,3 @@ class EntropyWatch(Part):
         reason = f"entropy below entropy_floor for {self.patience} steps"
         event = make_event(ENTROPY_COLLAPSE, step, step, reason, entropy, self.floor)
         return {**event, "action": self.action, "last_good": max(0, step - self.patience)}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"below": self.below}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.below = state["below"]

@@ -77,6 +77,8 @@ class FiniteGuard(Part):
         decoder (`PreTrainedTokenizerBase` or `ProcessorMixin`): Makes texts of token ids.
     """
 
+    remembers = ("skips",)
+
     def __init__(self, args, accelerator, meter, recorder, decoder):
         self.action = args.nonfinite
         self.bounds_kl = args.kl_clamp is not None
@@ -96,12 +98,6 @@ class FiniteGuard(Part):
         self._unread: list[Unread] = []  # of this step's micro-batches
         self.skips = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"skips": self.skips}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.skips = state["skips"]
-
     @contextmanager
     def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
         """Explain torch's error for sampling from NaN, while optimizer step `step` generates."""
@@ -113,8 +109,7 @@ class FiniteGuard(Part):
             prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
             unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index error: the GPU does not tell which)"
             finding = {"tensor": f"next-token probabilities{unsure} while sampling,", "prompts": prompts}
-            self._log(step, finding)
-            raise NonFiniteError(self._message(step, finding)) from error
+            raise self._stop(step, finding) from error
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Check loss and KL. One transfer from the device per step covers all micro-batches and the gradients."""
@@ -173,9 +168,8 @@ class FiniteGuard(Part):
         if finding is None:
             return
         if self.action == "stop":
-            self._log(step, finding)
-            raise NonFiniteError(self._message(step, finding))
-        self._skipped = self._make_event(step, self.action, finding)
+            raise self._stop(step, finding)
+        self._skipped = self._make_event(step, "skip", finding)
         self.skips += 1
         self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
 
@@ -186,7 +180,7 @@ class FiniteGuard(Part):
             if all_finite(trained.values()):
                 return
         finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
-        self._log(step, finding)
+        self.recorder.event(self._make_event(step, "stop", finding))
         raise NonFiniteError(
             f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops and keeps its last "
             "checkpoint. Lower learning_rate."
@@ -203,20 +197,17 @@ class FiniteGuard(Part):
         self._skipped = None
         return event
 
-    def _log(self, step: int, finding: dict) -> None:
-        """Write the event of a run that stops here."""
-        self.recorder.event(self._make_event(step, "stop", finding))
-
     @staticmethod
     def _make_event(step: int, action: str, finding: dict) -> dict[str, Any]:
         return {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
 
-    @staticmethod
-    def _message(step: int, finding: dict) -> str:
+    def _stop(self, step: int, finding: dict) -> NonFiniteError:
+        """Log that the run stops, and return the error that says so."""
+        self.recorder.event(self._make_event(step, "stop", finding))
         prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
         more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""
         batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
-        return (
+        return NonFiniteError(
             f"NaN or infinity at step {step}: {finding['tensor']}{batch}. The run stops before this update and keeps "
             "its last checkpoint. Lower learning_rate or the KL coefficient, or set nonfinite: skip to skip such "
             "updates."

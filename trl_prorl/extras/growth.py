@@ -34,6 +34,8 @@ class Growth(Part):
         timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
     """
 
+    remembers = ("requested",)  # the weights are in the adapter's own files
+
     def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):
         self.every = args.lora_growth_every
         self.step = args.lora_growth_step
@@ -56,17 +58,17 @@ class Growth(Part):
         self.optimizer = optimizer
 
     def begin(self) -> None:
-        self._requested: int | None = None
+        self.requested: int | None = None
 
     def update(self, step: int, model) -> None:
         """See whether growth is due."""
         if step % self.every == 0 and self.rank < self.largest:
-            self._requested = step
+            self.requested = step
 
     def boundary(self, step: int) -> dict[str, Any] | None:
         """Grow, if that is due."""
-        requested = self._requested
-        self._requested = None
+        requested = self.requested
+        self.requested = None
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the largest
             return None
         before = self.rank
@@ -143,14 +145,6 @@ class Growth(Part):
         for name in self.policy.peft_config:
             if name != "default" and (checkpoint / name / WEIGHTS_FILE).is_file():
                 self.policy.load_adapter(checkpoint / name, name)
-
-    # As a part, see parts.py. The weights are in the adapter's own files.
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"requested": self._requested}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._requested = state["requested"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

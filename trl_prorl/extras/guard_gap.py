@@ -1,7 +1,6 @@
 """Guard against reward hacking: fewer completions are correct, and the reward does not fall."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +25,8 @@ class GuardGap(Part):
         request (`Callable`): Requests a reset.
     """
 
+    remembers = ("values", "best", "best_step")
+
     def __init__(self, args, request: Callable[[Reason], None]):
         self.gap = args.guard_gap
         self.action = args.guard_gap_action
@@ -34,25 +35,25 @@ class GuardGap(Part):
         self.begin()
 
     def begin(self) -> None:
-        self._values: deque[list[float]] = deque(maxlen=self.window)  # gold and reward
-        self._best: list[float] | None = None  # their averages when accuracy was highest
-        self._best_step = 0
+        self.values: list[list[float]] = []  # gold and reward of the newest steps
+        self.best: list[float] | None = None  # their averages when accuracy was highest
+        self.best_step = 0
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         if row.get("gold") is None or row.get("reward") is None:
             return None
-        self._values.append([row["gold"], row["reward"]])
-        if len(self._values) < self.window:
+        self.values = [*self.values, [row["gold"], row["reward"]]][-self.window :]
+        if len(self.values) < self.window:
             return None
-        now = [sum(values) / self.window for values in zip(*self._values, strict=True)]
-        if self._best is None or now[0] >= self._best[0]:
-            self._best = now
-            self._best_step = step
+        now = [sum(values) / self.window for values in zip(*self.values, strict=True)]
+        if self.best is None or now[0] >= self.best[0]:
+            self.best = now
+            self.best_step = step
             return None
-        fall = self._best[0] - now[0]
-        if fall <= self.gap or now[1] < self._best[1]:
+        fall = self.best[0] - now[0]
+        if fall <= self.gap or now[1] < self.best[1]:
             return None
-        self._best = now
+        self.best = now
         logger.warning(
             "Possible reward hacking at step %d: accuracy (gold) fell by %.3g while the reward did not fall.",
             step,
@@ -61,12 +62,4 @@ class GuardGap(Part):
         if self.action == "reset":
             self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
         event = make_event(GUARD_GAP, step, step, "accuracy (gold) fell, the reward did not", fall, self.gap)
-        return {**event, "action": self.action, "last_good": self._best_step}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"values": list(self._values), "best": self._best, "best_step": self._best_step}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._values = deque(state["values"], maxlen=self.window)
-        self._best = state["best"]
-        self._best_step = state["best_step"]
+        return {**event, "action": self.action, "last_good": self.best_step}

@@ -6,6 +6,8 @@ turn that calls none. So every turn, whatever its text, is made a call. [`play`]
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response, supports_tool_calling
@@ -45,18 +47,18 @@ def ask_reply(task, turns: Sequence[str], row: Mapping) -> str | None:
     Raises:
         [`RewardError`]: The task raised, or its reply is no text.
     """
+    prompt = quoted(row.get("prompt"))
     try:
         reply = task.reply(turns, row)
     except Exception as error:
         raised = f"raised {type(error).__name__}: {error}{locate_error(error, task.reply)}"
-        raise RewardError(_failure(task, raised, row)) from own_traceback(error)
-    if reply is not None and not isinstance(reply, str):
-        raise RewardError(_failure(task, f"returned {reply!r}, which is neither a string nor None,", row))
+        raise RewardError(f"reply of task {task.name!r} {raised} for the prompt {prompt}.") from own_traceback(error)
+    if not isinstance(reply, str | None):
+        raise RewardError(
+            f"reply of task {task.name!r} returned {reply!r}, which is neither a string nor None, for the prompt "
+            f"{prompt}."
+        )
     return reply
-
-
-def _failure(task, what: str, row: Mapping) -> str:
-    return f"reply of task {task.name!r} {what} for the prompt {quoted(row.get('prompt'))}."
 
 
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -160,6 +162,17 @@ def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> lis
     return after[len(before) - before[::-1].index(tokenizer.eos_token_id) :]
 
 
+@dataclass
+class Game:
+    """Holds a game: its environment, the tokens of its prompt and of what followed, and its messages."""
+
+    environment: Any
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    messages: list[dict] = field(default_factory=list)
+    ended: bool = False
+
+
 def play(
     task,
     tokenizer: PreTrainedTokenizerBase,
@@ -189,36 +202,33 @@ def play(
         [`RewardError`]: The task could not reply.
     """
     make = make_environment(task, most)
-    environments = [make() for _ in rows]
-    messages = [[] for _ in rows]
-    ids = [[] for _ in rows]
-    ended = [False for _ in rows]
-    going = list(range(len(rows)))
-    for environment, row in zip(environments, rows, strict=True):
-        environment.reset(**row)
+    games = [Game(make(), prompt) for prompt in prompts]
+    for game, row in zip(games, rows, strict=True):
+        game.environment.reset(**row)
+    going = games
     while going:
-        longest = max(1, most - min(len(ids[game]) for game in going))
-        drawn = complete([prompts[game] + ids[game] for game in going], longest)
+        longest = max(1, most - min(len(game.ids) for game in going))
+        drawn = complete([game.prompt + game.ids for game in going], longest)
         playing = going
         going = []
         for game, (turn, stopped) in zip(playing, drawn, strict=True):
-            room = most - len(ids[game])
-            ended[game] = stopped and len(turn) <= room
+            room = most - len(game.ids)
+            game.ended = stopped and len(turn) <= room
             turn = turn[:room]
             if not turn:
                 continue
-            ids[game] += turn
-            messages[game].append(parse_response(tokenizer, turn, prefix=[]))
-            calls = messages[game][-1].get("tool_calls")
-            if not calls:
+            game.ids += turn
+            message = parse_response(tokenizer, turn, prefix=[])
+            game.messages.append(message)
+            if not message.get("tool_calls"):
                 continue
             try:
-                reply = environments[game].take_turn(**calls[0]["function"]["arguments"])
+                reply = game.environment.take_turn(**message["tool_calls"][0]["function"]["arguments"])
             except ReplyFailed as failure:
                 raise failure.error from failure.error.__cause__
             added = reply_ids(tokenizer, reply, **settings)
-            if len(ids[game]) + len(added) <= most:
-                ids[game] += added
-                messages[game].append({"role": "tool", "name": TOOL, "content": reply})
+            if len(game.ids) + len(added) <= most:
+                game.ids += added
+                game.messages.append({"role": "tool", "name": TOOL, "content": reply})
                 going.append(game)
-    return [transcript(of_one) for of_one in messages], list(zip(ids, ended, strict=True))
+    return [transcript(game.messages) for game in games], [(game.ids, game.ended) for game in games]

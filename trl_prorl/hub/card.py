@@ -33,7 +33,7 @@ from ..run_files import (
     is_of_other_run,
 )
 from ..text import shell_quote, visible
-from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, describe_missing_reset
+from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
 
 CARD_FILE = "README.md"
@@ -68,11 +68,6 @@ class Record:
     @property
     def variant(self) -> str:
         return visible(str(self.env.get("variant", "unknown")))
-
-    @property
-    def known_variant(self) -> Variant | None:
-        """What is known of its variant."""
-        return VARIANTS.get(self.variant)
 
     @property
     def resets(self) -> list[dict[str, Any]]:
@@ -195,7 +190,7 @@ def model_card(
         tags.add("lora")
     data = ModelCardData(
         base_model=base.hub_id if base else None,
-        datasets=sorted({*datasets, *_datasets(record.config)}) or None,
+        datasets=sorted({*datasets, _dataset(record.config)} - {None}) or None,
         eval_results=eval_results(record) or None,
         library_name="peft" if adapter else "transformers",
         model_name=name,
@@ -224,15 +219,15 @@ def model_card(
 
 
 def _variant_meaning(record: Record) -> str:
-    known = record.known_variant
-    if known is None:
+    variant = VARIANTS.get(record.variant)
+    if variant is None:
         return "the run's files do not name it."
-    sentences = [f"{known.description}."]
+    sentences = [f"{variant.description}."]
     resets = None if record.events is None else len(record.resets)
-    missing_reset = describe_missing_reset(known.name, record.config, resets, record.steps)
+    missing_reset = describe_missing_reset(variant.name, record.config, resets, record.steps)
     if missing_reset is not None:
-        sentences.append(f"{known.name} {missing_reset}.")
-    if known.different_objective:
+        sentences.append(f"{variant.name} {missing_reset}.")
+    if variant.different_objective:
         sentences.append(DIFFERENT_OBJECTIVE)
     return " ".join(sentences)
 
@@ -245,16 +240,15 @@ def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _with_interval(values: list[float] | None, spec: str) -> str:
+def _with_interval(values: list[float | None] | None, spec: str) -> str:
     """Write `value [low, high]`, `(n/a)` where there were too few prompts for an interval, or a dash."""
     if values is None:
         return "–"
-    return f"{values[0]:{spec}} {_interval(values[1:], spec)}"
+    value, *ends = values
+    return f"{value:{spec}} {'(n/a)' if None in ends else _interval(ends, spec)}"
 
 
-def _interval(ends: list[float | None], spec: str = ".3f") -> str:
-    if None in ends:
-        return "(n/a)"
+def _interval(ends: list[float], spec: str = ".3f") -> str:
     low, high = ends
     return f"[{low:{spec}}, {high:{spec}}]"
 
@@ -276,17 +270,11 @@ def eval_results(record: Record) -> list[EvalResult]:
     if not record.evaluated:
         return []
     passk = record.passk
-    dataset = next(iter(_datasets(record.config)), None)
-    results = [_eval_result(passk, passk, measure, dataset) for measure in measures(passk)]
+    results = [_eval_result(passk, passk, measure, _dataset(record.config)) for measure in measures(passk)]
     for name, other in (passk.get("others") or {}).items():
         part = {"task": name, **other}
         results += [_eval_result(passk, part, measure, None) for measure in measures(part) if measure.name != "greedy"]
     return results
-
-
-def _plain(value: Any) -> Any:
-    """Return text without control characters, which YAML would hide in an escape, and any other value as it is."""
-    return visible(value) if isinstance(value, str) else value
 
 
 def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
@@ -300,27 +288,28 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
         dataset (`str`, *optional*): The Hub name of the data.
     """
     value, *interval = measure.trained
-    arguments = {"interval_95": interval, "base": measure.base[0], "prompts": part["prompts"]}
+    base, *base_interval = measure.base
+    arguments = {"interval_95": interval, "base": base, "prompts": part["prompts"]}
     metric = name = measure.name
     if measure.name == "greedy":
         metric = "accuracy"
         name = "greedy accuracy"
         arguments["decoding"] = "greedy"
     else:
-        arguments["base_interval_95"] = measure.base[1:]
+        arguments["base_interval_95"] = base_interval
         arguments["n"] = part["n"]
         arguments["temperature"] = passk["temperature"]
-        arguments["seed"] = _plain(passk["seed"])
+        arguments["seed"] = passk["seed"]
     if None not in interval:
         name += f", 95 % interval {_interval(interval)}"
     # An interval has no ends where there were too few prompts for one.
     arguments = {key: argument for key, argument in arguments.items() if argument != [None, None]}
     return EvalResult(
         task_type="text-generation",
-        dataset_type=dataset or _plain(part["task"]),
-        dataset_name=_plain(part["task"]),
+        dataset_type=dataset or visible(part["task"]),
+        dataset_name=visible(part["task"]),
         dataset_config=None if part.get("level") is None else f"level {part['level']}",
-        dataset_split=_plain(passk["split"]) + run_files.training_note(passk),
+        dataset_split=visible(passk["split"]) + run_files.training_note(passk),
         metric_type=metric,
         metric_name=name,
         metric_value=value,
@@ -328,8 +317,8 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
     )
 
 
-def _datasets(config: dict[str, Any]) -> list[str]:
+def _dataset(config: dict[str, Any]) -> str | None:
     """Return the Hub name of the task's data, if they are from the Hub."""
     name = config.get("dataset_name")
     is_on_hub = isinstance(name, str) and is_hub_name(name) and not Path(name).exists()
-    return [name] if is_on_hub else []
+    return name if is_on_hub else None

@@ -99,8 +99,8 @@ def files_to_push(
         files |= {f"{REFERENCE_FOLDER}/{name}": path for name, path in found.items()}
     if record:
         files |= _matching(run_dir, RECORD_FILES)
-        for name in EVALUATIONS:  # an earlier run's stay behind where a new one takes its folder
-            if name in files and is_of_other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
+        for name in files.keys() & set(EVALUATIONS):  # an earlier run's stay where a new one takes its folder
+            if is_of_other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
                 del files[name]
     return files
 
@@ -132,7 +132,7 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
         config = read_json(adapter)
         name = config.get("base_model_name_or_path")
         hub_id = identify(name).hub_id if name else None
-        if hub_id not in (None, name):
+        if hub_id is not None:
             adapter.write_text(json.dumps(config | {"base_model_name_or_path": hub_id}, indent=2))
     return folder
 

@@ -1,6 +1,7 @@
 """What a trainer pushes to the Hub: its own card and choice of files, and no run lost to a failed upload."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from transformers.utils import PushInProgress
 from ..errors import PushError
 from ..files import STAGED
 from .card import CARD_FILE, model_card, write_card
-from .publish import files_to_push, make_api, open_repo, push_command, stage, upload
+from .publish import ADAPTER_CONFIG, files_to_push, make_api, open_repo, push_command, stage, upload
 
 
 logger = logging.getLogger(__name__)
@@ -45,32 +46,31 @@ class Uploads:
         self.api = make_api(args.hub_token)
         self.repo: str | None = None
         if args.push_to_hub and args.process_index == 0:
-            self.repo = self._open_repo(self.api, args.hub_private_repo)
+            self.repo = self._open_repo()
 
-    def _open_repo(self, api: HfApi, private: bool | None) -> str:
-        return open_repo(self.args.hub_model_id or Path(self.args.output_dir).resolve().name, private, api)
+    def _open_repo(self, token: str | None = None, private: bool | None = None) -> str:
+        args = self.args
+        name = args.hub_model_id or Path(args.output_dir).resolve().name
+        return open_repo(
+            name,
+            private=args.hub_private_repo if private is None else private,
+            api=make_api(token or args.hub_token),
+        )
 
     def open(self, token: str | None = None, private: bool | None = None) -> None:
         """Make the repository, if that was not done before the model was loaded."""
-        if private is None:
-            private = self.args.hub_private_repo
-        self.trainer.hub_model_id = self.repo or self._open_repo(self._choose_api(token), private)
+        self.trainer.hub_model_id = self.repo or self._open_repo(token, private)
         self.trainer.push_in_progress = None
-
-    def _choose_api(self, token: str | None) -> HfApi:
-        return self.api if token is None else make_api(token)
 
     def write_card(self, dataset_name=None, tags=None) -> None:
         """Write the card of the run so far, see [`~trl_prorl.hub.card`]."""
-        if not self.trainer.is_world_process_zero():
-            return
-        datasets = _as_list(dataset_name)
-        tags = _as_list(tags)
         trainer = self.trainer
+        if not trainer.is_world_process_zero():
+            return
         adapter = is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
         output_dir = Path(self.args.output_dir)
         weights_dir = output_dir
-        config_file = "adapter_config.json" if adapter else "config.json"
+        config_file = ADAPTER_CONFIG if adapter else "config.json"
         if not (output_dir / config_file).is_file():  # the model is not saved yet
             weights_dir = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         card = model_card(
@@ -79,8 +79,8 @@ class Uploads:
             repo=trainer.hub_model_id or self.args.hub_model_id,
             weights_dir=weights_dir,
             adapter=adapter,
-            tags=[*trainer._tag_names, *tags],
-            datasets=datasets,
+            tags=[*trainer._tag_names, *_as_list(tags)],
+            datasets=_as_list(dataset_name),
         )
         write_card(card, output_dir)
 
@@ -96,16 +96,8 @@ class Uploads:
         except (ValueError, OSError) as error:
             again = push_command(trainer.run_dir)
             raise PushError(f"the run was not pushed: {error} It is saved on disk; push it with {again}.") from error
-        api = self._choose_api(token)
-        job = partial(
-            upload,
-            trainer.hub_model_id,
-            staged,
-            message=message,
-            run_dir=trainer.run_dir,
-            revision=revision or self.args.hub_revision,
-            api=api,
-        )
+        api = make_api(token or self.args.hub_token)
+        job = self._make_upload(api, staged, message, revision=revision or self.args.hub_revision)
         return job() if blocking else api.run_as_future(job)
 
     def push_checkpoint(self, checkpoint: Path) -> None:
@@ -131,11 +123,10 @@ class Uploads:
         done = f"epoch {int(trainer.state.epoch)}"
         if self.args.save_strategy == SaveStrategy.STEPS:
             done = f"step {trainer.state.global_step}"
-        job = self.api.run_as_future(self._push_in_background, staged, f"Training in progress, {done}", whole)
-        if busy:
-            trainer.push_in_progress.jobs.append(job)
-        else:
-            trainer.push_in_progress = PushInProgress([job])
+        job = self._make_upload(self.api, staged, f"Training in progress, {done}", self.args.hub_revision, whole)
+        job = self.api.run_as_future(_log_failure, job)
+        earlier = trainer.push_in_progress.jobs if busy else []
+        trainer.push_in_progress = PushInProgress([*earlier, job])
 
     def _stage(self, model_dir: Path, whole: str | None = None) -> Path:
         """Copy what is pushed, and with it all files of a checkpoint if the repository has a folder for `whole`."""
@@ -148,20 +139,25 @@ class Uploads:
                     files[f"{whole}/{path.relative_to(model_dir).as_posix()}"] = path
         return stage(files, output_dir / f"{STAGED}{self.trainer.state.global_step}")
 
-    def _push_in_background(self, staged: Path, message: str, whole: str | None) -> None:
-        trainer = self.trainer
-        try:
-            upload(
-                trainer.hub_model_id,
-                staged,
-                message=message,
-                run_dir=trainer.run_dir,
-                revision=self.args.hub_revision,
-                api=self.api,
-                replaced=whole,
-            )
-        except PushError as error:
-            logger.warning("Training continues, but %s", error)
+    def _make_upload(self, api: HfApi, staged: Path, message: str, revision: str | None, whole: str | None = None):
+        return partial(
+            upload,
+            self.trainer.hub_model_id,
+            staged,
+            message=message,
+            run_dir=self.trainer.run_dir,
+            revision=revision,
+            api=api,
+            replaced=whole,
+        )
+
+
+def _log_failure(job: Callable) -> None:
+    """Upload in the background; a failure does not stop the run."""
+    try:
+        job()
+    except PushError as error:
+        logger.warning("Training continues, but %s", error)
 
 
 def _as_list(value: str | list[str] | None) -> list[str]:

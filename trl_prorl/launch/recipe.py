@@ -15,7 +15,7 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
-from ..extras.length_rewards import LENGTH_REWARDS
+from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
 from ..extras.thinking import make_interrupted_rollout
 from ..extras.turns import transcript
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
@@ -56,9 +56,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
 
     def _length_key(self) -> str | None:
         """Return the key with the length of the length reward, if it has one."""
-        if self.length_reward is None:
-            return None
-        return LENGTH_REWARDS[self.length_reward].length_key
+        return NEEDED_LENGTHS.get(self.length_reward)
 
     def check_lengths(self, max_completion_length: int | None) -> None:
         """Raise an error if the length reward needs completions longer than `max_completion_length`."""
@@ -85,7 +83,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
         """Return the task's reward function and the length reward, if there is one."""
         rewards = [task_reward(task)]
         if self.length_reward is not None:
-            rewards.append(LENGTH_REWARDS[self.length_reward].make(self, max_completion_length))
+            rewards.append(LENGTH_REWARDS[self.length_reward](self, max_completion_length))
         return rewards
 
     def check_thinking(self, tokenizer, max_completion_length: int) -> None:
