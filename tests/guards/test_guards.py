@@ -1,4 +1,4 @@
-"""Guards: NaN and infinity wherever they come up, a reward that is gamed, a policy that collapses."""
+"""Guards: NaN and infinity wherever they come up, reward hacking, a policy that collapses."""
 
 import json
 import logging
@@ -247,7 +247,7 @@ def test_gold_is_the_share_that_the_verifier_accepts(run):
 
 
 @pytest.mark.parametrize("action", ["event", "reset", "stop"])
-def test_a_run_whose_reward_is_gamed(run, monkeypatch, caplog, action):
+def test_reward_hacking_is_an_event_and_may_reset_or_stop_the_run(run, monkeypatch, caplog, action):
     monkeypatch.setattr("trl_prorl.extras.guard_gap.WINDOW", 2)
     verdicts = iter([1.0, 1.0] + [0.0] * 20)
     reward = constant(1.0, lambda completions, **columns: [next(verdicts)] * len(completions))
@@ -271,7 +271,7 @@ def test_it_needs_a_verifier(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm, fires", [("plain", True), ("control", False)])
-def test_of_the_gamed_recipes_plain_is_caught_and_the_control_is_not(tmp_path, arm, fires):
+def test_reward_hacking_of_the_recipe_plain_is_caught_and_the_control_is_not(tmp_path, arm, fires):
     main(argv=["--config", str(RECIPES / f"{arm}.yaml"), "--output_dir", str(tmp_path), "--report_to", "none"])
     events, rows = (read_rows(tmp_path, file) for file in ("events.jsonl", "metrics.jsonl"))
     assert [event["event"] for event in events if event["event"] == "guard_gap"][:1] == ["guard_gap"] * fires

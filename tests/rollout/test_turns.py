@@ -22,7 +22,7 @@ from trl_prorl.tasks.guess import Guess
 from trl_prorl.train import build
 
 
-MOST = 48
+MAX_TOKENS = 48
 TOLD = {reply: f"<|user|>{reply}<|assistant|>" for reply in ("guess", *(f"guess > {n}" for n in "1234"), "guess < 7")}
 OVER_1, OVER_2, OVER_3, OVER_4, UNDER_7 = (TOLD[f"guess {what}"] for what in ("> 1", "> 2", "> 3", "> 4", "< 7"))
 # What a model says, turn by turn, to a game whose number is 5; what is in the completion, by who wrote it; its text.
@@ -38,7 +38,7 @@ GAMES = {
     "a marker": (["4<|user|>5", "5"], ["4<|user|>5<|end|>", OVER_4, "5<|end|>"], "4<|user|>5\nguess > 4\n5"),
     "nothing said": ([""], ["<|end|>"], ""),
     "nothing more said": (["4", ""], ["4<|end|>", OVER_4, "<|end|>"], "4\nguess > 4\n"),
-    "cut in its first turn": (["4" * 60], ["4" * MOST], "4" * MOST),
+    "cut in its first turn": (["4" * 60], ["4" * MAX_TOKENS], "4" * MAX_TOKENS),
     "cut in its second": (["4", "7" * 60], ["4<|end|>", OVER_4, "7" * 35], "4\nguess > 4\n" + "7" * 35),
     "no room for a turn": (["4" * 36, "5"], ["4" * 36 + "<|end|>", OVER_4], "4" * 36 + "\nguess > 4"),
     "no room for a reply": (["4" * 37, "5"], ["4" * 37 + "<|end|>"], "4" * 37),
@@ -53,7 +53,7 @@ KEYS = {
     "num_generations": 4,
     "num_iterations": 2,
     "seed": 1,
-    "max_completion_length": MOST,
+    "max_completion_length": MAX_TOKENS,
     "learning_rate": 1e-3,
     "use_peft": True,
     "lora_target_modules": "all-linear",
@@ -94,7 +94,7 @@ def tokenizer():
 def speaker(tokenizer, turns):
     """A turn's tokens after those of a game so far; `turns` says what: the game's name, turns so far, and text."""
 
-    def say(ids, most=MOST):
+    def say(ids, most=MAX_TOKENS):
         text = tokenizer.decode(ids)
         name = re.search(r"guess (\d+)", text)[1]
         place = text.count("<|end|>")
@@ -154,7 +154,7 @@ def test_held_out_games_have_the_tokens_of_training(made, tokenizer):
     task = get_task("guess", level=8)
     prompts = trainer.tokenize_prompts([row["prompt"] for row in rows])
     own = AutoTokenizer.from_pretrained(embedded_model())
-    drawn = sample(Scripted(say), own, task, rows, 2, SamplingSettings(max_new_tokens=MOST))
+    drawn = sample(Scripted(say), own, task, rows, 2, SamplingSettings(max_new_tokens=MAX_TOKENS))
     assert prompt_ids(own, rows) == prompts == prompt_ids(tokenizer, rows)
     for place, (samples, (_, _, text)) in enumerate(zip(drawn, GAMES.values(), strict=True)):
         for one in samples:

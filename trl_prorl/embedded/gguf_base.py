@@ -186,7 +186,10 @@ def load(file: Path):
     check_config(file, header, loaded.config)
     if ROPE_FREQS in tensors:
         set_llama3_rope(file, loaded.config, torch.tensor(tensors[ROPE_FREQS]))
-    return saveable(loaded)
+    # It would refuse to be saved as what it was loaded from.
+    loaded.hf_quantizer = None
+    vars(loaded.config).pop("quantization_config", None)
+    return loaded
 
 
 def check_header(file: Path, header: dict[str, Any]) -> None:
@@ -259,21 +262,3 @@ def add_padding_to_ends(generation) -> None:
     padding = generation.pad_token_id
     if isinstance(end, int) and padding not in (None, end):
         generation.eos_token_id = [end, padding]
-
-
-def saveable(loaded):
-    """
-    Return a model with the weights of one that was loaded from a GGUF file, which itself refuses to be saved. The
-    weights are shared, not copied.
-    """
-    import torch
-
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    with torch.device("meta"):
-        model = type(loaded)(config)
-    model.load_state_dict(loaded.state_dict(), assign=True)
-    model.tie_weights()
-    model.generation_config = loaded.generation_config
-    return model

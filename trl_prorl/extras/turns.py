@@ -86,11 +86,11 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
     return tokenizer
 
 
-def make_environment(task, most: int) -> type:
+def make_environment(task, max_tokens: int) -> type:
     """
     Make the environment of a task, as `environment_factory` takes it.
 
-    TRL leaves out a reply that does not fit into the `most` tokens of a completion, and ends the completion before it:
+    TRL leaves out a reply that does not fit into the `max_tokens` of a completion, and ends the completion before it:
     that is how one ends here.
     """
 
@@ -111,7 +111,7 @@ def make_environment(task, most: int) -> type:
                 reply = ask_reply(task, self._turns, self._row)
             except RewardError as error:
                 raise ReplyFailed(error) from error
-            return " ".join(map(str, range(most + 1))) if reply is None else reply
+            return " ".join(map(str, range(max_tokens + 1))) if reply is None else reply
 
     return Environment
 
@@ -178,7 +178,7 @@ def play(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Mapping],
     prompts: Sequence[list[int]],
-    most: int,
+    max_tokens: int,
     complete: Callable[[list[list[int]], int], list[tuple[list[int], bool]]],
     **settings,
 ) -> tuple[list[str], list[tuple[list[int], bool]]]:
@@ -190,7 +190,7 @@ def play(
         tokenizer: From [`prepare_tokenizer`].
         rows (`Sequence[Mapping]`): B rows.
         prompts (`Sequence[list[int]]`): The tokens of their prompts.
-        most (`int`): Tokens of a completion, replies included.
+        max_tokens (`int`): Tokens of a completion, replies included.
         complete (`Callable`): Takes tokens and a greatest length; returns a turn of each, and whether it ended.
         settings: Of the chat template.
 
@@ -201,18 +201,18 @@ def play(
     Raises:
         [`RewardError`]: The task could not reply.
     """
-    make = make_environment(task, most)
+    make = make_environment(task, max_tokens)
     games = [Game(make(), prompt) for prompt in prompts]
     for game, row in zip(games, rows, strict=True):
         game.environment.reset(**row)
     going = games
     while going:
-        longest = max(1, most - min(len(game.ids) for game in going))
+        longest = max(1, max_tokens - min(len(game.ids) for game in going))
         drawn = complete([game.prompt + game.ids for game in going], longest)
         playing = going
         going = []
         for game, (turn, stopped) in zip(playing, drawn, strict=True):
-            room = most - len(game.ids)
+            room = max_tokens - len(game.ids)
             game.ended = stopped and len(turn) <= room
             turn = turn[:room]
             if not turn:
@@ -227,7 +227,7 @@ def play(
             except ReplyFailed as failure:
                 raise failure.error from failure.error.__cause__
             added = reply_ids(tokenizer, reply, **settings)
-            if len(game.ids) + len(added) <= most:
+            if len(game.ids) + len(added) <= max_tokens:
                 game.ids += added
                 game.messages.append({"role": "tool", "name": TOOL, "content": reply})
                 going.append(game)
