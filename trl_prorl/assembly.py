@@ -17,16 +17,15 @@ from .extras.restart import Restart, warn_of_rounding
 from .extras.rollback import Rollback
 from .extras.stacking import FrozenRanks, frozen_parts
 from .extras.vllm import RequestSeeds, hand_over_adapters, keep_base_in_syncs, keep_unpacked, seed_requests
-from .fast.acceleration import Acceleration, shards_weights
-from .fast.head import add_frozen_head
-from .fast.lean_lora import use_lean_layers
+from .fast.acceleration import Acceleration
 from .identity import FROZEN_RANKS, base_parameters, dataset_hash, weights_hash
 from .launch.adapters import check_growing_model
-from .launch.checks import check_adapter_names, check_generation_kwargs, check_in_one_place
+from .launch.checks import check_adapter_names, check_generation_kwargs, check_in_one_place, shards_weights
 from .launch.dropout import check_dropout, check_randomness
 from .launch.fp32_head import cast_head_to_fp32, give_bias
 from .launch.model_defaults import describe_unused
 from .launch.plan import Plan
+from .launch.prompt_rows import check_images
 from .parts import Part
 
 
@@ -69,13 +68,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         keep_base_in_syncs(trainer.vllm_generation)
     args.check_or_disable(check_dropout, trainer.model)
     args.check_or_disable(check_randomness, policy, trainer.accelerator.autocast(), is_sharded)
-    may_pack_lora = is_peft_model(policy) and args.pack_groups != "off" and not is_sharded
-    if may_pack_lora and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
-        add_frozen_head(policy.get_base_model(), trainer.temperature)
-    acceleration = Acceleration.from_trainer(trainer, policy, padded)
-    if may_pack_lora and acceleration.packs:
-        use_lean_layers(policy)
-    return acceleration
+    check_images(trainer)
+    return Acceleration.from_trainer(trainer, policy, padded)
 
 
 def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:

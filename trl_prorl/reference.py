@@ -32,7 +32,6 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from .anchors import Anchor
 from .errors import InputError
-from .fast.packing import Plan, packed_logps
 from .kl import Anchors, zero_masked
 from .launch.fp32_head import cast_head_to_fp32, decoder_dtype
 from .upstream import misfit
@@ -459,9 +458,9 @@ class Scorer:
         args ([`ProRLConfig`]): What to cache, reuse or defer.
         meter ([`~trl_prorl.meter.Meter`]): Counts calls and seconds.
         anchors ([`~trl_prorl.kl.Anchors`]): The anchors, with their models.
-        packs (`bool`): Whether prompts are computed once for all their completions.
+        score_packed (`Callable`, *optional*): Scores as TRL's method does, with every prompt computed once for all its
+            completions, and a `plan_key`, see [`PolicyPass`]. By default TRL's method scores.
         text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
-        autocast (`Callable`, *optional*): Makes the context of a forward.
     """
 
     def __init__(
@@ -469,19 +468,15 @@ class Scorer:
         args,
         meter,
         anchors: Anchors,
-        packs: bool,
+        score_packed: Callable | None,
         text_only: bool,
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
     ):
         self.args = args
         self.meter = meter
         self.anchors = anchors
-        self.packs = packs
+        self.score_packed = score_packed
         self.text_only = text_only
-        self.autocast = autocast
-        # Of batches that are still in use, by a tensor that each of them holds: several models score the same rows,
-        # and the policy does so in every pass. To plan them, and to choose rows, the host waits for the device.
-        self._plans = WeakTensorKeyDictionary()
+        # Of batches that are still in use, by their advantages: to choose rows, the host waits for the device.
         self._rows = WeakTensorKeyDictionary()
 
     # Requests of TRL while it makes a generation batch.
@@ -541,7 +536,11 @@ class Scorer:
 
     def score(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """Score as TRL asks, uncounted: for an evaluation, whose batches are used at once, or for a script."""
-        return (self._score_packed if self.packs else trl_score)(model, *args, **kwargs)
+        return (self.score_packed or trl_score)(model, *args, **kwargs)
+
+    def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
+        """Return what scores: packed rows by the plan that is kept of a batch, or TRL's method."""
+        return trl_score if self.score_packed is None else partial(self.score_packed, plan_key=plan_key)
 
     def score_policy(
         self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
@@ -557,7 +556,7 @@ class Scorer:
         Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
         `ValueError`: TRL's loss asks for a part of the micro-batch, or asks twice.
         """
-        score = partial(self._score_packed, plan_key=policy_pass.plan_key) if self.packs else trl_score
+        score = self._with_plan(trl_score, policy_pass.plan_key)
         if counts:
             model = self.meter.counted(model, "policy")
         if policy_pass.rows is None:
@@ -637,48 +636,9 @@ class Scorer:
         **kwargs,
     ) -> tuple:
         """Score once under an anchor, as a stage of its own."""
-        score = partial(self._score_packed, plan_key=plan_key) if self.packs else trl_score
+        score = self._with_plan(trl_score, plan_key)
         with self.meter.timer.stage(anchor.name):
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)
-
-    def _score_packed(
-        self,
-        model,
-        input_ids,
-        attention_mask,
-        logits_to_keep,
-        batch_size=None,
-        compute_entropy=False,
-        plan_key=None,
-        **others,
-    ) -> tuple:
-        """Compute TRL's result from packed rows, a micro-batch at a time; `plan_key` as in [`PolicyPass`]."""
-        given = sorted(name for name, value in others.items() if value is not None and value is not False)
-        if given:
-            raise ValueError(
-                f"pack_groups={self.args.pack_groups!r} supports text only; the batch has {', '.join(given)}."
-            )
-        size = batch_size or len(input_ids)
-        batches = list(zip(input_ids.split(size), attention_mask.split(size), strict=True))
-        plans_by_size = {}
-        if plan_key is not None:
-            plans_by_size = self._plans.setdefault(plan_key, plans_by_size)
-        if size not in plans_by_size:  # all of them before the first forward, for which the host would wait
-            plans_by_size[size] = [
-                Plan.of(ids, mask, logits_to_keep, self.args.pack_max_tokens) for ids, mask in batches
-            ]
-        all_logps = []
-        all_entropies = []
-        for (ids, mask), plan in zip(batches, plans_by_size[size], strict=True):
-            logps, entropies = packed_logps(
-                model, ids, mask, logits_to_keep, self.args.pack_max_tokens, compute_entropy, self.autocast, plan
-            )
-            all_logps.append(logps)
-            all_entropies.append(entropies)
-        if len(batches) == 1:  # as in a loss
-            return logps, entropies, None
-        entropies = torch.cat(all_entropies) if compute_entropy else None
-        return torch.cat(all_logps), entropies, None
 
 
 def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

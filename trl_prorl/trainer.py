@@ -43,12 +43,10 @@ from .evaluation import EvaluationMixin, EvaluationRows, Verdicts
 from .extras.finite import FiniteGuard
 from .extras.turns import ReplyFailed
 from .extras.vllm import keep_weights
-from .fast.acceleration import has_images, shards_weights
-from .fast.sampling import CompactGeneration
 from .hub.uploads import Uploads
 from .keys import Effect
 from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
-from .launch.checks import check_optim_args, check_schedule, choose_best_metric
+from .launch.checks import check_optim_args, check_schedule, choose_best_metric, shards_weights
 from .launch.ending import describe_saved_state, tell_interrupted
 from .launch.held_out import TrainingPrompts
 from .launch.model_defaults import plain_generation_config
@@ -57,6 +55,7 @@ from .launch.prompt_rows import (
     Context,
     check_batch,
     check_tokens,
+    has_images,
     named_sets,
     prompts_of,
     reserved_names,
@@ -190,9 +189,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.reference = self.anchors["ref"].model
         self.base = self.anchors["base"].model
         self._check_trained()
-        self.scorer = Scorer(
-            args, self.meter, self.anchors, self.acceleration.packs, not has_images(self), accelerator.autocast
-        )
+        self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration.score, not has_images(self))
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.means = Means(args, self._metrics, self.meter)
         self.evaluated = EvaluationRows()
@@ -200,11 +197,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
         self.dynamic_sampling = make_dynamic_sampling(self)
-        self.compact = None
-        if self.acceleration.generation.on:
-            self.compact = CompactGeneration(
-                policy, self.temperature, args.bf16 or args.fp16, args.compact_max_rows, args.compact_merge
-            )
+        self.compact = self.acceleration.compact
         optional = optional_parts(self, plan, policy)
         self.rollback = optional.get("rollback")
         self.resets.reference = self.reference
@@ -375,7 +368,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.recorder.rewarded(outcome.counts, outcome.seconds)
         for part in self.parts.values():
             part.batch(batch, measured, tokens)
-        return self._keep_groups_together(batch) if self.scorer.packs else batch
+        return self._keep_groups_together(batch) if self.acceleration.packs else batch
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """

@@ -6,18 +6,16 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
-from peft import PeftModel
 from tqdm import tqdm
 from transformers import GenerationConfig, StoppingCriteria
 
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.extras.turns import play, prepare_tokenizer
 from trl_prorl.fast.compact import compact_sample, contiguous_states
-from trl_prorl.fast.probes import probe, why_not_merged
-from trl_prorl.fast.trial import try_model
+from trl_prorl.fast.probes import generation_obstacle, merge_obstacle
 from trl_prorl.launch.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.pass_at_k import as_verdict
 
@@ -143,15 +141,9 @@ def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bo
     unused = describe_unused(model.generation_config, GenerationConfig(do_sample=True))
     if unused:
         warn_of_unused(unused)
-    compact = try_model(model, partial(probe, model, model.get_input_embeddings().weight.shape[0])) is None
+    compact = generation_obstacle(model) is None
     exact = all(param.dtype == torch.float32 for param in model.parameters())
-    if (
-        merge
-        and compact
-        and exact
-        and isinstance(model, PeftModel)
-        and try_model(model, partial(why_not_merged, model)) is None
-    ):
+    if merge and compact and exact and merge_obstacle(model) is None:
         model = model.merge_and_unload()
     return model, compact
 

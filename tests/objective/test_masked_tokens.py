@@ -9,7 +9,7 @@ from run_record import read_rows, without_times
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl import reference as scorer
+from trl_prorl.fast.packing import PackedScorer
 from trl_prorl.kl import Anchors, token_weights
 from trl_prorl.meter import Meter
 
@@ -32,7 +32,7 @@ class LastTokenIsATools(ProRLTrainer):
 def shifted(monkeypatch):
     """Makes whoever scores find other log-probabilities, with gradient, where no token counts."""
     padded = GRPOTrainer._get_per_token_logps_and_entropies
-    packed = scorer.packed_logps
+    packed = PackedScorer.__call__
 
     def install(shifts):
         turns = itertools.cycle(shifts)
@@ -46,12 +46,12 @@ def shifted(monkeypatch):
             logps, *rest = padded(trainer, model, ids, mask, *others, **keys)
             return with_shift(logps, mask), *rest
 
-        def score_packed(model, ids, mask, *others, **keys):
-            logps, entropies = packed(model, ids, mask, *others, **keys)
-            return with_shift(logps, mask), entropies
+        def score_packed(scorer, model, ids, mask, *others, **keys):
+            logps, *rest = packed(scorer, model, ids, mask, *others, **keys)
+            return with_shift(logps, mask), *rest
 
         monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", score)
-        monkeypatch.setattr(scorer, "packed_logps", score_packed)
+        monkeypatch.setattr(PackedScorer, "__call__", score_packed)
 
     return install
 

@@ -3,7 +3,6 @@
 import copy
 import itertools
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,8 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.fast.compact import BLOCK, RoomyLayer, compact_sample, draw
 from trl_prorl.fast.merged_copy import MergedCopy
-from trl_prorl.fast.probes import probe, why_not_merged
+from trl_prorl.fast.probes import generation_obstacle, merge_obstacle
 from trl_prorl.fast.sampling import MERGED_BOUND
-from trl_prorl.fast.trial import try_model
 from trl_prorl.launch.dropout import evaluation_mode
 from trl_prorl.launch.fp32_head import cast_head_to_fp32
 from trl_prorl.launch.prompts import cut_at_end, find_distinct, pad_left
@@ -246,7 +244,7 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
         monkeypatch.setattr("trl_prorl.fast.merged_copy.can_be_packed", lambda layer: False)
     policy = load_with_new_adapter(tiny_model, **keys)
     before = {name: param.clone() for name, param in policy.named_parameters()}
-    assert why_not_merged(policy) is None
+    assert merge_obstacle(policy) is None
     merged = MergedCopy(policy)
     tokens = torch.arange(24).view(2, 12)
     for _ in range(3):
@@ -303,10 +301,10 @@ def test_what_is_quantised_or_no_lora_is_not_merged(tiny_model):
     quantised = load_with_new_adapter(tiny_model, **LORA)
     layer = quantised.get_base_model().model.layers[1].self_attn.q_proj.base_layer
     layer.weight = torch.nn.Parameter(layer.weight.to(torch.uint8), requires_grad=False)
-    assert "quantised" in why_not_merged(quantised)
+    assert "quantised" in merge_obstacle(quantised)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     other = get_peft_model(model, IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]))
-    assert "IA3" in why_not_merged(other)
+    assert "IA3" in merge_obstacle(other)
 
 
 # ------------------------------------------------------------------------------------------------------- the probe
@@ -314,24 +312,23 @@ def test_what_is_quantised_or_no_lora_is_not_merged(tiny_model):
 
 def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    size = model.config.vocab_size
     with_adapter = load_with_new_adapter(tiny_model, **LORA)
     state = torch.get_rng_state()
-    assert probe(model, size) is None
-    assert probe(with_adapter, size) is None
+    assert generation_obstacle(model) is None
+    assert generation_obstacle(with_adapter) is None
     assert torch.equal(state, torch.get_rng_state())
     assert model.training is False
     close_up = RoomyLayer.close_up
     with monkeypatch.context() as patch:  # rows mixed up when some are dropped
         mixed_up = lambda self, kept: close_up(self, kept._replace(movers=kept.movers - 1))  # noqa: E731
         patch.setattr(RoomyLayer, "close_up", mixed_up)
-        assert probe(model, size).startswith("greedy tokens of Qwen2ForCausalLM differ from those of generate")
+        assert generation_obstacle(model).startswith("greedy tokens of Qwen2ForCausalLM differ from those of generate")
     with monkeypatch.context() as patch:
         patch.delattr(DynamicLayer, "batch_select_indices")
-        assert "whose rows cannot be selected" in probe(model, size)
+        assert "whose rows cannot be selected" in generation_obstacle(model)
     with monkeypatch.context() as patch:
         patch.setattr(model, "prepare_inputs_for_generation", lambda *args, **kwargs: 1 / 0)
-        assert "(ZeroDivisionError" in probe(model, size)
+        assert "(ZeroDivisionError" in generation_obstacle(model)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", pytest.param("mamba", marks=needs_states)])
@@ -352,7 +349,7 @@ def test_other_architectures_are_sampled_compactly(kind):
     with torch.no_grad():
         for param in model.parameters():
             param.mul_(4.0)
-    assert try_model(model, partial(probe, model, 200)) is None
+    assert generation_obstacle(model) is None
 
 
 @pytest.mark.parametrize(
@@ -542,19 +539,19 @@ def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model)
 def test_a_copy_with_other_numbers_is_not_sampled(tiny_model):
     """A new adapter changes nothing, so that a copy without it would look right at first."""
     policy = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
-    assert why_not_merged(policy) is None
+    assert merge_obstacle(policy) is None
     before = {name: param.clone() for name, param in policy.named_parameters()}
     state = torch.get_rng_state()
     layer = policy.get_base_model().model.layers[1].self_attn.v_proj
     layer.merge = lambda *args, **kwargs: None
-    assert why_not_merged(policy).startswith("its log-probabilities differ by ")
+    assert merge_obstacle(policy).startswith("its log-probabilities differ by ")
     assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
     assert torch.equal(state, torch.get_rng_state())
     del layer.merge
     # A closure computes with the policy's layers, wherever it is copied to.
     around = policy.get_base_model().model.layers[1]
     around.forward = around.forward
-    assert "model.layers.1 is replaced" in why_not_merged(policy)
+    assert "model.layers.1 is replaced" in merge_obstacle(policy)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -562,7 +559,7 @@ def test_positions_that_depend_on_the_longest_row_are_refused(model, kind):
     """When that row ends and is dropped, the others' frequencies would change under them."""
     changed = copy.deepcopy(model)
     changed.config.rope_parameters = {"rope_type": kind}
-    assert f"rope_type='{kind}'" in probe(changed, 256)
+    assert f"rope_type='{kind}'" in generation_obstacle(changed)
 
 
 @pytest.mark.parametrize("size", [2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])

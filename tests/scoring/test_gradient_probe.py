@@ -11,16 +11,10 @@ import torch
 from packed_models import padded_logps, uneven
 from peft import LoraConfig, get_peft_model
 
-from trl_prorl.fast.lean_lora import Adapted, lean_layers
+from trl_prorl.fast import probes
+from trl_prorl.fast.lean_lora import Adapted
 from trl_prorl.fast.packing import packed_logps
-from trl_prorl.fast.probes import (
-    coarsest_unit,
-    first_difference,
-    last_of_each_kind,
-    probe_gradients,
-    probe_values,
-)
-from trl_prorl.fast.trial import try_model
+from trl_prorl.fast.probes import coarsest_unit, first_difference, last_of_each_kind, packing_obstacle
 
 
 ADAPTERS = {
@@ -45,26 +39,15 @@ def made(case):
     return get_peft_model(model, LoraConfig(r=4, lora_alpha=8, **{**keys, **ADAPTERS[case]}))
 
 
-def probed(model, precision="fp32", packed=packed_logps, probe=probe_gradients):
-    autocast = nullcontext
-    if precision == "autocast":
-        autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+def probed(model, precision="fp32", packed=None):
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16) if precision == "autocast" else nullcontext
     if precision == "bf16":
         model.to(torch.bfloat16)
-
-    def as_it_runs(*rows):
-        with lean_layers(model):
-            return packed(model, *rows, autocast=autocast)[0]
-
-    trial = partial(
-        probe,
-        model,
-        model.get_input_embeddings().weight.shape[0],
-        lambda *rows: padded_logps(model, *rows, autocast=autocast)[0],
-        as_it_runs,
-        torch.bfloat16 if precision == "autocast" else None,
-    )
-    return try_model(model, trial)
+    with pytest.MonkeyPatch.context() as patch:
+        if packed is not None:
+            patch.setattr(probes, "packed_logps", packed)
+        padded = lambda *batch: padded_logps(model, *batch, autocast=autocast)[0]  # noqa: E731
+        return packing_obstacle(model, padded, autocast, torch.bfloat16 if precision == "autocast" else None)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
@@ -141,8 +124,7 @@ def test_a_difference_by_hand(mine, right, words):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("probe", [probe_values, probe_gradients])
-def test_nothing_is_left_behind(probe, fails):
+def test_nothing_is_left_behind(fails):
     model = made("all biases").train()
     model.get_submodule("base_model.model.model.layers.0").eval()  # a part that somebody froze
     kept = next(param for param in model.parameters() if param.requires_grad)
@@ -163,7 +145,7 @@ def test_nothing_is_left_behind(probe, fails):
 
     before = found()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    answer = probed(model, packed=packed, probe=probe)
+    answer = probed(model, packed=packed)
     assert ("no such thing" in answer) if fails else answer is None
     assert found() == before
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -25,10 +25,9 @@ from trl.trainer import utils
 
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.fast import acceleration, prefix
+from trl_prorl.fast import acceleration, prefix, probes
 from trl_prorl.fast.packing import packed_logps, plan_calls
-from trl_prorl.fast.probes import probe_values, why_not
-from trl_prorl.fast.trial import try_model
+from trl_prorl.fast.probes import known_packing_obstacle, packing_obstacle
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +165,7 @@ def test_other_families(kind):
     # Granite's scale of the scores, instead of head_dim ** -0.5.
     keys = {"mixtral": MOE, "granite": {"attention_multiplier": 0.1}}
     model = build(kind, head_dim=8, sliding_window=None, **keys.get(kind, {}))
-    assert why_not(model) is None
+    assert known_packing_obstacle(model) is None
     model = with_head(model)
     ids, mask, keep = batch_of([(6, [5, 7, 0, 4]), (3, [6, 2]), (1, [3])])
     with pytest.MonkeyPatch.context() as patch:
@@ -250,23 +249,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("make, named", REFUSED)
-def test_why_not(make, named):
-    assert named in why_not(make())
+def test_known_obstacles(make, named):
+    assert named in known_packing_obstacle(make())
 
 
-def probed(model, precision="fp32", packed=packed_logps):
+def probed(model, precision="fp32", packed=None):
     autocast = partial(torch.autocast, "cpu", torch.bfloat16) if precision == "autocast" else nullcontext
     if precision == "bf16":
         model.to(torch.bfloat16)
-    trial = partial(
-        probe_values,
-        model,
-        model.get_input_embeddings().weight.shape[0],
-        lambda *batch: padded_logps(model, *batch, autocast=autocast)[0],
-        lambda *batch: packed(model, *batch, autocast=autocast)[0],
-        torch.bfloat16 if precision == "autocast" else None,
-    )
-    return try_model(model, trial)
+    with pytest.MonkeyPatch.context() as patch:
+        if packed is not None:
+            patch.setattr(probes, "packed_logps", packed)
+        padded = lambda *batch: padded_logps(model, *batch, autocast=autocast)[0]  # noqa: E731
+        return packing_obstacle(model, padded, autocast, torch.bfloat16 if precision == "autocast" else None)
 
 
 def test_the_trained_model_that_comes_with_the_package_is_let_pass():
@@ -292,7 +287,7 @@ def test_a_model_to_which_absolute_positions_matter_is_found_by_its_numbers_and_
     """As initialised, norms commute with a rotation."""
     assert "differ" in probed(uneven(kind), precision)
     model = build(kind, head_dim=8, **MOE)
-    assert "normalises queries and keys after their rotation" in why_not(model)
+    assert "normalises queries and keys after their rotation" in known_packing_obstacle(model)
     assert probed(with_head(model), precision) is None
 
 
@@ -327,7 +322,7 @@ def chosen(made):
 
 def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, monkeypatch, caplog):
     made = make_trainer(pack_groups="on")
-    monkeypatch.setattr(acceleration, "probe_values", lambda *args: pytest.fail("half of the weights were asked"))
+    monkeypatch.setattr(acceleration, "packing_obstacle", lambda *args: pytest.fail("half of the weights were asked"))
     made.args.deepspeed_plugin = SimpleNamespace(zero_stage=3)
     assert "not tested" in chosen(made)
     assert "weights are sharded" in caplog.text

@@ -13,7 +13,7 @@ from tiny_run import LORA, constant, record_results, vowels
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from trl_prorl.fast.acceleration import check_pack_processes
+from trl_prorl.fast.acceleration import check_limit
 from trl_prorl.reference import Scorer
 from trl_prorl.rollout import keep_groups_together
 
@@ -211,7 +211,7 @@ def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
 def test_rows_with_a_gradient_are_chosen_by_hand():
     """The first and third; all; and, where no row has an advantage, the shortest."""
     meter = SimpleNamespace(add_count=lambda name, count: skipped.append(int(count)))
-    scores = Scorer(SimpleNamespace(skip_zero_rows=True), meter, None, packs=True, text_only=True)
+    scores = Scorer(SimpleNamespace(skip_zero_rows=True), meter, None, score_packed=None, text_only=True)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
     for advantages, kept in (([1.0, 0.0, -2.0], [0, 2]), ([1.0, float("nan"), 2.0], None), ([0.0, 0.0, 0.0], [1])):
         skipped = []
@@ -292,10 +292,9 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
 
 
 def test_a_limit_is_refused_where_processes_would_wait_for_each_other():
-    check_pack_processes(60, 1)
-    check_pack_processes(None, 2)
+    trainer = SimpleNamespace(args=SimpleNamespace(pack_max_tokens=60), accelerator=SimpleNamespace(num_processes=2))
     with pytest.raises(ValueError, match="pack_max_tokens=60 .* 2 processes"):
-        check_pack_processes(60, 2)
+        check_limit(trainer)
 
 
 def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, tiny_model):

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGene
 from trl_prorl.fast import prefix
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
-from trl_prorl.fast.probes import probe, why_not
+from trl_prorl.fast.probes import generation_obstacle, known_packing_obstacle
 
 
 DELTA = {
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
             for name, param in model.named_parameters():
                 if "lora_B" in name:
                     param.normal_(std=0.1)
-    assert why_not(model) is None
+    assert known_packing_obstacle(model) is None
     accept_prefixes(model)
     batch = batch_of([(12, [70, 3, 33]), (5, [20, 16]), (1, [9, 40])], masked=(1,))
     logps, entropies = packed_logps(model, *batch, compute_entropy=True)
@@ -103,7 +103,7 @@ def test_a_batch_without_a_completion_has_a_gradient_of_zero(kind):
 @pytest.mark.parametrize("kind", MODELS)
 def test_compact_samples_are_those_of_generate(kind):
     model = MODELS[kind]().eval()
-    assert probe(model, SIZES["vocab_size"]) is None
+    assert generation_obstacle(model) is None
 
 
 def test_a_window_that_attention_does_not_get_is_refused():

@@ -1,4 +1,4 @@
-"""Decide which accelerations a run uses: packed groups, and compact generation of rollouts."""
+"""Decide which accelerations a run uses, and make what does the work: a scorer of packed groups, a compact sampler."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 
-from ..launch.checks import check_prompts_fit
-from ..launch.prompt_rows import has_image_columns, is_text_only, named_sets
+from ..launch.checks import check_prompts_fit, shards_weights
+from ..launch.prompt_rows import has_images
 from .choice import Choice
-from .lean_lora import lean_layers
-from .packing import packed_logps
+from .head import add_frozen_head
+from .lean_lora import use_lean_layers
+from .packing import PackedScorer
 from .prefix import accept_prefixes, has_state
-from .probes import probe as probe_generation
-from .probes import probe_gradients, probe_values, why_not
-from .sampling import complete_config, why_not_compact
-from .trial import try_model
+from .probes import generation_obstacle, known_packing_obstacle, packing_obstacle
+from .sampling import CompactGeneration, settings_obstacle
 
 
 logger = logging.getLogger(__name__)
@@ -31,10 +30,14 @@ class Acceleration:
     Attributes:
         packing (`Choice`): Whether groups are packed.
         generation (`Choice`): Whether rollouts are sampled compactly.
+        score (`PackedScorer`, *optional*): Scores packed groups, if they are packed.
+        compact (`CompactGeneration`, *optional*): Samples compactly, if that is on.
     """
 
     packing: Choice
     generation: Choice
+    score: PackedScorer | None
+    compact: CompactGeneration | None
 
     @property
     def packs(self) -> bool:
@@ -44,7 +47,8 @@ class Acceleration:
     @classmethod
     def from_trainer(cls, trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> "Acceleration":
         """
-        Test which accelerations the model supports, and log the reason for each that it does not.
+        Test which accelerations the model supports, log the reason for each that it does not, and prepare the policy
+        for the others, in place.
 
         Args:
             trainer (`ProRLTrainer`): The trainer, already initialised by TRL.
@@ -56,29 +60,37 @@ class Acceleration:
             `ValueError`: A key is `"on"`, and its acceleration is not supported.
         """
         args = trainer.args
-        if has_images(trainer):
-            _check_images(trainer)
-        packing = choose(trainer, "pack_groups", partial(find_packing_obstacle, trainer, policy, padded))
-        if packing.on and shards_weights(trainer):
+        is_sharded = shards_weights(trainer)
+        may_pack_lora = is_peft_model(policy) and args.pack_groups != "off" and not is_sharded
+        if may_pack_lora and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
+            add_frozen_head(policy.get_base_model(), trainer.temperature)
+        packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, policy, padded))
+        if packing.on and is_sharded:
             packing = Choice(True, "not tested on this model, because its weights are sharded")
-        made = cls(packing, choose(trainer, "compact_generation", partial(find_generation_obstacle, trainer, policy)))
+        generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy))
         unsupported = describe_unsupported(
             {
                 "reuse_old_logps": args.reuse_obstacle,
-                "pack_groups": None if made.packing.on else made.packing.reason,
-                "compact_generation": None if made.generation.on else made.generation.reason,
+                "pack_groups": None if packing.on else packing.reason,
+                "compact_generation": None if generation.on else generation.reason,
             }
         )
         if trainer.is_world_process_zero() and unsupported:
             logger.warning(unsupported)
-        if made.packs and args.pack_max_tokens is not None:
-            if trainer.environments is not None:
-                raise ValueError(
-                    f"pack_max_tokens={args.pack_max_tokens} is not supported with environments, which extend prompts "
-                    "at their reset. Remove pack_max_tokens, and lower per_device_train_batch_size."
-                )
-            check_prompts_fit(trainer.train_dataset, trainer.eval_dataset, trainer.tokenize_prompts, args)
-        return made
+        score = None
+        if packing.on:
+            if args.pack_max_tokens is not None:
+                check_limit(trainer)
+            if may_pack_lora:
+                use_lean_layers(policy)
+            score = PackedScorer(args.pack_max_tokens, trainer.accelerator.autocast)
+        compact = None
+        if generation.on:
+            autocasts = args.bf16 or args.fp16
+            compact = CompactGeneration(
+                policy, trainer.temperature, autocasts, args.compact_max_rows, args.compact_merge
+            )
+        return cls(packing, generation, score, compact)
 
 
 def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
@@ -90,75 +102,42 @@ def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
     return " ".join(f"Running without {', '.join(keys)}: {reason}" for reason, keys in keys_by_reason.items())
 
 
-def has_images(trainer) -> bool:
-    """Return whether prompts may have images: in columns, in messages, or in replies of tools."""
-    if not trainer._is_vlm:
-        return has_image_columns(trainer.train_dataset)
-    sets = named_sets(trainer.train_dataset, trainer.eval_dataset).values()
-    return bool(trainer.tools) or not all(rows is None or is_text_only(rows) for rows in sets)
-
-
-def _check_images(trainer) -> None:
-    """Raise an error for prompts with images if the model or a key supports only text."""
-    args = trainer.args
-    if args.skip_zero_rows:
-        raise ValueError("skip_zero_rows=True does not support prompts with images. Set skip_zero_rows: false.")
-    if args.dynamic_sampling_rounds:
-        raise ValueError(
-            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} does not support prompts with images. Set "
-            "dynamic_sampling_rounds: 0."
-        )
-    if not trainer._is_vlm:
-        raise ValueError(
-            "train_dataset has an image column, but the model reads only text. Remove the column, or train a "
-            "vision-language model with its processor."
-        )
-
-
-def shards_weights(trainer) -> bool:
-    """Return whether the weights are sharded, so that no process has all of them."""
-    plugin = trainer.args.deepspeed_plugin
-    return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
-
-
-def choose(trainer, key: str, find_obstacle: Callable[[], str | None]) -> Choice:
+def choose(args, key: str, find_obstacle: Callable[[], str | None]) -> Choice:
     """
     Decide whether an acceleration is on.
 
     Args:
-        trainer (`ProRLTrainer`): Its configuration sets the key to `"off"`, `"on"` or `"auto"`.
+        args ([`ProRLConfig`]): Sets the key to `"off"`, `"on"` or `"auto"`.
         key (`str`): The key of the acceleration.
         find_obstacle (`Callable`): Returns the reason why it is not supported, as a sentence, or `None`.
 
     Raises:
         `ValueError`: The key is `"on"`, and the acceleration is not supported.
     """
-    value = getattr(trainer.args, key)
+    value = getattr(args, key)
     if value == "off":
         return Choice(False)
-    objection = trainer.args.disabled_reason if trainer.args.is_disabled(key) else find_obstacle()
-    if objection is None:
-        return Choice(True)
-    if value == "on":
-        raise ValueError(f"{key}='on' is not supported here: {objection} Set {key}: auto to fall back, or \"off\".")
-    return Choice(False, objection)
+    obstacle = args.disabled_reason if args.is_disabled(key) else find_obstacle()
+    if obstacle is not None and value == "on":
+        raise ValueError(f"{key}='on' is not supported here: {obstacle} Set {key}: auto to fall back, or \"off\".")
+    return Choice.unless(obstacle)
 
 
-def check_pack_processes(limit: int | None, processes: int) -> None:
-    """Raise `ValueError` if there is a limit and more than one process."""
-    if limit is not None and processes > 1:
+def check_limit(trainer) -> None:
+    """Raise `ValueError` if `pack_max_tokens` is not supported, or too small for a prompt."""
+    limit = trainer.args.pack_max_tokens
+    processes = trainer.accelerator.num_processes
+    if processes > 1:
         raise ValueError(
             f"pack_max_tokens={limit} is not supported with {processes} processes: they would run different numbers "
             "of forward passes and deadlock. Remove pack_max_tokens, and lower per_device_train_batch_size."
         )
-
-
-def first_of_all_processes(objection: str | None) -> str | None:
-    """Return the objection of the first process that has one, the same on every process."""
-    for found in gather_object([objection]):
-        if found:
-            return found
-    return None
+    if trainer.environments is not None:
+        raise ValueError(
+            f"pack_max_tokens={limit} is not supported with environments, which extend prompts at their reset. Remove "
+            "pack_max_tokens, and lower per_device_train_batch_size."
+        )
+    check_prompts_fit(trainer.train_dataset, trainer.eval_dataset, trainer.tokenize_prompts, trainer.args)
 
 
 def find_packing_obstacle(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
@@ -167,34 +146,18 @@ def find_packing_obstacle(trainer, policy: torch.nn.Module, padded: Callable[...
         return "the prompts have images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    objection = why_not(policy)
-    if objection is not None:
-        return objection
-    check_pack_processes(trainer.args.pack_max_tokens, trainer.accelerator.num_processes)
+    obstacle = known_packing_obstacle(policy)
+    if obstacle is not None:
+        return obstacle
     accept_prefixes(policy)
     if shards_weights(trainer):
         if has_state(policy):  # a layer that does not get the layout computes the row as one sequence
             return "a model with layers that have a state is not packed if its weights are sharded."
         logger.warning("Packed rows were not compared with padded rows, because the weights are sharded.")
         return None
-    return try_packing(trainer, policy, padded)
-
-
-def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
-    """Compare packed values and gradients with TRL's on a few tokens. Returns the reason not to pack, or `None`."""
     accelerator = trainer.accelerator
-
-    def packed(*rows):
-        with lean_layers(policy):  # as in the run, if it packs
-            return packed_logps(policy, *rows, autocast=accelerator.autocast)[0]
-
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    arguments = (policy, vocabulary(policy), partial(padded, policy), packed, dtype)
-
-    def trial() -> str | None:
-        return probe_values(*arguments) or probe_gradients(*arguments)
-
-    return first_of_all_processes(try_model(policy, trial))
+    return first_of_all_processes(packing_obstacle(policy, partial(padded, policy), accelerator.autocast, dtype))
 
 
 def find_generation_obstacle(trainer, policy: torch.nn.Module) -> str | None:
@@ -207,17 +170,12 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module) -> str | None:
         return "the prompts have images."
     if shards_weights(trainer):
         return "the weights are sharded."
-    config = trainer.generation_config
-    own_config = getattr(policy, "generation_config", None)
-    if own_config is not None:
-        config = complete_config(config, own_config)
-    objection = why_not_compact(config)
-    if objection is not None:
-        return objection
-    trial = partial(probe_generation, policy, vocabulary(policy))
-    return first_of_all_processes(try_model(policy, trial))
+    obstacle = settings_obstacle(trainer.generation_config, getattr(policy, "generation_config", None))
+    if obstacle is not None:
+        return obstacle
+    return first_of_all_processes(generation_obstacle(policy))
 
 
-def vocabulary(policy: torch.nn.Module) -> int:
-    """Return the size of the model's vocabulary."""
-    return policy.get_input_embeddings().weight.shape[0]
+def first_of_all_processes(obstacle: str | None) -> str | None:
+    """Return the obstacle of the first process that has one, the same on every process."""
+    return next(filter(None, gather_object([obstacle])), None)

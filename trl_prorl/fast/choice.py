@@ -18,7 +18,7 @@ class Choice:
 
     @classmethod
     def unless(cls, reason: str | None) -> "Choice":
-        """Choose the acceleration unless there is a reason against it."""
+        """Decide for it, unless there is a reason against it."""
         return cls(reason is None, reason or "")
 
     @classmethod

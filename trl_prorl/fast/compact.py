@@ -6,11 +6,9 @@ batch, as padding, until the longest one ends. [`compact_sample`] is a decoding 
 `custom_generate`: `generate` prepares logits processors, stopping criteria and the cache as it does for its own loop,
 so that every setting of a generation means here what it means there.
 
-The rows of a cache: repeated for the completions of a prompt, dropped where a completion has ended.
-
-A mask of the padding before each prompt that is made once for all tokens of a generation.
-
-A token of each row, drawn with one random number.
+Four things make a token cheap: rows of the cache have room for all tokens to come ([`RoomyLayer`]) and are closed up
+in place ([`Selection`]), the mask of the padding is made once ([`PaddingMask`]), and a token is drawn with one random
+number ([`draw`]).
 """
 
 import copy
@@ -46,50 +44,6 @@ class Samples(NamedTuple):
     logps: torch.Tensor | None
 
 
-class Rows(NamedTuple):
-    """
-    Holds R rows of a batch that are being written, or that have ended.
-
-    Attributes:
-        index (`torch.LongTensor` of shape `(R,)`): Which rows of the batch they are.
-        lengths (`torch.LongTensor` of shape `(R,)`): Their tokens, prompts included.
-        ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions.
-        logps (`torch.Tensor` of shape `(R, T)`, *optional*): Of the completions.
-    """
-
-    index: torch.Tensor
-    lengths: torch.Tensor
-    ids: torch.Tensor
-    logps: torch.Tensor | None
-
-    @classmethod
-    def of_prompts(cls, ids: torch.Tensor, has_logps: bool) -> "Rows":
-        """Begin a row for each prompt of `(R, P)`."""
-        index = torch.arange(len(ids), device=ids.device)
-        lengths = torch.full_like(index, ids.shape[1])
-        logps = ids.new_empty((len(ids), 0), dtype=torch.float32) if has_logps else None
-        return cls(index, lengths, ids, logps)
-
-    def append(
-        self, tokens: torch.Tensor, token_logps: torch.Tensor | None, alive: torch.Tensor, pad: torch.Tensor | None
-    ) -> "Rows":
-        """Add a token `(R,)` to each row; one that is no longer alive gets padding."""
-        logps = self.logps
-        if logps is not None:
-            logps = torch.cat([logps, token_logps.where(alive, 0.0)[:, None]], dim=1)
-        if pad is not None:
-            tokens = torch.where(alive, tokens, pad)
-        ids = torch.cat([self.ids, tokens[:, None]], dim=1)
-        return Rows(self.index, self.lengths + alive, ids, logps)
-
-    def select(self, rows: torch.Tensor) -> "Rows":
-        """Return some of the rows, by their indices."""
-        logps = self.logps
-        if logps is not None:
-            logps = logps[rows]
-        return Rows(self.index[rows], self.lengths[rows], self.ids[rows], logps)
-
-
 def compact_sample(
     model,
     input_ids: torch.Tensor,
@@ -120,50 +74,59 @@ def compact_sample(
     """
     longest = stopping_criteria.max_length
     width = input_ids.shape[1]
-    pad = generation_config._pad_token_tensor
+    pad_token = generation_config._pad_token_tensor
+    number = len(copies)
+    ids = input_ids.new_full((number, longest), 0 if pad_token is None else int(pad_token))
+    ids[:, :width] = input_ids[copies]
+    logps = None if logps_at is None else ids.new_zeros((number, longest - width), dtype=torch.float32)
+    lengths = torch.full_like(copies, width)
     logits, mask, model_kwargs = _read_prompts(model, input_ids, copies, longest, model_kwargs)
     processors = _of_rows(logits_processor, copies)
 
-    rows = Rows.of_prompts(input_ids[copies], logps_at is not None)
-    device = rows.ids.device
-    alive = torch.ones(len(copies), dtype=torch.bool, device=device)
-    sound = torch.ones_like(alive)  # every token so far was drawn from a distribution
-    ended: list[Rows] = []
-    check_every = tokens_between_checks(device)
-    while True:
+    # Of the rows that are computed: which they are, what they hold, whether they have not ended, and whether each of
+    # their tokens was drawn from a distribution.
+    rows = torch.arange(number, device=ids.device)
+    written = ids[:, :width]
+    alive = torch.ones_like(rows, dtype=torch.bool)
+    sound = torch.ones_like(alive)
+    check_every = tokens_between_checks(ids.device)
+    for length in range(width + 1, longest + 1):
         tokens, token_logps, has_distribution = _next_tokens(
-            rows.ids, logits, processors, generation_config.do_sample, logps_at
+            written, logits, processors, generation_config.do_sample, logps_at
         )
         sound = sound & (has_distribution | ~alive)
-        rows = rows.append(tokens, token_logps, alive, pad)
-        alive = alive & ~stopping_criteria(rows.ids, None)
-        length = rows.ids.shape[1]
-        if (length - width) % check_every == 0 or length >= longest:
+        if pad_token is not None:
+            tokens = torch.where(alive, tokens, pad_token)
+        ids[rows, length - 1] = tokens
+        if logps is not None:
+            logps[rows, length - 1 - width] = token_logps.where(alive, 0.0)
+        lengths[rows] += alive
+        written = torch.cat([written, tokens[:, None]], dim=1)
+        alive = alive & ~stopping_criteria(written, None)
+        if (length - width) % check_every == 0 or length == longest:
             # The one place of the loop that waits for the device.
             still, all_sound = torch.stack([alive, sound]).tolist()
             if not all(all_sound):
                 raise RuntimeError(NO_DISTRIBUTION)
             if not any(still):
-                return _join([*ended, rows], width, 0 if pad is None else pad)
+                break
             if not all(still):
-                over = [row for row, goes_on in enumerate(still) if not goes_on]
-                ended.append(rows.select(torch.tensor(over).to(device)))
-                selection = Selection.of(still, device)
+                selection = Selection.from_rows(still, ids.device)
+                kept = selection.rows
                 close_up(cache_among(model_kwargs), selection)
                 if mask is not None:
                     mask.close_up(selection)
-                kept = selection.rows
                 model_kwargs = _select(model_kwargs, kept, len(still))
                 processors = _of_rows(processors, kept)
-                rows = rows.select(kept)
-                alive = alive[kept]
-                sound = sound[kept]
-        inputs = model.prepare_inputs_for_generation(rows.ids, next_sequence_length=1, **model_kwargs)
+                rows, written, alive, sound = rows[kept], written[kept], alive[kept], sound[kept]
+        inputs = model.prepare_inputs_for_generation(written, next_sequence_length=1, **model_kwargs)
         if mask is not None:
-            inputs["attention_mask"] = mask.of(length)
+            inputs["attention_mask"] = mask.up_to(length)
         outputs = model(**inputs, return_dict=True)
         model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
         logits = outputs.logits[:, -1]
+    longest = int(lengths.max())
+    return Samples(ids[:, :longest], None if logps is None else logps[:, : longest - width])
 
 
 def _read_prompts(
@@ -273,20 +236,7 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
     return selected
 
 
-def _join(ended: list[Rows], width: int, pad) -> Samples:
-    """Join the rows that ended at several times, in their first order and padded to the longest."""
-    number = sum(len(part.index) for part in ended)
-    longest = max(int(torch.cat([part.lengths for part in ended]).max()), width)
-    first = ended[0]
-    ids = first.ids.new_full((number, longest), int(pad))
-    logps = None if first.logps is None else first.logps.new_zeros((number, longest - width))
-    for part in ended:
-        part_ids = part.ids[:, :longest]
-        ids[part.index, : part_ids.shape[1]] = part_ids
-        if logps is not None:
-            part_logps = part.logps[:, : longest - width]
-            logps[part.index, : part_logps.shape[1]] = part_logps
-    return Samples(ids, logps)
+# ------------------------------------------------------------------------------------------ rows of the cache
 
 
 class RoomyLayer(DynamicLayer):
@@ -355,7 +305,7 @@ class Selection(NamedTuple):
     movers: torch.Tensor
 
     @classmethod
-    def of(cls, alive: list[bool], device: torch.device) -> "Selection":
+    def from_rows(cls, alive: list[bool], device: torch.device) -> "Selection":
         """Keep the rows that are alive, so that dropping a row copies at most one row of the cache."""
         left = sum(alive)
         rows = list(range(left))
@@ -406,12 +356,15 @@ def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: t
         layer.batch_select_indices(rows)
 
 
-def why_not_select(cache: Cache) -> str | None:
+def cache_obstacle(cache: Cache) -> str | None:
     """Return why rows of a cache cannot be selected; `None` if they can."""
     for layer in cache.layers:
         if not hasattr(layer, "batch_select_indices") and not isinstance(layer, LinearAttentionCacheLayerMixin):
             return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected one by one."
     return None
+
+
+# ---------------------------------------------------------------------------------------- the mask and the head
 
 
 class PaddingMask:
@@ -434,7 +387,7 @@ class PaddingMask:
         self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
         self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
 
-    def of(self, length: int) -> torch.Tensor | None:
+    def up_to(self, length: int) -> torch.Tensor | None:
         """Return what is added to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
         return self._to_add[..., :length] if any(self._has_padding) else None
 
@@ -462,6 +415,29 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
         and model_kwargs.get("position_ids") is not None
     )
 
+
+@contextmanager
+def contiguous_states(model) -> Iterator[None]:
+    """
+    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts.
+
+    `generate` computes logits of the last token alone, and its states are a slice of all. Where the CPU has
+    AVX512-BF16, torch 2.13 multiplies each row of such a slice by a copy of the whole head: six rows take eighty times
+    as long, and six times its memory.
+    """
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# ------------------------------------------------------------------------------------------ drawing a token
 
 BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
 SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
@@ -518,24 +494,3 @@ def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     largest = ends[:, -1:] * SHORT_OF_ALL
     found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
     return found.clamp(max=ends.shape[1] - 1)
-
-
-@contextmanager
-def contiguous_states(model) -> Iterator[None]:
-    """
-    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts.
-
-    `generate` computes logits of the last token alone, and its states are a slice of all. Where the CPU has
-    AVX512-BF16, torch 2.13 multiplies each row of such a slice by a copy of the whole head: six rows take eighty times
-    as long, and six times its memory.
-    """
-    head = model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-        yield
-        return
-    handle = head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
-    try:
-        yield
-    finally:
-        handle.remove()

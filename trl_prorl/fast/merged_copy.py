@@ -134,8 +134,7 @@ class MergedCopy:
     Holds a model whose weights are the policy's with the adapter merged.
 
     Args:
-        policy ([`~peft.PeftModel`]): With an adapter that [`why_not_merged`] accepts.
-        adapter (`str`, *optional*): Its name; the active one, unless another is named.
+        policy ([`~peft.PeftModel`]): With one active adapter, which [`~trl_prorl.fast.probes.merge_obstacle`] accepts.
 
     Attributes:
         model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`],
@@ -143,8 +142,8 @@ class MergedCopy:
         bytes (`int`): Memory that it needs in addition to the policy, between the two.
     """
 
-    def __init__(self, policy: PeftModel, adapter: str | None = None):
-        adapter = adapter or policy.active_adapters[0]
+    def __init__(self, policy: PeftModel):
+        adapter = policy.active_adapters[0]
         base = policy.get_base_model()
         shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model = copy.deepcopy(base, shared)

@@ -15,12 +15,14 @@ expects. Values and gradients are TRL's up to rounding (`tests/scoring/test_pack
 of a micro-batch stand in one row, unless `max_tokens` separates them.
 """
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .prefix import Layout, layout, register
 
@@ -38,11 +40,10 @@ def packed_logps(
     max_tokens: int | None = None,
     compute_entropy: bool = False,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
-    plan: "Plan | None" = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Compute per-token log-probabilities and entropies of completions, with gradient: what TRL's
-    `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model to which `why_not` has no objection.
+    `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model against which nothing stands.
 
     Equal prompts are found anywhere in the batch. Completions without tokens are not computed; if there are no others,
     one prompt is computed, so that the returned zeros have a gradient, as TRL's have. Dropout draws other masks than
@@ -63,36 +64,62 @@ def packed_logps(
         compute_entropy (`bool`, *optional*, defaults to `False`): Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
             Makes the context for a call of the model, such as `accelerator.autocast`.
-        plan ([`Plan`], *optional*): That of this batch, if it was planned before.
 
     Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
     exactly 0 where the mask is 0, as TRL's are. Raises `ValueError`: the mask has another form, or a prompt with one
     completion exceeds `max_tokens`.
     """
-    if plan is None:
-        plan = Plan.of(input_ids, attention_mask, logits_to_keep, max_tokens)
-    register()
-    logps = []
-    entropies = []
-    places = []
-    for call in plan.calls:
-        prefix_layout = call.layout._replace(added={})  # masks to add are large: they live with this forward's graph
-        with autocast():
-            outputs = model(**call.inputs, prefix_layout=prefix_layout, fused_lm_head=True)
-        device = outputs.log_probs.device  # the head's, which may differ from the batch's
-        scored = call.scored.to(device)
-        places.append(call.results.to(device))
-        logps.append(outputs.log_probs[0].index_select(0, scored))
-        if compute_entropy:
-            entropies.append(outputs.entropy[0].index_select(0, scored))
+    plan = Plan.from_batch(input_ids, attention_mask, logits_to_keep, max_tokens)
+    return plan.score(model, compute_entropy, autocast)
 
-    def unpacked(values: list[torch.Tensor]) -> torch.Tensor:
-        result = values[0].new_zeros(input_ids.shape[0] * logits_to_keep)
-        for call_places, call_values in zip(places, values, strict=True):
-            result.index_copy_(0, call_places, call_values)
-        return result.view(input_ids.shape[0], -1)
 
-    return unpacked(logps), unpacked(entropies) if compute_entropy else None
+class PackedScorer:
+    """
+    Scores batches as TRL's `GRPOTrainer._get_per_token_logps_and_entropies` does, from packed rows, a micro-batch at a
+    time.
+
+    Args:
+        max_tokens, autocast: As for [`packed_logps`].
+    """
+
+    def __init__(self, max_tokens: int | None, autocast: Callable[[], AbstractContextManager]):
+        self.max_tokens = max_tokens
+        self.autocast = autocast
+        # Of batches that are still in use, by a tensor that each of them holds: several models score the same rows,
+        # and the policy does so in every pass. To plan them, the host waits for the device.
+        self._plans = WeakTensorKeyDictionary()
+
+    def __call__(
+        self,
+        model: Callable,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        plan_key: torch.Tensor | None = None,
+        **others,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        """
+        Score a batch; TRL's arguments, and a `plan_key` that lives as long as the batch and says that it is the same
+        one. Returns TRL's result. Raises `ValueError`: the batch has more than text.
+        """
+        given = sorted(name for name, value in others.items() if value is not None and value is not False)
+        if given:
+            raise ValueError(
+                f'pack_groups supports text only; the batch has {", ".join(given)}. Set pack_groups: "off".'
+            )
+        size = batch_size or len(input_ids)
+        plans_by_size = {} if plan_key is None else self._plans.setdefault(plan_key, {})
+        if size not in plans_by_size:  # all of them before the first forward, for which the host would wait
+            batches = zip(input_ids.split(size), attention_mask.split(size), strict=True)
+            plans_by_size[size] = [
+                Plan.from_batch(ids, mask, logits_to_keep, self.max_tokens) for ids, mask in batches
+            ]
+        scored = [plan.score(model, compute_entropy, self.autocast) for plan in plans_by_size[size]]
+        logps = torch.cat([logps for logps, _ in scored])
+        entropies = torch.cat([entropies for _, entropies in scored]) if compute_entropy else None
+        return logps, entropies, None
 
 
 @dataclass(frozen=True)
@@ -122,12 +149,14 @@ class Plan:
 
     Attributes:
         calls (`list[PackedCall]`): The calls of the model.
+        shape (`tuple[int, int]`): (B, C).
     """
 
     calls: list[PackedCall]
+    shape: tuple[int, int]
 
     @classmethod
-    def of(
+    def from_batch(
         cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
     ) -> "Plan":
         """
@@ -158,7 +187,35 @@ class Plan:
             prompt = tuple(prompt_ids[row][-prompts[row] :])
             groups.setdefault(prompt, []).append(row)
         calls = plan_calls(list(groups.values()), prompts, completions, max_tokens)
-        return cls([pack(call, input_ids, prompts, completions, logits_to_keep) for call in calls])
+        packed = [pack(call, input_ids, prompts, completions, logits_to_keep) for call in calls]
+        return cls(packed, (batch, logits_to_keep))
+
+    def score(
+        self, model: Callable, compute_entropy: bool, autocast: Callable[[], AbstractContextManager]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Call a model; arguments and result are those of [`packed_logps`]."""
+        register()
+        places = []
+        logps = []
+        entropies = []
+        for call in self.calls:
+            # Masks to add are large: they live with this forward's graph.
+            prefix_layout = call.layout._replace(added={})
+            with autocast():
+                outputs = model(**call.inputs, prefix_layout=prefix_layout, fused_lm_head=True)
+            device = outputs.log_probs.device  # the head's, which may differ from the batch's
+            scored = call.scored.to(device)
+            places.append(call.results.to(device))
+            logps.append(outputs.log_probs[0].index_select(0, scored))
+            if compute_entropy:
+                entropies.append(outputs.entropy[0].index_select(0, scored))
+        logps = self._in_rows(logps, places)
+        return logps, self._in_rows(entropies, places) if compute_entropy else None
+
+    def _in_rows(self, values: list[torch.Tensor], places: list[torch.Tensor]) -> torch.Tensor:
+        """Put the values of all calls into their places among zeros: shape `(B, C)`."""
+        zeros = values[0].new_zeros(math.prod(self.shape))
+        return zeros.index_copy(0, torch.cat(places), torch.cat(values)).view(self.shape)
 
 
 def pack(

@@ -55,8 +55,7 @@ class Layout(NamedTuple):
 
     Attributes:
         keys (`torch.LongTensor` of shape `(S, W)`): The places of every sequence's prefix, ending at the same column,
-            and of its own tokens; the longest sequence first. Padding takes each place of the row in turn: if it all
-            took one, the backward pass would add thousands of zeros to a single place, one after another.
+            and of its own tokens; the longest sequence first.
         masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): For each block of queries, the keys that they see.
             The queries are the last Q of the first K keys of the first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`):
@@ -136,8 +135,7 @@ def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | Non
     column = torch.arange(-longest_prefix, lengths[0], device=device)
     is_token = (column >= -prefix_length) & (column < length)
     place = torch.where(column < 0, prefix + prefix_length + column, start + column)
-    padding = torch.arange(is_token.numel(), device=device).view(is_token.shape) % size
-    keys = torch.where(is_token, place, padding)
+    keys = torch.where(is_token, place, padding_places(is_token, size))
 
     masks = []
     query_places = []
@@ -151,10 +149,23 @@ def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | Non
         # Padding goes to a place behind the row.
         query_places.append(keys[:rows, queries].where(is_token[:rows, queries], size).flatten())
 
-    query_places = torch.cat(query_places)
-    order = torch.empty(size + 1, dtype=torch.long, device=device)
-    order.scatter_(0, query_places, torch.arange(len(query_places), device=device))
-    return Layout(keys, masks, order[:size], sequences, {})
+    return Layout(keys, masks, order_of(query_places, size), sequences, {})
+
+
+def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
+    """
+    Return places for padding, of the mask's shape, that take each of the row's places in turn: if all padding took one
+    place, the backward pass would add thousands of zeros to it, one after another.
+    """
+    return torch.arange(mask.numel(), device=mask.device).view(mask.shape) % size
+
+
+def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
+    """Find each of a row's places among results that stand one after another; `size` is the place of padding."""
+    found = torch.cat(places)
+    order = torch.empty(size + 1, dtype=torch.long, device=found.device)
+    order.scatter_(0, found, torch.arange(len(found), device=found.device))
+    return order[:size]
 
 
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
@@ -390,7 +401,7 @@ class StatePlan(NamedTuple):
     order: torch.Tensor
 
     @classmethod
-    def of(cls, sequences: list[tuple[int, int, int, int]], device: torch.device) -> "StatePlan":
+    def from_sequences(cls, sequences: list[tuple[int, int, int, int]], device: torch.device) -> "StatePlan":
         """Plan a row, given the sequences of [`~trl_prorl.fast.prefix.layout`]."""
         size = sum(length for _, _, _, length in sequences)
         roots = [(start, length) for _, before, start, length in sequences if before == 0 and length > 0]
@@ -403,7 +414,7 @@ class StatePlan(NamedTuple):
         widest = int(lengths.max())
         column = torch.arange(widest) - widest + lengths
         mask = column >= 0
-        prompts = torch.where(mask, starts + column, spread(mask.shape, size))
+        prompts = torch.where(mask, starts + column, padding_places(mask, size))
         found = [prompts.where(mask, size).flatten()]
         blocks = []
         longest = max((length for _, _, _, length in others), default=0)
@@ -413,28 +424,17 @@ class StatePlan(NamedTuple):
             # At least two columns: with a single token, layers compute a step of generation, which writes in place.
             column = torch.arange(first, max(end, first + 2))
             is_token = column < lengths
-            block = torch.where(is_token, starts + column, spread(is_token.shape, size))
+            block = torch.where(is_token, starts + column, padding_places(is_token, size))
             blocks.append(block)
             found.append(block.where(is_token, size).flatten())  # padding goes to a place behind the row
 
-        places = torch.cat(found)
-        order = torch.empty(size + 1, dtype=torch.long)
-        order.scatter_(0, places, torch.arange(len(places)))
         return cls(
             prompts.to(device),
             mask.long().to(device),
             prompt_of.to(device),
             [block.to(device) for block in blocks],
-            order[:size].to(device),
+            order_of(found, size).to(device),
         )
-
-
-def spread(shape: torch.Size, size: int) -> torch.Tensor:
-    """
-    Return places for padding that take each place of the row in turn: if all padding took one place, the backward pass
-    would add thousands of zeros to it, one after another.
-    """
-    return torch.arange(shape.numel()).view(shape) % size
 
 
 @cache
@@ -484,7 +484,7 @@ def compute_by_sequence(forward: Callable) -> Callable:
         if prefix_layout is None:
             return forward(self, hidden_states, *args, **kwargs)
         if "states" not in prefix_layout.added:
-            prefix_layout.added["states"] = StatePlan.of(prefix_layout.sequences, hidden_states.device)
+            prefix_layout.added["states"] = StatePlan.from_sequences(prefix_layout.sequences, hidden_states.device)
         plan = prefix_layout.added["states"]
         kwargs = {name: value for name, value in kwargs.items() if name not in ("cache", "attention_mask")}
         row = hidden_states[0]

@@ -1,26 +1,28 @@
 """
-Does a model give the same values and gradients in packed rows as in padded rows? A trial of the model itself, with a
-few tokens, see [`~trl_prorl.fast.trial`].
+What stands against an acceleration of a model: functions `…_obstacle` that return a sentence, or `None`.
 
-[`why_not`][`~trl_prorl.fast.probes.why_not`] has a list of known troubles, including those that only long rows
-show. This module asks any other model for numbers: log-probabilities of the same tokens, packed and as TRL pads them.
-The lengths of the prompts differ so much that a model to which absolute positions matter betrays itself. The yardstick
-is rounding, measured in two ways: on rows of equal length, one at a time and then all together with another kernel of
-the same attention, which changes nothing else; and by the rounding of positions as high as padding makes them.
+[`known_packing_obstacle`] has a list of known troubles, including those that only long rows show. The others ask the
+model itself for numbers, with a few tokens (see [`~trl_prorl.fast.trial`]).
 
-A layer may compute a right value and still lose the gradient of a bias, so one gradient of every kind of trainable
-tensor is compared, too. Tensors are of one kind if their names differ in numbers alone: the biases of `q_proj` in all
-layers, for example. The two last of a kind are compared, because a backward pass to them costs little, and that of the
-last but one goes through the whole last layer.
+[`packing_obstacle`] compares log-probabilities of the same tokens, packed and as TRL pads them. The lengths of the
+prompts differ so much that a model to which absolute positions matter betrays itself. The yardstick is rounding,
+measured in two ways: on rows of equal length, one at a time and then all together with another kernel of the same
+attention, which changes nothing else; and by the rounding of positions as high as padding makes them. A layer may
+compute a right value and still lose the gradient of a bias, so one gradient of every kind of trainable tensor is
+compared, too. Tensors are of one kind if their names differ in numbers alone: the biases of `q_proj` in all layers,
+for example. The two last of a kind are compared, because a backward pass to them costs little, and that of the last
+but one goes through the whole last layer.
 
-Does compact sampling give what `generate` gives? Asked of the model itself, with a few greedy tokens.
+[`generation_obstacle`] compares a few greedy tokens with those of `generate`, and [`merge_obstacle`] the numbers of a
+merged copy with the policy's.
 """
 
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from peft import PeftModel, PeftType
@@ -30,11 +32,18 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, St
 
 from ..launch.model_defaults import plain_generation_config
 from ..launch.prompts import pad_left
-from .compact import cache_among, compact_sample, contiguous_states, why_not_select
+from .compact import cache_among, cache_obstacle, compact_sample, contiguous_states
+from .lean_lora import lean_layers
 from .merged_copy import MergedCopy, find_adapted_layers
+from .packing import packed_logps
 from .prefix import has_state
-from .trial import decoder_layers, first_line, tokens
+from .trial import decoder_layers, first_line, tokens, try_model
 
+
+# -------------------------------------------------------------------------------------------------- packed groups
+
+# The kinds of layers, in a configuration's `layer_types`, that attend alone.
+ATTENTION = ("full_attention", "sliding_attention", "attention")
 
 # The allowance, in multiples of the effect of rounding. Of 29 architectures with random weights, in fp32, under bf16
 # autocast and in bf16, packing changes at most 1.5 times as much where it is right, and at least 5.7 times where it is
@@ -42,339 +51,26 @@ from .trial import decoder_layers, first_line, tokens
 FACTOR = 4.0
 # For each prompt, its length and those of its completions.
 GROUPS = [(3, (6, 2)), (61, (5, 1)), (8, (4, 6))]
-# The rows of equal length.
-ROWS = 6
-PROMPT = 6
-COMPLETION = 6
+# The rows of equal length: six prompts with one completion each.
+EQUAL_GROUPS = [(6, (6,))] * 6
 TF32_UNIT = 2.0**-10
 
 # Of gradients: one prompt with two completions, each token of which the model computes once in a packed row.
-SHORT_PROMPT = 3
-SHORT_COMPLETIONS = (2, 1)
+SHORT_GROUPS = [(3, (2, 1))]
 # The largest relative difference that rounding explains, in units of the last place of the dtype. Of eight families
 # with random weights, LoRA and full, it is at most 14 in fp32, 11 under bf16 autocast and 12 in bf16. A gradient that
 # is lost differs by 100 %, which is 128 of them in bf16.
 UNITS = 64
 # What is certainly no rounding in fp32, where all that was measured is below a hundredth of it.
-LEAST = 1e-3
+MIN_ALLOWED = 1e-3
 
 Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
-def probe_values(
-    model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
-) -> str | None:
+def known_packing_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
     """
-    Compare a model's values in packed and in padded rows.
-
-    Args:
-        model (`torch.nn.Module`): The policy, on trial.
-        vocabulary (`int`): Number of the model's tokens.
-        padded, packed (`Callable`): Score completions by this model: `input_ids` and `attention_mask` of shape
-            `(B, P + C)`, prompts padded on the left and completions on the right, and C, to log-probabilities
-            `(B, C)`.
-        autocast (`torch.dtype`, *optional*): The dtype in which both compute, if it is not that of the weights.
-
-    Returns `str` or `None`: Why packing is not supported, in one sentence; `None` if it changes no value.
-    """
-    device = next(model.parameters()).device
-    name = type(model).__name__
-    ids, mask, keep = unequal_rows(vocabulary)
-    ids = ids.to(device)
-    mask = mask.to(device)
-    scored = mask[:, -keep:] == 1
-    with torch.no_grad():
-        try:
-            as_padded = padded(ids, mask, keep)[scored]
-            changes = rms(packed(ids, mask, keep)[scored] - as_padded)
-            rounding = _rounding(padded, vocabulary, device, coarsest_unit(model, autocast))
-        except Exception as error:  # of any kind, because the model's own code runs
-            return f"{name} fails on a packed row ({first_line(error)})."
-    # A rotation's angle at the last position is rounded by half a unit in the last place of the product of position
-    # and frequency, which models compute in fp32 whatever their dtype. Padding moves a row to such positions, and
-    # log-probabilities change by a relative amount of about this size.
-    rounding = max(rounding, ids.shape[1] * torch.finfo(torch.float32).eps / 2 * rms(as_padded))
-    if changes <= FACTOR * rounding:
-        return None
-    return (
-        f"log-probabilities of {name} in packed rows differ from those in padded rows by {changes:.2g} nats per "
-        f"token, and rounding explains {rounding:.2g}."
-    )
-
-
-def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
-    """Return the spacing of the numbers near 1 in the coarsest form in which a model computes."""
-    dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
-    if autocast is not None:
-        dtypes.add(autocast)
-    units = [torch.finfo(dtype).eps for dtype in dtypes]
-    on_cuda = next(model.parameters()).device.type == "cuda"
-    if on_cuda and torch.float32 in dtypes and torch.backends.cuda.matmul.fp32_precision == "tf32":
-        units.append(TF32_UNIT)  # what a product reads of fp32
-    return max(units)
-
-
-def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Make token ids and mask of the batch `GROUPS` as TRL pads it, and the width of its completions."""
-    start = max(prompt for prompt, _ in GROUPS)
-    keep = max(max(lengths) for _, lengths in GROUPS)
-    rows = sum(len(lengths) for _, lengths in GROUPS)
-    ids = tokens(rows * (start + keep), vocabulary).view(rows, -1)
-    mask = torch.zeros(rows, start + keep).long()
-    row = 0
-    for prompt, lengths in GROUPS:
-        ids[row : row + len(lengths), :start] = ids[row, :start].clone()
-        for length in lengths:
-            mask[row, start - prompt : start + length] = 1
-            row += 1
-    return ids, mask, keep
-
-
-def rms(values: torch.Tensor) -> float:
-    return values.double().square().mean().sqrt().item()
-
-
-def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float) -> float:
-    """
-    Measure the change in rows of equal length when they are computed together, in nats per token. `unit` is that of
-    [`coarsest_unit`].
-    """
-    ids = tokens(ROWS * (PROMPT + COMPLETION), vocabulary).view(ROWS, -1).to(device)
-    mask = torch.ones_like(ids)
-    singles = zip(ids.split(1), mask.split(1), strict=True)
-    alone = torch.cat([padded(one_ids, one_mask, COMPLETION) for one_ids, one_mask in singles])
-    # A kernel that computes a row of a batch exactly like a single row shows no rounding (CPUs in bf16).
-    with sdpa_kernel(SDPBackend.MATH):
-        together = padded(ids, mask, COMPLETION)
-    # At least half a unit in the last place of the log-probabilities themselves.
-    return max(rms(together - alone), unit / 2 * rms(alone))
-
-
-def probe_gradients(
-    model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
-) -> str | None:
-    """
-    Compare the gradients of a model's trainable tensors in packed and in padded rows. Weights, `.grad` and
-    `requires_grad` are afterwards what they were before.
-
-    Args:
-        model, vocabulary, padded, packed, autocast: As for [`probe_values`], with gradient.
-
-    Returns `str` or `None`: Why packing is not supported, in one sentence, or `None` if the gradients agree.
-    """
-    params = last_of_each_kind(model)
-    if not params:
-        return None
-    device = next(model.parameters()).device
-    with torch.enable_grad(), fill_zeros(params):
-        try:
-            expected = compute_gradients(padded, params, vocabulary, device)
-            found = compute_gradients(packed, params, vocabulary, device)
-        except Exception as error:  # of any kind, because the model's own code runs
-            return f"the gradients of {type(model).__name__} in a packed row cannot be tested ({first_line(error)})."
-    return first_difference(found, expected, coarsest_unit(model, autocast))
-
-
-def last_of_each_kind(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Find the two last trainable tensors of each kind, by name."""
-    kinds: dict[str, list[str]] = {}
-    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    for name in trained:
-        kind = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
-        kinds.setdefault(kind, []).append(name)
-    last = {}
-    for names in kinds.values():
-        for name in names[-2:]:
-            last[name] = trained[name]
-    return last
-
-
-@contextmanager
-def fill_zeros(params: dict[str, torch.nn.Parameter]) -> Iterator[None]:
-    """
-    Make small numbers of tensors that are 0 everywhere while this lasts: the factor A of a new LoRA adapter gets no
-    gradient while B is 0.
-    """
-    empty = [param for param in params.values() if not param.detach().any()]
-    with torch.no_grad():
-        for param in empty:
-            waves = torch.arange(1, param.numel() + 1, device=param.device).sin().mul_(0.01)
-            param.copy_(waves.view(param.shape))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for param in empty:
-                param.zero_()
-
-
-def compute_gradients(
-    score: Score, params: dict[str, torch.nn.Parameter], vocabulary: int, device: torch.device
-) -> dict[str, torch.Tensor | None]:
-    """Compute the gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
-    width = SHORT_PROMPT + max(SHORT_COMPLETIONS)
-    ids = tokens(len(SHORT_COMPLETIONS) * width, vocabulary).view(len(SHORT_COMPLETIONS), width)
-    ids[:, :SHORT_PROMPT] = ids[0, :SHORT_PROMPT].clone()
-    mask = torch.ones_like(ids)
-    for row, length in enumerate(SHORT_COMPLETIONS):
-        mask[row, SHORT_PROMPT + length :] = 0
-    logps = score(ids.to(device), mask.to(device), max(SHORT_COMPLETIONS))
-    weights = torch.linspace(1.0, 2.0, logps.numel(), device=logps.device).view(logps.shape)
-    found = torch.autograd.grad((logps * weights).sum(), list(params.values()), allow_unused=True)
-    return dict(zip(params, found, strict=True))
-
-
-def first_difference(
-    found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None], unit: float
-) -> str | None:
-    """
-    Describe the first gradient that is lost, or that differs from the expected one by more than rounding. `unit` is
-    that of [`coarsest_unit`]. Returns a sentence, or `None`.
-    """
-    largest = max((size(gradient) for gradient in expected.values()), default=0.0)
-    allowed = max(LEAST, UNITS * unit)
-    for name, right in expected.items():
-        mine = found[name]
-        if size(right) == 0.0 and size(mine) == 0.0:
-            continue
-        if size(mine) == 0.0:
-            return f"{name} gets no gradient from packed rows, but one from padded rows."
-        if right is None:
-            return f"{name} gets a gradient from packed rows, but none from padded rows."
-        difference = size(mine - right)
-        # A gradient much smaller than the others may be the rest of large parts, which rounding does not cancel.
-        if not difference <= max(allowed * size(right), unit * largest):
-            share = difference / max(size(right), torch.finfo(torch.float32).tiny)
-            return (
-                f"the gradient of {name} in packed rows differs from that in padded rows by {share:.2g} of its size, "
-                f"and rounding explains {allowed:.2g}."
-            )
-    return None
-
-
-def size(gradient: torch.Tensor | None) -> float:
-    """Compute the norm of a gradient, 0 for one that is missing."""
-    return 0.0 if gradient is None else gradient.float().norm().item()
-
-
-PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left
-COPIES = (0, 0, 1, 2, 2, 3)
-LONGEST = 8  # tokens of a completion
-# Two tokens whose logits differ by less than so many units in the last place of the larger may change places.
-TIE = 64
-
-
-class _Some(StoppingCriteria):
-    """Ends the rows whose last token of the prompt is even after three tokens, so that rows are dropped."""
-
-    def __init__(self, width: int):
-        self.width = width
-
-    def __call__(self, input_ids, scores, **kwargs):
-        is_even = input_ids[:, self.width - 1] % 2 == 0
-        return is_even & (input_ids.shape[1] >= self.width + 3)
-
-
-def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
-    """
-    Return, in one sentence, why compact sampling is refused for a model whose samples it would change.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The model, on trial (see [`~trl_prorl.fast.trial`]).
-        vocabulary (`int`): Number of its tokens.
-
-    Returns:
-        `str` or `None`: `None` where compact sampling changes nothing.
-    """
-    kind = rope_by_longest_row(model.config)
-    if kind is not None:
-        return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped early."
-    device = next(model.parameters()).device
-    name = type(model).__name__
-    ids, mask = pad_left(_trial_prompts(vocabulary), 0)
-    ids = ids.to(device)
-    mask = mask.to(device)
-    copies = torch.tensor(COPIES, device=device)
-    stops = StoppingCriteriaList([_Some(ids.shape[1])])
-    config = GenerationConfig(
-        max_new_tokens=LONGEST, do_sample=False, pad_token_id=0, disable_compile=True, eos_token_id=None
-    )
-    with torch.no_grad(), plain_generation_config(model), contiguous_states(model):
-        try:
-            with_scores = GenerationConfig(**config.to_diff_dict(), return_dict_in_generate=True, output_scores=True)
-            theirs = model.generate(
-                input_ids=ids[copies],
-                attention_mask=mask[copies],
-                generation_config=with_scores,
-                stopping_criteria=stops,
-            )
-            reason = why_not_select(cache_among(theirs))
-            if reason is not None:
-                return f"{name}: {reason}"
-            mine = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                generation_config=config,
-                stopping_criteria=stops,
-                custom_generate=compact_sample,
-                copies=copies,
-            )
-        except Exception as error:  # of whatever kind: the model's own code runs
-            return f"{name} fails during compact generation ({first_line(error)})."
-    precision = torch.finfo(next(model.parameters()).dtype).eps
-    place = _first_difference(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)
-    if place is not None:
-        return f"greedy tokens of {name} differ from those of generate from token {place + 1} on."
-    return None
-
-
-def _trial_prompts(vocabulary: int) -> list[list[int]]:
-    """Make prompts whose last tokens are even and odd in turn, so that `_Some` ends every second one."""
-    spread = tokens(sum(PROMPTS), vocabulary).tolist()
-    prompts = []
-    start = 0
-    for place, length in enumerate(PROMPTS):
-        prompt = spread[start : start + length]
-        last = prompt[-1] - prompt[-1] % 2 + (place % 2)
-        prompts.append([*prompt[:-1], last])
-        start += length
-    return prompts
-
-
-def _first_difference(
-    mine: torch.Tensor, theirs: torch.Tensor, scores: tuple[torch.Tensor, ...], width: int, precision: float
-) -> int | None:
-    """
-    Find where a completion first differs by more than a tie of two tokens.
-
-    Args:
-        mine, theirs (`torch.LongTensor` of shape `(R, width + T)`): Prompts and completions; T may differ.
-        scores (`tuple[torch.Tensor]`): Of each token of theirs, of shape `(R, V)`.
-        width (`int`): Tokens of the prompts.
-        precision (`float`): The unit in the last place of 1.
-    """
-    longest = max(mine.shape[1], theirs.shape[1])
-    mine = pad(mine, (0, longest - mine.shape[1]))[:, width:]
-    theirs = pad(theirs, (0, longest - theirs.shape[1]))[:, width:]
-    for row, differs in enumerate(mine != theirs):
-        if differs.any():
-            place = int(differs.int().argmax())  # the first
-            score = scores[place][row].float()
-            gap = score[mine[row, place]] - score[theirs[row, place]]
-            if gap.abs().item() > TIE * precision * score.abs().max().item():
-                return place
-    return None
-
-
-# The kinds of layers, in a configuration's `layer_types`, that attend alone.
-ATTENTION = ("full_attention", "sliding_attention", "attention")
-
-
-def why_not(model: PreTrainedModel | PeftModel) -> str | None:
-    """
-    Return why `packed_logps` does not support a model, in one sentence. The known troubles are those that a few tokens
-    would not show, and some that they would show, so that nothing needs to be computed.
-    [`~trl_prorl.fast.probes.probe_values`] finds the others.
+    Return why groups cannot be packed, in one sentence. The known troubles are those that a few tokens would not show,
+    and some that they would show, so that nothing needs to be computed.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The policy or the reference, before any other wrapper.
@@ -442,22 +138,290 @@ def rope_by_longest_row(config: PretrainedConfig) -> str | None:
     return min(rope_types(config) & {"dynamic", "longrope"}, default=None)
 
 
-# A trial of the copy.
+def packing_obstacle(
+    model: torch.nn.Module,
+    padded: Score,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    dtype: torch.dtype | None = None,
+) -> str | None:
+    """
+    Compare a model's values and gradients in packed and in padded rows, with lean LoRA layers.
+
+    Args:
+        model (`torch.nn.Module`): The policy, for which no obstacle is known.
+        padded (`Callable`): Scores completions by this model as TRL does: `input_ids` and `attention_mask` of shape
+            `(B, P + C)`, prompts padded on the left and completions on the right, and C, to log-probabilities
+            `(B, C)`.
+        autocast (`Callable`, *optional*): Makes the context in which both compute.
+        dtype (`torch.dtype`, *optional*): The dtype of that context, if it is not that of the weights.
+
+    Returns `str` or `None`: Why packing is not supported, in one sentence; `None` if it changes only rounding.
+    """
+
+    def packed(*rows) -> torch.Tensor:
+        with lean_layers(model):  # as in the run, if it packs
+            return packed_logps(model, *rows, autocast=autocast)[0]
+
+    def trial() -> str | None:
+        try:
+            unit = coarsest_unit(model, dtype)
+            return compare_values(model, padded, packed, unit) or compare_gradients(model, padded, packed, unit)
+        except Exception as error:  # of any kind, because the model's own code runs
+            return f"{type(model).__name__} fails on a packed row ({first_line(error)})."
+
+    return try_model(model, trial)
+
+
+@torch.no_grad()
+def compare_values(model: torch.nn.Module, padded: Score, packed: Score, unit: float) -> str | None:
+    """Compare log-probabilities of unequal rows; `unit` is that of [`coarsest_unit`]."""
+    ids, mask, keep = padded_batch(GROUPS, model)
+    scored = mask[:, -keep:] == 1
+    as_padded = padded(ids, mask, keep)[scored]
+    changes = rms(packed(ids, mask, keep)[scored] - as_padded)
+    # A rotation's angle at the last position is rounded by half a unit in the last place of the product of position
+    # and frequency, which models compute in fp32 whatever their dtype. Padding moves a row to such positions, and
+    # log-probabilities change by a relative amount of about this size.
+    of_positions = ids.shape[1] * torch.finfo(torch.float32).eps / 2 * rms(as_padded)
+    rounding = max(measure_rounding(model, padded, unit), of_positions)
+    if changes <= FACTOR * rounding:
+        return None
+    return (
+        f"log-probabilities of {type(model).__name__} in packed rows differ from those in padded rows by "
+        f"{changes:.2g} nats per token, and rounding explains {rounding:.2g}."
+    )
+
+
+def measure_rounding(model: torch.nn.Module, padded: Score, unit: float) -> float:
+    """Measure the change in rows of equal length when they are computed together, in nats per token."""
+    ids, mask, keep = padded_batch(EQUAL_GROUPS, model)
+    singles = zip(ids.split(1), mask.split(1), strict=True)
+    alone = torch.cat([padded(one_ids, one_mask, keep) for one_ids, one_mask in singles])
+    # A kernel that computes a row of a batch exactly like a single row shows no rounding (CPUs in bf16).
+    with sdpa_kernel(SDPBackend.MATH):
+        together = padded(ids, mask, keep)
+    # At least half a unit in the last place of the log-probabilities themselves.
+    return max(rms(together - alone), unit / 2 * rms(alone))
+
+
+def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
+    """Return the spacing of the numbers near 1 in the coarsest form in which a model computes."""
+    dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
+    if autocast is not None:
+        dtypes.add(autocast)
+    units = [torch.finfo(dtype).eps for dtype in dtypes]
+    on_cuda = next(model.parameters()).device.type == "cuda"
+    if on_cuda and torch.float32 in dtypes and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        units.append(TF32_UNIT)  # what a product reads of fp32
+    return max(units)
+
+
+def padded_batch(
+    groups: list[tuple[int, tuple[int, ...]]], model: torch.nn.Module
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """
+    Make token ids and mask of a batch as TRL pads it, on the model's device, and the width of its completions.
+    `groups` has for each prompt its length and those of its completions.
+    """
+    start = max(prompt for prompt, _ in groups)
+    keep = max(max(lengths) for _, lengths in groups)
+    rows = sum(len(lengths) for _, lengths in groups)
+    ids = tokens(rows * (start + keep), vocabulary_of(model)).view(rows, -1)
+    mask = torch.zeros_like(ids)
+    row = 0
+    for prompt, lengths in groups:
+        ids[row : row + len(lengths), :start] = ids[row, :start].clone()
+        for length in lengths:
+            mask[row, start - prompt : start + length] = 1
+            row += 1
+    device = next(model.parameters()).device
+    return ids.to(device), mask.to(device), keep
+
+
+def vocabulary_of(model: torch.nn.Module) -> int:
+    """Return the size of a model's vocabulary."""
+    return model.get_input_embeddings().weight.shape[0]
+
+
+def rms(values: torch.Tensor) -> float:
+    return values.double().square().mean().sqrt().item()
+
+
+def compare_gradients(model: torch.nn.Module, padded: Score, packed: Score, unit: float) -> str | None:
+    """Compare gradients of every kind of trainable tensor; `.grad` stays what it was."""
+    params = last_of_each_kind(model)
+    if not params:
+        return None
+    expected = compute_gradients(padded, params, model)
+    found = compute_gradients(packed, params, model)
+    return first_difference(found, expected, unit)
+
+
+def last_of_each_kind(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Find the two last trainable tensors of each kind, by name."""
+    kinds: dict[str, list[str]] = {}
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    for name in trained:
+        kind = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+        kinds.setdefault(kind, []).append(name)
+    last = {}
+    for names in kinds.values():
+        for name in names[-2:]:
+            last[name] = trained[name]
+    return last
+
+
+@torch.enable_grad()
+def compute_gradients(
+    score: Score, params: dict[str, torch.nn.Parameter], model: torch.nn.Module
+) -> dict[str, torch.Tensor | None]:
+    """Compute the gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
+    logps = score(*padded_batch(SHORT_GROUPS, model))
+    weights = torch.linspace(1.0, 2.0, logps.numel(), device=logps.device).view(logps.shape)
+    found = torch.autograd.grad((logps * weights).sum(), list(params.values()), allow_unused=True)
+    return dict(zip(params, found, strict=True))
+
+
+def first_difference(
+    found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None], unit: float
+) -> str | None:
+    """
+    Describe the first gradient that is lost, or that differs from the expected one by more than rounding. `unit` is
+    that of [`coarsest_unit`]. Returns a sentence, or `None`.
+    """
+    largest = max((size(gradient) for gradient in expected.values()), default=0.0)
+    allowed = max(MIN_ALLOWED, UNITS * unit)
+    for name, right in expected.items():
+        mine = found[name]
+        if size(right) == 0.0 and size(mine) == 0.0:
+            continue
+        if size(mine) == 0.0:
+            return f"{name} gets no gradient from packed rows, but one from padded rows."
+        if right is None:
+            return f"{name} gets a gradient from packed rows, but none from padded rows."
+        difference = size(mine - right)
+        # A gradient much smaller than the others may be the rest of large parts, which rounding does not cancel.
+        if not difference <= max(allowed * size(right), unit * largest):
+            share = difference / max(size(right), torch.finfo(torch.float32).tiny)
+            return (
+                f"the gradient of {name} in packed rows differs from that in padded rows by {share:.2g} of its size, "
+                f"and rounding explains {allowed:.2g}."
+            )
+    return None
+
+
+def size(gradient: torch.Tensor | None) -> float:
+    """Compute the norm of a gradient, 0 for one that is missing."""
+    return 0.0 if gradient is None else gradient.float().norm().item()
+
+
+# --------------------------------------------------------------------------------------------- compact generation
+
+PROMPTS = (3, 9, 8, 4)  # tokens of each; after the first completions have ended, two prompts are left
+COPIES = (0, 0, 1, 2, 2, 3)
+LONGEST = 8  # tokens of a completion
+# Two tokens whose logits differ by less than so many units in the last place of the larger may change places.
+TIE = 64
+
+
+class SomeEnd(StoppingCriteria):
+    """Ends the rows whose prompt's last token is in the first half of the vocabulary, after three tokens."""
+
+    def __init__(self, width: int, vocabulary: int):
+        self.width = width
+        self.vocabulary = vocabulary
+
+    def __call__(self, input_ids, scores, **kwargs):
+        ends = input_ids[:, self.width - 1] < self.vocabulary // 2
+        return ends & (input_ids.shape[1] >= self.width + 3)
+
+
+def generation_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
+    """Return, in one sentence, why a model is not sampled compactly: it would change its samples. `None` if not."""
+    kind = rope_by_longest_row(model.config)
+    if kind is not None:
+        return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped early."
+
+    def trial() -> str | None:
+        try:
+            return compare_greedy_tokens(model)
+        except Exception as error:  # of whatever kind: the model's own code runs
+            return f"{type(model).__name__} fails during compact generation ({first_line(error)})."
+
+    return try_model(model, trial)
+
+
+@torch.no_grad()
+def compare_greedy_tokens(model: PreTrainedModel | PeftModel) -> str | None:
+    """Compare greedy tokens of compact sampling with those of `generate`."""
+    name = type(model).__name__
+    vocabulary = vocabulary_of(model)
+    param = next(model.parameters())
+    prompts = tokens(sum(PROMPTS), vocabulary).split(PROMPTS)
+    ids, mask = (part.to(param.device) for part in pad_left([prompt.tolist() for prompt in prompts], 0))
+    copies = torch.tensor(COPIES, device=param.device)
+    stops = StoppingCriteriaList([SomeEnd(ids.shape[1], vocabulary)])
+    settings = {"max_new_tokens": LONGEST, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+    with plain_generation_config(model), contiguous_states(model):
+        theirs = model.generate(
+            input_ids=ids[copies],
+            attention_mask=mask[copies],
+            generation_config=GenerationConfig(**settings, return_dict_in_generate=True, output_scores=True),
+            stopping_criteria=stops,
+        )
+        obstacle = cache_obstacle(cache_among(theirs))
+        if obstacle is not None:
+            return f"{name}: {obstacle}"
+        mine = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=GenerationConfig(**settings),
+            stopping_criteria=stops,
+            custom_generate=compact_sample,
+            copies=copies,
+        )
+    precision = torch.finfo(param.dtype).eps
+    place = first_other_token(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)
+    if place is not None:
+        return f"greedy tokens of {name} differ from those of generate from token {place + 1} on."
+    return None
+
+
+def first_other_token(
+    mine: torch.Tensor, theirs: torch.Tensor, scores: tuple[torch.Tensor, ...], width: int, precision: float
+) -> int | None:
+    """
+    Find where a completion first differs by more than a tie of two tokens.
+
+    Args:
+        mine, theirs (`torch.LongTensor` of shape `(R, width + T)`): Prompts and completions; T may differ.
+        scores (`tuple[torch.Tensor]`): Of each token of theirs, of shape `(R, V)`.
+        width (`int`): Tokens of the prompts.
+        precision (`float`): The unit in the last place of 1.
+    """
+    longest = max(mine.shape[1], theirs.shape[1])
+    mine = pad(mine, (0, longest - mine.shape[1]))[:, width:]
+    theirs = pad(theirs, (0, longest - theirs.shape[1]))[:, width:]
+    for row, differs in enumerate(mine != theirs):
+        if differs.any():
+            place = int(differs.int().argmax())  # the first
+            score = scores[place][row].float()
+            gap = score[mine[row, place]] - score[theirs[row, place]]
+            if gap.abs().item() > TIE * precision * score.abs().max().item():
+                return place
+    return None
+
+
+# -------------------------------------------------------------------------------------------------- a merged copy
+
 LENGTH = 12  # tokens
-NOISE = 0.02  # of the adapter's weights
 # Nats a token by which a copy in fp32 may differ. Rounding is some 1e-6 to 1e-5; a layer whose adapter is lost is a
 # hundred times that.
 EXACT = 1e-4
 
 
-def why_not_merged(policy: torch.nn.Module) -> str | None:
-    """
-    Return why a merged copy cannot sample for a policy, on trial (see [`~trl_prorl.fast.trial`]), in a few words;
-    `None` if it can.
-
-    The copy is compared with the policy. A new adapter changes nothing, so the policy has other weights meanwhile;
-    afterwards they are what they were, bit for bit.
-    """
+def merge_obstacle(policy: torch.nn.Module) -> str | None:
+    """Return why a merged copy cannot sample for a policy, in a few words; `None` if it can."""
     if not isinstance(policy, PeftModel):
         return "the model has no adapter"
     if len(policy.active_adapters) != 1:
@@ -466,48 +430,27 @@ def why_not_merged(policy: torch.nn.Module) -> str | None:
     config = policy.peft_config[adapter]
     if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
         return f"the adapter is not a plain LoRA ({config.peft_type.value})"
-    layers = find_adapted_layers(policy.get_base_model(), adapter)
-    for name, layer in layers:
+    for name, layer in find_adapted_layers(policy.get_base_model(), adapter):
         params = list(layer.get_base_layer().parameters(recurse=False))
         if not params or not all(param.is_floating_point() for param in params):
             return f"{name} is quantised"
-    try:
-        with disturb(policy, adapter):
-            difference = _difference(policy, MergedCopy(policy, adapter))
-    except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
-        return f"its adapter cannot be merged ({first_line(error)})"
-    # Rounding of weights in fewer bits is measured on the samples themselves.
-    exact = all(param.dtype == torch.float32 for param in policy.parameters())
-    bound = EXACT if exact else torch.inf
-    if not difference <= bound:
-        return f"its log-probabilities differ by {difference:.2g} nats per token after merging"
-    return None
-
-
-@contextmanager
-def disturb(policy: PeftModel, adapter: str) -> Iterator[None]:
-    """Add noise to an adapter while this lasts: its initialisation may change nothing."""
-    params = [param for name, param in policy.named_parameters() if "lora_" in name and adapter in name.split(".")]
-    before = [param.detach().clone() for param in params]
-    source = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():
-            for param in params:
-                noise = torch.randn(param.shape, generator=source) * NOISE
-                param.add_(noise.to(param))
-        yield
-    finally:
-        with torch.no_grad():
-            for param, old in zip(params, before, strict=True):
-                param.copy_(old)
+    return try_model(policy, partial(compare_copy, policy))
 
 
 @torch.no_grad()
-def _difference(policy: PeftModel, merged: MergedCopy) -> float:
-    """Return the mean absolute difference of log-probabilities, in nats, over all tokens at a few places."""
-    vocabulary = policy.get_input_embeddings().weight.shape[0]
-    ids = tokens(LENGTH, vocabulary)[None].to(next(policy.parameters()).device)
-    merged.refresh()
-    logps = policy(input_ids=ids).logits.float().log_softmax(-1)
-    logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
-    return (logps - logps_of_copy).abs().mean().item()
+def compare_copy(policy: PeftModel) -> str | None:
+    """Compare log-probabilities of all tokens at a few places with those of a merged copy."""
+    ids = tokens(LENGTH, vocabulary_of(policy))[None].to(next(policy.parameters()).device)
+    try:
+        merged = MergedCopy(policy)
+        merged.refresh()
+        logps = policy(input_ids=ids).logits.float().log_softmax(-1)
+        logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
+    except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
+        return f"its adapter cannot be merged ({first_line(error)})"
+    difference = (logps - logps_of_copy).abs().mean().item()
+    # Rounding of weights in fewer bits is measured on the samples themselves.
+    exact = all(param.dtype == torch.float32 for param in policy.parameters())
+    if difference <= (EXACT if exact else torch.inf):
+        return None
+    return f"its log-probabilities differ by {difference:.2g} nats per token after merging"

@@ -7,7 +7,6 @@ merged copy of it.
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from ..parts import Part, make_event
 from .choice import Choice
 from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy
-from .probes import why_not_merged
-from .trial import try_model
+from .probes import merge_obstacle
 
 
 # Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.
@@ -47,15 +45,14 @@ PLAIN_SETTINGS = {
 }
 
 
-def complete_config(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
-    """Complete the settings of a generation as `generate` does: by what stays of the model's own."""
-    config = copy.deepcopy(config)
-    config.update(**kept_defaults(own).to_dict(), defaults_only=True, allow_custom_entries=True)
-    return config
-
-
-def why_not_compact(config: GenerationConfig) -> str | None:
-    """Return why a generation with these settings cannot be compact, in one sentence; `None` if it can."""
+def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) -> str | None:
+    """
+    Return why a generation with these settings, completed by what stays of the model's own as `generate` does, cannot
+    be compact, in one sentence; `None` if it can.
+    """
+    if own is not None:
+        config = copy.deepcopy(config)
+        config.update(**kept_defaults(own).to_dict(), defaults_only=True, allow_custom_entries=True)
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         return f"the generation settings use {mode.value.replace('_', ' ')}, in which rows depend on each other."
@@ -93,6 +90,25 @@ def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
     return slices
 
 
+def sample_at_once(
+    model, prompts: list[list[int]], config: GenerationConfig, multiple: int | None, logps_at: float | None
+) -> tuple[list[list[int]], list[list[float]] | None]:
+    """Sample one completion of each prompt, with padding behind its end, and its log-probabilities."""
+    different, copies = find_distinct(prompts)
+    device = next(model.parameters()).device
+    ids, mask = pad_left(different, config.pad_token_id, multiple)
+    drawn = model.generate(
+        input_ids=ids.to(device),
+        attention_mask=mask.to(device),
+        copies=torch.tensor(copies, device=device),
+        logps_at=logps_at,
+        generation_config=config,
+        custom_generate=compact_sample,
+    )
+    logps = None if drawn.logps is None else drawn.logps.tolist()
+    return drawn.ids[:, ids.shape[1] :].tolist(), logps
+
+
 class CompactGeneration(Part):
     """
     Samples completions of prompts, from a merged copy of the policy where there can be one.
@@ -123,9 +139,7 @@ class CompactGeneration(Part):
         max_rows: int | None = None,
         merges: bool = True,
     ):
-        reason = "compact_merge=False"
-        if merges:
-            reason = try_model(policy, partial(why_not_merged, policy))
+        reason = merge_obstacle(policy) if merges else "compact_merge=False"
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
         self._mergeable = policy if reason is None else None
@@ -134,7 +148,6 @@ class CompactGeneration(Part):
         rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
         self._measured_at = temperature if rounds or autocasts else None
         self.copy: MergedCopy | None = None
-        self._temperature: float | None = None
         self.begin()
 
     def facts(self) -> dict[str, str | int]:
@@ -163,7 +176,8 @@ class CompactGeneration(Part):
         """
         completions: list[list[int]] = [[] for _ in prompts]
         logps: list[list[float]] = [[] for _ in prompts]
-        self.measures = self._temperature is not None
+        logps_at = None if self.copy is None else self._measured_at
+        self.measures = logps_at is not None
         if self.copy is not None and self._of_copy is None:
             self.copy.refresh()
             self.copy.model.generation_config = model.generation_config
@@ -172,8 +186,8 @@ class CompactGeneration(Part):
         try:
             with contiguous_states(model):
                 for rows in slice_rows(find_distinct(prompts)[1], self._max_rows):
-                    written, written_logps = self._sample_at_once(
-                        model, [prompts[row] for row in rows], config, multiple
+                    written, written_logps = sample_at_once(
+                        model, [prompts[row] for row in rows], config, multiple, logps_at
                     )
                     for place, row in enumerate(rows):
                         completions[row] = cut_at_end(written[place], set(ends))
@@ -183,24 +197,6 @@ class CompactGeneration(Part):
             if self.copy is not None:
                 self.copy.release()
         return completions, logps if self.measures else None
-
-    def _sample_at_once(
-        self, model, prompts: list[list[int]], config: GenerationConfig, multiple: int | None
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Sample one completion of each prompt, with padding behind its end, and its log-probabilities."""
-        different, copies = find_distinct(prompts)
-        device = next(model.parameters()).device
-        ids, mask = pad_left(different, config.pad_token_id, multiple)
-        drawn = model.generate(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            copies=torch.tensor(copies, device=device),
-            logps_at=self._temperature,
-            generation_config=config,
-            custom_generate=compact_sample,
-        )
-        logps = None if drawn.logps is None else drawn.logps.tolist()
-        return drawn.ids[:, ids.shape[1] :].tolist(), logps
 
     def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""
@@ -230,7 +226,6 @@ class CompactGeneration(Part):
 
     def _unmerge(self, reason: str) -> None:
         self.copy = None
-        self._temperature = None
         self.merged = Choice(False, reason)
 
     # ------------------------------------------------------------------------------- as a part, see parts.py
@@ -240,7 +235,6 @@ class CompactGeneration(Part):
         self._bound = MERGED_BOUND
         if self.copy is None and self._mergeable is not None:
             self.copy = MergedCopy(self._mergeable)
-            self._temperature = self._measured_at
             self.merged = Choice(True)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,10 +1,15 @@
 """
-Trials of the policy itself with a few tokens: does it give the same numbers packed, and sampled compactly?
+A trial of the policy itself with a few tokens: [`on_trial`] is the one place where a policy is changed for that, and
+put back.
 
-[`on_trial`] is the one place where a policy is changed for that, and put back. It leaves the policy its first layers
-alone: a decoder repeats its layers, so a trial tells as much of two of them as of all 28, and costs a tenth, because
-every forward reads all weights. The layers that stay are the first ones that include every kind of layer that the
-model has, so that a trouble which only one kind shows is found.
+It leaves the policy its first layers alone: a decoder repeats its layers, so a trial tells as much of two of them as
+of all 28, and costs a tenth, because every forward reads all weights. The layers that stay are the first ones that
+include every kind of layer that the model has, so that a trouble which only one kind shows is found. A new adapter
+changes nothing, and one of its factors gets no gradient, so adapters have other weights meanwhile.
+
+It is the policy itself and no copy of two layers: a forward that somebody has replaced (TRL replaces the model's, for
+its fused head) calls the original's layers, wherever it is copied to, and a copy would take memory for the state of
+quantised weights.
 """
 
 import math
@@ -13,11 +18,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from ..launch.dropout import evaluation_mode
 
 
-LEAST = 2  # a layer that reads embeddings, and one that reads the output of another
+MIN_LAYERS = 2  # one that reads embeddings, and one that reads the output of another
+NOISE = 0.02  # of adapters
 # The names under which modules of transformers and PEFT keep the place of their layer, in which all layers differ.
 PLACES = ("layer_idx", "layer_id", "layer_number", "block_idx", "target_name")
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -46,8 +53,9 @@ def try_model(model: torch.nn.Module, trial: Callable[[], str | None]) -> str | 
 @contextmanager
 def on_trial(model: torch.nn.Module, first_layers: bool) -> Iterator[int]:
     """
-    Put a model into evaluation mode while this lasts, and leave it, in place, only the fewest first layers that
-    include every kind of its layers. Afterwards layers, modes and random states are what they were.
+    Put a model into evaluation mode while this lasts, add noise to its active adapters, and leave it, in place, only
+    the fewest first layers that include every kind of its layers. Afterwards layers, weights, modes and random states
+    are what they were, to the bit.
 
     Args:
         model (`torch.nn.Module`): The model.
@@ -55,22 +63,46 @@ def on_trial(model: torch.nn.Module, first_layers: bool) -> Iterator[int]:
 
     Yields how many layers are left out.
     """
-    layers = decoder_layers(model) if first_layers else None
-    others = []
-    if layers is not None:
-        kept = number_with_every_kind(layers, model.config.get_text_config())
-        others = list(layers[kept:])
-        del layers[kept:]
+    device = next(model.parameters()).device
+    own_random_state = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with keep_first_layers(model if first_layers else None) as left_out, own_random_state:
+        with evaluation_mode(model), noise_in_adapters(model):
+            yield left_out
+
+
+@contextmanager
+def keep_first_layers(model: torch.nn.Module | None) -> Iterator[int]:
+    """Leave layers out while this lasts, and yield how many; none without a model."""
+    layers = None if model is None else decoder_layers(model)
+    if layers is None:
+        yield 0
+        return
+    kept = count_first_layers(layers, model.config.get_text_config())
+    others = list(layers[kept:])
+    del layers[kept:]
     try:
-        with torch.random.fork_rng(devices=on_gpu(next(model.parameters()).device)), evaluation_mode(model):
-            yield len(others)
+        yield len(others)
     finally:
-        if layers is not None:
-            layers.extend(others)
+        layers.extend(others)
 
 
-def on_gpu(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
+@contextmanager
+def noise_in_adapters(model: torch.nn.Module) -> Iterator[None]:
+    """Add noise to the active LoRA adapters while this lasts, the same in every process."""
+    active = set(model.active_adapters) if isinstance(model, PeftModel) else set()
+    params = [param for name, param in model.named_parameters() if "lora_" in name and active & set(name.split("."))]
+    before = [param.detach().clone() for param in params]
+    source = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for param in params:
+                noise = torch.randn(param.shape, generator=source) * NOISE
+                param.add_(noise.to(param))
+        yield
+    finally:
+        with torch.no_grad():
+            for param, old in zip(params, before, strict=True):
+                param.copy_(old)
 
 
 def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
@@ -81,39 +113,28 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
     return found[0] if len(found) == 1 else None
 
 
-def number_with_every_kind(layers: torch.nn.ModuleList, config: Any) -> int:
-    """Count how many of the first layers include every kind of them, at least `LEAST`."""
+def count_first_layers(layers: torch.nn.ModuleList, config: Any) -> int:
+    """Count how many of the first layers include every kind of them, at least `MIN_LAYERS`."""
+    per_layer = [value for value in vars(config).values() if isinstance(value, (list, tuple))]
+    per_layer = [value for value in per_layer if len(value) == len(layers)]
     kinds = []
     last_new = 0
     for place, layer in enumerate(layers):
-        kind = layer_kind(layer, place, len(layers), config)
+        modules = {path: describe_module(module) for path, module in layer.named_modules()}
+        kind = (modules, [value[place] for value in per_layer])
         if kind not in kinds:
             kinds.append(kind)
             last_new = place
-    return max(LEAST, last_new + 1)
+    return max(MIN_LAYERS, last_new + 1)
 
 
-def layer_kind(layer: torch.nn.Module, place: int, number: int, config: Any) -> dict[Any, Any]:
+def describe_module(module: torch.nn.Module) -> tuple[type, Any]:
     """
-    Collect everything in which a layer may differ from another but for the values of its weights: classes, settings,
-    hooks and replaced methods of its modules, shapes, dtypes, devices and training of its tensors, and its entry in
-    every list of the configuration that has one for each of the `number` layers.
+    Describe everything in which a module may differ from another but for the values of its weights: class, settings,
+    hooks, replaced methods, and shapes, dtypes, devices and training of its tensors.
     """
-    kind: dict[Any, Any] = {}
-    for path, module in layer.named_modules():
-        kind[path] = type(module)
-        for attribute, value in vars(module).items():
-            if attribute == "_modules":  # which have paths of their own
-                continue
-            entries = value if isinstance(value, Mapping) else {attribute: value}
-            for index, (key, entry) in enumerate(entries.items()):
-                if key not in PLACES:
-                    name = key if isinstance(key, str) else index  # a hook's key is a number that no other hook has
-                    kind[path, attribute, name] = entry if isinstance(entry, PLAIN) else describe(entry)
-    for key, value in vars(config).items():
-        if isinstance(value, (list, tuple)) and len(value) == number:
-            kind[f"config.{key}"] = value[place]
-    return kind
+    own = {name: value for name, value in vars(module).items() if name != "_modules"}  # which have paths of their own
+    return type(module), describe(own)
 
 
 def describe(value: Any) -> Any:
@@ -122,18 +143,14 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.dtype, value.device, value.requires_grad)
-    if isinstance(value, Mapping):
-        entries = []
-        for key, entry in value.items():
-            if key not in PLACES:
-                entries.append((key if isinstance(key, str) else None, describe(entry)))
-        return entries
+    if isinstance(value, Mapping):  # a hook's key is a number that no other hook has
+        items = [(key, entry) for key, entry in value.items() if key not in PLACES]
+        return [(key if isinstance(key, str) else None, describe(entry)) for key, entry in items]
     if isinstance(value, (list, tuple)):
         return [describe(entry) for entry in value]
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
-    name = getattr(value, "__qualname__", None)  # of a function, as one that replaces a forward
-    return type(value) if name is None else name
+    return getattr(value, "__qualname__", type(value))  # of a function, as one that replaces a forward
 
 
 def tokens(number: int, vocabulary: int) -> torch.Tensor:

@@ -332,3 +332,9 @@ def check_adapter_names(policy: torch.nn.Module, config: PeftConfig) -> None:
 def _is_among(name: str, there: list[str]) -> bool:
     """Return whether a module or a parameter has this name, or a name that ends with it."""
     return any(f".{other}".endswith(f".{name}") for other in there)
+
+
+def shards_weights(trainer) -> bool:
+    """Return whether the weights are sharded, so that no process has all of them."""
+    plugin = trainer.args.deepspeed_plugin
+    return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)

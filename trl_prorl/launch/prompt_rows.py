@@ -247,3 +247,30 @@ def is_text_only(dataset) -> bool:
     message = getattr(feature, "feature", feature)  # of a list of messages, one
     content = message.get("content") if isinstance(message, dict) else message
     return getattr(content, "dtype", None) == "string" and not has_image_columns(dataset)
+
+
+def has_images(trainer) -> bool:
+    """Return whether prompts may have images: in columns, in messages, or in replies of tools."""
+    if not trainer._is_vlm:
+        return has_image_columns(trainer.train_dataset)
+    sets = named_sets(trainer.train_dataset, trainer.eval_dataset).values()
+    return bool(trainer.tools) or not all(rows is None or is_text_only(rows) for rows in sets)
+
+
+def check_images(trainer) -> None:
+    """Raise an error for prompts with images if the model or a key supports only text."""
+    if not has_images(trainer):
+        return
+    args = trainer.args
+    if args.skip_zero_rows:
+        raise ValueError("skip_zero_rows=True does not support prompts with images. Set skip_zero_rows: false.")
+    if args.dynamic_sampling_rounds:
+        raise ValueError(
+            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} does not support prompts with images. Set "
+            "dynamic_sampling_rounds: 0."
+        )
+    if not trainer._is_vlm:
+        raise ValueError(
+            "train_dataset has an image column, but the model reads only text. Remove the column, or train a "
+            "vision-language model with its processor."
+        )
