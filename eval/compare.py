@@ -10,22 +10,22 @@ their seeds, and p-values are corrected for all pairs.
 
 import dataclasses
 import sys
+from itertools import combinations
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.compare import (
-    GREEDY,
     Comparison,
     common_sizes,
-    compare,
-    compare_all_pairs,
+    compare_pairs,
     has_greedy,
     pair_by_seed,
     pair_notes,
+    with_greedy,
     without_partner,
 )
-from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.timing import Timing
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
+from trl_prorl.eval.analysis.timing import parallel_notes, trained_in_parallel
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_table
 from trl_prorl.eval.pages.plotting import run_label
@@ -65,7 +65,7 @@ def not_evaluated(run: RecordedRun) -> str:
 
 
 def compare_runs(
-    runs: list[RecordedRun], sizes: list[int] | None
+    runs: list[RecordedRun], ks: list[int] | None
 ) -> tuple[list[Comparison], dict[str, str], list[str], list[str]]:
     """
     Compare two evaluated runs, or all variants of more. Of two variants with one seed in common, these two runs are
@@ -73,30 +73,37 @@ def compare_runs(
 
     Args:
         runs (`list[RecordedRun]`): At least two evaluated runs.
-        sizes (`list[int]`, *optional*): Values of k; by default those that all evaluations share.
+        ks (`list[int]`, *optional*): Values of k; by default those that all evaluations share.
 
     Returns:
         `tuple[list[Comparison], dict[str, str], list[str], list[str]]`: Comparisons; labels with the variant, by
             name; a line for every run or pair that is left out; and notes.
+
+    Raises:
+        InputError: If there is only one variant, or no pair can be compared.
     """
-    if len(runs) == 2:
-        outcomes = list(sizes or common_sizes(*runs))
-        if all(has_greedy(run) for run in runs):
-            outcomes.append(GREEDY)
-        labels = {run.name: run_label(run) for run in runs}
-        return [compare(*runs, k) for k in outcomes], labels, [], pair_notes(*runs)
-    arms = Frame(runs).arms
-    if len(arms) == 2:
-        pairs = pair_by_seed(*arms)
+    groups = Frame(runs).groups
+    left_out = []
+    if len(groups) == 2 < len(runs):
+        pairs = pair_by_seed(*groups)
         if len(pairs) == 1:
-            comparisons, labels, _, notes = compare_runs([row.run for row in pairs[0]], sizes)
-            return comparisons, labels, without_partner([tuple(arms)]), notes
-    if not sizes:
-        in_common = [set(common_sizes(runs[0], run)) for run in runs]
-        sizes = sorted(set.intersection(*in_common))
-    comparisons, skipped = compare_all_pairs(runs, sizes)
-    labels = {arm.label: arm.full_label for arm in arms}
-    return comparisons, labels, skipped, objective_notes(runs)
+            left_out = without_partner([tuple(groups)])
+            runs = [row.run for row in pairs[0]]
+    two_runs = len(runs) == 2
+    if two_runs:
+        groups = [RunGroup(row.run.name, run_label(row.run), [row]) for row in Frame(runs).rows]
+    if len(groups) < 2:
+        raise InputError(
+            f"--runs: all {len(runs)} runs are one variant with different seeds; give runs of a second variant"
+        )
+    outcomes = with_greedy(ks or common_sizes(runs), runs)
+    if two_runs and not all(map(has_greedy, runs)):
+        outcomes = ks or common_sizes(runs)
+    comparisons, skipped = compare_pairs(list(combinations(groups, 2)), outcomes)
+    if not comparisons or (two_runs and skipped):
+        raise InputError(skipped[0])
+    notes = pair_notes(*runs) if two_runs else objective_notes(runs)
+    return comparisons, {group.label: group.full_label for group in groups}, [*left_out, *skipped], notes
 
 
 @command
@@ -116,7 +123,7 @@ def main(argv=None) -> None:
         print_bullets(console, left_out)
         raise
     left_out += skipped
-    notes = [*left_out, *notes, *Timing(runs).notes()]
+    notes = [*left_out, *notes, *parallel_notes(trained_in_parallel(runs))]
     sentence = " ".join(filter(None, [answer(comparisons, labels), left_out_statement(left_out)]))
     print(visible(sentence), flush=True)
     console.print("", terminal_table(comparisons), sep="\n")

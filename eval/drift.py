@@ -22,7 +22,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis import language
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.drift import plot_drift, points_tables
+from trl_prorl.eval.pages.drift import drift_picture, points_tables
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json, writing
@@ -56,7 +56,7 @@ def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, model,
 def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
     """
     Measure the drift of one model on the prompts of one task, with a number of samples per prompt: token means over
-    all samples, a 95 % bootstrap interval of the KL over prompts, and text statistics of the samples.
+    all samples, a 95 % interval of the KL over prompts, and text statistics of the samples.
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device
@@ -155,7 +155,7 @@ def show(run_dir: Path, result: dict) -> Measured:
     """Write `drift.json` and `drift.png`, print the tables, and return result and tables."""
     with writing(run_dir / DRIFT_FILE):
         write_json(run_dir / DRIFT_FILE, result)
-        plot_drift(result, run_dir / "drift.png")
+        drift_picture(result).write_png(run_dir)
     tables = [table.to_rich() for table in points_tables(run_dir, result)]
     measured = Measured(result, tables, [NO_INTERVAL_NOTE] if result["prompts"] < MIN_PROMPTS else [])
     measured.print(terminal())

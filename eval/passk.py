@@ -26,7 +26,7 @@ from trl_prorl.eval.analysis.passk import (
     require_same_evaluation,
     summarise_samples,
 )
-from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_difference
 from trl_prorl.eval.analysis.trajectory import rates
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
@@ -82,7 +82,7 @@ def base_and_trained(
     result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in ks}
     if held_out.sampling.temperature > 0 and with_greedy:
         greedy = {side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()}
-        difference = paired_bootstrap_difference(greedy["trained"]["correct"], greedy["base"]["correct"])
+        difference = paired_difference(greedy["trained"]["correct"], greedy["base"]["correct"])
         result["greedy"] = {**greedy, "gain": list(difference)}
     return result, sides
 

@@ -16,8 +16,8 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages import (
-    arms,
     boundary,
+    caveats,
     comparison,
     completions,
     curves,
@@ -28,7 +28,7 @@ from trl_prorl.eval.pages import (
     resets,
     runs,
 )
-from trl_prorl.eval.pages.document import Bullets, Report, Section, to_html, to_markdown
+from trl_prorl.eval.pages.document import Report, Section, bullets, to_html, to_markdown
 from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_runs, report_folder
 from trl_prorl.eval.run_folder.run import sort_runs
@@ -37,24 +37,23 @@ from trl_prorl.text import shell_quote, visible
 
 
 CONTENTS = (
-    comparison.verdict_sections,
-    matrix.sections,
-    completions.sections,
-    curves.sections,
+    comparison.verdict_section,
+    matrix.section,
+    completions.section,
+    curves.section,
     resets.around,
-    comparison.sections,
+    comparison.section,
     runs.learned,
     passk.checkpoints,
     passk.against_k,
-    boundary.sections,
+    boundary.section,
     passk.by_task,
-    drift.sections,
+    passk.forgetting,
+    drift.section,
     resets.effects,
     runs.costs,
-    arms.sections,
+    caveats.section,
 )
-
-
 TITLE = "Prolonged GRPO"  # the beginning of every report
 PAGES = ("report.md", "report.html")
 
@@ -76,26 +75,28 @@ def check_own(out: Path) -> None:
 
 def build_report(frame: Frame, command: str, left_out: Sequence[str] = ()) -> Report:
     """Return the report on the runs of a frame; `command` reproduces it, `left_out` lists what it does not contain."""
-    sections = [section for page in CONTENTS for section in page(frame)]
+    sections = [section for section in (make(frame) for make in CONTENTS) if section is not None]
     if left_out:
-        sections.append(Section("Left out", [Bullets(list(left_out))]))
+        sections.append(Section("Left out", [bullets(list(left_out))]))
+    sections.append(reproduce.section(frame, command))
     title = f"{TITLE}: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
-    return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])
+    return Report(title, caveats.lead(frame.runs), sections)
 
 
 def write_report(report: Report, out: Path) -> str:
     """Write the report as a page, or into a folder as page, markdown and pictures; return a line about it."""
-    texts = {out: to_html(report)}
-    written = f"Wrote {out}."
-    if not is_page(out):
-        out.mkdir(parents=True, exist_ok=True)
+    folder = out.parent if is_page(out) else out
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_page(out):
+        texts = {out: to_html(report)}
+        written = f"Wrote {out}."
+    else:
+        texts = {out / "report.md": to_markdown(report), out / "report.html": to_html(report)}
         pictures = report.pictures()
         for picture in pictures:
             picture.write(out)
-        texts = {out / "report.md": to_markdown(report), out / "report.html": to_html(report)}
         plots = f" with {len(pictures)} plots (PNG and SVG)" if pictures else ""
         written = f"Wrote {out / 'report.html'}, and report.md{plots}."
-    out.parent.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         with replaced(path) as aside:
             aside.write_text(text, encoding="utf-8")

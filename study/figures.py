@@ -21,7 +21,7 @@ import yaml
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-from trl_prorl.eval.analysis.statistics import bootstrap_interval, holm, paired_bootstrap_difference
+from trl_prorl.eval.analysis.statistics import holm, paired_difference, prompt_interval
 from trl_prorl.eval.stepcost.settings import BASELINE, DEFAULT
 from trl_prorl.eval.stepcost.tables import draw as draw_step_cost
 from trl_prorl.eval.stepcost.tables import ratio as speedup
@@ -471,7 +471,7 @@ def qwen_numbers() -> Iterator[Number]:
         for model, rows in chosen.groupby("model"):
             whole = rows[~rows.truncated.astype(bool)]
             counts = rows.groupby("prompt", sort=False).correct.sum()
-            low, high = bootstrap_interval((counts / len(rows) * len(counts)).to_numpy())
+            low, high = prompt_interval((counts / len(rows) * len(counts)).to_numpy())
             values = {
                 "pass@2": (counts > 0).mean(),
                 "right of whole": whole.correct.mean(),
@@ -483,7 +483,7 @@ def qwen_numbers() -> Iterator[Number]:
             for name, value in values.items():
                 yield Number("qwen", decoding, model, name, value)
             if f"base of {model}" in means:
-                gain = paired_bootstrap_difference(means[model], means[f"base of {model}"])
+                gain = paired_difference(means[model], means[f"base of {model}"])
                 yield Number("qwen", decoding, model, "pass@1", *gain, less="base")
     for arm, steps in table("qwen_steps").groupby("arm"):
         batches = steps[steps.time_rollout > 0]

@@ -1,4 +1,4 @@
-"""Compare two runs, or variants over their seeds, on the same prompts; find the best variant."""
+"""Compare runs, or variants over their seeds, on the same prompts; find the best variant."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,17 +8,17 @@ from itertools import combinations
 import numpy as np
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.configurations import why_not_paired
-from trl_prorl.eval.analysis.frame import Frame, ReportArm, Row, step_seconds
+from trl_prorl.eval.analysis.configurations import pairing_obstacle
+from trl_prorl.eval.analysis.frame import Frame, Row, RunGroup
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
     detectable_difference,
     fieller_ratio,
     holm,
-    mcnemar,
-    paired_bootstrap_ratio,
+    mcnemar_p_value,
     paired_p_value,
+    paired_ratio,
     prompts_and_seeds,
     t_interval,
 )
@@ -41,16 +41,15 @@ class Comparison:
     Attributes:
         first, second (`str`): Names of the runs or variants.
         k (`int` or `None`): The k of pass@k; `None` for greedy decoding.
-        difference ([`Estimate`]): First − second, with a paired bootstrap over prompts; with several pairs of runs,
-            the hull of that interval and the t-interval over seeds.
+        difference ([`Estimate`]): First − second, paired by prompt; with several pairs of runs, the hull of that
+            interval and the t-interval over seeds.
         seeds (`int`): Pairs of runs.
         first_value, second_value (`float`): The outcome of each, mean over the runs.
         p_value (`float`): p-value that the difference is 0. With one pair of runs and a yes-or-no outcome per prompt,
             exact McNemar; otherwise a t-test over prompts and, with several pairs, the larger p of that and of a
             t-test over seeds. NaN if there are too few prompts for a t-test.
-        share ([`Estimate`] or `None`): First / second, with a bootstrap over prompts; with several pairs, the hull of
-            that interval and Fieller's over runs. `None` without an interval, or if the interval of the second
-            includes 0.
+        share ([`Estimate`] or `None`): First / second, paired by prompt; with several pairs, the hull of that interval
+            and Fieller's over runs. `None` without an interval, or if the interval of the second includes 0.
         step_time ([`Estimate`] or `None`): Ratio of mean step times, with Fieller's interval over steps for one pair
             and the t-interval of log ratios over runs for several. `None` without an interval, if not measured, or if
             a run trained in parallel with another one.
@@ -90,17 +89,6 @@ class Comparison:
         return detectable_difference(self.difference)
 
 
-def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
-    """
-    Compare the trained models of `a` and `b`, paired by prompt, by pass@k or by greedy decoding.
-
-    Raises:
-        InputError: If the runs cannot be paired, `k` exceeds the samples, or greedy decoding was not measured.
-    """
-    first, second = Frame([a, b]).rows
-    return _compare(a.name, b.name, [(first, second)], k)
-
-
 def has_greedy(run: RecordedRun) -> bool:
     """Return whether greedy decoding was measured, prompt by prompt."""
     return _greedy_verdicts(run) is not None
@@ -127,7 +115,7 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
     started = [(run.model, run.config.get("model_revision") or "main") for run in (a, b)]
     if started[0] != started[1]:
         notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
-    steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]
+    steps = [run.passk.get("step") or run.last_step for run in (a, b)]
     if steps[0] != steps[1]:
         notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps. Scores are not matched by step.")
     lacking = [run for run in (a, b) if not has_greedy(run)]
@@ -137,22 +125,12 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
     return [*notes, alone]
 
 
-def common_sizes(a: RecordedRun, b: RecordedRun) -> list[int]:
-    """Return every k at which both runs were evaluated, and always 1."""
-    return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
+def common_sizes(runs: list[RecordedRun]) -> list[int]:
+    """Return every k at which all runs were evaluated, and always 1."""
+    return sorted({1} | set.intersection(*(set(require_passk(run)["k"]) for run in runs)))
 
 
-def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1) -> Comparison:
-    """
-    Compare two variants over their evaluated runs, paired by seed and by prompt.
-
-    Raises:
-        InputError: If they share no seed, or runs cannot be paired.
-    """
-    return _compare(first.label, second.label, pair_by_seed(first, second), k)
-
-
-def pair_by_seed(first: ReportArm, second: ReportArm) -> list[tuple[Row, Row]]:
+def pair_by_seed(first: RunGroup, second: RunGroup) -> list[tuple[Row, Row]]:
     """
     Return the evaluated runs of two variants in pairs with the same seeds; single runs are a pair anyway.
 
@@ -160,9 +138,9 @@ def pair_by_seed(first: ReportArm, second: ReportArm) -> list[tuple[Row, Row]]:
         InputError: If they share no seed.
     """
     by_seed = []
-    for arm in (first, second):
-        evaluated = [row for row in arm.rows if row.run.passk]
-        by_seed.append({row.run.repetition: row for row in evaluated or arm.rows})
+    for group in (first, second):
+        evaluated = [row for row in group.rows if row.run.passk]
+        by_seed.append({row.run.repetition: row for row in evaluated or group.rows})
     firsts, seconds = by_seed
     pairs = [(firsts[seed], seconds[seed]) for seed in sorted(set(firsts) & set(seconds), key=str)]
     if not pairs and len(firsts) == len(seconds) == 1:
@@ -172,14 +150,14 @@ def pair_by_seed(first: ReportArm, second: ReportArm) -> list[tuple[Row, Row]]:
     return pairs
 
 
-def without_partner(pairs: list[tuple[ReportArm, ReportArm]]) -> list[str]:
+def without_partner(pairs: list[tuple[RunGroup, RunGroup]]) -> list[str]:
     """Return a line for every evaluated run that is left out of pairs of variants: the other one lacks its seed."""
     lacking = {}
     for first, second in pairs:
-        paired = {row.run.name for pair in pair_by_seed(first, second) for row in pair}
-        for arm, other in ((first, second), (second, first)):
-            for run in arm.evaluated:
-                if run.name not in paired:
+        paired = {row.run for pair in pair_by_seed(first, second) for row in pair}
+        for group, other in ((first, second), (second, first)):
+            for run in group.evaluated:
+                if run not in paired:
                     same_seed = any(each.seed == run.seed for each in other.evaluated)
                     seed = f"seed {run.seed}" + (f" and starting model {run.model}" if same_seed else "")
                     lacking.setdefault((run.name, seed), []).append(other.label)
@@ -192,20 +170,29 @@ def without_partner(pairs: list[tuple[ReportArm, ReportArm]]) -> list[str]:
     return lines
 
 
-def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | None) -> Comparison:
+def compare(first: RunGroup, second: RunGroup, k: int | None = 1) -> Comparison:
+    """
+    Compare the trained models of two variants over their evaluated runs, paired by seed and by prompt, by pass@k or by
+    greedy decoding.
+
+    Raises:
+        InputError: If they share no seed, runs cannot be paired, `k` exceeds the samples, or greedy decoding was not
+            measured.
+    """
+    pairs = pair_by_seed(first, second)
     _check_pairs(pairs, k)
     firsts = np.array([_outcome_per_prompt(a.run, k) for a, _ in pairs])
     seconds = np.array([_outcome_per_prompt(b.run, k) for _, b in pairs])
     samples = pairs[0][0].run.passk["n"]
     if len(pairs) == 1 and (k is GREEDY or k == samples):  # 0 or 1 at each prompt
-        p_value = mcnemar(firsts[0], seconds[0]).p_value
+        p_value = mcnemar_p_value(firsts[0], seconds[0])
     else:
         p_value = paired_p_value(firsts - seconds)
     return Comparison(
-        first=first,
-        second=second,
+        first=first.label,
+        second=second.label,
         k=k,
-        difference=_within(prompts_and_seeds(list(firsts - seconds), True, -1.0), 1.0),
+        difference=prompts_and_seeds(list(firsts - seconds), True, -1.0),
         seeds=len(pairs),
         first_value=float(firsts.mean()),
         second_value=float(seconds.mean()),
@@ -219,20 +206,15 @@ def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | Non
 def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
     """Raise `InputError` if runs cannot be paired, or lack the outcome."""
     for a, b in pairs:
-        why = why_not_paired(a.run, b.run) or why_not_paired(pairs[0][0].run, a.run)
-        if why:
-            raise InputError(why)
+        obstacle = pairing_obstacle(a.run, b.run) or pairing_obstacle(pairs[0][0].run, a.run)
+        if obstacle:
+            raise InputError(obstacle)
         for run in (a.run, b.run):
             if k is GREEDY and not has_greedy(run):
                 how = describe_evaluation(run.config, run.env, run.path)
                 raise InputError(f"'{run.name}' has no greedy decoding in passk.json; add it with {how}")
         if k is not GREEDY and not 1 <= k <= a.run.passk["n"]:
             raise InputError(f"--k {k} must be between 1 and the {a.run.passk['n']} samples of passk.json")
-
-
-def _within(difference: Estimate, most: float) -> Estimate:
-    """Clip the interval of a difference to its possible range, which a t-interval may leave."""
-    return Estimate(*np.clip(difference, -most, most).tolist())
 
 
 def _share(firsts: np.ndarray, seconds: np.ndarray) -> Estimate | None:
@@ -243,13 +225,11 @@ def _share(firsts: np.ndarray, seconds: np.ndarray) -> Estimate | None:
     second = prompts_and_seeds(list(seconds), True)
     if not second.low > 0:  # NaN with too few prompts
         return None
-    ratio = paired_bootstrap_ratio(firsts.mean(axis=0), seconds.mean(axis=0))
+    ratio = paired_ratio(firsts.mean(axis=0), seconds.mean(axis=0))
     if len(firsts) == 1:
         return ratio
     over_runs = fieller_ratio(firsts.mean(axis=1), seconds.mean(axis=1), paired=True)
-    low = np.minimum(ratio.low, over_runs.low)
-    high = np.maximum(ratio.high, over_runs.high)
-    return Estimate(ratio.value, float(low), float(high))
+    return Estimate(ratio.value, min(ratio.low, over_runs.low), max(ratio.high, over_runs.high))
 
 
 def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
@@ -258,22 +238,20 @@ def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
     if not timed:
         return None
     if len(timed) == 1:
-        steps = [step_seconds(row.run) for row in timed[0]]
-        ratio = fieller_ratio(*steps, paired=False)
+        ratio = fieller_ratio(*(row.step_seconds for row in timed[0]), paired=False)
         return ratio if math.isfinite(ratio.high) else None
     firsts, seconds = np.array([(first.seconds, second.seconds) for first, second in timed]).T
     _, low, high = t_interval(np.log(firsts / seconds))
     return Estimate(float(firsts.mean() / seconds.mean()), math.exp(low), math.exp(high))
 
 
-def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
+def compare_pairs(
+    pairs: list[tuple[RunGroup, RunGroup]], outcomes: list[int | None]
+) -> tuple[list[Comparison], list[str]]:
     """
-    Compare pairs of variants at every k and, if any run has it, by greedy decoding, with Holm over the pairs of each
-    outcome. Also return a line for every pair that was skipped and for every run without a partner, with the reason.
+    Compare pairs of variants by every outcome, with Holm over the pairs of each. Also return a line for every pair
+    that was skipped and for every run without a partner, with the reason.
     """
-    outcomes: list[int | None] = list(ks)
-    if any(has_greedy(run) for pair in pairs for arm in pair for run in arm.evaluated):
-        outcomes.append(GREEDY)
     rows = []
     skipped = []
     compared = {}
@@ -281,7 +259,7 @@ def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tu
         comparisons = []
         for first, second in pairs:
             try:
-                comparisons.append(compare_arms(first, second, k))
+                comparisons.append(compare(first, second, k))
                 compared[first.label, second.label] = (first, second)
             except InputError as error:
                 skipped.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
@@ -290,65 +268,85 @@ def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tu
     return rows, [*dict.fromkeys(skipped), *without_partner(list(compared.values()))]
 
 
-def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comparison], list[str]]:
-    """
-    Compare every pair of variants at every k. Also return a line for every pair that was skipped, with the reason.
-
-    Raises:
-        InputError: If there is only one variant, or no pair can be compared.
-    """
-    arms = Frame(runs).arms
-    if len(arms) < 2:
-        raise InputError(
-            f"--runs: all {len(runs)} runs are one variant with different seeds; give runs of a second variant"
-        )
-    rows, skipped = compare_pairs(list(combinations(arms, 2)), ks)
-    if not rows:
-        raise InputError(skipped[0])
-    return rows, skipped
+def with_greedy(ks: list[int], runs: list[RecordedRun]) -> list[int | None]:
+    """Return the outcomes to compare: every k and, if any run has it, greedy decoding."""
+    return [*ks, GREEDY] if any(map(has_greedy, runs)) else list(ks)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """
-    The variant with the highest held-out pass@1 among those of one ground.
+    The variants of one ground, compared.
 
     Attributes:
         title (`str`): Title of the ground; "" if there is only one.
-        best ([`ReportArm`]): The best variant; at a tie, the first.
-        tied (`list[str]`): Labels of the other variants with the same score.
-        others (`list[str]`): Labels of all other evaluated variants of the ground, by score.
-        shown (`list[str]`): Labels of the variants whose difference is printed: tied ones, control, plain and the
-            second best.
-        seeds (`int`): Smallest number of seeds among the compared variants.
-        gain ([`Estimate`] or `None`): Best − base.
-        comparisons (`dict[str, Comparison]`): Comparisons with the other variants, by their labels; without those
-            whose runs have no prompts or seeds in common.
-        pairs (`int`): Number of compared pairs, for which p is corrected.
+        ranked (`list[RunGroup]`): Its evaluated variants, by held-out pass@1, the best first.
+        found (`list[Comparison]`): The comparisons of all pairs, without those whose runs have no prompts or seeds in
+            common.
+        skipped (`list[str]`): A line for every pair that was skipped, with the reason.
     """
 
     title: str
-    best: ReportArm
-    tied: list[str]
-    others: list[str]
-    shown: list[str]
-    seeds: int
-    gain: Estimate | None
-    comparisons: dict[str, Comparison]
-    pairs: int
+    ranked: list[RunGroup]
+    found: list[Comparison]
+    skipped: list[str]
+
+    @property
+    def best(self) -> RunGroup:
+        """The best variant; at a tie, the first."""
+        return self.ranked[0]
+
+    @property
+    def others(self) -> list[str]:
+        return [group.label for group in self.ranked[1:]]
+
+    @property
+    def tied(self) -> list[str]:
+        """Labels of the other variants with the same score."""
+        best = score_of(self.best)
+        return [group.label for group in self.ranked[1:] if best - score_of(group) <= SAME_SCORE]
+
+    @property
+    def shown(self) -> list[str]:
+        """Labels of the variants whose difference is printed: tied ones, control, plain and the second best."""
+        shown = {*self.tied, *self.others[:1]}
+        shown |= {group.label for group in self.ranked[1:] if group.variant in ("control", "plain")}
+        return [label for label in self.others if label in shown]
+
+    @property
+    def seeds(self) -> int:
+        """Smallest number of seeds among the variants."""
+        return min(len(group.evaluated) for group in self.ranked)
+
+    @property
+    def pairs(self) -> int:
+        """Number of compared pairs, for which p is corrected."""
+        return sum(row.k == 1 for row in self.found)
+
+    @property
+    def comparisons(self) -> dict[str, Comparison]:
+        """Comparisons of the best variant in pass@1, by the label of the other one."""
+        rows = {}
+        for row in self.found:
+            if row.k == 1 and self.best.label in (row.first, row.second):
+                rows[row.second if row.first == self.best.label else row.first] = row
+        return {label: rows[label] for label in self.others if label in rows}
+
+    @property
+    def gain(self) -> Estimate:
+        """Best − base."""
+        return self.best.gain()
 
     @property
     def untested(self) -> bool:
         """Whether there are too few prompts for an interval."""
-        return self.gain is not None and math.isnan(self.gain.low)
+        return math.isnan(self.gain.low)
 
     @property
     def not_behind(self) -> list[str]:
         """Labels of the variants, and base, over which the best has no significant lead."""
-        labels = [name for name, found in self.comparisons.items() if not found.favours(self.best.label)]
-        if self.gain is None or not self.gain.low > 0:
-            labels.insert(0, "base")
-        return labels
+        labels = [name for name, row in self.comparisons.items() if not row.favours(self.best.label)]
+        return labels if self.gain.low > 0 else ["base", *labels]
 
     @property
     def is_significant(self) -> bool:
@@ -356,61 +354,29 @@ class Verdict:
         return bool(self.others) and set(self.comparisons) == set(self.others) and not self.not_behind
 
 
-def score_of(arm: ReportArm) -> float:
+def score_of(group: RunGroup) -> float:
     """Return the held-out pass@1 of the trained models, mean over the runs."""
-    return float(np.mean([per_prompt(run.passk, "trained").mean() for run in arm.evaluated]))
+    return float(np.mean([per_prompt(run.passk, "trained").mean() for run in group.evaluated]))
 
 
 @lru_cache(maxsize=1)  # several sections ask, of one frame
-def compare_grounds(frame: Frame) -> dict[str, tuple[list[Comparison], list[str]]]:
-    """Return [`compare_pairs`] of all evaluated variants of every ground at k = 1, by the ground's title."""
-    found = {}
-    for title, arms in frame.grounds.items():
-        ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
-        pairs = []
-        for pair in combinations(ranked, 2):
-            pairs.append(tuple(sorted(pair, key=_place_in_pair, reverse=True)))
-        pairs.sort(key=lambda pair: _place_in_pair(pair[1]))  # by reference
-        found[title] = compare_pairs(pairs, [1])
-    return found
-
-
-def _place_in_pair(arm: ReportArm) -> int:
-    """Return a sort key: a reference variant comes second in its pair."""
-    return COMPARED.index(arm.variant) if arm.variant in COMPARED else len(COMPARED)
-
-
-@lru_cache(maxsize=1)
 def verdicts(frame: Frame) -> list[Verdict]:
-    """Return the best variant of every ground with an evaluated run."""
+    """Compare all evaluated variants of every ground in pass@1 and, if any run has it, greedy decoding."""
     results = []
-    for title, arms in frame.grounds.items():
-        ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
+    for title, groups in frame.grounds.items():
+        ranked = sorted((group for group in groups if group.evaluated), key=score_of, reverse=True)
         if not ranked:
             continue
-        best, *others = ranked
-        tied = [arm.label for arm in others if score_of(best) - score_of(arm) <= SAME_SCORE]
-        rows = [row for row in compare_grounds(frame)[title][0] if row.k == 1]
-        comparisons = {}
-        for arm in others:
-            for row in rows:
-                if {row.first, row.second} == {best.label, arm.label}:
-                    comparisons[arm.label] = row
-        references = [arm for arm in others if arm.variant in ("control", "plain") or arm is others[0]]
-        results.append(
-            Verdict(
-                title=title,
-                best=best,
-                tied=tied,
-                others=[arm.label for arm in others],
-                shown=[arm.label for arm in others if arm in references or arm.label in tied],
-                seeds=min(len(arm.evaluated) for arm in ranked),
-                gain=best.gain(),
-                comparisons=comparisons,
-                pairs=len(rows),
-            )
-        )
+        pairs = [tuple(sorted(pair, key=_place_in_pair, reverse=True)) for pair in combinations(ranked, 2)]
+        pairs.sort(key=lambda pair: _place_in_pair(pair[1]))  # by reference
+        outcomes = with_greedy([1], [run for group in ranked for run in group.evaluated])
+        results.append(Verdict(title, ranked, *compare_pairs(pairs, outcomes)))
     return results
+
+
+def _place_in_pair(group: RunGroup) -> int:
+    """Return a sort key: a reference variant comes second in its pair."""
+    return COMPARED.index(group.variant) if group.variant in COMPARED else len(COMPARED)
 
 
 def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
@@ -421,16 +387,10 @@ def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
     """
     rows = []
     skipped = []
-    for title, arms in frame.grounds.items():
-        evaluated = [arm for arm in arms if arm.evaluated]
-        if not evaluated:
-            continue
-        references = {max(evaluated, key=score_of).label}
+    for verdict in verdicts(frame):
+        references = {verdict.best.label}
         for variant in COMPARED:
-            of_variant = [arm for arm in evaluated if arm.variant == variant]
-            if of_variant:
-                references.add(max(of_variant, key=score_of).label)
-        found, left = compare_grounds(frame)[title]
-        rows += [row for row in found if {row.first, row.second} & references]
-        skipped += left
+            references.update([group.label for group in verdict.ranked if group.variant == variant][:1])
+        rows += [row for row in verdict.found if {row.first, row.second} & references]
+        skipped += verdict.skipped
     return rows, list(dict.fromkeys(skipped))

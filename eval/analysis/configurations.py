@@ -5,16 +5,11 @@ import re
 from collections import Counter
 from typing import Any
 
-from trl_prorl.eval.analysis.passk import OPTIONS
-from trl_prorl.eval.run_folder.run import (
-    DEFAULT_MAX_COMPLETION_LENGTH,
-    DEFAULT_TEMPERATURE,
-    MODEL,
-    RecordedRun,
-    require_passk,
-)
+from trl_prorl.eval.analysis.passk import EVALUATION, SAMPLING
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
 from trl_prorl.provenance import passk_command
+from trl_prorl.text import shell_quote
 from trl_prorl.variants import NEVER_RESET, VARIANTS
 
 
@@ -37,9 +32,6 @@ EFFECTIVE_WITH = {
 }
 SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")
 TASK = "task"
-# Settings of the samples. If one differs, the runs differ in more than the model.
-SAMPLING = ("n", "temperature", "max_new_tokens")
-EVALUATION = ("split", "prompts", *SAMPLING)
 PROMPT_KEYS = ("task_options", "task_seed")  # keys of a run that also decide its prompts
 # Settings with a short form, in the order of a label: resets and growth, then the others. All other settings follow as
 # `key=value`.
@@ -83,7 +75,7 @@ def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     return list(groups.values())
 
 
-def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
+def pairing_obstacle(a: RecordedRun, b: RecordedRun) -> str | None:
     """
     Return why the prompts of two evaluated runs cannot be paired, with the cure if there is one; `None` if they can.
     """
@@ -93,16 +85,17 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     other_ids = second["prompt_ids"]
     same_prompts = bool(ids) and ids == other_ids
     if not same_prompts:
-        different = _different_data(a, b)
-        if different:
-            return f"the runs have {different}, so they cannot be compared"
+        for name, values in _data_settings(a, b).items():
+            if values[0] != values[1]:
+                return f"the runs have different {name}, {values[0]} and {values[1]}, so they cannot be compared"
     differing = []
     for key in SAMPLING if same_prompts else EVALUATION:
         if first[key] != second[key]:
             differing.append(f"{key} {first[key]} and {second[key]}")
-    size = [(passk["prompts"], passk["n"]) for passk in (first, second)]
-    again, like = (a, b) if size[0] < size[1] else (b, a)
-    cure = f"evaluate '{again.name}' again: `{_command_like(again, like)}`"
+    a_is_smaller = (first["prompts"], first["n"]) < (second["prompts"], second["n"])
+    again, like = (a, b) if a_is_smaller else (b, a)
+    command = f"{passk_command(again.config, again.env, again.path)}{evaluation_options(again, like.passk)} --replace"
+    cure = f"evaluate '{again.name}' again: `{command}`"
     if differing:
         return f"'{a.name}' and '{b.name}' were evaluated with different settings: {', '.join(differing)}; {cure}"
     if ids != other_ids:
@@ -115,34 +108,21 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     return None
 
 
-def _different_data(a: RecordedRun, b: RecordedRun) -> str | None:
-    """Return in which setting of their data two runs differ: `different tasks, sorting and parity`."""
-    for key, name in (("task", "tasks"), ("level", "levels")):
-        values = [run.passk.get(key) for run in (a, b)]
-        if values[0] != values[1]:
-            return f"different {name}, {values[0]} and {values[1]}"
-    for key in PROMPT_KEYS:
-        values = [run.config.get(key) or None for run in (a, b)]
-        if values[0] != values[1]:
-            return f"different {key}, {values[0]} and {values[1]}"
-    return None
+def _data_settings(*runs: RecordedRun) -> dict[str, list[Any]]:
+    """Return the settings that decide the prompts of runs, each with its value in every run."""
+    settings = {f"{key}s": [run.passk.get(key) for run in runs] for key in ("task", "level")}
+    return settings | {key: [run.config.get(key) or None for run in runs] for key in PROMPT_KEYS}
 
 
-def _command_like(run: RecordedRun, other: RecordedRun) -> str:
-    """Return the command that evaluates a run with the settings of another one."""
-    usual = {
-        "split": "test",
-        "temperature": run.config.get("temperature") or DEFAULT_TEMPERATURE,
-        "max_new_tokens": run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH,
-    }
-    options = []
-    for key in EVALUATION:
-        value = other.passk[key]
-        if key == "temperature" and value == 0:
-            options.append("--greedy")
-        elif value != usual.get(key):
-            options.append(f"{OPTIONS[key]} {value}")
-    return f"{passk_command(run.config, run.env, run.path)} {' '.join(options)} --replace"
+def evaluation_options(run: RecordedRun, passk: dict) -> str:
+    """Return the options with which a run is evaluated as in a `passk.json`, with a space before each."""
+    options = f" --prompts {passk['prompts']} --n {passk['n']} --k {' '.join(map(str, passk['k']))}"
+    if run.config.get("task"):  # own rows have no splits
+        options += f" --split {shell_quote(passk['split'])}"
+    options += f" --temperature {passk['temperature']:g}" if passk["temperature"] else " --greedy"
+    if passk["max_new_tokens"] != (run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH):
+        options += f" --max-new-tokens {passk['max_new_tokens']}"
+    return f"{options} --seed {shell_quote(str(passk['seed']))}"
 
 
 def value_of(run: RecordedRun, key: str) -> Any:
@@ -172,36 +152,26 @@ def _differing(runs: list[RecordedRun]) -> list[str]:
     return sorted(differing, key=lambda key: (order.get(key, len(order)), key))
 
 
-def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
+def group_labels(groups: list[list[RecordedRun]], with_variant: bool = False) -> list[str]:
     """
-    Return a unique label for every configuration, as [`repetitions`] groups them: the variant, with the settings that
-    differ among its configurations and are not off: `moving reference (A), K=40 β=1`.
+    Return a unique label for every group of [`repetitions`]: the name of the run's folder, or the common part of the
+    folders of its seeds. In parentheses follow the variant, if the folder's name does not contain it or `with_variant`
+    is given, and the settings that differ among the groups of the variant and are not off: `fast (no KL, lr=1e-05)`.
+    If the folders have no common part, the label begins with the variant: `moving reference (A), K=40 β=1`.
     """
     labels = []
-    for group, settings in zip(groups, _settings_that_differ(groups), strict=True):
+    for group, settings in zip(groups, _differing_settings(groups), strict=True):
         variant = group[0].variant
-        known = VARIANTS.get(variant)
-        label = ", ".join(filter(None, [known.label if known else variant, settings]))
-        labels.append(f"{label} (never reset)" if _never_reset(group) else label)
-    return _numbered(labels)
-
-
-def arm_labels(groups: list[list[RecordedRun]], with_variant: bool = False) -> list[str]:
-    """
-    Return a unique label for every row of a report: the name of the run's folder, or the common part of the folders of
-    its seeds. In parentheses follow the variant, if the folder's name does not contain it or `with_variant` is given,
-    and the settings that differ among the configurations of the variant: `fast (no KL, lr=1e-05)`. If the folders have
-    no common part, the label is that of the configuration.
-    """
-    labels = configuration_labels(groups)
-    for place, (group, settings) in enumerate(zip(groups, _settings_that_differ(groups), strict=True)):
         name = common_name([run.name for run in group])
+        never = "never reset" if all(run.without_reset == NEVER_RESET for run in group) else ""
         if not name:
-            continue
-        variant = group[0].variant
-        shown = short_label(variant) if with_variant or not says_variant(name, variant) else ""
-        words = ", ".join(filter(None, [shown, settings, "never reset" if _never_reset(group) else ""]))
-        labels[place] = f"{name} ({words})" if words else name
+            label = VARIANTS[variant].label if variant in VARIANTS else variant
+            words = never
+            name = ", ".join(filter(None, [label, settings]))
+        else:
+            shown = short_label(variant) if with_variant or not says_variant(name, variant) else ""
+            words = ", ".join(filter(None, [shown, settings, never]))
+        labels.append(f"{name} ({words})" if words else name)
     return _numbered(labels)
 
 
@@ -234,12 +204,8 @@ def _numbered(labels: list[str]) -> list[str]:
     return numbered
 
 
-def _never_reset(group: list[RecordedRun]) -> bool:
-    return all(run.without_reset == NEVER_RESET for run in group)
-
-
-def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[str]:
-    """Return for each configuration the settings that differ within its variant, in their short forms: `K=40 β=1`."""
+def _differing_settings(groups: list[list[RecordedRun]]) -> list[str]:
+    """Return for each group the settings that differ within its variant, in their short forms: `K=40 β=1`."""
     found = []
     first = [group[0] for group in groups]
     for run in first:

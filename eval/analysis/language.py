@@ -48,8 +48,8 @@ def _expected(values: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor
 
 def model_drift(sums: np.ndarray) -> dict[str, float]:
     """
-    Return means over the tokens of all samples, with a 95 % bootstrap interval of the KL over prompts, from a row per
-    prompt, shape (P, M + 1): sums over its tokens of the M measures of [`TokenDrift`], and the number of tokens.
+    Return means over the tokens of all samples, with a 95 % interval of the KL over prompts, from a row per prompt,
+    shape (P, M + 1): sums over its tokens of the M measures of [`TokenDrift`], and the number of tokens.
     """
     tokens = sums[:, -1]
     means = dict(zip(TokenDrift._fields, sums[:, :-1].sum(0) / tokens.sum(), strict=True))

@@ -7,31 +7,35 @@ import numpy as np
 import pandas as pd
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.statistics import (
-    NO_INTERVAL,
-    Estimate,
-    bootstrap_interval,
-    paired_bootstrap_difference,
-    pass_at_k_per_prompt,
-    summarise_counts,
-)
+from trl_prorl.eval.analysis.statistics import Estimate, paired_difference, pass_at_k_per_prompt, prompt_interval
 from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 SIDES = ("base", "trained")
-OPTIONS = {  # of `passk`, for the settings in its file
-    "split": "--split",
-    "prompts": "--prompts",
-    "n": "--n",
-    "temperature": "--temperature",
-    "max_new_tokens": "--max-new-tokens",
-    "seed": "--seed",
-}
+# Settings of the samples in `passk.json`, by the names of the options of `passk`. If one differs, two runs differ in
+# more than the model.
+SAMPLING = ("n", "temperature", "max_new_tokens")
+EVALUATION = ("split", "prompts", *SAMPLING)
 
 
 def correct_by_prompt(samples: pd.DataFrame) -> list[int]:
     """Return the number of correct samples of each prompt, in the order of the samples."""
     return samples.groupby("prompt_id", sort=False)["correct"].sum().astype(int).tolist()
+
+
+def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
+    """
+    Return pass@k with its 95 % interval over prompts, and the counts: correct samples, of `n`, for each prompt.
+
+    Returns:
+        `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
+    """
+    per_prompt = {k: pass_at_k_per_prompt(counts, n, k) for k in ks}
+    return {
+        **{f"pass@{k}": float(values.mean()) for k, values in per_prompt.items()},
+        **{f"interval@{k}": list(prompt_interval(values)) for k, values in per_prompt.items()},
+        "correct": counts,
+    }
 
 
 def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
@@ -49,29 +53,25 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], n: int, ks: list[int]) -> 
     Return pass@k, from `n` samples of each prompt, of every task and level with at least two prompts, if there is more
     than one.
     """
-    groups = list(dict.fromkeys(zip(sides["base"]["task"], sides["base"]["level"], strict=True)))
+    groups = sides["base"][["task", "level"]].drop_duplicates().to_numpy().tolist()
     if len(groups) < 2:
         return []
     result = []
     for task, level in groups:
-        counts = {}
+        part = {"task": task, "level": None if pd.isna(level) else int(level)}
         for side, samples in sides.items():
-            counts[side] = correct_by_prompt(samples[(samples["task"] == task) & (samples["level"] == level)])
-        prompts = len(counts["base"])
-        if prompts >= 2:
-            summaries = {side: summarise_counts(of_side, n, ks) for side, of_side in counts.items()}
-            result.append({"task": task, "level": as_plain(level), "prompts": prompts, **summaries})
+            counts = correct_by_prompt(samples[(samples["task"] == task) & (samples["level"] == level)])
+            part["prompts"] = len(counts)
+            part[side] = summarise_counts(counts, n, ks)
+        if part["prompts"] >= 2:
+            result.append(part)
     return result
-
-
-def as_plain(level):
-    return None if level is None or pd.isna(level) else int(level)
 
 
 def greedy_side(samples: pd.DataFrame) -> dict:
     """Return the accuracy of greedy decoding with its interval over prompts, and the verdict of every prompt."""
-    correct = [int(one) for one in samples["correct"]]
-    return {"accuracy": sum(correct) / len(correct), "interval": list(bootstrap_interval(correct)), "correct": correct}
+    correct = samples["correct"].astype(int).tolist()
+    return {"accuracy": sum(correct) / len(correct), "interval": list(prompt_interval(correct)), "correct": correct}
 
 
 def summary_score(summary: dict, k: int) -> Estimate | None:
@@ -100,28 +100,28 @@ def per_prompt(result: dict, side: str, k: int = 1) -> np.ndarray:
 
 def gain(result: dict, k: int) -> Estimate:
     """Return pass@k, trained − base, with its paired 95 % interval over prompts."""
-    return paired_bootstrap_difference(per_prompt(result, "trained", k), per_prompt(result, "base", k))
+    return paired_difference(per_prompt(result, "trained", k), per_prompt(result, "base", k))
 
 
-def draw_sizes(n: int, evaluated=()) -> list[int]:
-    """Return powers of two up to `n`, `n` itself and the evaluated values of k, ascending."""
-    sizes = {1 << power for power in range(n.bit_length())}
-    sizes.add(n)
-    sizes.update(k for k in evaluated if 1 <= k <= n)
-    return sorted(sizes)
+def draw_sizes(n: int) -> list[int]:
+    """Return the powers of two up to `n`, and `n` itself, ascending."""
+    return sorted({n, *(1 << power for power in range(n.bit_length()))})
 
 
-def k_curve(result: dict, side: str, interval: bool = True) -> pd.DataFrame:
+def k_curve(result: dict, side: str) -> pd.DataFrame:
     """
-    pass@k of one side (`base` or `trained`) of a `passk.json`, from the counts of correct samples: `mean`, `low` and
-    `high`, indexed by k = 1, 2, 4 … n. The ends are a bootstrap over prompts, NaN without `interval`.
+    pass@k of one side (`base` or `trained`) of a `passk.json`, from the counts of correct samples: `mean` with its
+    interval over prompts, `low` and `high`, indexed by k = 1, 2, 4 … n.
     """
     rows = {}
     for k in draw_sizes(result["n"]):
         values = per_prompt(result, side, k)
-        low, high = bootstrap_interval(values) if interval else NO_INTERVAL
-        rows[k] = {"mean": values.mean(), "low": low, "high": high}
-    return pd.DataFrame.from_dict(rows, orient="index")
+        rows[k] = (values.mean(), *prompt_interval(values))
+    return _curve(rows)
+
+
+def _curve(rows: dict[int, tuple]) -> pd.DataFrame:
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"]).sort_index()
 
 
 def checkpoint_curve(result: dict | None, k: int) -> pd.DataFrame | None:
@@ -135,7 +135,7 @@ def checkpoint_curve(result: dict | None, k: int) -> pd.DataFrame | None:
         return None
     points[0] = result["base"]
     rows = {step: (point[f"pass@{k}"], *point[f"interval@{k}"]) for step, point in points.items()}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"]).sort_index()
+    return _curve(rows)
 
 
 def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
@@ -160,17 +160,15 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
         InputError: If it has other settings, and would be overwritten.
     """
     differing = [key for key, value in settings.items() if earlier.get(key) != value]
-    if differing:
-        named = (key for key in differing if key != "prompt_ids")
-        what = ", ".join(f"{key} {earlier.get(key)} (now: {settings[key]})" for key in named)
-        extend = ""
-        if what and set(differing) - {"prompt_ids"} <= set(OPTIONS):
-            options = " ".join(f"{OPTIONS[key]} {earlier[key]}" for key in differing if key in OPTIONS)
-            extend = f"extend it with {options}, or "
-        raise InputError(
-            f"'{path}' has other settings: {what or 'other prompts'}; {extend}overwrite it with --replace"
-        )
-    return earlier
+    if not differing:
+        return earlier
+    named = [key for key in differing if key != "prompt_ids"]
+    what = ", ".join(f"{key} {earlier.get(key)} (now: {settings[key]})" for key in named) or "other prompts"
+    extend = ""
+    if named and set(named) <= {*EVALUATION, "seed"}:
+        options = " ".join(f"--{key.replace('_', '-')} {earlier[key]}" for key in named)
+        extend = f"extend it with {options}, or "
+    raise InputError(f"'{path}' has other settings: {what}; {extend}overwrite it with --replace")
 
 
 def complete_result(earlier: dict, result: dict) -> dict | None:
@@ -186,16 +184,14 @@ def complete_result(earlier: dict, result: dict) -> dict | None:
     result = dict(result)
     if "greedy" in earlier:
         result.setdefault("greedy", earlier["greedy"])
-    if "checkpoints" in earlier or "checkpoints" in result:
-        points = {}
-        for point in earlier.get("checkpoints", []):
-            points[point["step"]] = _with_ks(point, result["n"], ks)
-        for point in result.get("checkpoints", []):
-            points[point["step"]] = point
+    points = {point["step"]: _with_ks(point, result["n"], ks) for point in earlier.get("checkpoints", [])}
+    points |= {point["step"]: point for point in result.get("checkpoints", [])}
+    if points:
         result["checkpoints"] = [points[step] for step in sorted(points)]
-    if "others" in earlier or "others" in result:
-        kept = {name: _other_with_ks(other, ks) for name, other in earlier.get("others", {}).items()}
-        result["others"] = kept | result.get("others", {})
+    others = {name: _other_with_ks(other, ks) for name, other in earlier.get("others", {}).items()}
+    others |= result.get("others", {})
+    if others:
+        result["others"] = others
     return result
 
 

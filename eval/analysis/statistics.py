@@ -11,8 +11,10 @@ from trl_prorl.pass_at_k import pass_at_k
 
 
 MIN_PROMPTS = 20
+RESAMPLES = 2000
+METHOD = "percentile bootstrap"  # of the 95 % intervals over prompts, as a report says it
 NO_INTERVAL = (math.nan, math.nan)
-NO_INTERVAL_NOTE = f"n/a: no interval with fewer than {MIN_PROMPTS} prompts, where a bootstrap is unreliable."
+NO_INTERVAL_NOTE = f"n/a: no interval with fewer than {MIN_PROMPTS} prompts, because it would be unreliable."
 
 
 class Estimate(NamedTuple):
@@ -26,14 +28,6 @@ class Estimate(NamedTuple):
     def excludes_zero(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
-
-
-class McNemar(NamedTuple):
-    """Pairs with only one correct side, and the two-sided p-value that both sides are correct equally often."""
-
-    first_only: int
-    second_only: int
-    p_value: float
 
 
 def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
@@ -50,15 +44,15 @@ _pass_at_k = lru_cache(maxsize=None)(pass_at_k)
 
 
 @lru_cache(maxsize=4)
-def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
-    """Return how often each resample contains each prompt, shape (resamples, P)."""
-    drawn = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
-    places = drawn + prompts * np.arange(resamples)[:, None]
-    counts = np.bincount(places.ravel(), minlength=prompts * resamples)
-    return counts.reshape(resamples, prompts).astype(float)
+def _draws(prompts: int) -> np.ndarray:
+    """Return how often each resample contains each prompt, shape (RESAMPLES, P)."""
+    drawn = np.random.default_rng(0).integers(prompts, size=(RESAMPLES, prompts))
+    places = drawn + prompts * np.arange(RESAMPLES)[:, None]
+    counts = np.bincount(places.ravel(), minlength=prompts * RESAMPLES)
+    return counts.reshape(RESAMPLES, prompts).astype(float)
 
 
-def _percentile_bootstrap(samples, statistic, level=0.95, resamples=2000, seed=0) -> tuple[float, float]:
+def _interval_of(statistic, *samples: np.ndarray) -> tuple[float, float]:
     """
     Return the percentile-bootstrap interval (Efron 1979) of a function of means; samples of shape (P,) each are
     resampled together, prompt by prompt. NaN below `MIN_PROMPTS`, where its coverage is far below the nominal level.
@@ -66,116 +60,71 @@ def _percentile_bootstrap(samples, statistic, level=0.95, resamples=2000, seed=0
     prompts = len(samples[0])
     if prompts < MIN_PROMPTS:
         return NO_INTERVAL
-    means = (_draws(prompts, resamples, seed) @ np.stack(samples, axis=1) / prompts).T
-    percentiles = [50 * (1 - level), 50 * (1 + level)]
-    low, high = np.percentile(statistic(*means), percentiles)
+    means = (_draws(prompts) @ np.stack(samples, axis=1) / prompts).T
+    low, high = np.percentile(statistic(*means), [2.5, 97.5])
     if math.isnan(high):  # between two resamples of inf
         high = math.inf
     return float(low), float(high)
 
 
-def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
-    a = np.asarray(a, dtype=float)
-    b = np.asarray(b, dtype=float)
-    if a.shape != b.shape:
-        raise ValueError(f"Paired values need the same prompts on both sides, got shapes {a.shape} and {b.shape}.")
-    return a, b
+def _is_constant(values: np.ndarray) -> bool:
+    return np.allclose(values, values[0], rtol=0, atol=1e-12)
 
 
-def _share_unseen(prompts: int, level: float) -> float:
+def _share_unseen(prompts: int) -> float:
+    """Return the share of prompts that may differ although all drawn prompts agree: 1 - 0.05^(1/P), about 3/P."""
+    return 1 - 0.05 ** (1 / prompts)
+
+
+def prompt_interval(per_prompt_values, bounds: tuple[float, float] = (0.0, 1.0)) -> tuple[float, float]:
     """
-    Return the share of prompts that may differ although all drawn prompts agree: 1 - 0.05^(1/P), about 3/P.
-    """
-    return 1 - (1 - level) ** (1 / prompts)
-
-
-def bootstrap_interval(
-    per_prompt_values,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-    bounds: tuple[float, float] = (0.0, 1.0),
-) -> tuple[float, float]:
-    """
-    Return the percentile-bootstrap interval of the mean over prompts, in the unit of the values, shape (P,), each
-    within `bounds`; NaN with fewer than 20 prompts.
+    Return the 95 % interval of the mean over prompts, in the unit of the values, shape (P,), each within `bounds`; NaN
+    with fewer than 20 prompts.
 
     It covers the choice of prompts and the sampling of completions, not the variation between training seeds. If all
-    values agree, resampling shows no spread, and the rule of three is used instead.
+    values agree, they show no spread, and the rule of three is used instead.
     """
     values = np.asarray(per_prompt_values, dtype=float)
-    if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
+    if len(values) >= MIN_PROMPTS and _is_constant(values):
         value = float(values[0])
-        unseen = _share_unseen(len(values), level)
+        unseen = _share_unseen(len(values))
         least, greatest = bounds
         return value - unseen * (value - least), value + unseen * (greatest - value)
-    return _percentile_bootstrap((values,), lambda mean: mean, level, resamples, seed)
+    return _interval_of(lambda mean: mean, values)
 
 
-def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
+def paired_difference(a, b) -> Estimate:
+    """Return the mean of `a - b` over prompts, shape (P,) each in the same order, with its interval."""
+    difference = np.subtract(a, b, dtype=float)
+    return Estimate(float(difference.mean()), *prompt_interval(difference, bounds=(-1.0, 1.0)))
+
+
+def paired_ratio(a: np.ndarray, b: np.ndarray) -> Estimate:
     """
-    Return pass@k with its 95 % bootstrap interval over prompts, and the counts: correct samples, of `n`, for each of
-    at least 2 prompts.
-
-    Returns:
-        `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
+    Return the ratio of means `mean(a) / mean(b)` over prompts, shape (P,) each in the same order, with its interval;
+    the mean of `b` is not 0.
     """
-    per_prompt = {k: pass_at_k_per_prompt(counts, n, k) for k in ks}
-    return {
-        **{f"pass@{k}": float(values.mean()) for k, values in per_prompt.items()},
-        **{f"interval@{k}": list(bootstrap_interval(values)) for k, values in per_prompt.items()},
-        "correct": counts,
-    }
-
-
-def paired_bootstrap_difference(a, b) -> Estimate:
-    """
-    Return the mean of `a - b` over prompts, shape (P,) each in the same order, with its percentile-bootstrap interval.
-
-    Raises:
-        ValueError: If the shapes differ.
-    """
-    a, b = _paired(a, b)
-    difference = a - b
-    return Estimate(float(difference.mean()), *bootstrap_interval(difference, bounds=(-1.0, 1.0)))
-
-
-def paired_bootstrap_ratio(a, b) -> Estimate:
-    """
-    Return the ratio of means `mean(a) / mean(b)` over prompts, shape (P,) each in the same order, with its
-    percentile-bootstrap interval; an end is `inf` if resamples have a zero denominator.
-
-    Raises:
-        ValueError: If the shapes differ or the mean of `b` is 0.
-    """
-    a, b = _paired(a, b)
-    if b.mean() == 0:
-        raise ValueError("The mean of b is 0: there is no ratio to it.")
     value = float(a.mean() / b.mean())
     if len(a) >= MIN_PROMPTS and np.allclose(a, value * b, rtol=0, atol=1e-12):
-        unseen = _share_unseen(len(a), 0.95)
+        unseen = _share_unseen(len(a))
         seen_a = (1 - unseen) * a.mean()
         seen_b = (1 - unseen) * b.mean()
         return Estimate(value, float(seen_a / (seen_b + unseen)), float((seen_a + unseen) / seen_b))
-
     return Estimate(value, *ratio_interval(a, b))
 
 
-def ratio_interval(a, b) -> tuple[float, float]:
+def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """
-    Return the percentile-bootstrap interval of `mean(a) / mean(b)` over prompts, shape (P,) each: complete prompts are
-    resampled, each with both values. With sums and numbers of tokens this is a mean over tokens, weighted by length.
-    An end is `inf` if resamples have a zero denominator; both are NaN with fewer than 20 prompts.
-
-    Raises:
-        ValueError: If the shapes differ.
+    Return the interval of `mean(a) / mean(b)` over prompts, shape (P,) each: a prompt counts with both of its values.
+    With sums and numbers of tokens this is a mean over tokens, weighted by length. An end is `inf` if the denominator
+    may be 0; both are NaN with fewer than 20 prompts.
     """
 
     def ratio(numerator, denominator):
         return np.divide(numerator, denominator, out=np.full_like(numerator, np.inf), where=denominator != 0)
 
     with np.errstate(invalid="ignore"):
-        return _percentile_bootstrap(_paired(a, b), ratio)
+        return _interval_of(ratio, a, b)
 
 
 def detectable_difference(estimate: Estimate) -> float:
@@ -206,6 +155,19 @@ def t_interval(values, level: float = 0.95) -> Estimate:
     return Estimate(mean, mean - float(half_width), mean + float(half_width))
 
 
+def prediction_interval(values, level: float = 0.95) -> Estimate:
+    """
+    Return the mean of a few values (training seeds), shape (S,), with the prediction interval for one more value: ± t
+    s √(1 + 1/S) with S − 1 degrees of freedom.
+
+    Raises:
+        ValueError: If there are fewer than 2 values.
+    """
+    mean, low, high = t_interval(values, level)
+    wider = math.sqrt(len(values) + 1)  # of t s / √S
+    return Estimate(mean, mean - wider * (mean - low), mean + wider * (high - mean))
+
+
 def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) -> Estimate | None:
     """
     Return the mean over runs with the hull of two 95 % intervals: over prompts, if these are the `same` in all runs,
@@ -220,42 +182,27 @@ def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) 
     means = [float(run_values.mean()) for run_values in values]
     intervals = [t_interval(means)[1:]] if len(means) > 1 else []
     if same:
-        intervals.append(bootstrap_interval(np.mean(values, axis=0), bounds=(least, 1.0)))
+        intervals.append(prompt_interval(np.mean(values, axis=0), bounds=(least, 1.0)))
     lows, highs = zip(*intervals, strict=True)
-    return Estimate(float(np.mean(means)), float(np.min(lows)), float(np.max(highs)))
+    low, high = np.clip([np.min(lows), np.max(highs)], least, 1.0)  # a t-interval may leave the possible range
+    return Estimate(float(np.mean(means)), float(low), float(high))
 
 
-def prediction_interval(values, level: float = 0.95) -> Estimate:
-    """
-    Return the mean of a few values (training seeds), shape (S,), with the prediction interval for one more value: ± t
-    s √(1 + 1/S) with S − 1 degrees of freedom.
-
-    Raises:
-        ValueError: If there are fewer than 2 values.
-    """
-    mean, low, high = t_interval(values, level)
-    wider = math.sqrt(len(values) + 1)  # of t s / √S
-    return Estimate(mean, mean - wider * (mean - low), mean + wider * (high - mean))
-
-
-def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
+def fieller_ratio(b, a, paired: bool) -> Estimate:
     r"""
-    Return the ratio of means `mean(b) / mean(a)` of a few training runs, none negative, with the interval of Fieller
-    (1954): every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject.
-    Unlike logarithms, it allows runs with value 0.
+    Return the ratio of means `mean(b) / mean(a)` of a few training runs, none negative, with the 95 % interval of
+    Fieller (1954): every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not
+    reject. Unlike logarithms, it allows runs with value 0.
 
     Paired values match seed by seed, with n - 1 degrees of freedom of \\( b_s - \rho a_s \\); otherwise the two sides
     are independent, with the degrees of freedom of the smaller side. The interval is at least 0; it is 0 to infinity
     with one run on a side, and has no upper end if `a` does not differ significantly from 0.
 
     Raises:
-        ValueError: If the mean of `a` is 0, or paired values differ in number.
+        ValueError: If the mean of `a` is 0.
     """
-    if paired:
-        b, a = _paired(b, a)
-    else:
-        b = np.asarray(b, dtype=float)
-        a = np.asarray(a, dtype=float)
+    b = np.asarray(b, dtype=float)
+    a = np.asarray(a, dtype=float)
     mean_b = float(b.mean())
     mean_a = float(a.mean())
     if mean_a == 0:
@@ -264,50 +211,30 @@ def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
     fewest = min(len(b), len(a))
     if fewest < 2:
         return Estimate(ratio, 0.0, math.inf)
-    squared_t = float(stats.t.ppf((1 + level) / 2, df=fewest - 1)) ** 2
+    squared_t = float(stats.t.ppf(0.975, df=fewest - 1)) ** 2
     covariance = float(np.cov(b, a)[0, 1]) / fewest if paired else 0.0
     variance_b = float(b.var(ddof=1)) / len(b)
     variance_a = float(a.var(ddof=1)) / len(a)
-    low, high = fieller_interval(mean_b, mean_a, variance_b, variance_a, covariance, squared_t)
-    return Estimate(ratio, low, high)
-
-
-def fieller_interval(
-    b: float, a: float, variance_b: float, variance_a: float, covariance: float, squared_t: float
-) -> tuple[float, float]:
-    """
-    Return Fieller's interval of `b / a` from two means, their variances and covariance, and the squared quantile: at
-    least 0 unless `b` is negative; without an upper end if `a` does not differ significantly from 0.
-    """
     # The ends are the roots of square * rho^2 - 2 * half * rho + constant.
-    square = a**2 - squared_t * variance_a
-    half = a * b - squared_t * covariance
-    constant = b**2 - squared_t * variance_b
+    square = mean_a**2 - squared_t * variance_a
+    half = mean_a * mean_b - squared_t * covariance
+    constant = mean_b**2 - squared_t * variance_b
     root = math.sqrt(max(0.0, half**2 - square * constant))
-    least = 0.0 if b >= 0 else -math.inf
     if square > 0:
-        return max(least, (half - root) / square), (half + root) / square
+        return Estimate(ratio, max(0.0, (half - root) / square), (half + root) / square)
     # If the ends are not real, or 0 is as likely as the ratio, there is no lower end either.
-    low = constant / (half + root) if b >= 0 and constant > 0 else least
-    return low, math.inf
+    low = constant / (half + root) if constant > 0 else 0.0
+    return Estimate(ratio, low, math.inf)
 
 
-def mcnemar(a, b) -> McNemar:
+def mcnemar_p_value(a, b) -> float:
     """
-    Exact McNemar test (McNemar 1947) of correct or wrong, shape (P,) each in the same order: among the pairs that
-    differ, is one side correct more often than a fair coin? p is 1 if no pair differs.
-
-    Raises:
-        ValueError: If the shapes differ or a value is neither true nor false.
+    Return the two-sided p-value of the exact McNemar test (McNemar 1947) of correct or wrong, shape (P,) each in the
+    same order: among the pairs that differ, is one side correct more often than a fair coin? 1 if no pair differs.
     """
-    a, b = _paired(a, b)
-    if not np.isin(np.concatenate([a, b]), (0, 1)).all():
-        raise ValueError("McNemar's test needs booleans: whether each prompt was correct, not a count or a rate.")
-    first_only = int((a > b).sum())
-    second_only = int((b > a).sum())
-    differing = first_only + second_only
-    p_value = float(stats.binomtest(first_only, differing).pvalue) if differing else 1.0
-    return McNemar(first_only, second_only, p_value)
+    a_only = int(np.greater(a, b).sum())
+    differing = int(np.not_equal(a, b).sum())
+    return float(stats.binomtest(a_only, differing).pvalue) if differing else 1.0
 
 
 def paired_p_value(differences) -> float:
@@ -324,7 +251,7 @@ def paired_p_value(differences) -> float:
     prompts = len(over_prompts)
     if prompts < MIN_PROMPTS:
         return math.nan
-    if np.allclose(over_prompts, over_prompts[0], rtol=0, atol=1e-12):
+    if _is_constant(over_prompts):
         # The level at which the interval ends at 0: the share unseen, 1 - p^(1/P), is then d / (1 + d).
         p_value = (1 + abs(float(over_prompts[0]))) ** -prompts
     else:
@@ -336,7 +263,7 @@ def paired_p_value(differences) -> float:
 
 def _p_value_over_runs(differences: np.ndarray) -> float:
     """Return p of Student's t-test over runs; 1 if no run differs, 0 if all differ by the same amount."""
-    if np.allclose(differences, differences[0], rtol=0, atol=1e-12):
+    if _is_constant(differences):
         return 1.0 if abs(float(differences[0])) < 1e-12 else 0.0
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 

@@ -40,9 +40,9 @@ class ConstantRate:
         """Whether the deviation from the curve is not significant, at 5 %."""
         return self.p_value > ERROR_RATE
 
-    def curve(self, steps) -> np.ndarray:
+    def curve(self, steps: np.ndarray) -> np.ndarray:
         """Return the fitted value at any steps."""
-        return saturation(np.asarray(steps, dtype=float), self.alpha.value, self.p0)
+        return saturation(steps, self.alpha.value, self.p0)
 
 
 def saturation(steps, alpha, p0):
@@ -82,7 +82,7 @@ def fit_rate(steps: np.ndarray, values: np.ndarray, errors: np.ndarray) -> tuple
     return float(rate / length), float(np.sum(weighted_residuals(rate) ** 2))
 
 
-def check_rate(k: int, steps: np.ndarray, scores: np.ndarray, resamples: int = RESAMPLES) -> ConstantRate | None:
+def check_rate(k: int, steps: np.ndarray, scores: np.ndarray) -> ConstantRate | None:
     """
     Fit the curve to pass@k of P prompts, shape (T, P), at steps from 0, and test the fit. `None` if there are fewer
     than 3 checkpoints, so few prompts unsolved at the start that a resample has none, or none at any checkpoint.
@@ -93,7 +93,7 @@ def check_rate(k: int, steps: np.ndarray, scores: np.ndarray, resamples: int = R
     """
     prompts = scores.shape[1]
     rng = np.random.default_rng(0)
-    draws = (rng.integers(prompts, size=prompts) for _ in range(resamples))
+    draws = [rng.integers(prompts, size=prompts) for _ in range(RESAMPLES)]
     resampled = np.array([scores[:, places].mean(axis=1) for places in draws])
     values = scores.mean(axis=1)
     if len(steps) <= MIN_CHECKPOINTS or (resampled[:, 0] >= 1).any() or values[1:].min() >= 1:
@@ -103,26 +103,24 @@ def check_rate(k: int, steps: np.ndarray, scores: np.ndarray, resamples: int = R
     on_curve = saturation(steps, alpha, values[0])
     alphas = [fit_rate(steps, series, errors)[0] for series in resampled]
     by_chance = np.array([fit_rate(steps, series, errors)[1] for series in on_curve + resampled - values])
-    low, high = np.percentile(alphas, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
+    low, high = np.percentile(alphas, [2.5, 97.5])
     as_large = np.sum(by_chance >= deviation - 1e-12)
     return ConstantRate(
         k=k,
         p0=float(values[0]),
         last=float(values[-1]),
         alpha=Estimate(alpha, float(low), float(high)),
-        p_value=float((1 + as_large) / (1 + resamples)),  # the observation is one draw, so it is never 0
+        p_value=float((1 + as_large) / (1 + RESAMPLES)),  # the observation is one draw, so it is never 0
     )
 
 
 def rates(result: dict) -> list[ConstantRate]:
     """Return the fits to the checkpoints of a `passk.json` at its smallest and its largest k, as far as possible."""
-    n = result["n"]
     points = sorted(result.get("checkpoints", []), key=lambda point: point["step"])
     steps = np.array([0, *(point["step"] for point in points)], dtype=float)
     found = []
     for k in ends(result["k"]):
-        of_checkpoints = [pass_at_k_per_prompt(point["correct"], n, k) for point in points]
-        rate = check_rate(k, steps, np.array([per_prompt(result, "base", k), *of_checkpoints]))
-        if rate is not None:
-            found.append(rate)
-    return found
+        scores = [per_prompt(result, "base", k)]
+        scores += [pass_at_k_per_prompt(point["correct"], result["n"], k) for point in points]
+        found.append(check_rate(k, steps, np.array(scores)))
+    return [rate for rate in found if rate is not None]

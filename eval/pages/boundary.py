@@ -2,8 +2,8 @@
 
 from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.document import Section, table_section
+from trl_prorl.eval.pages.table import Column, table_of
 
 
 MAX_LISTED = 12  # prompts in one line
@@ -11,11 +11,10 @@ MAX_LISTED = 12  # prompts in one line
 
 def boundary_statements(result: Boundary) -> list[str]:
     """Return the counts of newly solved and lost prompts with their tests, and the smallest detectable change."""
-    test = result.solved_at_all
     lines = [
         f"{result.prompts} prompts × {result.n} samples: {_count(result.newly_solved, 'newly solved')}, "
         f"{_count(result.lost, 'lost')}, {result.both} solved by both models, {result.neither} by neither. Newly "
-        f"solved against lost: p = {test.p_value:.2g} (exact McNemar test; sampling noise changes prompts in both "
+        f"solved against lost: p = {result.p_value:.2g} (exact McNemar test; sampling noise changes prompts in both "
         "directions)."
     ]
     for name, changes in (("Newly solved", result.newly_solved), ("Lost", result.lost)):
@@ -35,7 +34,7 @@ def boundary_statements(result: Boundary) -> list[str]:
 
 def _count(changes: list[PromptChange], what: str) -> str:
     """Return the number of changes, and how many are significant: `14 newly solved (0 significantly)`."""
-    significantly = f" ({sum(change.separated for change in changes)} significantly)" if changes else ""
+    significantly = f" ({sum(change.is_significant for change in changes)} significantly)" if changes else ""
     return f"{len(changes)} {what}{significantly}"
 
 
@@ -44,7 +43,7 @@ def _listed(changes: list[PromptChange]) -> str:
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
     listed = []
     for change in ranked[:MAX_LISTED]:
-        star = "*" if change.separated else ""
+        star = "*" if change.is_significant else ""
         listed.append(f"#{change.prompt}: {change.base} → {change.trained}{star}")
     if len(changes) > MAX_LISTED:
         listed.append(f"and {len(changes) - MAX_LISTED} more")
@@ -52,7 +51,7 @@ def _listed(changes: list[PromptChange]) -> str:
 
 
 def _changes_cell(changes: list[PromptChange]) -> str:
-    return f"{len(changes)} ({sum(change.separated for change in changes)})"
+    return f"{len(changes)} ({sum(change.is_significant for change in changes)})"
 
 
 RUN_COLUMNS = [
@@ -62,25 +61,18 @@ RUN_COLUMNS = [
     Column("lost", lambda row: _changes_cell(row[1].lost)),
     Column("both", lambda row: str(row[1].both)),
     Column("neither", lambda row: str(row[1].neither)),
-    Column("p", lambda row: f"{row[1].solved_at_all.p_value:.2g}"),
+    Column("p", lambda row: f"{row[1].p_value:.2g}"),
     Column("rate not excluded", lambda row: f"{row[1].rate_limit:.3f}"),
 ]
 
 
-def runs_table(frame: Frame) -> Table | None:
+def section(frame: Frame) -> Section | None:
     """Return the prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
     rows = [(run, boundary(run.passk)) for run in frame.runs if run.passk]
-    if not rows:
-        return None
     notes = [
         "Newly solved: no correct base sample, some correct trained samples. Lost: the reverse. In parentheses: "
         "significant changes (Fisher's exact test per prompt, Holm-corrected over the prompts of the run, 5 %). p: "
         "exact McNemar test of newly solved against lost. Rate not excluded: no correct sample rules out only higher "
         "success rates (95 %). `trl-prorl passk` lists the prompts."
     ]
-    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes)
-
-
-def sections(frame: Frame) -> list[Section]:
-    table = runs_table(frame)
-    return [Section(table.title, [table])] if table else []
+    return table_section(table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes))

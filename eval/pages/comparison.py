@@ -6,24 +6,17 @@ from collections.abc import Mapping
 from rich.table import Table as RichTable
 
 from trl_prorl.eval.analysis.compare import Comparison, Verdict, compare_with_references, verdicts
-from trl_prorl.eval.analysis.frame import Frame, ReportArm
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
-from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
-from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of, row_labels
+from trl_prorl.eval.analysis.timing import parallel_notes
+from trl_prorl.eval.pages.document import Section, bullets
+from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, Picture, bars_panel, colour_of
 from trl_prorl.eval.pages.reproduce import passk_command
-from trl_prorl.eval.pages.table import (
-    NOT_MEASURED,
-    POWER,
-    Column,
-    Table,
-    cell,
-    interval_cell,
-    percent,
-    table_of,
-)
+from trl_prorl.eval.pages.table import NOT_MEASURED, POWER, Column, cell, interval_cell, percent, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.provenance import describe_evaluation
 from trl_prorl.run_files import training_note
+from trl_prorl.text import visible
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
@@ -40,10 +33,6 @@ def _share_cell(row: Comparison) -> str:
         return NOT_MEASURED
     value, low, high = map(percent, row.share)
     return f"{value} [{low}, {high}]"
-
-
-def _time_cell(row: Comparison) -> str:
-    return interval_cell(row.step_time, ".2f")
 
 
 def _p_cell(row: Comparison) -> str:
@@ -66,7 +55,7 @@ RATIO_COLUMNS = [
     Column("first / second [95 %]", _share_cell),
     Column(
         "step time, first / second [95 %]",
-        _time_cell,
+        lambda row: interval_cell(row.step_time, ".2f"),
         applies=lambda rows: any(row.step_time is not None for row in rows),
     ),
 ]
@@ -88,14 +77,8 @@ RATIO_NOTES = [
 ]
 
 
-def arms_table(comparisons: list[Comparison], title: str) -> Table:
-    """Return a row per outcome and pair of variants, for the page."""
-    columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, *RATIO_COLUMNS]
-    return table_of(title, columns, comparisons, [*DIFFERENCE_NOTES, *RATIO_NOTES])
-
-
 def terminal_table(comparisons: list[Comparison]) -> RichTable:
-    """Return the same without ratios, for a terminal of 100 columns."""
+    """Return a row per outcome and pair of variants, without ratios, for a terminal of 100 columns."""
     detectable = Column("detectable", lambda row: cell(row.detectable, ".3f"))
     notes = [*DIFFERENCE_NOTES, f"Detectable: the true difference that the test detects with {POWER}. {RATIOS}"]
     columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, detectable]
@@ -112,50 +95,41 @@ def left_out_statement(lines: list[str]) -> str:
     return " ".join(shown)
 
 
-def answer(comparisons: list[Comparison], labels: Mapping[str, str] | None = None) -> str:
+def answer(comparisons: list[Comparison], labels: Mapping[str, str]) -> str:
     """
     Answer in one sentence whether runs or variants differ in the first outcome, after Holm's correction.
 
     Args:
         comparisons (`list[Comparison]`): At least one; those of an outcome stand together.
-        labels (`Mapping[str, str]`, *optional*): Names of the runs or variants with their variant.
+        labels (`Mapping[str, str]`): The runs or variants by name, each with its variant.
     """
-    labels = labels or {}
     outcome = comparisons[0].outcome
     rows = [row for row in comparisons if row.outcome == outcome and not math.isnan(row.difference.low)]
     if not rows:
         return f"No answer: fewer than {MIN_PROMPTS} prompts give no confidence interval. Evaluate more: --prompts."
+    names = {row: f"{labels[row.first]} − {labels[row.second]}" for row in rows}
     if len(rows) == 1:
-        return _answer_of_one(rows[0], labels)
+        row = rows[0]
+        difference = f"{names[row]} = {interval_cell(row.difference, '+.3f')}, p = {_p_cell(row)}"
+        if row.differs:
+            direction = "higher" if row.difference.value > 0 else "lower"
+            return f"Yes: {difference}: significantly {direction} {outcome}."
+        return (
+            f"No significant difference in {outcome}: {difference}; this test would detect a difference of "
+            f"{row.detectable:.3f} with {POWER}."
+        )
     differing = sorted((row for row in rows if row.differs), key=lambda row: row.adjusted)
     if not differing:
         return (
             f"No significant difference in {outcome} in any of {len(rows)} pairs; every test would detect a "
             f"difference of {max(row.detectable for row in rows):.3f} with {POWER}."
         )
-    shown = []
-    for row in differing[:MAX_NAMED]:
-        first = labels.get(row.first, row.first)
-        second = labels.get(row.second, row.second)
-        shown.append(f"{first} − {second} = {row.difference.value:+.3f} (p = {_p_cell(row)})")
+    shown = [f"{names[row]} = {row.difference.value:+.3f} (p = {_p_cell(row)})" for row in differing[:MAX_NAMED]]
     if len(differing) > MAX_NAMED:
         shown.append(f"and {len(differing) - MAX_NAMED} more")
     return (
         f"Yes: {len(differing)} of {len(rows)} pairs differ significantly in {outcome} (p Holm-corrected): "
         f"{'; '.join(shown)}."
-    )
-
-
-def _answer_of_one(row: Comparison, labels: Mapping[str, str]) -> str:
-    first = labels.get(row.first, row.first)
-    second = labels.get(row.second, row.second)
-    difference = f"{first} − {second} = {interval_cell(row.difference, '+.3f')}, p = {_p_cell(row)}"
-    if row.differs:
-        direction = "higher" if row.difference.value > 0 else "lower"
-        return f"Yes: {difference}: significantly {direction} {row.outcome}."
-    return (
-        f"No significant difference in {row.outcome}: {difference}; this test would detect a difference of "
-        f"{row.detectable:.3f} with {POWER}."
     )
 
 
@@ -172,15 +146,16 @@ def verdict_statement(verdict: Verdict) -> str:
         heading = f"{best.label} has the highest held-out pass@1, {scores}"
     else:
         heading = f"{best.label} has a held-out pass@1 of {scores}"
+    if verdict.title:
+        heading = f"{verdict.title}: {heading}"
     if verdict.untested:
-        return f"**{_where(verdict)}{heading}.** Not tested: fewer than {MIN_PROMPTS} prompts."
+        return f"**{heading}.** Not tested: fewer than {MIN_PROMPTS} prompts."
     if verdict.is_significant:
         heading += ", significantly higher than base and every other variant"
-    if verdict.gain is not None and verdict.gain.high < 0:
+    below_base = verdict.gain.high < 0
+    if below_base:
         heading += ", significantly lower than base"
-    unclear = [name for name in verdict.not_behind if name not in verdict.tied]
-    if verdict.gain is not None and verdict.gain.high < 0:
-        unclear.remove("base")
+    unclear = [name for name in verdict.not_behind if name not in verdict.tied and not (name == "base" and below_base)]
     if unclear:
         *first, last = unclear
         names = f"{', '.join(first)} or {last}" if first else last
@@ -194,11 +169,7 @@ def verdict_statement(verdict: Verdict) -> str:
     for name in verdict.others:
         if name not in verdict.comparisons:
             details.append(f"{best.label} is not compared with {name}: their runs share no prompts or no seeds.")
-    return f"**{_where(verdict)}{heading}.** {' '.join(details)}"
-
-
-def _where(verdict: Verdict) -> str:
-    return f"{verdict.title}: " if verdict.title else ""
+    return f"**{heading}.** {' '.join(details)}"
 
 
 def _interval_note(verdict: Verdict) -> str:
@@ -246,47 +217,45 @@ def training_statements(runs: list[RecordedRun]) -> list[str]:
     return [f"{run.name} was not evaluated only on held-out prompts{training_note(run.passk)}." for run in evaluated]
 
 
-def scores_panel(arms: list[ReportArm]) -> Panel:
+def scores_panel(groups: list[RunGroup]) -> Panel:
     """Draw held-out pass@1 of every variant with its interval, next to the starting model."""
-    labels, lines = row_labels([arm.evaluated_legend for arm in arms])
 
     def draw(axes):
-        for row, arm in enumerate(arms):
+        for row, group in enumerate(groups):
             for side, name, colour, marker in (
                 ("base", "starting model", OTHER_COLOUR, "s"),
-                ("trained", "trained", colour_of(arm), "o"),
+                ("trained", "trained", colour_of(group), "o"),
             ):
-                value, low, high = arm.sides[side]
+                value, low, high = group.sides[side]
                 label = name if row == 0 else None  # once in the legend
                 axes.plot([low, high], [row, row], color=colour)
                 axes.plot([value], [row], linestyle="", label=label, color=colour, marker=marker)
-        axes.set_yticks(range(len(arms)), labels)
-        axes.set_title("Held-out pass@1 with 95 % interval", loc="right")
-        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="pass@1")
-        axes.grid(alpha=0.2)
 
     alt = "Held-out pass@1 of the starting model and of every trained variant, with 95 % intervals"
-    return Panel(alt, draw, max(2, lines) * len(arms))
+    labels = [group.evaluated_legend for group in groups]
+    return bars_panel("Held-out pass@1 with 95 % interval", alt, labels, "pass@1", draw, lines=2)
 
 
-def verdict_sections(frame: Frame) -> list[Section]:
+def verdict_section(frame: Frame) -> Section:
     lines = statements(frame)
     several_grounds = len(lines) > 2 and lines[1].startswith("**")
-    blocks = [Bullets(lines)] if several_grounds else [Text(line) for line in lines]
-    evaluated = [arm for arm in frame.arms if arm.evaluated]
+    blocks = [bullets(lines)] if several_grounds else list(map(visible, lines))
+    evaluated = [group for group in frame.groups if group.evaluated]
     if evaluated:
         blocks.append(Picture("verdict.png", "Held-out pass@1 of every variant", "", [scores_panel(evaluated)]))
-    return [Section("Verdict", blocks, open=True)]
+    return Section("Verdict", blocks, open=True)
 
 
-def sections(frame: Frame) -> list[Section]:
-    rows, left = compare_with_references(frame)
-    if not rows and not left:
-        return []
+def section(frame: Frame) -> Section | None:
+    """Return the differences of all pairs with a reference; `None` without an evaluated variant."""
+    rows, left_out = compare_with_references(frame)
+    if not rows and not left_out:
+        return None
     blocks = []
     if rows:
-        blocks.append(arms_table(rows, DIFFERENCES))
-    notes = [*left, *frame.timing.notes()]
+        columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, *RATIO_COLUMNS]
+        blocks.append(table_of(DIFFERENCES, columns, rows, [*DIFFERENCE_NOTES, *RATIO_NOTES]))
+    notes = [*left_out, *parallel_notes(frame.parallel)]
     if notes:
-        blocks.append(Bullets(notes))
-    return [Section(DIFFERENCES, blocks)]
+        blocks.append(bullets(notes))
+    return Section(DIFFERENCES, blocks)

@@ -72,9 +72,9 @@ def completions_table(run: RecordedRun) -> Table | None:
     return table_of("Completions, base and trained", COLUMNS, rows, notes)
 
 
-def sections(frame: Frame) -> list[Section]:
+def section(frame: Frame) -> Section | None:
     for verdict in verdicts(frame):
         table = completions_table(verdict.best.evaluated[0])
         if table is not None:
-            return [Section(table.title, [table], open=True)]
-    return []
+            return Section(table.title, [table], open=True)
+    return None

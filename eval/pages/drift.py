@@ -1,16 +1,13 @@
 """Drift from the starting model: the checkpoints of one run, and the runs of a report side by side."""
 
+from functools import partial
 from pathlib import Path
-
-import pandas as pd
-from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, Estimate
-from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.document import Section, table_section
+from trl_prorl.eval.pages.plotting import TRAINED_COLOUR, Panel, Picture, label_axes
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
-from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.files import replaced
 from trl_prorl.run_files import training_note
 
 
@@ -21,25 +18,11 @@ PANELS = {
     "entropy": ("Entropy on own samples", "nats per token"),
     "mean_tokens": ("Length of samples", "tokens"),
 }
-
-
 TEXT_NOTE = (
     "log p, base: log-probability of the samples under the starting model, nats per token. distinct-2: share of token "
     "pairs that are different. compression: bytes before / after zlib, higher if samples repeat each other."
 )
 NO_ENGLISH = "No perplexity of English text: the vocabulary of the model has no English words."
-
-
-def drift_points(run: RecordedRun) -> list[dict]:
-    """Return the points of a run whose step is known."""
-    points = (run.drift or {}).get("points", [])
-    return [point for point in points if point["step"] is not None]
-
-
-def drift_series(run: RecordedRun, key: str) -> pd.Series | None:
-    """Return a measure over optimizer steps; `None` if it was not measured."""
-    points = {point["step"]: point[key] for point in drift_points(run) if point.get(key) is not None}
-    return pd.Series(points, dtype=float).sort_index() if points else None
 
 
 def _kl_cell(point: dict) -> str:
@@ -108,8 +91,8 @@ def points_tables(run_dir: Path, result: dict) -> list[Table]:
     return tables
 
 
-def runs_table(frame: Frame) -> Table | None:
-    """Return the last point of each run; `None` if no run has one."""
+def runs_table(frame: Frame) -> Table:
+    """Return the last point of each run that has one."""
     rows = []
     for run in frame.runs:
         points = (run.drift or {}).get("points")
@@ -122,26 +105,26 @@ def runs_table(frame: Frame) -> Table | None:
     ]
     if any((run.drift or {}).get("prompts", MIN_PROMPTS) < MIN_PROMPTS for run in frame.runs):
         notes.append(NO_INTERVAL_NOTE)
-    return table_of("Drift from the starting model", RUN_COLUMNS, rows, notes) if rows else None
+    return table_of("Drift from the starting model", RUN_COLUMNS, rows, notes)
 
 
-def plot_drift(result: dict, path: Path) -> None:
-    """Write KL, agreement, entropy and length over steps as a PNG."""
-    points = [point for point in result["points"] if point["step"] is not None]
+def section(frame: Frame) -> Section | None:
+    return table_section(runs_table(frame))
+
+
+def draw_measure(axes, points: list[dict], key: str) -> None:
+    """Draw a measure over steps; the KL with its interval over prompts."""
+    title, unit = PANELS[key]
     steps = [point["step"] for point in points]
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
-    all_axes = figure.subplots(1, len(PANELS))
-    for axes, (key, (title, unit)) in zip(all_axes, PANELS.items(), strict=True):
-        axes.plot(steps, [point[key] for point in points], marker="o", color="#0072B2")
-        if key == "kl_to_base":
-            low, high = zip(*(point["interval"] for point in points), strict=True)
-            axes.fill_between(steps, low, high, alpha=0.25, color="#0072B2")
-        axes.set(title=title, xlabel="optimizer step", ylabel=unit)
-        axes.grid(alpha=0.2)
-    with replaced(path) as aside:
-        figure.savefig(aside, format="png", dpi=110)
+    axes.plot(steps, [point[key] for point in points], marker="o", color=TRAINED_COLOUR)
+    if key == "kl_to_base":
+        low, high = zip(*(point["interval"] for point in points), strict=True)
+        axes.fill_between(steps, low, high, alpha=0.25, color=TRAINED_COLOUR)
+    label_axes(axes, title, "optimizer step", unit)
 
 
-def sections(frame: Frame) -> list[Section]:
-    table = runs_table(frame)
-    return [Section(table.title, [table])] if table else []
+def drift_picture(result: dict) -> Picture:
+    """Return KL, agreement, entropy and length over steps."""
+    points = [point for point in result["points"] if point["step"] is not None]
+    panels = [Panel(title, partial(draw_measure, points=points, key=key)) for key, (title, _) in PANELS.items()]
+    return Picture("drift.png", "Drift from the starting model", "", panels, columns=len(panels))

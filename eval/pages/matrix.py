@@ -1,10 +1,10 @@
 """The result matrix: a row per variant over its seeds, with performance, stability and cost."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from trl_prorl.eval.analysis.compare import verdicts
-from trl_prorl.eval.analysis.frame import Frame, ReportArm, peak_memory
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
+from trl_prorl.eval.analysis.passk import largest_k
 from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
     ENTROPY_SPIKE,
@@ -12,16 +12,14 @@ from trl_prorl.eval.analysis.stability import (
     KL_SPIKE,
     NEIGHBOURS,
     SMOOTHING_STEPS,
-    Spikes,
-    entropy_spikes,
-    gradient_spikes,
+    SpikeRule,
     has_collapsed,
-    kl_spikes,
     largest_drop,
+    spikes,
 )
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, mean_cell, table_of
-from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 
 
 PERFORMANCE = "Performance, held-out"
@@ -29,25 +27,31 @@ STABILITY = "Stability"
 COST = "Cost"
 
 
-def _worst(arm: ReportArm, measure: Callable[[RecordedRun], float | None]) -> float | None:
-    return max(arm.values(lambda row: measure(row.run)), default=None)
+def _worst(group: RunGroup, measure: Callable[[RecordedRun], float | None]) -> float | None:
+    return max(group.values(lambda row: measure(row.run)), default=None)
 
 
-def _pass_k_cell(arm: ReportArm) -> str:
-    text = interval_cell(arm.at_largest_k, ".3f")
-    return f"{text} (k={', '.join(map(str, arm.largest_ks))})" if arm.evaluated else text
+def _peak_memory(run: RecordedRun) -> float | None:
+    values = run.measured("peak_memory_gib")
+    return None if values is None else float(values.max())
 
 
-def _collapsed_cell(arm: ReportArm) -> str:
-    answers = arm.values(lambda row: has_collapsed(row.run))
+def _pass_k_cell(group: RunGroup) -> str:
+    text = interval_cell(group.at_largest_k(), ".3f")
+    ks = sorted({largest_k(run) for run in group.evaluated})
+    return f"{text} (k={', '.join(map(str, ks))})" if ks else text
+
+
+def _collapsed_cell(group: RunGroup) -> str:
+    answers = group.values(lambda row: has_collapsed(row.run))
     return f"{sum(answers)} of {len(answers)}" if answers else NOT_MEASURED
 
 
-def _spikes_cell(arm: ReportArm, find: Callable[[RecordedRun], Spikes | None]) -> str:
+def _spikes_cell(group: RunGroup, key: str, rule: SpikeRule) -> str:
     """Return the mean number per run, and the largest over all runs: `1.5 (× 32)`."""
-    found = arm.values(lambda row: find(row.run))
-    count = mean_cell([spikes.count for spikes in found], ".3g")
-    largest = max((spikes.largest for spikes in found if spikes.count), default=None)
+    found = group.values(lambda row: spikes(row.run, key, rule))
+    count = mean_cell([len(each) for each in found], ".3g")
+    largest = max((each.max() for each in found if len(each)), default=None)
     return count if largest is None else f"{count} (× {largest:,.3g})"
 
 
@@ -55,7 +59,7 @@ def _spikes_cell(arm: ReportArm, find: Callable[[RecordedRun], Spikes | None]) -
 COLUMNS = [
     Column(
         "variant",
-        lambda arm: arm.label,
+        lambda group: group.label,
         "**variant**: the folder of a run, or the common part of the folders of its seeds. In parentheses: the "
         "variant, if the folder's name does not contain it, and the settings that differ from other runs of that "
         "variant and task. ★: its held-out pass@1 is significantly higher than that of base and of every other "
@@ -63,21 +67,21 @@ COLUMNS = [
     ),
     Column(
         "seeds",
-        lambda arm: str(arm.seeds),
+        lambda group: str(len(group.rows)),
         "**seeds**: number of runs that differ only in the seeds of base and training, in paths, and in keys that "
         "change no number; they share a row.",
     ),
     Column(
         "pass@1",
-        lambda arm: interval_cell(arm.sides["trained"], ".3f"),
+        lambda group: interval_cell(group.sides["trained"], ".3f"),
         "**pass@1**, **pass@k**: held-out scores of the trained model; pass@k at the largest evaluated k.",
         PERFORMANCE,
     ),
     Column("pass@k", _pass_k_cell, group=PERFORMANCE),
     Column(
         "gain",
-        lambda arm: interval_cell(arm.gain(), "+.3f"),
-        "**gain**: pass@1 of the trained model − base. 95 % intervals in brackets: bootstrap over prompts; with "
+        lambda group: interval_cell(group.gain(), "+.3f"),
+        "**gain**: pass@1 of the trained model − base. 95 % intervals in brackets: over prompts; with "
         "several seeds, the hull of that interval (seeds averaged) and of a t-interval over seeds, which is wide with "
         "few seeds.",
         PERFORMANCE,
@@ -92,7 +96,7 @@ COLUMNS = [
     ),
     Column(
         "KL spikes",
-        lambda arm: _spikes_cell(arm, kl_spikes),
+        lambda group: _spikes_cell(group, OWN_KL, KL_SPIKE),
         "**KL spikes**, **entropy spikes**, **gradient spikes**: mean number per run; in parentheses the largest "
         "spike of all seeds, as a multiple of the median. A spike is a positive value of at least "
         f"{KL_SPIKE.factor:g} times (KL to its reference; B: to the old policy), {ENTROPY_SPIKE.factor:g} times "
@@ -102,44 +106,44 @@ COLUMNS = [
         "Consecutive spikes count as one.",
         STABILITY,
     ),
-    Column("entropy spikes", lambda arm: _spikes_cell(arm, entropy_spikes), group=STABILITY),
-    Column("gradient spikes", lambda arm: _spikes_cell(arm, gradient_spikes), group=STABILITY),
+    Column("entropy spikes", lambda group: _spikes_cell(group, "entropy", ENTROPY_SPIKE), group=STABILITY),
+    Column("gradient spikes", lambda group: _spikes_cell(group, "grad_norm", GRADIENT_SPIKE), group=STABILITY),
     Column(
         "largest drop",
-        lambda arm: cell(_worst(arm, largest_drop), ".3f"),
+        lambda group: cell(_worst(group, largest_drop), ".3f"),
         f"**largest drop**: largest drop of the training reward (mean over {SMOOTHING_STEPS} steps) below its best so "
         "far; worst seed.",
         STABILITY,
     ),
     Column(
         "step time / control",
-        lambda arm: mean_cell(arm.values(lambda row: row.over_control), ".2f"),
+        lambda group: mean_cell(group.values(lambda row: row.over_control), ".2f"),
         "**step time / control**: mean seconds per optimizer step, including validation during training, divided by "
         "those of the control of the same seed, or of the first control; mean over seeds.",
         COST,
     ),
     Column(
         "tokens / s",
-        lambda arm: mean_cell(arm.values(lambda row: row.throughput), ",.0f"),
+        lambda group: mean_cell(group.values(lambda row: row.throughput), ",.0f"),
         "**tokens / s**: completion tokens in the loss, counted in every pass, per second of step time; mean over "
         "seeds.",
         COST,
     ),
     Column(
         "reference calls",
-        lambda arm: mean_cell(arm.values(lambda row: row.reference_calls), ",.0f"),
+        lambda group: mean_cell(group.values(lambda row: row.reference_calls), ",.0f"),
         "**reference calls**: forward passes of the reference per run; mean over seeds.",
         COST,
     ),
     Column(
         "reference share (%)",
-        lambda arm: mean_cell([100 * share for share in arm.values(lambda row: row.reference_share)], ".1f"),
+        lambda group: mean_cell([100 * share for share in group.values(lambda row: row.reference_share)], ".1f"),
         "**reference share**: share of the step time spent on them, without validation.",
         COST,
     ),
     Column(
         "peak memory (GiB)",
-        lambda arm: cell(_worst(arm, peak_memory), ".1f"),
+        lambda group: cell(_worst(group, _peak_memory), ".1f"),
         "**peak memory**: largest GPU allocation in any step; worst seed.",
         COST,
     ),
@@ -152,14 +156,13 @@ DASH = (
 
 def result_matrix(frame: Frame) -> Table:
     """Return performance, stability and cost of every variant."""
-    best = {verdict.best.label for verdict in verdicts(frame) if verdict.is_significant}
-    table = table_of("Result matrix", COLUMNS, frame.arms, definitions=[DASH])
-    rows = []
-    for label, *cells in table.rows:
-        marked = f"{label} ★" if label in best else label
-        rows.append([marked, *cells])
-    return replace(table, rows=rows)
+    table = table_of("Result matrix", COLUMNS, frame.groups, definitions=[DASH])
+    best = {verdict.best for verdict in verdicts(frame) if verdict.is_significant}
+    for group, cells in zip(frame.groups, table.rows, strict=True):
+        if group in best:
+            cells[0] += " ★"
+    return table
 
 
-def sections(frame: Frame) -> list[Section]:
-    return [Section("Result matrix", [result_matrix(frame)], open=True)]
+def section(frame: Frame) -> Section:
+    return Section("Result matrix", [result_matrix(frame)], open=True)

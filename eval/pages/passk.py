@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trl_prorl.eval.analysis.frame import Frame, ReportArm
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.passk import (
     SIDES,
     checkpoint_curve,
@@ -20,18 +20,18 @@ from trl_prorl.eval.analysis.passk import (
 )
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.analysis.trajectory import ConstantRate, rates
-from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.document import Section, table_section
 from trl_prorl.eval.pages.plotting import (
     OTHER_COLOUR,
-    TITLE_LETTERS,
+    TRAINED_COLOUR,
     Panel,
+    Picture,
     caption,
     draw_points,
+    label_axes,
     sheets,
     steps_panel,
     style_of,
-    wrap,
-    write_sheet,
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.run_files import training_note
@@ -39,27 +39,26 @@ from trl_prorl.text import visible
 
 
 BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
-TRAINED_STYLE = {"color": "#0072B2"}
+TRAINED_STYLE = {"color": TRAINED_COLOUR}
 
 
 def checkpoint_panels(frame: Frame) -> list[Panel]:
     """Return pass@k over checkpoints, a panel per k."""
-
     ks = checkpoint_ks(frame.runs)
     panels = []
     for k in ks:
         draw = partial(draw_checkpoints, k=k)
-        panels.append(steps_panel(f"Held-out pass@{k}", frame.arms, draw, f"pass@{k}", legend=k == ks[0]))
+        panels.append(steps_panel(f"Held-out pass@{k}", frame.groups, draw, f"pass@{k}", legend=k == ks[0]))
     return panels
 
 
-def draw_checkpoints(axes, arms: list[ReportArm], k: int) -> None:
+def draw_checkpoints(axes, groups: list[RunGroup], k: int) -> None:
     """Draw pass@k over the checkpoints of each variant that has some."""
-    for arm in arms:
-        curves = [checkpoint_curve(run.passk, k) for run in arm.runs]
+    for group in groups:
+        curves = [checkpoint_curve(run.passk, k) for run in group.runs]
         curves = [curve for curve in curves if curve is not None]
         if curves:
-            draw_points(axes, curves, arm.legend, style_of(arm))
+            draw_points(axes, curves, group.legend, style_of(group))
 
 
 def _at(place):
@@ -82,15 +81,15 @@ CHECKPOINT_COLUMNS = [
 ]
 
 
-def checkpoints_table(frame: Frame) -> Table | None:
-    """Return the best and the last checkpoint of each run, per k; `None` without checkpoints."""
+def checkpoints_table(frame: Frame) -> Table:
+    """Return the best and the last checkpoint of each run, per k."""
     measured = [(run, k, checkpoint_curve(run.passk, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
     rows = [row for row in measured if row[2] is not None]
     notes = [
         "95 % intervals over prompts. The best checkpoint was selected on the same prompts, so its score is biased "
         "upwards."
     ]
-    return table_of("Held-out pass@k over checkpoints", CHECKPOINT_COLUMNS, rows, notes) if rows else None
+    return table_of("Held-out pass@k over checkpoints", CHECKPOINT_COLUMNS, rows, notes)
 
 
 RATE_COLUMNS = [
@@ -114,24 +113,23 @@ def rate_table(rows: list[tuple[str, ConstantRate]]) -> Table:
 
 def k_panels(frame: Frame) -> list[Panel]:
     """Return a panel for variants that share axes: trained and starting model over k."""
-
     panels = []
-    for beginning, arms in sheets(frame):
-        evaluated = [arm for arm in arms if arm.evaluated]
+    for beginning, groups in sheets(frame):
+        evaluated = [group for group in groups if group.evaluated]
         if evaluated:
             title = f"{beginning}Held-out pass@k"
-            draw = partial(draw_against_k, arms=evaluated, title=title)
+            draw = partial(draw_against_k, groups=evaluated, title=title)
             panels.append(Panel(f"{title} against k: starting model and trained", draw))
     return panels
 
 
-def draw_against_k(axes, arms: list[ReportArm], title: str) -> None:
+def draw_against_k(axes, groups: list[RunGroup], title: str) -> None:
     """Draw pass@k over k: the starting model (all runs), and the trained models by variant."""
-    runs = [run for arm in arms for run in arm.evaluated]
-    draw_points(axes, [k_curve(run.passk, "base", len(runs) == 1) for run in runs], "starting model", BASE_STYLE)
-    for arm in arms:
-        curves = [k_curve(run.passk, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
-        draw_points(axes, curves, arm.evaluated_legend, style_of(arm))
+    runs = [run for group in groups for run in group.evaluated]
+    draw_points(axes, [k_curve(run.passk, "base") for run in runs], "starting model", BASE_STYLE)
+    for group in groups:
+        curves = [k_curve(run.passk, "trained") for run in group.evaluated]
+        draw_points(axes, curves, group.evaluated_legend, style_of(group))
     label_k(axes, max(run.passk["n"] for run in runs), title)
 
 
@@ -140,10 +138,7 @@ def label_k(axes, n: int, title: str) -> None:
     ks = draw_sizes(n)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)))
-    axes.set(
-        title=wrap(title, TITLE_LETTERS), xlabel="k (samples per prompt)", ylabel="held-out pass@k", ylim=(0, 1.02)
-    )
-    axes.grid(alpha=0.2)
+    label_axes(axes, title, "k (samples per prompt)", "held-out pass@k", ylim=(0, 1.02))
 
 
 PART_COLUMNS = [
@@ -163,14 +158,11 @@ TASK_COLUMNS = [
 ]
 
 
-def tasks_table(frame: Frame) -> Table | None:
+def by_task(frame: Frame) -> Section | None:
     """Return held-out pass@1 per task and level, a row each per run; `None` if there is only one."""
-    rows = []
-    for run in frame.runs:
-        parts = (run.passk or {}).get("by") or []
-        rows += [(run, part) for part in parts]
+    rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by") or []]
     notes = ["95 % intervals over the prompts of each task and level."]
-    return table_of("Per task and level", TASK_COLUMNS, rows, notes) if rows else None
+    return table_section(table_of("Per task and level", TASK_COLUMNS, rows, notes))
 
 
 FORGETTING_COLUMNS = [
@@ -183,41 +175,33 @@ FORGETTING_COLUMNS = [
 ]
 
 
-def forgetting_table(frame: Frame) -> Table | None:
+def forgetting(frame: Frame) -> Section | None:
     """Return base, trained and change on other tasks, paired over prompts; `None` if none was evaluated."""
-    rows = []
-    for run in frame.runs:
-        others = (run.passk or {}).get("others") or {}
-        rows += [(run, other) for other in others.values()]
+    rows = [(run, other) for run in frame.runs for other in ((run.passk or {}).get("others") or {}).values()]
     notes = ["The change is paired over prompts. If its interval includes 0, there is no significant change."]
-    return table_of("Forgetting: tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
+    return table_section(table_of("Forgetting: tasks that were not trained", FORGETTING_COLUMNS, rows, notes))
 
 
-def checkpoints(frame: Frame) -> list[Section]:
+def checkpoints(frame: Frame) -> Section | None:
     table = checkpoints_table(frame)
-    if table is None:
-        return []
+    if not table.rows:
+        return None
     text = caption(frame, "Starting model at step 0. Bands of a single run: 95 % over prompts.")
-    picture = Picture("checkpoints.png", table.title, text, checkpoint_panels(frame))
-    blocks = [picture, table]
+    blocks = [Picture("checkpoints.png", table.title, text, checkpoint_panels(frame)), table]
     rated = [(run.name, rate) for run in frame.runs if run.passk for rate in rates(run.passk)]
     if rated:
         blocks.append(rate_table(rated))
-    return [Section(table.title, blocks)]
+    return Section(table.title, blocks)
 
 
-def against_k(frame: Frame) -> list[Section]:
+def against_k(frame: Frame) -> Section | None:
     text = (
         "Dotted: starting model, over all runs. Bands: 95 % intervals over prompts for a single run, lowest to "
         "highest run if there are several. Log-2 axis for k."
     )
     panels = k_panels(frame)
     picture = Picture("passk.png", "Held-out pass@k against k", text, panels, 3)
-    return [Section("pass@k against k", [picture])] if panels else []
-
-
-def by_task(frame: Frame) -> list[Section]:
-    return [Section(table.title, [table]) for table in (tasks_table(frame), forgetting_table(frame)) if table]
+    return Section("pass@k against k", [picture]) if panels else None
 
 
 def _side_by_side(what: str, title: str, rows: list[tuple[str, list[Estimate], Estimate]], digits: int = 3) -> Table:
@@ -272,42 +256,33 @@ def checkpoint_table(result: dict) -> Table:
     return table_of("pass@k over training (step 0: starting model)", columns, points)
 
 
-def boundary_panel(result: dict) -> Panel:
-    """Return pass@k of both sides of one evaluation over k."""
-
-    def draw(axes):
-        draw_points(axes, [k_curve(result, "base")], "starting model", BASE_STYLE)
-        draw_points(axes, [k_curve(result, "trained")], "trained", TRAINED_STYLE)
-        label_k(axes, result["n"], "Bands: 95 % over prompts")
-
-    return Panel("Held-out pass@k against k", draw)
+def draw_boundary(axes, result: dict) -> None:
+    """Draw pass@k of both sides of one evaluation over k."""
+    draw_points(axes, [k_curve(result, "base")], "starting model", BASE_STYLE)
+    draw_points(axes, [k_curve(result, "trained")], "trained", TRAINED_STYLE)
+    label_k(axes, result["n"], "Bands: 95 % over prompts")
 
 
-def trajectory_panel(result: dict, k: int, fitted: dict[int, ConstantRate]) -> Panel:
-    """Return pass@k of one evaluation over training, with its fit if there is one for this k."""
-
-    def draw(axes):
-        points = checkpoint_curve(result, k)
-        draw_points(axes, [points], "measured, 95 % over prompts", TRAINED_STYLE)
-        if k in fitted:
-            rate = fitted[k]
+def draw_trajectory(axes, result: dict, k: int, fitted: Sequence[ConstantRate]) -> None:
+    """Draw pass@k of one evaluation over training, with its fit if there is one for this k."""
+    points = checkpoint_curve(result, k)
+    draw_points(axes, [points], "measured, 95 % over prompts", TRAINED_STYLE)
+    for rate in fitted:
+        if rate.k == k:
             steps = np.linspace(0, points.index[-1], 200)
             label = f"1 − (1 − {rate.p0:.3f}) exp(−{rate.alpha.value:.2e} t)"
             axes.plot(steps, rate.curve(steps), "--", color=OTHER_COLOUR, label=label)
-        axes.set(title=f"Held-out pass@{k}", xlabel="optimizer step", ylabel=f"pass@{k}", ylim=(0, 1.02))
-        axes.grid(alpha=0.2)
-
-    return Panel(f"Held-out pass@{k} over optimizer steps", draw)
+    label_axes(axes, f"Held-out pass@{k}", "optimizer step", f"pass@{k}", ylim=(0, 1.02))
 
 
 def write_pictures(run_dir: Path, result: dict, fitted: Sequence[ConstantRate]) -> list[Path]:
     """Write pass@k against k, and over the checkpoints if there are some; return the files."""
-    boundary = run_dir / "boundary.png"
-    write_sheet([boundary_panel(result)], boundary, 1)
-    if "checkpoints" not in result:
-        return [boundary]
-    trajectory = run_dir / "trajectory.png"
-    by_k = {rate.k: rate for rate in fitted}
-    ks = ends(result["k"])
-    write_sheet([trajectory_panel(result, k, by_k) for k in ks], trajectory, len(ks))
-    return [boundary, trajectory]
+    panels = [Panel("Held-out pass@k against k", partial(draw_boundary, result=result))]
+    files = [Picture("boundary.png", "", "", panels).write_png(run_dir)]
+    if "checkpoints" in result:
+        panels = []
+        for k in ends(result["k"]):
+            draw = partial(draw_trajectory, result=result, k=k, fitted=fitted)
+            panels.append(Panel(f"Held-out pass@{k} over optimizer steps", draw))
+        files.append(Picture("trajectory.png", "", "", panels).write_png(run_dir))
+    return files

@@ -2,18 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from trl_prorl.eval.analysis.frame import Frame, ReportArm
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.resets import (
     AFTER,
     AROUND,
     BEFORE,
-    LEAST_SHARE,
     MIDDLE,
+    MIN_SHARE,
     Response,
     align_at_resets,
     band_over_resets,
@@ -21,116 +21,106 @@ from trl_prorl.eval.analysis.resets import (
     median_reconvergence,
     reset_responses,
 )
-from trl_prorl.eval.analysis.stability import kl_key
-from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.document import Section, table_section
 from trl_prorl.eval.pages.plotting import (
-    TITLE_LETTERS,
     Panel,
+    Picture,
     colour_of,
     curve_sheets,
-    say_not_measured,
+    label_axes,
     style_of,
-    wrap,
 )
-from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, table_of
-from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, cell, table_of
+from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 
 
-def aligned_metric(arm: ReportArm, key: str) -> np.ndarray:
-    """Return a metric around every reset of every run of a variant, shape (R, T), as [`align_at_resets`]."""
+PANELS = (  # key, title, unit
+    ("reward", "Training reward", "batch mean"),
+    (OWN_KL, "KL to its reference", "nats per token (k3)"),
+    ("grad_norm", "Gradient norm", "norm before clipping"),
+)
+
+
+def aligned_metric(group: RunGroup, key: str) -> np.ndarray:
+    """Return a metric around every reset of every run at which it was measured, as [`align_at_resets`]."""
     rows = [np.empty((0, sum(AROUND)))]
-    for run in arm.runs:
+    for run in group.runs:
         values = run.measured(key)
         if values is not None:
-            rows.append(align_at_resets(values.index.to_numpy(), values.to_numpy(), run.reset_steps() or []))
-    return np.concatenate(rows)
+            rows.append(align_at_resets(values, run.reset_steps() or []))
+    aligned = np.concatenate(rows)
+    return aligned[~np.isnan(aligned).all(axis=1)]
 
 
-def draw_around_resets(axes, arms: list[ReportArm], key_of: Callable[[str], str]) -> None:
-    """Draw the mean of a metric over the resets of each variant, with its band; its key may depend on the variant."""
-    for arm in arms:
-        aligned = aligned_metric(arm, key_of(arm.variant))
-        aligned = aligned[~np.isnan(aligned).all(axis=1)]
+def draw_around_resets(axes, groups: list[RunGroup], key: str, title: str, unit: str) -> None:
+    """Draw the mean of a metric over the resets of each variant, with its band."""
+    for group in groups:
+        aligned = aligned_metric(group, key)
         if not len(aligned):
             continue
         band = band_over_resets(aligned)
         resets = "1 reset" if len(aligned) == 1 else f"{len(aligned)} resets"
-        axes.fill_between(band.index, band["low"], band["high"], color=colour_of(arm), alpha=0.18, linewidth=0)
-        line = {"linewidth": 1.8, "marker": ".", **style_of(arm)}
-        axes.plot(band.index, band["mean"], label=f"{arm.legend}: {resets}", **line)
-    if not axes.lines:
-        say_not_measured(axes)
+        axes.fill_between(band.index, band["low"], band["high"], color=colour_of(group), alpha=0.18, linewidth=0)
+        line = {"linewidth": 1.8, "marker": ".", **style_of(group)}
+        axes.plot(band.index, band["mean"], label=f"{group.legend}: {resets}", **line)
     axes.axvline(0.5, color="#000000", linewidth=0.8, linestyle=":")  # the reset lies between steps 0 and 1
+    label_axes(axes, title, "steps after the reset (0: last step before it)", unit)
 
 
-def reset_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
+def reset_panels(sheet: str, groups: list[RunGroup]) -> list[Panel]:
     """Return the panels of variants with resets, with titles that begin with `sheet`."""
-    shown = {
-        "Training reward": (lambda variant: "reward", "batch mean"),
-        "KL to its reference": (kl_key, "nats per token (k3)"),
-        "Gradient norm": (lambda variant: "grad_norm", "norm before clipping"),
-    }
     panels = []
-    for name, (key_of, unit) in shown.items():
-        title = f"{sheet}{name} around a reset"
-
-        def draw(axes, key_of=key_of, title=title, unit=unit):
-            draw_around_resets(axes, arms, key_of)
-            axes.grid(alpha=0.2)
-            axes.set_title(wrap(title, TITLE_LETTERS), y=1.0)
-            axes.set(xlabel="steps after the reset (0: last step before it)", ylabel=unit)
-
-        panels.append(Panel(f"{title}, mean over resets", draw, legend=not panels))
+    for key, name, unit in PANELS:
+        if any(len(aligned_metric(group, key)) for group in groups):
+            title = f"{sheet}{name} around a reset"
+            draw = partial(draw_around_resets, groups=groups, key=key, title=title, unit=unit)
+            panels.append(Panel(f"{title}, mean over resets", draw, legend=not panels))
     return panels
 
 
-def around(frame: Frame) -> list[Section]:
-    """Return the section, or none if no run was reset."""
+def around(frame: Frame) -> Section | None:
+    """Return the section; `None` if no run was reset."""
     panels = []
-    for sheet, arms in curve_sheets(frame):
-        with_resets = [arm for arm in arms if any(run.reset_steps() for run in arm.runs)]
-        if with_resets:
-            panels += reset_panels(sheet, with_resets)
+    for sheet, groups in curve_sheets(frame):
+        panels += reset_panels(sheet, [group for group in groups if any(run.reset_steps() for run in group.runs)])
     if not panels:
-        return []
+        return None
     low, high = MIDDLE
     text = (
         f"The {AROUND[0]} steps before and the {AROUND[1]} steps after each reset, up to the neighbouring reset. "
-        f"Line: mean over all resets and runs of a variant, at steps where {100 * LEAST_SHARE:.0f} % or more of the "
+        f"Line: mean over all resets and runs of a variant, at steps where {100 * MIN_SHARE:.0f} % or more of the "
         f"resets have a value. Band: {low}th to {high}th percentile over resets."
     )
     picture = Picture("around_resets.png", "Reward, KL and gradient norm around a reset", text, panels, 3)
-    return [Section("Around a reset", [picture], open=True)]
+    return Section("Around a reset", [picture], open=True)
 
 
 class ResetEffects(NamedTuple):
     """The reward of a variant after every reset of every run, and the reward of the controls at the same steps."""
 
-    arm: ReportArm
+    group: RunGroup
     own: list[Response]
     control: list[Response]
 
 
-def _responses(run: RecordedRun | None, resets: list[int] | None) -> list[Response]:
+def _responses(run: RecordedRun, resets: list[int]) -> list[Response]:
     """Return the responses of a run's training reward to resets at these steps; empty without a reward."""
-    reward = None if run is None else run.measured("reward")
-    if reward is None:
-        return []
-    return reset_responses(reward.index.to_numpy(), reward.to_numpy(), resets or [])
+    reward = run.measured("reward")
+    return [] if reward is None else reset_responses(reward, resets)
 
 
-def reset_effects(arm: ReportArm) -> ResetEffects:
-    own = []
-    control = []
-    for row in arm.rows:
-        resets = row.run.reset_steps()
-        own += _responses(row.run, resets)
-        control += _responses(row.own_control, resets)  # at the same steps, where the control resets nothing
-    return ResetEffects(arm, own, control)
+def reset_effects(group: RunGroup) -> ResetEffects:
+    effects = ResetEffects(group, [], [])
+    for row in group.rows:
+        resets = row.run.reset_steps() or []
+        effects.own.extend(_responses(row.run, resets))
+        if row.own_control is not None:  # at the same steps, where the control resets nothing
+            effects.control.extend(_responses(row.own_control.run, resets))
+    return effects
 
 
-def _reasons(arm: ReportArm) -> str:
-    reasons = (reason.split("+") for run in arm.runs for _, reason in run.reset_reasons())
+def _reasons(group: RunGroup) -> str:
+    reasons = (reason.split("+") for run in group.runs for _, reason in run.reset_reasons())
     counts = Counter(part.replace("_", " ") for parts in reasons for part in parts if part)
     return ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) or NOT_MEASURED
 
@@ -146,13 +136,13 @@ def _reconvergence_cell(found: list[Response]) -> str:
 
 
 RESET_COLUMNS = [
-    Column("variant", lambda row: row.arm.label),
+    Column("variant", lambda row: row.group.label),
     Column(
         "resets",
-        lambda row: str(sum(row.arm.values(lambda one: one.resets))),
+        lambda row: str(sum(row.group.values(lambda one: one.resets))),
         "**resets**, **reasons**: counts over all seeds; a reset with several reasons counts for each.",
     ),
-    Column("reasons", lambda row: _reasons(row.arm)),
+    Column("reasons", lambda row: _reasons(row.group)),
     Column(
         "dip",
         lambda row: cell(mean_dip(row.own), ".3f"),
@@ -178,12 +168,7 @@ RESET_COLUMNS = [
 ]
 
 
-def reset_table(frame: Frame) -> Table | None:
+def effects(frame: Frame) -> Section | None:
     """Return dip and reconvergence of every variant with resets; `None` if there is none."""
-    rows = [row for row in map(reset_effects, frame.arms) if row.own]
-    return table_of("Reward dip and reconvergence after resets", RESET_COLUMNS, rows) if rows else None
-
-
-def effects(frame: Frame) -> list[Section]:
-    table = reset_table(frame)
-    return [Section(table.title, [table])] if table else []
+    rows = [row for row in map(reset_effects, frame.groups) if row.own]
+    return table_section(table_of("Reward dip and reconvergence after resets", RESET_COLUMNS, rows))

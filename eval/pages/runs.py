@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.passk import SIDES, largest_k, score
-from trl_prorl.eval.analysis.stability import first_mean, last_mean, why_no_curves
-from trl_prorl.eval.pages.curves import stages_panel
-from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.drift import drift_series
-from trl_prorl.eval.pages.plotting import run_label
+from trl_prorl.eval.analysis.stability import first_mean, last_mean
+from trl_prorl.eval.analysis.timing import parallel_notes
+from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.plotting import Panel, Picture, bars_panel, run_label, with_curves
 from trl_prorl.eval.pages.table import (
     NOT_MEASURED,
     Column,
@@ -18,12 +19,19 @@ from trl_prorl.eval.pages.table import (
     arrow_cell,
     cell,
     interval_cell,
-    percent_cell,
     sides_cell,
     table_of,
 )
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.variants import VARIANTS
+
+
+STAGES = {  # colour and label
+    "rollout": ("#BBBBBB", "rollout"),
+    "old": ("#F0E442", "scoring, old policy"),
+    "ref": ("#CC79A7", "scoring, reference"),
+    "update": ("#56B4E9", "update"),
+}
 
 
 def _where_measured(heading: str | Callable, text: Callable[[Row], str]) -> Column:
@@ -83,7 +91,7 @@ LEARNED = [
     VARIANT,
     Column("anchor", _anchor),
     RESETS,
-    Column("steps", lambda row: str(row.steps)),
+    Column("steps", lambda row: str(row.run.last_step)),
     Column("training reward, first 5 % → last 10 %", _reward),
     Column("held-out pass@1, base → trained [95 %]", lambda row: sides_cell(row.base, row.trained, ".3f")),
     Column("gain in pass@1 [95 %]", lambda row: interval_cell(row.gain, "+.3f")),
@@ -102,7 +110,7 @@ OVERVIEW = [
     Column("pass@1, base → trained", lambda row: sides_cell(row.base, row.trained, ".2f")),
     RESETS,
     Column("ref calls", lambda row: cell(row.reference_calls, ",.0f")),
-    Column("ref %", lambda row: percent_cell(row.reference_share, ".0f")),
+    Column("ref %", lambda row: cell(row.reference_share and 100 * row.reference_share, ".0f")),
     Column("s/step", lambda row: cell(row.seconds, ".2f")),
     Column("/control", lambda row: cell(row.over_control, ".2f")),
 ]
@@ -125,8 +133,8 @@ def _greedy(row: Row) -> str:
 
 
 def _drift(row: Row) -> str:
-    distances = drift_series(row.run, "kl_to_base")
-    return NOT_MEASURED if distances is None else cell(float(distances.iloc[-1]), ".3f")
+    points = (row.run.drift or {}).get("points")
+    return cell(points[-1]["kl_to_base"], ".3f") if points else NOT_MEASURED
 
 
 SUMMARY = [
@@ -154,7 +162,7 @@ def overview_table(frame: Frame) -> Table:
     notes = [
         "ref calls: forward passes of the reference in the run; ref %: their share of the time; s/step: mean seconds "
         f"per step, including validation; /control: divided by the control's. {NOT_MEASURED} means not measured.",
-        *frame.timing.notes(),
+        *parallel_notes(frame.parallel),
     ]
     return table_of("Held-out pass@1 [95 % over prompts] and cost", OVERVIEW, frame.rows, notes)
 
@@ -169,17 +177,37 @@ def learning_table(frame: Frame) -> Table:
     return table_of("Run by run", LEARNED, frame.rows, notes)
 
 
-def learned(frame: Frame) -> list[Section]:
+def learned(frame: Frame) -> Section:
     table = learning_table(frame)
-    return [Section(table.title, [table])]
+    return Section(table.title, [table])
 
 
-def costs(frame: Frame) -> list[Section]:
+def stages_panel(frame: Frame) -> Panel | None:
+    """Return the mean seconds of a step by stage, over the timed runs of a variant; `None` if no stage was timed."""
+    groups = with_curves(frame.groups)
+    means = {}
+    for stage in STAGES:
+        seconds = [group.values(lambda row, stage=stage: row.stage_seconds(stage)) for group in groups]
+        means[stage] = np.array([np.mean(values) if values else 0.0 for values in seconds])
+    if not any(stage.any() for stage in means.values()):
+        return None
+
+    def draw(axes):
+        left = np.zeros(len(groups))
+        for stage, (colour, label) in STAGES.items():
+            axes.barh(range(len(groups)), means[stage], left=left, color=colour, label=label)
+            left += means[stage]
+
+    alt = "Mean seconds per step: rollout, scoring with the old policy and the reference, update"
+    return bars_panel("Mean step time by stage", alt, [group.legend for group in groups], "seconds", draw)
+
+
+def costs(frame: Frame) -> Section:
     blocks = [overview_table(frame)]
-    timed = [row for row in frame.rows if row.timed]
-    if any(why_no_curves(row.run) is None for row in timed):
+    panel = stages_panel(frame)
+    if panel is not None:
         text = "Means over runs."
-        if len(timed) < len(frame.rows):
+        if frame.parallel:
             text += " Variants without a bar have no run that trained alone."
-        blocks.append(Picture("ref_cost.png", "Mean step time by stage", text, [stages_panel(frame)]))
-    return [Section("Cost", blocks)]
+        blocks.append(Picture("ref_cost.png", "Mean step time by stage", text, [panel]))
+    return Section("Cost", blocks)

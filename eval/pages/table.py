@@ -64,11 +64,6 @@ def sides_cell(base: Estimate | None, trained: Estimate | None, spec: str) -> st
     return f"{cell(base.value, spec)} → {interval_cell(trained, spec)}"
 
 
-def percent_cell(share: float | None, spec: str) -> str:
-    """Return a share in [0, 1] as a percentage, for a column with the sign in its heading."""
-    return cell(None if share is None else 100 * share, spec)
-
-
 def print_bullets(console: Console, lines: Iterable[str]) -> None:
     """Print a list; markup and control characters have no effect."""
     for line in lines:

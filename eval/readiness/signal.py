@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS as MIN_FOR_INTERVAL
-from trl_prorl.eval.analysis.statistics import bootstrap_interval
+from trl_prorl.eval.analysis.statistics import prompt_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import judge, without_nan
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
@@ -197,7 +197,7 @@ def accuracy_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
 def accuracy_finding(what: str, rates: list[float], tells: bool | None, truncated: float) -> Finding:
     """Return the accuracy on some prompts, from that of each; `tells` and `truncated` are other causes of a 0."""
     p = fmean(rates)
-    low, high = bootstrap_interval(rates)
+    low, high = prompt_interval(rates)
     change = ""
     if len(rates) < MIN_PROMPTS and not MIN_ACCURACY < p < MAX_ACCURACY:
         change = "too few prompts for a conclusion: raise --prompts"

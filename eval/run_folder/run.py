@@ -24,9 +24,8 @@ STAGE_COUNTERS = {
     "ref": "ref_forward_calls",
     "update": "policy_forward_calls",
 }
-
-
 MODEL = "model_name_or_path"
+OWN_KL = "kl"  # stands for the key of the KL to a run's own anchor
 # Settings that define the problem of a run: variants are compared if they agree in these.
 GROUND = ("task", "task_level", "task_options", "dataset_name", "max_steps", "learning_rate")
 # `embedded` means `embedded:reverse_digits:0`; a base without a seed has seed 0.
@@ -106,12 +105,21 @@ class RecordedRun:
         """Its seeds, which distinguish runs of a configuration: the seed of its base, and the training seed."""
         return self.base[1], str(self.seed)
 
+    @property
+    def kl_key(self) -> str:
+        """Key of the KL to its own anchor; `kl_ref` for an unknown variant."""
+        return VARIANTS[self.variant].kl if self.variant in VARIANTS else "kl_ref"
+
     @cached_property
     def _series(self) -> dict[str, pd.Series | None]:
         return {}
 
     def measured(self, key: str) -> pd.Series | None:
-        """Return the measured values of a metric, indexed by step; `None` if it was never measured."""
+        """
+        Return the measured values of a metric, or of `OWN_KL`, indexed by step; `None` if it was never measured.
+        """
+        if key == OWN_KL:
+            key = self.kl_key
         if key not in self._series:
             rows = self.evaluations if key.startswith("eval_") else self.metrics
             values = None
@@ -162,11 +170,15 @@ class RecordedRun:
         return [step for found, step, _ in self._events if found == event]
 
     @property
+    def last_step(self) -> int:
+        return int(self.metrics["step"].max())
+
+    @property
     def without_reset(self) -> str | None:
         """Words to print after the name of a run that should have resets and had none; `None` for other runs."""
         applied = self.reset_steps()
-        steps = None if self.metrics.empty else int(self.metrics["step"].max())
-        return describe_missing_reset(self.variant, self.config, None if applied is None else len(applied), steps)
+        resets = None if applied is None else len(applied)
+        return describe_missing_reset(self.variant, self.config, resets, self.last_step)
 
 
 def sort_runs(runs: list[RecordedRun]) -> list[RecordedRun]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from trl import ModelConfig
@@ -176,8 +177,8 @@ def closeups(values: np.ndarray) -> np.ndarray:
 def responses(arm: str) -> list[Response]:
     """Dip and reconvergence at every growth of every seed."""
     rewards = curves(arm, "reward")
-    steps = np.arange(1, rewards.shape[1] + 1)
-    return [response for reward in rewards for response in reset_responses(steps, reward, list(GROWTHS))]
+    steps = range(1, rewards.shape[1] + 1)
+    return [response for seed in rewards for response in reset_responses(pd.Series(seed, steps), list(GROWTHS))]
 
 
 def shown(estimate: Estimate) -> str:

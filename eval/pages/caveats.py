@@ -6,18 +6,20 @@ from typing import Any
 from trl_prorl.anchors import ANCHOR_KEYS
 from trl_prorl.eval.analysis.configurations import REPETITION_KEYS
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from trl_prorl.eval.pages.document import Bullets, Section, Text
+from trl_prorl.eval.analysis.statistics import METHOD, MIN_PROMPTS, NO_INTERVAL_NOTE
+from trl_prorl.eval.pages.document import Section, bullets
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
+from trl_prorl.anchors import ANCHOR_KEYS
 from trl_prorl.run_files import training_note
+from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS
 
 
 # The keys that define a variant; in all other keys, the runs of a comparison should agree.
-ARM_KEYS = {*ANCHOR_KEYS, "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+VARIANT_KEYS = {*ANCHOR_KEYS, "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+VARIANT_PREFIXES = ("ref_", "optimizer_reset")
 NOT_SET = "not set"
 MAX_SETTINGS = 10  # in one sentence
-ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
 def _distinct(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any]) -> list:
@@ -27,26 +29,24 @@ def _distinct(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any]) -
 
 def _values(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any], otherwise: str = "") -> str:
     """Return the different values of runs as code, with `otherwise` for runs without one; empty if none has one."""
-    values = list(map(value_of, runs))
-    known = dict.fromkeys(_spelt(value) for value in values if value is not None)
+    values = _distinct(runs, value_of)
+    known = dict.fromkeys(
+        f"{value:g}" if isinstance(value, float) else str(value) for value in values if value is not None
+    )
     shown = [f"`{value}`" for value in known]
     if shown and otherwise and None in values:
         shown.append(otherwise)
     return ", ".join(shown)
 
 
-def _spelt(value: Any) -> str:
-    return format(value, "g") if isinstance(value, float) else str(value)
-
-
-def lead(runs: list[RecordedRun]) -> list[Text]:
+def lead(runs: list[RecordedRun]) -> list[str]:
     """Return the first paragraphs of a report: model, task and variants."""
+    usual = "TRL's default"
     settings = {
         "model": _values(runs, lambda run: run.model, "one without a name"),
         "task": _values(runs, lambda run: run.config.get("task"), "the data of a script"),
         "level": _values(runs, lambda run: run.config.get("task_level")),
-        "learning rate": _values(runs, lambda run: run.config.get("learning_rate"), "TRL's default")
-        or "TRL's default",
+        "learning rate": _values(runs, lambda run: run.config.get("learning_rate"), usual) or usual,
     }
     shared = "; ".join(f"{name} {values}" for name, values in settings.items() if values)
     variants = ", ".join(_described(variant, runs) for variant in _distinct(runs, lambda run: run.variant))
@@ -56,8 +56,8 @@ def lead(runs: list[RecordedRun]) -> list[Text]:
         seed_word = "seed" if len(seeds) == 1 else "seeds"
         trained_with = f"; training {seed_word} {', '.join(seeds)}"
     return [
-        Text(f"{shared[0].upper()}{shared[1:]}. Base is the starting model, before the first training step."),
-        Text(f"Compared: {variants}{trained_with}."),
+        visible(f"{shared[0].upper()}{shared[1:]}. Base is the starting model, before the first training step."),
+        visible(f"Compared: {variants}{trained_with}."),
     ]
 
 
@@ -87,7 +87,7 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
     if settings:
         lines.append(
             f"Held-out numbers: {'; '.join(settings)}. pass@k is the unbiased estimate of Chen et al. "
-            "(2021) with 95 % percentile-bootstrap intervals over prompts. The training reward is measured on "
+            f"(2021) with 95 % intervals over prompts ({METHOD}). The training reward is measured on "
             "training prompts, not held-out ones."
         )
     parts = []
@@ -104,7 +104,7 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
             "B's KL to the sampling policy overlaps with the clipping of the ratio: B's numbers do not separate their "
             "effects."
         )
-    steps = {int(run.metrics["step"].max()) for run in runs}
+    steps = {run.last_step for run in runs}
     if len(steps) > 1:
         lines.append(
             f"The runs have different lengths, {min(steps)} to {max(steps)} steps. Scores are not matched by step."
@@ -116,9 +116,9 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
     """Return the settings, ways of computing and hardware in which the runs differ, but need not."""
     lines = []
     differing = {}
-    for key in sorted({MODEL, *(key for run in runs for key in run.config)} - ARM_KEYS - REPETITION_KEYS):
+    for key in sorted({MODEL, *(key for run in runs for key in run.config)} - VARIANT_KEYS - REPETITION_KEYS):
         values = _distinct(runs, lambda run, key=key: repr(_setting_of(run, key)))
-        if len(values) > 1 and not key.startswith(ARM_PREFIXES):
+        if len(values) > 1 and not key.startswith(VARIANT_PREFIXES):
             differing[key] = _values_by_run(runs, key)
     if differing:
         lines.append(f"The runs also differ in {_listed_settings(differing)}.")
@@ -166,5 +166,5 @@ def _setting_of(run: RecordedRun, key: str) -> Any:
     return NOT_SET if value is None else value
 
 
-def sections(frame: Frame) -> list[Section]:
-    return [Section("Caveats", [Bullets(caveats(frame.runs))])]
+def section(frame: Frame) -> Section:
+    return Section("Caveats", [bullets(caveats(frame.runs))])
