@@ -9,7 +9,6 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import METHOD, MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Section, bullets
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
-from trl_prorl.anchors import ANCHOR_KEYS
 from trl_prorl.run_files import training_note
 from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS
