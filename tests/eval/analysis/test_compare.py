@@ -8,9 +8,10 @@ from scipy import stats
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import compare as command
-from trl_prorl.eval.analysis.compare import GREEDY, compare, compare_all_pairs, compare_arms, pair_notes
+from trl_prorl.eval.analysis.compare import GREEDY, compare, pair_notes
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.timing import Timing
+from trl_prorl.eval.analysis.timing import trained_in_parallel
+from trl_prorl.eval.compare import compare_runs
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -24,8 +25,14 @@ def evaluated(read_run):
     return make
 
 
+def of_two(a, b, k):
+    """The comparison of two runs in one outcome."""
+    found, *_ = compare_runs([a, b], None if k is GREEDY else [k])
+    return next(row for row in found if row.k == k)
+
+
 def test_by_hand(evaluated):
-    result = compare(evaluated("a", [8, 4, 0, 2, 1, 5] * 4), evaluated("b", [4, 4, 0, 0, 2, 1] * 4), k=1)
+    result = of_two(evaluated("a", [8, 4, 0, 2, 1, 5] * 4), evaluated("b", [4, 4, 0, 0, 2, 1] * 4), k=1)
     assert (result.first_value, result.second_value) == (pytest.approx(20 / 48), pytest.approx(11 / 48))
     assert result.difference.value == pytest.approx(9 / 48)
     assert result.seeds == 1
@@ -43,17 +50,18 @@ def greedy(correct):
     return {"greedy": {side: {"accuracy": np.mean(correct), "correct": correct} for side in ("base", "trained")}}
 
 
-def test_greedy_decoding_of_one_pair_by_hand(evaluated):
+def test_yes_or_no_at_each_prompt_is_an_exact_test(evaluated):
+    """Greedy decoding: 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7, however few prompts there are."""
     a = evaluated("a", [4] * 8, **greedy([1] * 7 + [0]))
     b = evaluated("b", [4] * 8, **greedy([1, 0, 0, 0, 0, 0, 0, 1]))
-    # 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7, however few prompts there are.
-    found = compare(a, b, k=GREEDY)
-    assert found.outcome == "greedy"
-    assert found.p_value == pytest.approx(1 / 8)
-    assert found.difference.value == 5 / 8
-    assert math.isnan(compare(a, b, k=1).p_value)
+    found = of_two(a, b, GREEDY)
+    assert (found.outcome, found.difference.value, found.p_value) == ("greedy", 5 / 8, pytest.approx(1 / 8))
+    assert math.isnan(of_two(a, b, 1).p_value)
     with pytest.raises(InputError, match="greedy"):
-        compare(a, evaluated("c", [4] * 8), k=GREEDY)
+        compare(*Frame([a, evaluated("c", [4] * 8, "B")]).groups, k=GREEDY)
+    # All 8 samples: 9 prompts that only a solves, one that only b solves: 2 (C(10,9) + C(10,10)) / 2^10.
+    found = of_two(evaluated("d", [1] * 9 + [0] * 11), evaluated("e", [0] * 9 + [8] + [0] * 10), 8)
+    assert (found.difference.value, found.p_value) == pytest.approx((8 / 20, 22 / 1024))
 
 
 def test_greedy_decoding_over_seeds_is_a_test_over_prompts_where_seeds_agree(read_run):
@@ -63,19 +71,12 @@ def test_greedy_decoding_over_seeds_is_a_test_over_prompts_where_seeds_agree(rea
         for variant, seeds in right.items()
         for seed, correct in enumerate(seeds)
     ]
-    rows, left = compare_all_pairs(runs, [1])
+    rows, _, left, _ = compare_runs(runs, [1])
     assert [row.outcome for row in rows] == ["pass@1", "greedy"]
     assert not left
     averaged = np.mean([np.subtract(a, b) for a, b in zip(*right.values(), strict=True)], axis=0)
     assert rows[1].difference.value == 0.5
     assert rows[1].p_value == pytest.approx(stats.ttest_1samp(averaged, 0.0).pvalue)
-
-
-def test_of_k_samples_pass_at_k_is_right_or_wrong(evaluated):
-    """9 prompts that only a solves, one that only b solves: 2 (C(10,9) + C(10,10)) / 2^10."""
-    found = compare(evaluated("a", [1] * 9 + [0] * 11), evaluated("b", [0] * 9 + [8] + [0] * 10), k=8)
-    assert found.p_value == pytest.approx(22 / 1024)
-    assert found.difference.value == pytest.approx(8 / 20)
 
 
 IDS = {"prompt_ids": ["x", "y"]}
@@ -90,7 +91,8 @@ CUT = {"max_new_tokens": 16}
         ({"temperature": 0.5}, {}, "--temperature 0.5"),
         (CUT, {"max_new_tokens": 32}, "--max-new-tokens 16"),
         # The option for every difference, in the command for the smaller evaluation.
-        ({"split": "validation"}, {"n": 4, "prompts": 1, **IDS}, "passk --run B --split validation --prompts 2 --n 8"),
+        ({"split": "validation"}, {"n": 4, "prompts": 1, **IDS}, "passk --run B --prompts 2 --n 8"),
+        ({"split": "validation"}, {"n": 4, "prompts": 1, **IDS}, "--split validation"),
         (IDS, {"prompt_ids": ["x", "z"]}, "(1 in common)"),
         (IDS, {"prompt_ids": ["y", "x"]}, "order"),
         # What no command can cure.
@@ -105,13 +107,13 @@ def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, of_a, of_b, n
     a = evaluated("a", [1, 2], **of_a)
     b = evaluated("b", [2, 2], **of_b)
     if named is None:
-        assert compare(a, b, k=1).difference.value < 0
+        assert of_two(a, b, 1).difference.value < 0
         return
     with pytest.raises(InputError) as refusal:
-        compare(a, b, k=1)
+        of_two(a, b, 1)
     said = str(refusal.value).replace(str(a.path), "A").replace(str(b.path), "B")
     assert named in said
-    assert said.endswith("--replace`") != ("cannot be compared" in said)
+    assert said.endswith("--replace`.") != ("cannot be compared" in said)
 
 
 def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
@@ -126,9 +128,10 @@ def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
 def found(read_run):
     """B against A, of runs given by variant, seed, correct samples of 8 at every of 400 prompts, and step time."""
 
-    def make(*runs, prompts=400):
-        a, b = Frame([read_run(*arm, trained=[solved] * prompts, time_step=time) for *arm, solved, time in runs]).arms
-        return compare_arms(b, a)
+    def make(*runs, prompts=400, **keys):
+        runs = [read_run(*run, trained=[solved] * prompts, time_step=time, **keys) for *run, solved, time in runs]
+        a, b = Frame(runs).groups
+        return compare(b, a)
 
     return make
 
@@ -140,53 +143,32 @@ def test_ratios_of_one_pair_are_over_prompts_and_steps(found):
     seen = (1 - unseen) * np.array([7 / 8, 1.0])
     assert row.share == pytest.approx((0.875, seen[0] / (seen[1] + unseen), (seen[0] + unseen) / seen[1]))
     assert row.step_time == (0.5, 0.5, 0.5)  # all steps alike
+    # B's steps take 1 and 3 s in turns, A's 1 s: 2 times as long, ± t(0.975, 3) times the standard error.
+    row = found(("A", 1, 8, 1.0), ("B", 1, 8, lambda step: 1 + 2.0 * (step % 2)))
+    half = 3.182446 * np.std([1, 3, 1, 3], ddof=1) / 2
+    assert row.step_time == pytest.approx((2.0, 2 - half, 2 + half), rel=1e-4)
 
 
-def test_no_ratio_to_what_may_be_0(found, read_run):
+def test_no_ratio_to_what_may_be_0(found):
     """Base score 0, too few prompts, one step: no ratio."""
     nothing = found(("A", 0, 0, 2.0), ("B", 0, 7, 1.0))
     few = found(("A", 0, 8, 2.0), ("B", 0, 8, 1.0), prompts=8)
     # Seeds at 1/8, 1/8 and 6/8: mean 1/3, t(0.975, 2) times the standard error is .9.
     noisy = found(*(("A", seed, 1 + 5 * (seed == 2), 2.0) for seed in range(3)), *(("B", s, 4, 1.0) for s in range(3)))
     assert nothing.share is few.share is noisy.share is None
-    short = [read_run(variant, steps=1, trained=[8] * 40, time_step=1.0) for variant in "AB"]
-    assert compare(*short).step_time is None
+    assert found(("A", 0, 8, 1.0), ("B", 0, 8, 1.0), steps=1).step_time is None
 
 
-def test_a_step_time_over_steps_by_hand(read_run):
-    """B's steps take 1 and 3 s in turns, A's 1 s: 2 times as long, ± t(0.975, 3) times the standard error."""
-    b, a = (
-        read_run(name, trained=[8] * 40, time_step=seconds)
-        for name, seconds in (("B", lambda step: 1 + 2.0 * (step % 2)), ("A", 1.0))
-    )
-    half = 3.182446 * np.std([1, 3, 1, 3], ddof=1) / 2
-    assert compare(b, a).step_time == pytest.approx((2.0, 2 - half, 2 + half), rel=1e-4)
-
-
-def test_step_times_over_seeds_are_a_ratio_of_means_by_hand(found):
-    """The means are 2.5 and 2; log ratios ±ln 2: mean 0, standard error ln 2, t(0.975, 1) = 12.706."""
+def test_ratios_over_seeds_by_hand(found):
+    """The means are 2.5 and 2 s; log ratios ±ln 2: mean 0, standard error ln 2, t(0.975, 1) = 12.706."""
     row = found(("A", 0, 8, 2.0), ("A", 1, 8, 2.0), ("B", 0, 8, 1.0), ("B", 1, 8, 4.0))
-    assert row.step_time.value == pytest.approx(2.5 / 2)
-    assert math.log(row.step_time.high) == pytest.approx(12.706 * math.log(2), rel=1e-4)
-    assert row.step_time.low * row.step_time.high == pytest.approx(1.0)
-
-
-def test_a_seed_that_scored_nothing_counts(found):
+    assert row.step_time == pytest.approx((2.5 / 2, 2**-12.7062, 2**12.7062), rel=1e-4)
     # B's third run collapsed: s = 1/sqrt(3), standard error 1/3, t(0.975, 2) = 4.3027: 2/3 +- 1.4342.
-    a = [("A", seed, 8, 2.0) for seed in range(3)]
-    row = found(*a, *(("B", seed, 8 * (seed < 2), 1.0) for seed in range(3)))
+    row = found(
+        *(("A", seed, 8, 2.0) for seed in (2, 3, 4)), *(("B", seed, 8 * (seed < 4), 1.0) for seed in (2, 3, 4))
+    )
     assert row.share == pytest.approx((2 / 3, 0.0, 2 / 3 + 4.3027 / 3), rel=1e-4)
     assert row.difference == pytest.approx((-1 / 3, -1.0, 1.0))  # two shares are no further from each other
-
-
-@pytest.fixture
-def of_arm(read_run):
-    def make(variant, seed, counts):
-        base = [0] * len(counts)
-        beta = {"beta": len(variant)}
-        return read_run(variant, seed, f"{variant}_{seed}", base=base, trained=counts, config=beta)
-
-    return make
 
 
 def counts(mean, seed):
@@ -195,14 +177,23 @@ def counts(mean, seed):
 
 
 @pytest.fixture
-def grid(of_arm):
-    """Three arms, three seeds; B lacks seed 3."""
+def run_of(read_run):
+    def make(variant, seed, counts):
+        base = [0] * len(counts)
+        return read_run(variant, seed, f"{variant}_{seed}", base=base, trained=counts, config={"beta": len(variant)})
+
+    return make
+
+
+@pytest.fixture
+def grid(run_of):
+    """Three variants, three seeds; B lacks seed 3."""
     means = {"control": 0.3, "A": 0.35, "B": 0.8}
     return {
-        (arm, seed): of_arm(arm, seed, counts(mean, 10 * seed + place))
-        for place, (arm, mean) in enumerate(means.items())
+        (variant, seed): run_of(variant, seed, counts(mean, 10 * seed + place))
+        for place, (variant, mean) in enumerate(means.items())
         for seed in (1, 2, 3)
-        if (arm, seed) != ("B", 3)
+        if (variant, seed) != ("B", 3)
     }
 
 
@@ -211,13 +202,13 @@ def mean_of(run):
 
 
 def test_the_difference_is_that_of_the_seeds_both_have(grid):
-    rows, left = compare_all_pairs([*grid.values()], [1])
+    rows, _, left, _ = compare_runs([*grid.values()], [1])
     named = [(row.first, row.second, row.seeds) for row in rows]
     assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)]
     assert [line.partition(" ")[0] for line in left] == ["control_3", "A_3"]
     for row in rows:
         seeds = (1, 2, 3)[: row.seeds]
-        first, second = ([mean_of(grid[arm, seed]) for seed in seeds] for arm in (row.first, row.second))
+        first, second = ([mean_of(grid[variant, seed]) for seed in seeds] for variant in (row.first, row.second))
         assert row.first_value == pytest.approx(np.mean(first))
         assert row.difference.value == pytest.approx(np.mean(np.subtract(first, second)))
         low, high = stats.ttest_rel(first, second).confidence_interval()
@@ -232,73 +223,74 @@ def test_the_difference_is_that_of_the_seeds_both_have(grid):
         assert row.adjusted == pytest.approx(min(1.0, worst))
 
 
-def test_seeds_that_are_nowhere_shared_and_runs_that_answer_alike(of_arm):
-    runs = [of_arm(arm, seed, counts(0.5, 0)) for arm, seed in (("A", 1), ("A", 2), ("B", 3), ("B", 4), ("B", 1))]
+def test_seeds_that_are_nowhere_shared_and_runs_that_answer_alike(run_of):
+    runs = [run_of(variant, seed, counts(0.5, 0)) for variant, seed in (("A", 1), ("A", 2), ("B", 3), ("B", 4))]
     with pytest.raises(InputError, match="no seed in common"):
-        compare_all_pairs(runs[:4], [1])
-    (row,), _ = compare_all_pairs([runs[0], runs[4]], [1])
+        compare_runs(runs, [1])
+    row = of_two(runs[0], runs[2], 1)
     assert (row.difference.value, row.p_value, row.adjusted) == (0, 1.0, 1.0)
 
 
-def test_the_command(grid, of_arm, tmp_path, capsys):
-    folder = grid["A", 1].path.parent
-    of_arm("C", 1, counts(0.5, 7)[:30])
+@pytest.fixture
+def written(capsys):
+    """A function: what the command prints about some runs."""
+
+    def run(runs, *options):
+        code = command.main(["--runs", *(str(run.path) for run in runs), *options])
+        output = capsys.readouterr()
+        return code, output.out or output.err
+
+    return run
+
+
+def test_the_command(grid, run_of, tmp_path, written):
+    other = run_of("C", 1, counts(0.5, 7)[:30])
     out = tmp_path / "found.json"
-    assert command.main(["--runs", f"{folder}/*", "--k", "1", "8", "--json", str(out)]) == 0
-    assert DIFFERENT_OBJECTIVE in " ".join(capsys.readouterr().out.split())
+    code, said = written([*grid.values(), other], "--k", "1", "8", "--json", str(out))
+    assert code == 0 and DIFFERENT_OBJECTIVE in " ".join(said.split())
     found = json.loads(out.read_text())
     assert sorted(row["k"] for row in found["comparisons"]) == [1, 1, 1, 8, 8, 8]
     assert "C_1 --prompts 40 --n 8" in found["notes"][0]
-    expected, _ = compare_all_pairs([*grid.values()], [1])
-    assert [row["p_value"] for row in found["comparisons"][:3]] == pytest.approx([row.p_value for row in expected])
-    for said, runs in {"--k 9": [f"{folder}/*", "--k", "9"], "one variant": [f"{folder}/A_*"]}.items():
-        assert command.main(["--runs", *runs]) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
+    expected, *_ = compare_runs([*grid.values()], [1])
+    p_values = {(row["first"], row["second"]): row["p_value"] for row in found["comparisons"] if row["k"] == 1}
+    assert p_values == pytest.approx({(row.first, row.second): row.p_value for row in expected})
+    for named, runs in (("--k 9", grid.values()), ("one variant", [grid["A", 1], grid["A", 2], grid["A", 3]])):
+        code, said = written(runs, "--k", "9")
+        assert code == 2 and named in " ".join(said.split())
 
 
-def test_the_first_line_answers_whether_runs_differ(grid, capsys):
+def test_the_first_line_answers_whether_runs_differ(grid, written):
     """B is far above A and control, which are close; of three runs after Holm, of two by their own test."""
-    a, b, control = (str(grid[arm, 1].path) for arm in ("A", "B", "control"))
+    a, b, control = (grid[variant, 1] for variant in ("A", "B", "control"))
 
     def first_line(*runs):
-        assert command.main(["--runs", *runs, "--k", "1"]) == 0
-        return capsys.readouterr().out.splitlines()[0]
+        code, said = written(runs, "--k", "1")
+        assert code == 0
+        return said.splitlines()[0]
 
-    lower = compare(grid["A", 1], grid["B", 1])
+    lower = of_two(a, b, 1)
     line = first_line(a, b)
     assert line.startswith(f"Yes: A_1 (moving reference) − B_1 (old policy) = {lower.difference.value:+.3f} [")
     assert f"p = {lower.p_value:.2g}" in line and "significantly lower pass@1" in line
     line = first_line(a, control)
-    close = compare(grid["A", 1], grid["control", 1])
-    assert line.startswith("No significant difference in pass@1") and f"{close.detectable:.3f}" in line
+    assert line.startswith("No significant difference in pass@1") and f"{of_two(a, control, 1).detectable:.3f}" in line
     line = first_line(a, b, control)
     assert line.startswith("Yes: 2 of 3 pairs") and line.count(" − B_1 (old policy) = ") == 2
 
 
-def test_the_first_line_says_what_it_is_not_about(grid, of_arm, capsys):
-    """A run without a partner, of two variants and of three; pairs that cannot be compared."""
-
-    def written(*runs):
-        assert command.main(["--runs", *(str(run.path) for run in runs), "--k", "1"]) == 0
-        return capsys.readouterr().out
-
+def test_the_first_line_says_what_it_is_not_about(grid, run_of, evaluated, written):
+    """A run without a partner, of two variants and of three; pairs that cannot be compared; too few prompts."""
     a, b, c = grid["A", 1], grid["B", 1], grid["B", 2]
-    said = written(a, b, c)
+    _, said = written([a, b, c])
     line = said.splitlines()[0]
-    pair = compare(a, b)
-    assert f"A_1 (moving reference) − B_1 (old policy) = {pair.difference.value:+.3f}" in line
+    assert f"A_1 (moving reference) − B_1 (old policy) = {of_two(a, b, 1).difference.value:+.3f}" in line
     assert "B_2 is left out: A_1 has no run with seed 2." in line
     assert "One run each" in said
-    line = written(a, b, c, grid["control", 1]).splitlines()[0]
+    line = written([a, b, c, grid["control", 1]])[1].splitlines()[0]
     assert "B_2 is left out" in line and "control_1" in line
-    line = written(a, b, of_arm("C", 1, counts(0.5, 7)[:30])).splitlines()[0]
+    line = written([a, b, run_of("C", 1, counts(0.5, 7)[:30])])[1].splitlines()[0]
     assert "A_1 and C_1" in line and "B_1 and C_1" in line
-
-
-def test_without_an_interval_there_is_no_answer(evaluated, capsys):
-    runs = [str(evaluated(name, [4] * 8).path) for name in ("a", "b")]
-    assert command.main(["--runs", *runs]) == 0
-    line = capsys.readouterr().out.splitlines()[0]
+    line = written([evaluated(name, [4] * 8) for name in ("x", "y")])[1].splitlines()[0]
     assert "20 prompts" in line and "--prompts" in line
 
 
@@ -316,7 +308,7 @@ def timed(read_run):
 
 
 @pytest.mark.parametrize(
-    ("last", "pause", "beside"),
+    ("last", "pause", "parallel"),
     [
         (112.0, 0.0, False),  # begins in the moment in which the other one ends
         (111.75, 0.0, True),
@@ -326,19 +318,11 @@ def timed(read_run):
         (107.0, 6.0, True),  # … 105 to 107
     ],
 )
-def test_a_step_beside_a_step_of_another_run(timed, last, pause, beside):
-    pair = [timed("A", 106.0), timed("B", last, pause)]
-    for runs in (pair, pair[::-1]):
-        timing = Timing(runs)
-        assert timing.beside == (runs if beside else [])
-        assert [timing.alone(each) for each in runs] == [not beside] * 2
-
-
-def test_runs_beside_each_other_decide_nothing_of_the_cost(timed):
-    """C trained alone, and is the only one with a step time."""
-    runs = [timed("A", 106.0), timed("B", 105.0), timed("C", 200.0)]
-    a, b, c = Frame(runs).arms
-    assert compare_arms(b, a).step_time is None
-    assert compare_arms(c, a).step_time is None
+def test_runs_that_trained_in_parallel_decide_nothing_of_the_cost(timed, last, pause, parallel):
+    """C trained alone, and always has a step time."""
+    a, b, c = runs = [timed("A", 106.0), timed("B", last, pause), timed("C", 200.0)]
+    assert trained_in_parallel([b, a]) == ([b, a] if parallel else [])
+    groups = Frame(runs).groups
+    assert [compare(groups[first], groups[0]).step_time is None for first in (1, 2)] == [parallel, parallel]
     # Without the one that trained beside it, as a user would compare two runs.
-    assert compare(runs[0], runs[2]).step_time.value == 1.0
+    assert of_two(a, c, 1).step_time.value == 1.0

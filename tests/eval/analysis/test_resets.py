@@ -1,9 +1,10 @@
 import math
-from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from trl_prorl.eval.analysis import resets as module
 from trl_prorl.eval.analysis.resets import (
     Response,
     align_at_resets,
@@ -14,53 +15,50 @@ from trl_prorl.eval.analysis.resets import (
 )
 
 
-def responses(reward, resets, **windows):
-    """`reward` from step 1 on."""
-    reward = np.array(reward, float)
-    return reset_responses(np.arange(1, len(reward) + 1), reward, resets, **windows)
+NAN = math.nan
 
 
-def test_dip_and_reconvergence_by_hand():
-    # Level before: mean of 0.5, 0.6 and 0.7. Means over two steps after it: 0.35, 0.2, 0.4, 0.6, 0.65.
-    (found,) = responses([0.9, 0.5, 0.6, 0.7, 0.5, 0.2, 0.2, 0.6, 0.6, 0.7], [4], before=3, after=2)
-    assert (found.step, found.before, found.dip) == (4, pytest.approx(0.6), pytest.approx(0.4))
-    assert mean_dip([found, replace(found, dip=0.2)]) == pytest.approx(0.3)
-    assert (found.reconvergence, found.censored) == (3, False)  # the window that begins 3 steps after the reset
+@pytest.fixture
+def responses(monkeypatch):
+    """A function: dip, reconvergence and whether it is censored at each reset, for rewards from step 1 on."""
+
+    def find(reward, resets, before, after):
+        monkeypatch.setattr(module, "BEFORE", before)
+        monkeypatch.setattr(module, "AFTER", after)
+        series = pd.Series(reward, range(1, len(reward) + 1), dtype=float).dropna()
+        return [(each.dip, each.reconvergence, each.censored) for each in reset_responses(series, resets)]
+
+    return find
 
 
-@pytest.mark.parametrize("after", [0.6, 0.1])  # 0.1 is equal but for rounding
-def test_no_dip_is_back_at_once(after):
-    found = responses([min(after, 0.5)] * 10 + [after] * 10, [10])
-    assert (mean_dip(found), found[0].reconvergence, found[0].censored) == (pytest.approx(0.0), 0, False)
-
-
-def test_the_next_reset_and_the_end_censor():
-    # Down to 0.3 after the first reset and back at 0.5 only 6 steps later, after the second; then down for good.
-    reward = [0.5] * 10 + [0.3] * 6 + [0.5] * 6 + [0.1] * 8
-    first, second, third = responses(reward, [10, 16, 22], before=3, after=2)
-    assert (first.dip, first.reconvergence, first.censored) == (pytest.approx(0.2), 5, True)  # 5 windows of two steps
-    assert (second.dip, second.reconvergence, second.censored) == (0.0, 0, False)
-    assert (third.dip, third.reconvergence, third.censored) == (pytest.approx(0.4), 7, True)
-
-
-def test_the_level_before_begins_after_the_previous_reset():
-    first, second = responses([1.0] * 5 + [0.4] * 10, [5, 8], before=10, after=2)
-    assert first.before == 1.0
-    assert second.before == pytest.approx(0.4)
-
-
-def test_what_cannot_be_told_is_left_out():
-    assert responses([0.5] * 10, [0, 8], after=3) == []  # nothing before; no whole window after
-    assert responses([], [5]) == [] == responses([0.5] * 10, [])
-    assert len(responses([0.5] * 10, [5, 5], after=3)) == 1  # one reset, named twice
-
-
-def test_unmeasured_steps_are_passed_over():
-    reward = [0.5, math.nan, 0.7, math.nan, 0.2, math.nan, 0.4, 0.8, 0.8]
-    (found,) = responses(reward, [4], before=4, after=2)
-    # Before: 0.5 and 0.7. After: 0.2, 0.4, 0.8, 0.8, with means 0.3, 0.6, 0.8.
-    assert (found.before, found.dip) == (pytest.approx(0.6), pytest.approx(0.3))
-    assert found.reconvergence == 1
+@pytest.mark.parametrize(
+    ("reward", "resets", "before", "after", "expected"),
+    [
+        # Level before: mean of 0.5, 0.6 and 0.7. Means over two steps after it: 0.35, 0.2, 0.4, 0.6, 0.65.
+        ([0.9, 0.5, 0.6, 0.7, 0.5, 0.2, 0.2, 0.6, 0.6, 0.7], [4], 3, 2, [(0.4, 3, False)]),
+        # No dip is back at once, also if it is equal but for rounding.
+        ([0.5] * 10 + [0.6] * 10, [10], 10, 5, [(0.0, 0, False)]),
+        ([0.1] * 20, [10], 10, 5, [(0.0, 0, False)]),
+        # Down to 0.3 after the first reset and back at 0.5 only 6 steps later, after the second; then down for good.
+        (
+            [0.5] * 10 + [0.3] * 6 + [0.5] * 6 + [0.1] * 8,
+            [10, 16, 22],
+            3,
+            2,
+            [(0.2, 5, True), (0.0, 0, False), (0.4, 7, True)],
+        ),
+        # The level before the second is 0.4: it begins after the previous reset.
+        ([1.0] * 5 + [0.4] * 10, [5, 8], 10, 2, [(0.6, 2, True), (0.0, 0, False)]),
+        # Steps without a reward. Before: 0.5 and 0.7. After: 0.2, 0.4, 0.8, 0.8, with means 0.3, 0.6, 0.8.
+        ([0.5, NAN, 0.7, NAN, 0.2, NAN, 0.4, 0.8, 0.8], [4], 4, 2, [(0.3, 1, False)]),
+        # Nothing before; no whole window after; one reset, named twice.
+        ([0.5] * 10, [0, 5, 5, 8], 10, 3, [(0.0, 0, False)]),
+    ],
+)
+def test_dip_and_reconvergence_by_hand(responses, reward, resets, before, after, expected):
+    found = responses(reward, resets, before, after)
+    assert [each[1:] for each in found] == [each[1:] for each in expected]
+    assert [each[0] for each in found] == pytest.approx([each[0] for each in expected])
 
 
 @pytest.mark.parametrize(
@@ -78,12 +76,9 @@ def test_unmeasured_steps_are_passed_over():
 )
 def test_median_by_kaplan_and_meier(back, median):
     """Steps until it is back; with `>`, those for which it was watched in vain."""
-    found = [Response(0, 0.5, 0.0, int(one.strip(">")), censored=">" in one) for one in back.split()]
+    found = [Response(0.25, int(one.strip(">")), censored=">" in one) for one in back.split()]
     assert median_reconvergence(found) == median
-
-
-NAN = math.nan
-TENS = np.arange(10.0, 130.0, 10.0)  # of steps 1 to 12: ten times the step
+    assert mean_dip(found) == (0.25 if back else None)
 
 
 @pytest.mark.parametrize(
@@ -91,36 +86,26 @@ TENS = np.arange(10.0, 130.0, 10.0)  # of steps 1 to 12: ten times the step
     [
         ([6], [[50, 60, 70, 80, 90]]),
         ([1], [[NAN, 10, 20, 30, 40]]),  # near the start: step 0 was never done
-        ([11], [[100, 110, 120, NAN, NAN]]),  # near the end
-        ([9, 3], [[20, 30, 40, 50, 60], [80, 90, 100, 110, 120]]),  # in any order
+        ([11], [[100, 110, NAN, NAN, NAN]]),  # near the end, and step 12 was not measured
+        ([9, 3], [[20, 30, 40, 50, 60], [80, 90, 100, 110, NAN]]),  # in any order
         ([5, 7], [[40, 50, 60, 70, NAN], [60, 70, 80, 90, 100]]),  # step 8 is after the second reset
+        ([], np.empty((0, 5))),
     ],
 )
-def test_alignment_by_hand(resets, rows):
-    """Two steps up to a reset, three after it."""
-    aligned = align_at_resets(np.arange(1, 13), TENS, resets, before=2, after=3)
-    np.testing.assert_array_equal(aligned, rows)
+def test_alignment_by_hand(monkeypatch, resets, rows):
+    """Two steps up to a reset, three after it; the metric is ten times the step, up to step 11."""
+    monkeypatch.setattr(module, "AROUND", (2, 3))
+    values = pd.Series({step: 10.0 * step for step in range(1, 12)})
+    np.testing.assert_array_equal(align_at_resets(values, resets), rows)
 
 
-def test_alignment_leaves_open_what_was_not_measured():
-    """Step 5 is on record without the metric, step 7 is not on record."""
-    steps = [4, 5, 6, 8, 9]
-    aligned = align_at_resets(steps, [1.0, NAN, 3.0, 4.0, 5.0], [6], before=3, after=3)
-    np.testing.assert_array_equal(aligned, [[1, NAN, 3, NAN, 4, 5]])
-    assert align_at_resets(steps, [1.0] * 5, [], before=3, after=3).shape == (0, 6)
-
-
-def test_band_over_resets_by_hand():
+def test_band_over_resets_by_hand(monkeypatch):
     """Eleven resets: 0 to 10 at the step before, with percentiles 1 and 9; further on some have no value."""
-    aligned = np.full((13, 4), NAN)
-    aligned[:11, 0] = np.arange(11)
+    monkeypatch.setattr(module, "AROUND", (1, 3))
+    aligned = np.full((11, 4), NAN)
+    aligned[:, 0] = np.arange(11)
     aligned[:2, 1] = [4, 8]  # two of eleven
     aligned[:6, 2] = [1, 2, 3, 4, 5, 9]  # six of eleven
-    band = band_over_resets(aligned, before=1)  # the last two have no value at all, and do not count
+    band = band_over_resets(aligned)
     assert band.index.tolist() == [0, 2]
-    assert band["mean"].tolist() == pytest.approx([5.0, 4.0])
-    assert band["low"].tolist() == pytest.approx([1.0, 1.5])
-    assert band["high"].tolist() == pytest.approx([9.0, 7.0])
-    assert band_over_resets(aligned, before=1, least=0.0).index.tolist() == [0, 1, 2]
-    alone = band_over_resets(np.array([[NAN, 3.0, 4.0]]), before=2)
-    assert alone["low"].tolist() == alone["mean"].tolist() == alone["high"].tolist() == [3.0, 4.0]
+    assert band.to_numpy() == pytest.approx(np.array([[5.0, 1.0, 9.0], [4.0, 1.5, 7.0]]))

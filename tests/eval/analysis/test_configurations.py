@@ -1,28 +1,26 @@
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from trl_prorl.eval.analysis.configurations import arm_labels, common_name, configuration_labels, matters, repetitions
+from trl_prorl.eval.analysis.configurations import common_name, group_labels, matters, repetitions
 from trl_prorl.eval.run_folder.reading import shortest_names
 from trl_prorl.eval.run_folder.run import base_family
 from trl_prorl.variants import VARIANTS
 
 
-A, B, C = (VARIANTS[name].label for name in "ABC")
+A, B, C, ELASTIC = (VARIANTS[name].label for name in ("A", "B", "C", "elastic"))
+
+
+def names(groups):
+    return [[run.name for run in group] for group in groups]
 
 
 def test_what_changes_no_number_makes_no_other_configuration(read_run):
     harmless = {"hub_model_id": "me/a", "resume_from_checkpoint": True, "logging_steps": 5, "output_dir": "elsewhere"}
     keys = [{}, harmless, {"model_name_or_path": "big"}, {"dataset_name": "other"}, {"beta": 1}]
     groups = repetitions([read_run("A", i, config={"seed": i, **config}) for i, config in enumerate(keys)])
-    assert [[one.name for one in group] for group in groups] == [["A0", "A1"], ["A2"], ["A3"], ["A4"]]
-    assert configuration_labels(groups) == [
-        f"{A}, tiny",
-        f"{A}, big",
-        f"{A}, tiny dataset_name=other",
-        f"{A}, tiny β=1",
-    ]
+    assert names(groups) == [["A0", "A1"], ["A2"], ["A3"], ["A4"]]
+    assert group_labels(groups)[1:] == ["A2 (big)", "A3 (tiny dataset_name=other)", "A4 (tiny β=1)"]
 
 
 def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
@@ -30,18 +28,12 @@ def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
     `embedded` is the reversing base of seed 0, so r1 has the seeds of r0 and began anew; the base of another task is
     another configuration.
     """
-    names = ["embedded", "embedded:reverse_digits", "embedded:reverse_digits:3", "embedded:sorting:3"]
-    runs = [read_run("A", 1, f"r{i}", config={"model_name_or_path": name}) for i, name in enumerate(names)]
-    groups = repetitions(runs)
-    assert [[run.name for run in group] for group in groups] == [["r0", "r2"], ["r1"], ["r3"]]
-    of = "embedded:reverse_digits"
-    assert [run.base for run in runs] == [(of, 0), (of, 0), (of, 3), ("embedded:sorting", 3)]
+    models = ["embedded", "embedded:reverse_digits", "embedded:reverse_digits:3", "embedded:sorting:3"]
+    runs = [read_run("A", 1, f"r{i}", config={"model_name_or_path": name}) for i, name in enumerate(models)]
+    assert names(repetitions(runs)) == [["r0", "r2"], ["r1"], ["r3"]]
     assert runs[2].repetition == (3, "1")
-
-
-@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "embedded:sorting:-1", 3])
-def test_other_models_are_bases_of_their_own(model):
-    assert base_family(model) == (model, None)
+    for model in ("Qwen/Qwen2.5-0.5B", "embedded:sorting:-1", 3):
+        assert base_family(model) == (model, None)
 
 
 @pytest.mark.parametrize(
@@ -57,30 +49,29 @@ def test_what_has_no_effect_does_not_matter(key, without, enabling):
 
 
 @pytest.fixture
-def groups(read_run):
-    """The configurations of runs, each given by its variant, its number of seeds and its keys."""
-    number = count()
+def labels(read_run):
+    """The labels of runs whose names have nothing in common, each given by its variant, its seeds and its keys."""
+    letters = iter("abcdefghijklmnopqrstuvw")
 
-    def make(*arms):
-        arms = [(variant, seed, config) for variant, seeds, config in arms for seed in range(seeds)]
-        return repetitions([read_run(*arm[:2], f"r{next(number):03}", config=arm[2]) for arm in arms])
+    def make(*groups):
+        runs = [(variant, seed, config) for variant, seeds, config in groups for seed in range(seeds)]
+        return group_labels(repetitions([read_run(*run[:2], next(letters), config=run[2]) for run in runs]))
 
     return make
 
 
-def test_a_name_says_what_differs_and_nothing_else(groups):
+def test_a_name_says_what_differs_and_nothing_else(labels):
     same = {"beta": 1.0, "temperature": 0.7, "pack_groups": "on", "ref_reset_every": 40}
     of_c = {**same, "optimizer_reset_alpha": 0.1}
-    found = groups(
-        ("A", 3, same),
-        ("A", 1, {**same, "beta": 0.5}),
-        ("A", 1, {**same, "ref_reset_every": 0, "ref_reset_kl": 0.015, "ref_reset_kl_window": 10}),
-        ("C", 3, {**of_c, "optimizer_reset": "hard"}),
-        ("C", 1, {**of_c, "optimizer_reset": "soft"}),
-        ("C", 1, {**of_c, "optimizer_reset": "hard", "ref_reset_stall": 2}),
+    assert labels(
+        ("A", 2, same),
+        ("A", 2, {**same, "beta": 0.5}),
+        ("A", 2, {**same, "ref_reset_every": 0, "ref_reset_kl": 0.015, "ref_reset_kl_window": 10}),
+        ("C", 2, {**of_c, "optimizer_reset": "hard"}),
+        ("C", 2, {**of_c, "optimizer_reset": "soft"}),
+        ("C", 2, {**of_c, "optimizer_reset": "hard", "ref_reset_stall": 2}),
         ("B", 2, {"beta_old": 1.0}),
-    )
-    assert configuration_labels(found) == [
+    ) == [
         f"{A}, K=40 β=1",
         f"{A}, K=40 β=0.5",
         f"{A}, KL>0.015 over 10 steps β=1",
@@ -91,13 +82,13 @@ def test_a_name_says_what_differs_and_nothing_else(groups):
     ]
 
 
-def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
+def test_a_task_is_named_and_stands_for_what_goes_with_it(labels):
     tasks = {
         "reverse_digits": {"model_name_or_path": "embedded:reverse_digits:1", "ref_reset_every": 40},
         "sums": {"model_name_or_path": "embedded:sums:1", "max_completion_length": 48, "ref_reset_every": 80},
     }
-    found = groups(*(("A", 2, {"task": task, **keys}) for task, keys in tasks.items()), ("elastic", 1, {}))
-    assert configuration_labels(found) == [f"{A}, reverse_digits", f"{A}, sums", VARIANTS["elastic"].label]
+    found = labels(*(("A", 2, {"task": task, **keys}) for task, keys in tasks.items()), ("elastic", 2, {}))
+    assert found == [f"{A}, reverse_digits", f"{A}, sums", ELASTIC]
 
 
 def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
@@ -111,9 +102,9 @@ def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
     plain, b, a, control = (VARIANTS[name].short for name in ("plain", "B", "A", "control"))
     fast = f"fast ({plain}, lr=1e-05)"
     labels = [fast, "plain-slow (lr=1e-06)", f"Baseline ({b})", f"mine ({a})", VARIANTS["control"].label]
-    assert arm_labels(repetitions(runs)) == labels
+    assert group_labels(repetitions(runs)) == labels
     labels[1] = f"plain-slow ({plain}, lr=1e-06)"
-    assert arm_labels(repetitions(runs), with_variant=True) == labels
+    assert group_labels(repetitions(runs), with_variant=True) == labels
 
 
 @pytest.mark.parametrize(
