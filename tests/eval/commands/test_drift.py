@@ -7,9 +7,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval import drift
-from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.language import real_text
-from trl_prorl.eval.pages.drift import drift_series, runs_table
 from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import load_tokenizer
 from trl_prorl.eval.samples.task_name import TaskName
@@ -105,11 +103,3 @@ def test_bad_input_is_one_line(run_dir, task, capsys, arguments, named):
     (message,) = capsys.readouterr().err.splitlines()
     assert named in message
     assert not (run_dir / "drift.json").exists()
-
-
-def test_a_point_whose_step_is_not_known_is_shown_and_not_drawn(read_run):
-    common = {"interval": [0.0, 1.0], "token_agreement": 0.9, "entropy": 1.0, "mean_tokens": 5}
-    points = [{**common, "step": step, "kl_to_base": kl} for step, kl in ((0, 0.0), (None, 0.25))]
-    run = read_run("A", drift={"points": points})
-    assert list(drift_series(run, "kl_to_base").index) == [0]
-    assert runs_table(Frame([run])).rows[0][1] == "–"

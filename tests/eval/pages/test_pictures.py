@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import curves, matrix, resets
 from trl_prorl.eval.pages import runs as pages
-from trl_prorl.eval.pages.document import Picture
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.variants import VARIANTS
 
@@ -22,8 +21,10 @@ def drawn(panel):
     return axes
 
 
-def curve_panels(runs):
-    return curves.sections(Frame(runs))[0].blocks[0].panels
+def curve(runs, title):
+    """The axes of the curve whose title begins so."""
+    (found,) = [panel for panel in curves.section(Frame(runs)).blocks[0].panels if panel.alt.startswith(title)]
+    return drawn(found)
 
 
 def shown(label):
@@ -45,39 +46,32 @@ def line(axes, label):
 )
 def test_a_run_with_nothing_to_draw_is_named_and_not_drawn(rows, read_run, make_run):
     dead = load_run(make_run("dead", "plain", rows))
-    (block,) = curves.sections(Frame([dead]))[0].blocks
-    assert "`dead`" in block.items[0]
-    assert not any(isinstance(block, Picture) for block in pages.costs(Frame([dead]))[0].blocks)
-    picture, again = curves.sections(Frame([read_run("A", reward=0.5), dead]))[0].blocks
-    assert again.items == block.items
-    assert "dead" not in " ".join(str(each.get_label()) for each in drawn(picture.panels[0]).lines)
+    (named,) = curves.section(Frame([dead])).blocks
+    assert named.startswith("- `dead`")
+    assert len(pages.costs(Frame([dead])).blocks) == 1  # a table, no picture
+    alive = [read_run("A", reward=0.5), dead]
+    assert curves.section(Frame(alive)).blocks[1:] == [named]
+    assert "dead" not in " ".join(str(each.get_label()) for each in curve(alive, "Training reward").lines)
 
 
-def test_each_arm_has_the_kl_to_its_own_anchor(read_run):
-    runs = [read_run("A", kl_ref=0.1, kl_old=1e-6), read_run("B", kl_ref=0.3, kl_old=0.2), read_run("plain", reward=1)]
-    axes = drawn(curve_panels(runs)[1])
+def test_each_variant_has_the_kl_to_its_own_anchor(read_run):
+    """A's is zero in every first pass, with one outlier: the line that is labelled stays at the usual value."""
+    wild = read_run("A", steps=40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2), kl_old=1e-6)
+    axes = curve([wild, read_run("B", kl_ref=0.3, kl_old=0.2), read_run("plain", reward=1)], "KL to its reference")
     labels = axes.get_legend_handles_labels()[1]
     assert sorted(map(shown, labels)) == ["A0: kl_ref", "B0: kl_old"]
     assert VARIANTS["B"].short in labels[1]
-    assert set(line(axes, "A0: kl_ref")[1]) == {0.1}
+    assert line(axes, "A0: kl_ref")[1] == pytest.approx([0.01] * 21)
     assert set(line(axes, "B0: kl_old")[1]) == {0.2}
-
-
-def test_one_wild_kl_does_not_hide_the_others(read_run):
-    """Zero in every first pass, one outlier: the line that is labelled stays at the usual value."""
-    run = read_run("A", steps=40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))
-    assert line(drawn(curve_panels([run])[1]), "A0: kl_ref")[1] == pytest.approx([0.01] * 21)
 
 
 def test_seeds_become_a_mean_and_a_band_and_their_resets_are_marked(read_run):
     """20 steps at 0.2 and 12 at 0.6: the mean is drawn where both ran, from the lowest to the highest."""
-    events = ([{**RESET, "step_applied": step} for step in steps] for steps in ([5, 10], [5, 15]))
-    steps = ((20, 0.2), (12, 0.6))
     runs = [
-        read_run("A", seed, steps=last, reward=reward, events=resets)
-        for seed, ((last, reward), resets) in enumerate(zip(steps, events, strict=True))
+        read_run("A", seed, steps=last, reward=reward, events=[{**RESET, "step_applied": step} for step in steps])
+        for seed, (last, reward, steps) in enumerate(((20, 0.2, [5, 10]), (12, 0.6, [5, 15])))
     ]
-    axes = drawn(curve_panels([*runs, read_run("B", steps=20, reward=0.5)])[0])
+    axes = curve([*runs, read_run("B", steps=20, reward=0.5)], "Training reward")
     assert line(axes, "A, 2 seeds") == (list(range(1, 13)), pytest.approx([0.4] * 12))
     (marks,) = [each for each in axes.collections if isinstance(each, LineCollection)]
     assert [float(segment[0, 0]) for segment in marks.get_segments()] == [5, 10, 15]
@@ -88,31 +82,24 @@ def test_seeds_become_a_mean_and_a_band_and_their_resets_are_marked(read_run):
 
 def test_the_seconds_of_a_stage_are_a_mean_over_steps(read_run):
     run = read_run("A", reward=0.5, time_step=1.0, time_update=lambda step: 0.1 * step)
-    bars = drawn(curves.stages_panel(Frame([run]))).patches
+    bars = drawn(pages.stages_panel(Frame([run]))).patches
     assert max(bar.get_width() for bar in bars) == pytest.approx(0.25)
 
 
-def test_evaluations_during_training_are_drawn(read_run):
-    run = read_run("A", steps=20, reward=0.5)
-    before = len(curve_panels([run]))
-    rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
-    (run.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    *others, panel = curve_panels([load_run(run.path)])
-    assert len(others) == before
-    assert line(drawn(panel), "A0") == ([0, 8, 16], [0.0, 0.08, 0.16])
-
-
-def test_accuracy_is_drawn_beside_the_reward(read_run):
+def test_a_curve_is_drawn_where_its_metric_was_measured(read_run):
+    """Accuracy beside the reward, with the event of its guard; evaluations during training, as measured."""
     event = {"event": "guard_gap", "step_applied": 15, "reason": "accuracy (gold) fell, the reward did not"}
     hacked = read_run("plain", steps=20, reward=0.9, gold=lambda step: 0.5 - step / 100, events=[event])
-    axes = drawn(curve_panels([hacked, read_run("A", steps=20, reward=0.8)])[0])
+    rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
+    (hacked.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = [load_run(hacked.path), read_run("A", steps=20, reward=0.8)]
+    axes = curve(runs, "Training reward, accuracy (dotted)")
     assert line(axes, "plain0: accuracy")[1][-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
     assert line(axes, "plain0")[1][-1] == 0.9
     assert "A0: accuracy" not in [shown(each.get_label()) for each in axes.lines]
     assert [15] in [list(each.get_xdata()) for each in axes.lines]  # the guard
-
-
-REQUESTED = {"event": "reset", "step_requested": 1}
+    assert line(curve(runs, "Validation reward"), "plain0") == ([0, 8, 16], [0.0, 0.08, 0.16])
+    assert len(curves.section(Frame(runs)).blocks[0].panels) == 2
 
 
 def test_dips_beside_the_control_of_the_same_seeds(read_run):
@@ -120,13 +107,14 @@ def test_dips_beside_the_control_of_the_same_seeds(read_run):
     keys = {"model_name_or_path": "embedded:sums:3", "task": "sums", "max_steps": 200}
 
     def run(name, variant, reward, **config):
-        events = [{**REQUESTED, "step_applied": 100, "reason": "periodic"}] if variant == "A" else []
+        event = {"event": "reset", "step_requested": 1, "step_applied": 100, "reason": "periodic"}
+        events = [event] if variant == "A" else []
         return read_run(variant, 1, name, 200, config={**keys, **config}, events=events, reward=reward)
 
     a = run("A", "A", lambda step: 0.5 if step <= 100 else 0.3 if step <= 110 else 0.7)
     control = run("control", "control", lambda step: min(step, 40) / 100)
     other_base = run("other", "control", 0.9, model_name_or_path="embedded:sums:4")
-    (row,) = resets.reset_table(Frame([a, control, other_base])).rows
+    (row,) = resets.effects(Frame([a, control, other_base])).blocks[0].rows
     # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
     assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
 
@@ -149,9 +137,8 @@ def test_spikes_in_the_matrix(read_run):
 
 
 def around_a_reset(runs):
-    (section,) = resets.around(Frame(runs))
-    (picture,) = section.blocks
-    return map(drawn, picture.panels)
+    (picture,) = resets.around(Frame(runs)).blocks
+    return [drawn(panel) for panel in picture.panels]
 
 
 def test_mean_and_band_around_all_resets_of_all_runs(read_run):
@@ -172,9 +159,6 @@ def test_mean_and_band_around_all_resets_of_all_runs(read_run):
     assert (at_reset.min(), at_reset.max()) == pytest.approx((28.0, 124.0))
     assert kl.lines[0].get_ydata()[9] == pytest.approx(0.04)  # of steps 20, 60 and 40
     assert norm.lines[0].get_ydata()[10] == pytest.approx(2 * 41)  # the first step after
-
-
-def test_b_around_an_elastic_reset_has_the_kl_to_its_own_anchor(read_run):
-    run = read_run("B", steps=40, kl_ref=9.0, kl_old=0.5, events=[{"event": "elastic_reset", "step_applied": 20}])
-    _, kl, _ = around_a_reset([run])
+    elastic = [{"event": "elastic_reset", "step_applied": 20}]
+    (kl,) = around_a_reset([read_run("B", steps=40, kl_ref=9.0, kl_old=0.5, events=elastic)])
     assert set(kl.lines[0].get_ydata()) == {0.5}

@@ -1,8 +1,8 @@
-"""Numbers in the tables of runs, arms and held-out evaluations, by hand."""
+"""Numbers in the tables of runs, variants and held-out evaluations, by hand."""
 
 import pytest
 
-from trl_prorl.eval.analysis import compare, passk
+from trl_prorl.eval.analysis import compare
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import drift
 from trl_prorl.eval.pages import passk as page
@@ -53,22 +53,16 @@ def test_what_was_not_measured_is_a_dash_and_a_zero_is_a_zero(read_run):
 
 
 def test_overview_table_by_hand(read_run):
+    """A validates for 12 s after two of its four steps of 2 s, so that its steps cost 8 s."""
     held_out = {"base": [0, 2, 0, 2], "trained": [8, 4, 8, 4]}
     control = read_run("control", time_step=2.0, time_ref=0.5, ref_forward_calls=10, **held_out)
+    a = read_run("A", time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0), events=[])
     b = read_run("B", time_step=1.0, time_ref=0.0, ref_forward_calls=0, events=None)
-    assert overview_table(Frame([control, b])).rows == [
+    assert overview_table(Frame([control, a, b])).rows == [
         ["control0", "0.12 → 0.75 [0.70, 0.80]", "0", "40", "25", "2.00", "1.00"],
+        ["A0", "–", "0", "–", "–", "8.00", "4.00"],
         ["B0", "–", "–", "0", "0", "1.00", "0.50"],
     ]
-
-
-def test_an_arm_is_charged_for_its_validation(read_run):
-    """Steps of 2 s; one arm validates for 12 s after two of four steps, and its steps cost 8 s."""
-    control = read_run("control", time_step=2.0, time_eval=0.0)
-    event = read_run("A", time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0))
-    frame = Frame([control, event, read_run("B", time_step=2.0)])  # B: from before it was measured
-    assert column(overview_table(frame), "s/step") == ["2.00", "8.00", "2.00"]
-    assert column(result_matrix(frame), "step time / control")[1] == "4.00"
 
 
 def test_the_matrix_by_hand_over_two_seeds(read_run):
@@ -81,12 +75,8 @@ def test_the_matrix_by_hand_over_two_seeds(read_run):
         row["peak_memory_gib"] = lambda step, seed=seed: 10.0 + seed if step == 2 else 5.0
         runs.append(read_run("A", seed, steps=40, base=[2] * 40, trained=[solved] * 40, **row))
     control, a = matrix(runs)
-    assert {
-        "variant": "control",
-        "seeds": "2",
-        "pass@1": "–",
-        "step time / control": "1.00",
-    }.items() <= control.items()
+    of_control = {"variant": "control", "seeds": "2", "pass@1": "–", "step time / control": "1.00"}
+    assert of_control.items() <= control.items()
     of_a = {
         "seeds": "2",
         # 0.5 and 0.75, no variation between prompts: Student's t over the seeds, 0.625 ± 12.706·0.125, cut at 0 and 1.
@@ -116,59 +106,51 @@ def point(step, value, **more):
 
 
 @pytest.fixture
-def arm(read_run):
+def evaluated(read_run):
     """A run whose prompts have these numbers of 8 samples right."""
 
-    def make(variant="A", seed=0, drift=None, base=None, trained=None, name=None, beta=0.0, **passk):
-        trained = trained or [4] * len(base or [2] * 40)
-        base = base or [2] * len(trained)
+    def make(variant="A", seed=0, drift=None, trained=None, name=None, beta=0.0, **passk):
         name = f"{name or variant}{seed}"
-        return read_run(variant, seed, name, 3, base, trained, passk, {"beta": beta}, drift=drift)
+        return read_run(variant, seed, name, 3, [2] * 40, trained or [4] * 40, passk, {"beta": beta}, drift=drift)
 
     return make
 
 
-def test_checkpoints_with_base_at_0(arm):
-    run = arm(checkpoints=[point(10, 0.4), point(20, 0.7), point(30, 0.6)])
-    frame = passk.checkpoint_curve(run.passk, 1)
-    assert dict(frame["mean"]) == pytest.approx({0: 0.25, 10: 0.4, 20: 0.7, 30: 0.6})
-    row = page.checkpoints_table(Frame([run])).rows[0]
-    assert row[2:] == ["0.250", "at 20: 0.700 [0.600, 0.800]", "at 30: 0.600 [0.500, 0.700]"]
-
-
-def test_the_rate_of_a_run_stands_with_its_checkpoints(arm):
-    """A quarter at the start, half at each checkpoint; of all 8 samples one is always right: no fit."""
-    points = [point(step, 0.5) for step in (10, 20, 30)]
-    (section,) = page.checkpoints(Frame([arm(checkpoints=points)]))
-    rates = section.blocks[-1]
+def test_checkpoints_with_base_at_0_and_their_rate(evaluated):
+    """A quarter at the start; of all 8 samples one is always right: no fit."""
+    points = [point(10, 0.4), point(20, 0.7), point(30, 0.6)]
+    _, table, rates = page.checkpoints(Frame([evaluated(checkpoints=points)])).blocks
+    assert table.rows[0] == ["A0", "1", "0.250", "at 20: 0.700 [0.600, 0.800]", "at 30: 0.600 [0.500, 0.700]"]
     assert [row[:3] for row in rates.rows] == [["A0", "1", "0.250 → 0.500"]]
 
 
 @pytest.mark.parametrize(("trained", "interval"), [(2, "[-0.354, -0.076]"), (4, "[-0.139, +0.139]")])
-def test_forgetting_is_paired(arm, trained, interval):
+def test_forgetting_is_paired(evaluated, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
     base = [2, 6] * 10
     sides = {"base": {"correct": base}, "trained": {"correct": [count + trained - 4 for count in base]}}
     other = {"parity@2": {"task": "parity", "level": 2, "prompts": len(base), "n": 8, "k": [1], **sides}}
     change = (trained - 4) / 8
-    (row,) = page.forgetting_table(Frame([arm(others=other)])).rows
+    ((row,),) = [table.rows for table in page.forgetting(Frame([evaluated(others=other)])).blocks]
     assert row[-2:] == [f"0.500 → {0.5 + change:.3f}", f"{change:+.3f} {interval}"]
 
 
-def test_tasks_and_drift_by_hand(arm):
+def test_tasks_and_drift_by_hand(evaluated):
     part = {"task": "add", "level": 1, "prompts": 5, "base": point(0, 0.2), "trained": point(0, 0.6)}
     drifted = {"step": 20, "kl_to_base": 0.2, "interval": [0.1, 0.4], "token_agreement": 0.9}
-    frame = Frame([arm(by=[part], drift={"points": [{**drifted, "step": 10, "kl_to_base": 0.1}, drifted]}), arm("B")])
-    assert page.tasks_table(frame).rows == [["A0", "add", "1", "5", "0.200 → 0.600 [0.500, 0.700]"]]
+    unknown = {"points": [{**drifted, "step": None}]}
+    frame = Frame([evaluated(by=[part], drift={"points": [{**drifted, "kl_to_base": 0.1}, drifted]}), evaluated("B")])
+    assert page.by_task(frame).blocks[0].rows == [["A0", "add", "1", "5", "0.200 → 0.600 [0.500, 0.700]"]]
     assert drift.runs_table(frame).rows[0][1:4] == ["20", "0.2000 [0.1000, 0.4000]", "0.900"]
+    assert drift.runs_table(Frame([evaluated(drift=unknown)])).rows[0][1] == "–"
 
 
-def test_arms_stand_against_plain_control_the_best_a_and_the_best(arm):
-    """Each pair once; of two arms of A the one with the higher score. B is the best."""
+def test_variants_stand_against_plain_control_the_best_a_and_the_best(evaluated):
+    """Each pair once; of two variants of A the one with the higher score. B is the best."""
     scores = {"plain": 3, "control": 2, "A": 4, "B": 5}
-    runs = [arm(variant, seed, trained=[score] * 40) for seed in (0, 1) for variant, score in scores.items()]
-    runs += [arm("A", seed, trained=[1] * 40, name="worse", beta=0.5) for seed in (0, 1)]
+    runs = [evaluated(variant, seed, trained=[score] * 40) for seed in (0, 1) for variant, score in scores.items()]
+    runs += [evaluated("A", seed, trained=[1] * 40, name="worse", beta=0.5) for seed in (0, 1)]
     rows, left = compare.compare_with_references(Frame(runs))
     assert not left
     assert all(row.seeds == 2 for row in rows)
@@ -180,11 +162,11 @@ def test_arms_stand_against_plain_control_the_best_a_and_the_best(arm):
     ]
 
 
-def test_the_control_of_an_arm_is_that_of_its_seed(read_run):
+def test_the_control_of_a_run_is_that_of_its_seed(read_run):
     runs = [read_run(variant, seed) for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))]
-    of_a, other = Frame(runs).rows[2:]
-    assert (of_a.control.name, other.control.name) == ("control1", "control0")
-    assert (of_a.own_control.name, other.own_control) == ("control1", None)
+    control, own, of_a, other = Frame(runs).rows
+    assert (of_a.control, of_a.own_control) == (own, own)
+    assert (other.control, other.own_control) == (control, None)
     assert Frame(runs[2:]).rows[0].control is None
 
 

@@ -1,12 +1,12 @@
 import pytest
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import arms, matrix, reproduce
+from trl_prorl.eval.pages import caveats, matrix, reproduce
 from trl_prorl.eval.pages import comparison as verdict
 
 
 @pytest.fixture
-def arm(read_run):
+def run_of(read_run):
     """A run of a variant whose 40 prompts have the given numbers of correct samples out of 8."""
 
     def make(variant, trained=None, base=None, name=None, seed=0, steps=4, config=None, env=None, **passk):
@@ -22,9 +22,9 @@ def said(runs):
     return " ".join(verdict.statements(Frame(runs))).replace("**", "")
 
 
-def test_the_best_is_named_with_its_lead_by_hand(arm):
+def test_the_best_is_named_with_its_lead_by_hand(run_of):
     """40 prompts, differences of 4/8 and 2/8 at each: no spread, so the interval is that of the rule of three."""
-    runs = [arm("control", [4] * 40), arm("plain", [2] * 40), arm("A", [6] * 40)]
+    runs = [run_of("control", [4] * 40), run_of("plain", [2] * 40), run_of("A", [6] * 40)]
     text = said(runs)
     assert text.startswith("A has the highest held-out pass@1, 0.750 (base 0.125), significantly higher than base and")
     unseen = 1 - 0.05 ** (1 / 40)
@@ -35,21 +35,21 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
     assert f"A − control: +0.250 {interval}, p = {p}." in text
 
 
-def test_a_star_needs_significance_over_every_other_variant_and_base(arm):
+def test_a_star_needs_significance_over_every_other_variant_and_base(run_of):
     """A is .005 to .25 ahead; the second best, base or the seeds take the star away."""
     spread = [8, 0, 7, 1] * 10
     runs = {
-        "ahead of all": ([arm("control", [2] * 40), arm("C", [3] * 40), arm("A", [6] * 40)], "A ★"),
-        "not of the second": ([arm("control", [2] * 40), arm("C", spread), arm("A", [5, 4] * 20)], None),
-        "not of the control": ([arm("control", spread), arm("A", [5, 4] * 20)], None),
-        "not of base": ([arm("control", [0] * 40), arm("A", [2, 1, 0, 2] * 10, base=[0, 2, 2, 1] * 10)], None),
-        "below base": ([arm("control", [0] * 40), arm("A", [2] * 40, base=[4] * 40)], None),
-        "too few prompts": ([arm("control", [1] * 8, [1] * 8), arm("A", [8] * 8, [1] * 8)], None),
+        "ahead of all": ([run_of("control", [2] * 40), run_of("C", [3] * 40), run_of("A", [6] * 40)], "A ★"),
+        "not of the second": ([run_of("control", [2] * 40), run_of("C", spread), run_of("A", [5, 4] * 20)], None),
+        "not of the control": ([run_of("control", spread), run_of("A", [5, 4] * 20)], None),
+        "not of base": ([run_of("control", [0] * 40), run_of("A", [2, 1, 0, 2] * 10, base=[0, 2, 2, 1] * 10)], None),
+        "below base": ([run_of("control", [0] * 40), run_of("A", [2] * 40, base=[4] * 40)], None),
+        "too few prompts": ([run_of("control", [1] * 8, [1] * 8), run_of("A", [8] * 8, [1] * 8)], None),
         "other prompts": (
-            [arm("control", [2] * 40, split="train", prompt_ids=["other"] * 40), arm("A", [6] * 40)],
+            [run_of("control", [2] * 40, split="train", prompt_ids=["other"] * 40), run_of("A", [6] * 40)],
             None,
         ),
-        "alone": ([arm("A", [6] * 40)], None),
+        "alone": ([run_of("A", [6] * 40)], None),
     }
     for name, (group, starred) in runs.items():
         labels = [row[0] for row in matrix.result_matrix(Frame(group)).rows]
@@ -57,27 +57,27 @@ def test_a_star_needs_significance_over_every_other_variant_and_base(arm):
         assert ("significantly higher" in said(group)) == (starred is not None), name
 
 
-def test_what_was_not_tested_is_no_result(arm):
+def test_what_was_not_tested_is_no_result(run_of):
     """Of 8 prompts there is no interval."""
-    text = said([arm("control", [1] * 8, [1] * 8), arm("A", [8] * 8, [1] * 8)])
+    text = said([run_of("control", [1] * 8, [1] * 8), run_of("A", [8] * 8, [1] * 8)])
     assert "fewer than 20 prompts" in text
     assert "significant" not in text and "95 %" not in text and "n/a" not in text
 
 
-def test_p_is_corrected_for_all_pairs(arm):
+def test_p_is_corrected_for_all_pairs(run_of):
     """Each of two pairs with C has p = .03 by a t-test: enough for one pair, too much for three."""
     counts = [8] * 4 + [4] * 36  # differences of 1/2 at 4 of 40
-    runs = [arm("control", [4] * 40), arm("C", counts)]
-    more = [*runs, arm("plain", [4] * 40)]
+    runs = [run_of("control", [4] * 40), run_of("C", counts)]
+    more = [*runs, run_of("plain", [4] * 40)]
     starred = [any("★" in row[0] for row in matrix.result_matrix(Frame(group)).rows) for group in (runs, more)]
     assert starred == [True, False]
 
 
-def test_at_an_exact_tie_nobody_has_the_star(arm):
+def test_at_an_exact_tie_nobody_has_the_star(run_of):
     """A and C solve as many samples at other prompts, in means over seeds that round differently."""
     scores = {"control": ([1] * 40, [1] * 40), "A": ([7, 1] * 20, [0, 3] * 20), "C": ([3, 1] * 20, [4, 3] * 20)}
     runs = [
-        arm(variant, counts, name=f"{variant}{seed}", seed=seed)
+        run_of(variant, counts, name=f"{variant}{seed}", seed=seed)
         for variant, seeds in scores.items()
         for seed, counts in enumerate(seeds)
     ]
@@ -85,10 +85,10 @@ def test_at_an_exact_tie_nobody_has_the_star(arm):
     assert not any("★" in row[0] for row in matrix.result_matrix(Frame(runs)).rows)
 
 
-def test_seeds_widen_the_verdict(arm):
+def test_seeds_widen_the_verdict(run_of):
     """A is ahead by 1/8 and 3/8 at two seeds: t(0.975, 1) = 12.7 times 1/8 says nothing."""
     runs = [
-        arm(variant, [solved] * 40, name=f"{variant}{seed}", seed=seed)
+        run_of(variant, [solved] * 40, name=f"{variant}{seed}", seed=seed)
         for variant, scores in {"control": (2, 2), "A": (3, 5)}.items()
         for seed, solved in enumerate(scores)
     ]
@@ -97,42 +97,42 @@ def test_seeds_widen_the_verdict(arm):
     assert "A − control: +0.250 [-1.000, +1.000]" in text
 
 
-def test_what_cannot_be_paired_is_not_compared_and_every_ground_has_its_verdict(arm):
-    a = arm("A", [6] * 40)
+def test_what_cannot_be_paired_is_not_compared_and_every_ground_has_its_verdict(run_of):
+    a = run_of("A", [6] * 40)
     assert "A is not compared with other" in said(
-        [arm("control", [4] * 40, name="other", split="train", prompt_ids=["other"] * 40), a]
+        [run_of("control", [4] * 40, name="other", split="train", prompt_ids=["other"] * 40), a]
     )
-    several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
+    several = [run_of("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
     assert "not compared with c (fixed reference)" in said([*several, a])  # no seed in common
     of = (("sums", "B", 4), ("sorting", "C", 6), ("sorting", "control", 2))
-    text = said([arm(variant, [solved] * 40, config={"task": task}) for task, variant, solved in of])
+    text = said([run_of(variant, [solved] * 40, config={"task": task}) for task, variant, solved in of])
     assert "sums: B has a held-out pass@1 of 0.500" in text
     assert "sorting: C has the highest held-out pass@1, 0.750" in text
 
 
-def test_a_missing_evaluation_has_the_command_that_makes_it_but_for_runs_it_would_refuse(arm):
+def test_a_missing_evaluation_has_the_command_that_makes_it_but_for_runs_it_would_refuse(run_of):
     """A run from plain Python: its configuration names neither model nor task."""
-    plain = arm("A", name="plain", config={"model_name_or_path": None, "task": None})
-    other = arm("B")
-    (line,) = verdict.missing_statements([plain, other, arm("C", [4] * 40)])
+    plain = run_of("A", name="plain", config={"model_name_or_path": None, "task": None})
+    other = run_of("B")
+    (line,) = verdict.missing_statements([plain, other, run_of("C", [4] * 40)])
     assert "`plain`, `B`" in line and "`C`" not in line
     assert reproduce.evaluation_commands([plain, other]) == f"trl-prorl passk --run {other.path}"
     assert reproduce.evaluation_commands([plain, other]) in line
 
 
-def test_differences_beyond_the_variant_are_named(arm):
+def test_differences_beyond_the_variant_are_named(run_of):
     runs = [
-        arm("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": {"gpu": "x"}}),
-        arm("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
+        run_of("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": {"gpu": "x"}}),
+        run_of("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
     ]
-    text = " ".join(arms.caveats(runs))
+    text = " ".join(caveats.caveats(runs))
     assert "beta" not in text
     assert "ref_reset_every" not in text
     for differing in ("`learning_rate` (1e-05 in A, not set in B)", "4 to 7 steps", "`hardware`"):
         assert differing in text
 
 
-def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
+def test_ways_of_computing_are_named_where_the_variants_could_share_them(run_of):
     a = {"old_logps": "first_pass", "ref_compute": "cached", "loss": "trl", "packing": "on"}
     b = {**a, "ref_compute": "none", "loss": "trl + added penalty"}
     for number, (other, named) in enumerate(
@@ -143,6 +143,6 @@ def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
             ({**a, "ref_compute": "naive_epoch"}, "`ref_compute`"),
         ]
     ):
-        runs = [arm("A", name=f"{number}{i}", env={"execution": one}) for i, one in enumerate((a, other))]
-        lines = [line for line in arms.caveats(runs) if "computing" in line]
+        runs = [run_of("A", name=f"{number}{i}", env={"execution": one}) for i, one in enumerate((a, other))]
+        lines = [line for line in caveats.caveats(runs) if "computing" in line]
         assert [named in line for line in lines] == ([True] if named else [])
