@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis import compare
 from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.compare import compare_runs
 from trl_prorl.eval.report import build_report
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.samples.held_out import check_run
@@ -87,7 +87,7 @@ def readers(folders):
     return {
         "report": lambda: build_report(Frame([load_run(run), load_run(other)]), "report"),
         "card": lambda: model_card(run, run, repo="a/b"),
-        "compare": lambda: compare.compare(load_run(run), load_run(other), 1),
+        "compare": lambda: compare_runs([load_run(run), load_run(other)], [1]),
         "passk": lambda: check_run(run),
         "push": lambda: find_trained_model(run, {}),
         "resume": lambda: check_record(run),
