@@ -89,7 +89,8 @@ BAD = {
 def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, named):
     (tmp_path / "no.yaml").write_text("save_strategy: no\n")
     (tmp_path / "columns").mkdir()
-    (tmp_path / "columns" / "train.jsonl").write_text('{"ask": "1+1", "answer": "#### 2"}\n')
+    for split in ("train", "test"):
+        (tmp_path / "columns" / f"{split}.jsonl").write_text('{"ask": "1+1", "answer": "#### 2"}\n')
     words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in options.split()]
     status, written = recipe("", *words)
     assert status == 2 and "Traceback" not in written, written

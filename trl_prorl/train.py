@@ -25,7 +25,7 @@ from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .extras.turns import make_environment, prepare_tokenizer
 from .identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
-from .launch.checks import check_rows, prompt_lengths
+from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.ending import (
     describe_saved_state,
@@ -99,6 +99,8 @@ def build(
         return tokenizer(texts, add_special_tokens=False).input_ids
 
     check_context(prompt_lengths(train_dataset, tokenize), model, model_args.model_revision, args)
+    if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer checks it if it packs
+        check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = trainer_class(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
