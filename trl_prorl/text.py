@@ -86,10 +86,7 @@ def quoted(prompt: Any) -> str:
     """Return the last message of a prompt, on one line, quoted and cut."""
     if isinstance(prompt, list) and prompt:
         prompt = prompt[-1].get("content", prompt[-1])
-    text = " ".join(str(prompt).split())
-    if len(text) > 80:
-        text = text[:79] + "…"
-    return repr(text)
+    return short(" ".join(str(prompt).split()))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

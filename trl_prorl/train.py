@@ -38,6 +38,7 @@ from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F40
 from .run_files import (
     METRICS_FILE,
     WEIGHTS,
+    check_record,
     read_json,
     recorded_run_id,
     saved_run_id,
@@ -180,8 +181,13 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
         if not _begins_again(args, folders):
             raise
         return False
-    if not folders.has_checkpoint(checkpoint):
+    if folders.has_checkpoint(checkpoint):
+        base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
+        folders.check_record_stays(checkpoint)
+        folders.check_model_stays(base)
+    else:
         folders.check_new()
+    check_record(folders.run_dir)
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from transformers import GenerationConfig
 
+from ..text import cut
+
 
 # These stay: the tokens at which a text begins and ends, and how a model is computed.
 KEPT = (
@@ -64,8 +66,7 @@ def describe_unused(own: GenerationConfig, run: GenerationConfig) -> str | None:
         is_default = not value or value == neutral.get(name)  # 0, False and an empty list switch a setting off
         if name in NO_SETTING or is_default or value == used:
             continue
-        text = str(value)
-        unused.append(f"{name}={text if len(text) <= 60 else text[:57] + '…'}")
+        unused.append(f"{name}={cut(str(value), 60)}")
     if not unused:
         return None
     return f"ignored from the model's generation config: {', '.join(unused)}. Only the run's own keys apply."

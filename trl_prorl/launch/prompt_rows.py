@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 
 from ..errors import InputError
-from ..text import quoted, short
+from ..text import cut, quoted, short
 
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ def _count_tokens(prompt: Any, tokenize: Callable[[list], list[list[int]]], wher
     try:
         tokens = len(tokenize([prompt])[0])
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        said = cut(" ".join(str(error).split()))
         raise InputError(
             f"{where}: the prompt {quoted(prompt)} cannot be tokenized: {type(error).__name__}: {said}. {CURE}"
         ) from error
