@@ -6,6 +6,7 @@ the run would train something else. So the code of an untested version is search
 """
 
 import inspect
+import itertools
 import logging
 from functools import cache
 from importlib import import_module
@@ -272,17 +273,12 @@ def _check_fact(fact: Fact, grpo: type, ours: dict[str, Any]) -> None:
     method = inspect.unwrap(method)
     # A helper is looked up in TRL's trainer, whichever class calls it.
     names = _names(method.__code__, grpo if issubclass(grpo, owner) else owner, ours, set())
-    found = -1
-    for called in fact.calls:
-        if called not in names:
-            _refuse(owner, f".{name} does not call {called}")
-        place = names.index(called)
-        if place < found:
-            _refuse(owner, f".{name} calls {called} earlier than it did")
-        found = place
-    for used in fact.uses:
+    for used in (*fact.calls, *fact.uses):
         if used not in names:
             _refuse(owner, f".{name} does not use {used}")
+    for before, after in itertools.pairwise(fact.calls):
+        if names.index(after) < names.index(before):
+            _refuse(owner, f".{name} calls {after} earlier than it did")
 
 
 def _names(code: CodeType, owner: type, ours: dict[str, Any], seen: set[CodeType]) -> list[object]:

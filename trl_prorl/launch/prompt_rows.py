@@ -70,9 +70,7 @@ def check_sets(sets: Mapping[str, Any], reserved: Collection[str]) -> None:
 def check_prompts(rows: Any, which: str) -> None:
     """Raise `InputError` for the first invalid prompt of a data set."""
     for index, prompt in prompts_of(rows):
-        fault = find_fault(prompt)
-        if fault is not None:
-            raise InputError(f"{which}, row {index}: prompt={short(prompt)} {fault}. {CURE}")
+        _check_prompt(prompt, f"{which}, row {index}")
 
 
 def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
@@ -83,21 +81,18 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
     yield from enumerate(prompt for part in parts for prompt in part["prompt"])
 
 
-def find_fault(prompt: Any) -> str | None:
-    """Return what is wrong with a prompt; `None` if it is a text or a list of messages."""
+def _check_prompt(prompt: Any, where: str) -> None:
+    """Raise `InputError` for a prompt that is neither a text nor a list of messages."""
+    fault = None
     if prompt is None:
-        return "is missing"
-    if isinstance(prompt, str):
-        return None
-    if not isinstance(prompt, list):
-        return "is neither text nor a list of messages"
-    if not prompt:
-        return "is an empty list"
-    for message in prompt:
-        fault = _fault_of_message(message)
-        if fault is not None:
-            return fault
-    return None
+        fault = "is missing"
+    elif isinstance(prompt, list):
+        faults = [_fault_of_message(message) for message in prompt] or ["is an empty list"]
+        fault = next((one for one in faults if one is not None), None)
+    elif not isinstance(prompt, str):
+        fault = "is neither text nor a list of messages"
+    if fault is not None:
+        raise InputError(f"{where}: prompt={short(prompt)} {fault}. {CURE}")
 
 
 def _fault_of_message(message: Any) -> str | None:
@@ -108,9 +103,9 @@ def _fault_of_message(message: Any) -> str | None:
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
         return "has a message without content"
-    parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list | None):
         return f"has a message whose content is {short(content)}, not text"
+    parts = content if isinstance(content, list) else []
     if not all(isinstance(part, dict) and "type" in part for part in parts):
         return "has a message whose content is a list with parts that have no type"
     return None
@@ -120,11 +115,8 @@ def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Collection[
     """Raise `InputError` for rows as they are read, for example from a stream. Their index is not known."""
     check_names(rows[0], which, reserved)
     for row in rows:
-        if "prompt" not in row and not needs_prompts:
-            continue
-        fault = find_fault(row.get("prompt"))
-        if fault is not None:
-            raise InputError(f"a row of {which}: prompt={short(row.get('prompt'))} {fault}. {CURE}")
+        if "prompt" in row or needs_prompts:
+            _check_prompt(row.get("prompt"), f"a row of {which}")
     if len({isinstance(row.get("prompt"), str) for row in rows}) > 1:
         raise InputError(
             f"{which} mixes text prompts and lists of messages in one batch, for example "
