@@ -210,6 +210,7 @@ def test_a_value_at_the_edge_of_a_range_of_trl_s_is_taken(keys):
     [
         ("generation_kwargs", {"top_p": 0}, "top_p=0"),  # greedy: all completions of a group are equal
         ("generation_kwargs", {"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
+        ("lr_scheduler_kwargs", {"num_cycles": NAN}, "num_cycles=nan"),  # a rate of 0
         ("chat_template_kwargs", {"truncation": True, "max_length": 4}, "truncation"),
         ("chat_template_kwargs", '{"padding": "max_length"}', "padding"),
     ],

@@ -333,7 +333,7 @@ SHARES = ("ref_model_mixup_alpha", "top_entropy_quantile")
 # Smaller ones train 0 steps, or fail in the first step or at an evaluation hours later without naming the key.
 FROM_1 = (
     "num_generations num_iterations max_completion_length ref_model_sync_steps per_device_eval_batch_size "
-    "num_generations_eval"
+    "num_generations_eval gradient_accumulation_steps steps_per_generation generation_batch_size"
 ).split()
 RANGES = {
     **dict.fromkeys(NOT_NEGATIVE, Key(ge=0)),
@@ -342,7 +342,8 @@ RANGES = {
     **dict.fromkeys(FROM_1, Key(ge=1)),
     "lora_dropout": Key(ge=0, lt=1),
 }
-OF_THE_TOKENIZER = ("padding", "truncation", "max_length")  # prompts would be padded or truncated
+# Prompts would be padded or truncated.
+OF_THE_TOKENIZER = ("padding", "truncation", "max_length", "tokenizer_kwargs")
 
 
 def keys_of_others(cls: type) -> dict[str, Key]:
@@ -399,6 +400,9 @@ def check_mappings(args: Any) -> None:
         objection = key.objection(f"generation_kwargs: {name}", value) if key.types else None
         if objection is not None:
             raise ValueError(objection)
+    for name, value in (args.lr_scheduler_kwargs or {}).items():
+        if isinstance(value, float) and not math.isfinite(value):  # the learning rate would be 0
+            raise ValueError(f"lr_scheduler_kwargs: {name}={value!r} must be a finite number.")
     if args.use_vllm and args.vllm_mode == "colocate" and "seed" in sampling:
         raise ValueError(
             f"generation_kwargs={sampling!r}: TRL gives this seed to every request to vLLM, so all completions of a "
