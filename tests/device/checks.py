@@ -21,7 +21,6 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.fast.lean_lora import LeanLinear, lean_layers
-from trl_prorl.fast.packing import copy_tables
 from trl_prorl.fast.prefix import layout, prefix_attention
 
 
@@ -93,18 +92,17 @@ def autocast_follows_cuda_s_lists():
 def packed_attention_narrows_before_its_blocks():
     """Under autocast with fp32 weights: rotated queries and keys are fp32, values are bf16."""
     sequences = [(0, 0, 0, 5), (0, 5, 5, 300), (0, 5, 305, 290)]
-    (table,) = copy_tables([sorted(sequences, key=lambda sequence: -sequence[3])], DEVICE)
     torch.manual_seed(0)
     query = torch.randn(1, 4, 595, 8, device=DEVICE, requires_grad=True)
     key = torch.randn(1, 2, 595, 8, device=DEVICE, requires_grad=True)
     value = torch.randn(1, 2, 595, 8, device=DEVICE).bfloat16()
-    narrow = prefix_attention(query.bfloat16(), key.bfloat16(), value, layout(sequences, table))
+    narrow = prefix_attention(query.bfloat16(), key.bfloat16(), value, layout(sequences, DEVICE))
     work.clear()
     with torch.autocast(NAME, dtype=torch.bfloat16):
-        result = prefix_attention(query, key, value, layout(sequences, table))
+        result = prefix_attention(query, key, value, layout(sequences, DEVICE))
         copies = work.launches["aten::copy_"]
         work.clear()
-        prefix_attention(query.bfloat16(), key.bfloat16(), value, layout(sequences, table))
+        prefix_attention(query.bfloat16(), key.bfloat16(), value, layout(sequences, DEVICE))
     assert torch.equal(result, narrow)
     assert copies == work.launches["aten::copy_"]  # with the two that narrow outside
     gradients = torch.autograd.grad(result.float().square().sum(), [query, key])

@@ -185,7 +185,7 @@ def keep_base_in_syncs(generation: VLLMGeneration) -> None:
     read = generation._iter_named_params
 
     def read_merged() -> Iterator[tuple[str, torch.Tensor]]:
-        with merging_nothing(model):
+        with without_inplace_merge(model):
             adapted = find_adapted_weights(model)
             for name, weight in read():
                 if weight.data_ptr() in adapted:
@@ -196,7 +196,7 @@ def keep_base_in_syncs(generation: VLLMGeneration) -> None:
 
 
 @contextmanager
-def merging_nothing(model: PeftModel) -> Iterator[None]:
+def without_inplace_merge(model: PeftModel) -> Iterator[None]:
     """Let `merge_adapter` look whether merging is possible, and neither it nor `unmerge_adapter` change a weight."""
     model.merge_adapter = partial(model.merge_adapter, adapter_names=[])
     model.unmerge_adapter = lambda: None

@@ -17,7 +17,7 @@ of a micro-batch stand in one row, unless `max_tokens` separates them.
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -160,8 +160,8 @@ class Plan:
         cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
     ) -> "Plan":
         """
-        Plan a batch; the arguments are those of [`packed_logps`]. The host waits for a device twice: for the tokens
-        and masks, and for the numbers of a call.
+        Plan a batch; the arguments are those of [`packed_logps`]. The host waits for a device here, and not
+        while a model computes.
         """
         batch, width = input_ids.shape
         prompt_width = width - logits_to_keep
@@ -246,11 +246,8 @@ def pack(
             end += length
 
     device = input_ids.device
-    sequences.sort(key=lambda sequence: sequence[3], reverse=True)
-    taken_there, scored_there, sequences_there = copy_tables([taken, scored, sequences], device)
-    size_scored = sum(length for _, _, length in scored)
-    source, positions = join_stretches(taken_there, end)
-    scored_places, results = join_stretches(scored_there, size_scored)
+    source, positions = join_stretches(taken).to(device)
+    scored_places, results = join_stretches(scored).to(device)
     tokens = input_ids.flatten()[source]
     inputs = {
         "input_ids": tokens[None],
@@ -260,26 +257,15 @@ def pack(
         # it.
         "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device),
     }
-    return PackedCall(inputs, layout(sequences, sequences_there), scored_places, results)
+    return PackedCall(inputs, layout(sequences, device), scored_places, results)
 
 
-def copy_tables(tables: Sequence[Sequence[tuple[int, ...]]], device: torch.device) -> list[torch.Tensor]:
-    """Copy tables of N rows and M columns to a device, all in one piece. Returns a tensor `(M, N)` for each."""
-    numbers = [number for table in tables for row in table for number in row]
-    sizes = [len(table) * len(table[0]) for table in tables]
-    parts = torch.tensor(numbers).to(device).split(sizes)
-    return [part.view(len(table), -1).T for table, part in zip(tables, parts, strict=True)]
-
-
-def join_stretches(stretches: torch.Tensor, size: int) -> torch.Tensor:
+def join_stretches(stretches: list[tuple[int, ...]]) -> torch.Tensor:
     """
-    List numbers that count up in stretches, one stretch after another: of N stretches `(M + 1, N)`, M rows of first
-    numbers and a row of lengths, whose sum is `size`. Returns `(M, size)`.
+    List numbers that count up in stretches, one stretch after another. A stretch is M first numbers and its length.
+    Returns a tensor of shape `(M, sum of the lengths)`.
     """
-    firsts, lengths = stretches.split([len(stretches) - 1, 1])
-    before = lengths.cumsum(1) - lengths
-    moved = (firsts - before).repeat_interleave(lengths[0], dim=1, output_size=size)
-    return moved + torch.arange(size, device=stretches.device)
+    return torch.cat([torch.tensor(firsts)[:, None] + torch.arange(length) for *firsts, length in stretches], dim=1)
 
 
 def plan_calls(

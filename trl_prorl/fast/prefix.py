@@ -60,7 +60,7 @@ class Layout(NamedTuple):
             The queries are the last Q of the first K keys of the first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`):
             For each place of the row, the position of its result among all queries of all blocks.
-        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`].
+        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], the longest first.
         added (`dict`): What layers have made of this, such as masks to add: all layers take the same.
     """
 
@@ -98,7 +98,7 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, wind
     return layout.added[name]
 
 
-def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | None = None) -> Layout:
+def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
     """
     Lay out a row in which every place belongs to exactly one sequence.
 
@@ -117,8 +117,7 @@ def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | Non
     Args:
         sequences (`list` of `tuple`):
             Of each sequence: first place and length of its prefix, first place and length of the sequence itself.
-        table (`torch.LongTensor` of shape `(4, S)`, *optional*): The same numbers, the longest sequence first, on the
-            device that computes the attention. By default that is the CPU.
+        device (`torch.device`): The device that computes the attention.
 
     Returns [`Layout`]
     """
@@ -126,10 +125,7 @@ def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | Non
     longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
     lengths = [length for _, _, _, length in longest_first]
     # All that grows with the tokens of the sequences is made on the device.
-    if table is None:
-        table = torch.tensor(longest_first).T
-    device = table.device
-    prefix, prefix_length, start, length = table.unsqueeze(-1)  # (S, 1) each
+    prefix, prefix_length, start, length = torch.tensor(longest_first).T.unsqueeze(-1).to(device)  # (S, 1) each
 
     size = sum(lengths)
     column = torch.arange(-longest_prefix, lengths[0], device=device)
@@ -149,7 +145,7 @@ def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | Non
         # Padding goes to a place behind the row.
         query_places.append(keys[:rows, queries].where(is_token[:rows, queries], size).flatten())
 
-    return Layout(keys, masks, order_of(query_places, size), sequences, {})
+    return Layout(keys, masks, order_of(query_places, size), longest_first, {})
 
 
 def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
@@ -402,11 +398,10 @@ class StatePlan(NamedTuple):
 
     @classmethod
     def from_sequences(cls, sequences: list[tuple[int, int, int, int]], device: torch.device) -> "StatePlan":
-        """Plan a row, given the sequences of [`~trl_prorl.fast.prefix.layout`]."""
+        """Plan a row, given the sequences of its [`Layout`]."""
         size = sum(length for _, _, _, length in sequences)
         roots = [(start, length) for _, before, start, length in sequences if before == 0 and length > 0]
         others = [sequence for sequence in sequences if sequence[1] > 0]
-        others.sort(key=lambda sequence: sequence[3], reverse=True)
         number_of = {start: number for number, (start, _) in enumerate(roots)}
         prompt_of = torch.tensor([number_of[prefix] for prefix, _, _, _ in others], dtype=torch.long)
 
