@@ -41,12 +41,10 @@ class Need:
     Attributes:
         is_met (`Callable[[ValueOf], bool]`): Returns whether the other key is set.
         names (`str`): The other key, or several of which one is needed.
-        what (`str`, *optional*): What several keys set, as "a KL penalty"; defaults to `names`.
     """
 
     is_met: Callable[[ValueOf], bool]
     names: str
-    what: str | None = None
 
 
 def is_on(value: Any) -> bool:
@@ -189,14 +187,11 @@ def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     for name, key in keys.items():
         value = value_of(name)
         if key.needs is not None and value != key.default and not key.needs.is_met(value_of):
-            what = key.needs.what or key.needs.names
-            raise ValueError(
-                f"{name}={value!r} has no effect without {what}. Set {key.needs.names}, or remove {name}."
-            )
+            raise ValueError(f"{name}={value!r} has no effect without {key.needs.names}. Set it, or remove {name}.")
 
 
 OFF_ON_AUTO = ("off", "on", "auto")
-AN_ANCHOR = replace(needs(*ANCHOR_KEYS), names="beta (such as 0.3), beta_old or beta_base", what="a KL penalty")
+AN_ANCHOR = replace(needs(*ANCHOR_KEYS), names="beta (such as 0.3), beta_old or beta_base")
 IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
 GROWTH = needs("lora_growth_every")
@@ -236,7 +231,6 @@ def requests_reset(value_of: ValueOf) -> bool:
 A_RESET = Need(
     requests_reset,
     "ref_reset_every or another trigger (if all triggers are your own, set ref_reset_every above max_steps)",
-    "a reset trigger",
 )
 
 
