@@ -112,22 +112,6 @@ def test_while_the_imports_last(command, tmp_path):
     assert process.returncode == 130
 
 
-def ticks(process):
-    """Hundredths of a second that a process has computed."""
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11])
-
-
-def test_a_command_at_work(forks, tmp_path):
-    log = tmp_path / "log"
-    command = ["tasks", "show", "reverse_digits", "-n", "100000000"]
-    process = forks.start(run="-m", argv=command, log=str(log), cwd=str(tmp_path))
-    wait_for(lambda: ticks(process) > 30, process)  # its imports are over
-    os.kill(process, signal.SIGINT)
-    assert forks.status() == 130, log.read_text()[-3000:]
-    assert len(lines_of(log.read_text())) == 1
-    assert list(tmp_path.iterdir()) == [log]
-
-
 def test_a_push(hub, hub_forks, run, tmp_path):
     """While it waits to try again."""
     trainer = run(max_steps=1)

@@ -118,10 +118,10 @@ def test_a_value_of_another_type_is_one_line_with_its_key(recipe, text):
 
 
 def test_what_yaml_reads_as_something_else_is_read_as_the_key_s_type(recipe):
-    text = "learning_rate: 1e-4\ndisable_tqdm: 'YES'\npack_groups: on\ncompact_generation: off\nbeta: 1\n"
+    text = "learning_rate: 1e-4\ndisable_tqdm: 'YES'\npack_groups: on\ncompact_generation: off\nbeta: 1\nrun_name: 7\n"
     _, args, _ = parsed(recipe(b"\xef\xbb\xbf" + (text + CPU).encode()))
     assert (args.learning_rate, args.disable_tqdm, args.pack_groups) == (1e-4, True, "on")
-    assert (args.compact_generation, args.beta) == ("off", 1.0)
+    assert (args.compact_generation, args.beta, args.run_name) == ("off", 1.0, "7")
 
 
 def test_merge_keys_are_valid_yaml(recipe):

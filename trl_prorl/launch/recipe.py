@@ -204,9 +204,9 @@ class RecipeParser(TrlParser):
             self.precision = choose_precision(keys, vars(given))
             if self.precision is not None:
                 keys.update(self.precision.keys)
-            for key, value in keys.items():
-                if type(value) in (int, float):
-                    keys[key] = str(value)  # the parser checks text alone
+            for action in self._actions:
+                if action.type is str and type(keys.get(action.dest)) in (int, float):
+                    keys[action.dest] = str(keys[action.dest])  # a name that YAML reads as a number
             self.set_defaults_with_config(**keys)  # as TrlParser does, without bases
         try:
             return super().parse_args_and_config(args, **kwargs)
