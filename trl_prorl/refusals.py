@@ -342,8 +342,11 @@ RANGES = {
     **dict.fromkeys(FROM_1, Key(ge=1)),
     "lora_dropout": Key(ge=0, lt=1),
 }
-# Prompts would be padded or truncated.
-OF_THE_TOKENIZER = ("padding", "truncation", "max_length", "tokenizer_kwargs")
+# Set by the trainer when it applies a chat template, or passed to the tokenizer: prompts would be truncated or padded.
+OF_THE_TOKENIZER = (
+    "conversation tools chat_template add_generation_prompt continue_final_message tokenize padding truncation "
+    "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs"
+).split()
 
 
 def keys_of_others(cls: type) -> dict[str, Key]:
