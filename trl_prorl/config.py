@@ -139,7 +139,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         for key in FAST:
             if self.is_disabled(key):
                 del in_use[key]
-        return effects(in_use.get)
+        return effects(in_use)
 
     @property
     def is_trl(self) -> bool:

@@ -19,7 +19,7 @@ from .text import cut, nearest
 from .treatments import names_with_alpha
 
 
-ValueOf = Callable[[str], Any]  # returns the value of a key by name, `None` if a configuration lacks it
+Values = Mapping[str, Any]  # keys of a configuration, which may lack some
 
 
 class Effect(Flag):
@@ -39,11 +39,11 @@ class Need:
     Another key without which a key has no effect.
 
     Attributes:
-        is_met (`Callable[[ValueOf], bool]`): Returns whether the other key is set.
+        is_met (`Callable[[Values], bool]`): Returns whether the other key is set.
         names (`str`): The other key, or several of which one is needed.
     """
 
-    is_met: Callable[[ValueOf], bool]
+    is_met: Callable[[Values], bool]
     names: str
 
 
@@ -67,10 +67,9 @@ def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
 def needs(*keys: str, value: Any = None) -> Need:
     """Make a [`Need`]: one of the keys has to be on, or to have the value."""
 
-    def is_met(value_of: ValueOf) -> bool:
-        if value is None:
-            return any(is_on(value_of(key)) for key in keys)
-        return any(value_of(key) == value for key in keys)
+    def is_met(values: Values) -> bool:
+        given = [values.get(key) for key in keys]
+        return any(map(is_on, given)) if value is None else value in given
 
     names = " or ".join(keys)
     if value is not None:
@@ -180,13 +179,9 @@ def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     Raises:
         `ValueError`: A key is set without the key that it needs.
     """
-
-    def value_of(name: str) -> Any:
-        return getattr(configuration, name)
-
     for name, key in keys.items():
-        value = value_of(name)
-        if key.needs is not None and value != key.default and not key.needs.is_met(value_of):
+        value = getattr(configuration, name)
+        if key.needs is not None and value != key.default and not key.needs.is_met(vars(configuration)):
             raise ValueError(f"{name}={value!r} has no effect without {key.needs.names}. Set it, or remove {name}.")
 
 
@@ -197,7 +192,7 @@ AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
 GROWTH = needs("lora_growth_every")
 COSINE = needs("length_reward", value="cosine")
 # A script may have registered treatments.
-AN_ALPHA = Need(lambda value_of: value_of("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
+AN_ALPHA = Need(lambda values: values.get("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
 ADVANTAGES = (
     "raw",
     "centered",
@@ -210,26 +205,21 @@ ADVANTAGES = (
 )
 
 
-def effects(value_of: ValueOf) -> Effect:
-    """Combine the effects of all keys, given the value of each."""
+def effects(values: Values) -> Effect:
+    """Combine the effects of all keys."""
     together = Effect.NOTHING
     for name, key in KEYS.items():
-        if value_of(name) not in (None, key.default):
+        if values.get(name) not in (None, key.default):
             together |= key.changes
-    if value_of("loss_mode") == "no_ratio":
+    if values.get("loss_mode") == "no_ratio":
         together |= Effect.KL
-    if value_of("guard_gap_action") == "reset":
+    if values.get("guard_gap_action") == "reset":
         together |= Effect.RESET
     return together
 
 
-def requests_reset(value_of: ValueOf) -> bool:
-    """Return whether any key requests resets."""
-    return Effect.RESET in effects(value_of)
-
-
 A_RESET = Need(
-    requests_reset,
+    lambda values: Effect.RESET in effects(values),
     "ref_reset_every or another trigger (if all triggers are your own, set ref_reset_every above max_steps)",
 )
 

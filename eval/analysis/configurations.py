@@ -55,7 +55,7 @@ def matters(key: str, config: dict) -> bool:
     if key in REPETITION_KEYS:
         return False
     need = EFFECTIVE_WITH.get(key)
-    return need is None or need.is_met(config.get)
+    return need is None or need.is_met(config)
 
 
 def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
