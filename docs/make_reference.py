@@ -25,6 +25,7 @@ from trl_prorl.columns import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E
 from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
 from trl_prorl.launch.help import describe, own_keys  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
+from trl_prorl.run_files import EVENT_KINDS  # noqa: E402
 
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -161,7 +162,7 @@ def list_of_keys() -> str:
 
 
 def record_table(keys: dict[str, RecordKey]) -> list[str]:
-    has_events = any(key.events or key.not_events is not None for key in keys.values())
+    has_events = any(key.events for key in keys.values())
     header = ["key", "unit", "meaning", "only with"]
     if has_events:
         header.append("events")
@@ -169,10 +170,13 @@ def record_table(keys: dict[str, RecordKey]) -> list[str]:
     for name, key in keys.items():
         row = [f"`{name}`", key.unit, key.meaning, key.when]
         if has_events:
-            named = ", ".join(f"`{event}`" for event in key.events or key.not_events or ())
-            if key.not_events is not None:
-                named = f"every event but {named}" if named else "every event"
-            row.append(named)
+            others = [kind for kind in EVENT_KINDS if kind not in key.events]
+            if not others:
+                row.append("every event")
+            elif len(others) < len(key.events):
+                row.append("every event but " + ", ".join(f"`{kind}`" for kind in others))
+            else:
+                row.append(", ".join(f"`{kind}`" for kind in key.events))
         rows.append(row)
     return ["| " + " | ".join(row) + " |" for row in rows]
 

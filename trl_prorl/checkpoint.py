@@ -354,7 +354,7 @@ class CheckpointMixin:
     @property
     def folders(self) -> RunFolders:
         """The folders that the run writes to."""
-        return RunFolders.of(self.args)
+        return RunFolders.from_args(self.args)
 
     @contextmanager
     def hold_folders(self):
@@ -549,7 +549,7 @@ class CheckpointMixin:
         is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
         self._step = 0 if is_cut_anew else state["micro_batches"]
         restore_log(state["log"], self._metrics["train"], self._logs)
-        self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
+        self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
     def _go_on_with_state(self, checkpoint: Path) -> None:
         """Correct what Trainer's state has from the checkpoint, and finish what the run had begun."""
@@ -627,7 +627,7 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            self._remove_oldest(RunFolders.of(self.args, output_dir))
+            self._remove_oldest(RunFolders.from_args(self.args, output_dir))
 
     def _remove_oldest(self, folders: RunFolders) -> None:
         state = self.state

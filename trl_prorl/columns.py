@@ -1,14 +1,17 @@
 """
-Meaning of the keys in a run's log files. `docs/reference.md` is generated from it, and a test compares it with real
-runs.
+The keys of a run's log files and what they mean: `METRICS`, a row per optimizer step; `EVALUATIONS`; `EVENTS`.
+
+`docs/reference.md` is generated from it, and a test compares it with real runs. The kinds of events are listed in
+`run_files.py`.
 """
 
 from dataclasses import dataclass
 
-from .anchors import ANCHORS
+from .anchors import ANCHORS, ReferenceAnchor
 from .run_files import (
     AT_BOUNDARY,
     ENTROPY_COLLAPSE,
+    EVENT_KINDS,
     GROWTH,
     GUARD_GAP,
     NONFINITE,
@@ -31,18 +34,14 @@ class RecordKey:
         meaning (`str`): Its meaning.
         when (`str`, *optional*, defaults to `""`): When the key is present; empty if it always is.
         events (`tuple[str, ...]`, *optional*): The kinds of event that have it; not for `metrics.jsonl`.
-        not_events (`tuple[str, ...]`, *optional*): The kinds of event that lack it, where all others have it.
+        logged (`bool`, *optional*, defaults to `False`): Whether the trainer's own log has it too, under `prorl/`.
     """
 
     unit: str
     meaning: str
     when: str = ""
     events: tuple[str, ...] = ()
-    not_events: tuple[str, ...] | None = None
-
-    def is_in(self, event: str) -> bool:
-        """Return whether an event of this kind may have the key."""
-        return event in self.events if self.not_events is None else event not in self.not_events
+    logged: bool = False
 
 
 TOKEN = "nats per token"
@@ -75,6 +74,7 @@ METRICS = {
         "share",
         "accuracy: share of completions that are correct by the verifier; before `dynamic_sampling_rounds`",
         VERIFIER,
+        logged=True,
     ),
     "completion_length": RecordKey(TOKENS, "mean length of a completion"),
     "truncated_fraction": RecordKey("share", "share of completions truncated at the maximum length"),
@@ -96,7 +96,10 @@ METRICS = {
     "entropy": RecordKey(TOKEN, "mean entropy of the policy"),
     **{
         anchor.kl_key: RecordKey(
-            TOKEN, f"KL of the policy to {anchor.words} (k3 estimate, uncorrected)", anchor.measured_when
+            TOKEN,
+            f"KL of the policy to {anchor.words} (k3 estimate, uncorrected)",
+            anchor.measured_when,
+            logged=True,
         )
         for anchor in ANCHORS
     },
@@ -105,21 +108,27 @@ METRICS = {
         "KL of the reference to π_old (k2 estimate): how far the reference lags behind",
         f"`beta` > 0 and {REUSED}",
     ),
-    "kl_penalty": RecordKey("loss", "the KL term of the loss, with coefficient and normaliser", "an anchor"),
+    "kl_penalty": RecordKey(
+        "loss", "the KL term of the loss, with coefficient and normaliser", "an anchor", logged=True
+    ),
     "kl_clamped": RecordKey(
         TOKENS, "tokens whose KL to an active anchor exceeds `kl_clamp`, summed over passes", "`kl_clamp`"
     ),
     "mean_abs_dlogp": RecordKey("nats", "mean abs(log π_θ − log π_old) over tokens", REUSED),
     "clip_region_mean": RecordKey("share", "share of tokens where the ratio's clip removes the gradient"),
     "rows_skipped": RecordKey("completions", "completions skipped because they give no gradient", "`skip_zero_rows`"),
-    "beta": RecordKey("coefficient", f"current coefficient of the active anchor: {BY_PRECEDENCE}, else 0"),
+    "beta": RecordKey(
+        "coefficient", f"current coefficient of the active anchor: {BY_PRECEDENCE}, else 0", logged=True
+    ),
     "lr": RecordKey("learning rate", "learning rate of this update, including a re-warm-up"),
     "grad_norm": RecordKey("norm", "gradient norm before clipping"),
     "update_norm": RecordKey("norm", "norm of the change of the trained parameters", "`log_update_norm`"),
     "nonfinite_skips": RecordKey("steps", "updates skipped so far because of NaN or infinity", "`nonfinite: skip`"),
     "policy_forward_calls": RecordKey(CALLS, "forward passes of the policy with gradient, one per micro-batch"),
     **{
-        f"{anchor.name}_forward_calls": RecordKey(CALLS, f"forward passes of {anchor.words}; 0 {anchor.never_scored}")
+        f"{anchor.name}_forward_calls": RecordKey(
+            CALLS, f"forward passes of {anchor.words}; 0 {anchor.never_scored}", logged=anchor is ReferenceAnchor
+        )
         for anchor in ANCHORS
     },
     "tokens_processed_policy": RecordKey(TOKENS, "token positions in the policy's forward passes, padding included"),
@@ -144,7 +153,7 @@ METRICS = {
     "time_load": RecordKey(SECONDS, "reading a checkpoint; not part of `time_step`", "the first step after a resume"),
     "time_meter": RecordKey(SECONDS, "this bookkeeping itself"),
     "time_ended": RecordKey("s since 1970", "end of the step; shows which runs trained at the same time"),
-    "ref_time_fraction": RecordKey("share", "`time_ref` / `time_step`"),
+    "ref_time_fraction": RecordKey("share", "`time_ref` / `time_step`", logged=True),
     "peak_memory_gib": RecordKey("GiB", "peak memory allocated during the step", GPU),
     "gpu_utilization": RecordKey("%", "GPU utilization, mean over readings", "a GPU, and nvidia-ml-py"),
 }
@@ -165,22 +174,22 @@ EVALUATIONS = {
 }
 
 WATCHED = (ENTROPY_COLLAPSE, GUARD_GAP, REWARD_COLLAPSE)
-NOT_FIRED = (RESUME, NONFINITE, ROLLBACK)
+FIRED = tuple(kind for kind in EVENT_KINDS if kind not in (RESUME, NONFINITE, ROLLBACK))  # by something watched
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
 EVENTS = {
-    "event": RecordKey("", "its kind", not_events=()),
-    "step_requested": RecordKey("optimizer steps", "when it was asked for", not_events=()),
-    "step_applied": RecordKey("optimizer steps", "when it happened", not_events=()),
+    "event": RecordKey("", "its kind", events=EVENT_KINDS),
+    "step_requested": RecordKey("optimizer steps", "when it was asked for", events=EVENT_KINDS),
+    "step_applied": RecordKey("optimizer steps", "when it happened", events=EVENT_KINDS),
     "reason": RecordKey(
         "",
         f"triggers that fired: {', '.join(f'`{name}`' for name in REASONS)}, or your own; for a `rollback`, the "
         "event that caused it",
-        not_events=(RESUME, NONFINITE),
+        events=(*FIRED, ROLLBACK),
     ),
-    "value": RecordKey("of what is watched", "value that fired the first trigger", not_events=NOT_FIRED),
-    "threshold": RecordKey("of what is watched", "threshold that it was compared with", not_events=NOT_FIRED),
+    "value": RecordKey("of what is watched", "value that fired the first trigger", events=FIRED),
+    "threshold": RecordKey("of what is watched", "threshold that it was compared with", events=FIRED),
     "requests": RecordKey(
         "", "all requests merged into this reset, each with its own `reason`, `value` and so on", events=(RESET,)
     ),

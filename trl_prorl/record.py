@@ -1,9 +1,16 @@
 """
-Means over rows and tokens of what TRL logs.
+What is known of a step when it is finished: a row of `metrics.jsonl`, and the means of the trainer's own log.
 
-TRL keeps a list of values for each metric, one of each generation batch or micro-batch since its last log, and logs
-their plain mean. That is wrong where they are means of unequal numbers of rows or tokens; and TRL gives an empty
-micro-batch the value 0.
+In reading order:
+
+- `Recorder` makes a run's rows, events and evaluations, and writes them. A row is begun by the first generation batch
+  or micro-batch of a step, and finished after its update, before its checkpoint.
+- `UpdateNorm` measures how far an update moved the weights.
+- `Means` corrects what TRL logs. TRL keeps a list of values for each metric, one of each generation batch or
+  micro-batch since its last log, and logs their plain mean. That is wrong where they are means of unequal numbers of
+  rows or tokens; and TRL gives an empty micro-batch the value 0.
+
+All observe and change nothing. `columns.py` says what each key means, `meter.py` has counts, times and sums.
 """
 
 import math
@@ -15,37 +22,266 @@ from typing import Any
 import torch
 
 from . import kl
-from .anchors import ANCHORS, OldPolicyAnchor, ReferenceAnchor
+from .anchors import OldPolicyAnchor, ReferenceAnchor
 from .kl import Anchors, completion_mask
-from .meter import Meter, weighted_mean
+from .meter import IN_LOSS, Meter, weighted_mean
 from .parts import MicroBatch, Part
-from .run_files import (
-    EVALUATIONS_FILE,
-    EVENTS,
-    EVENTS_FILE,
-    METRICS,
-    METRICS_FILE,
-    RESET,
-    JsonLines,
-)
+from .run_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, RESET, JsonLines
+
+
+# Entries of a generation batch in `metrics.jsonl`, and TRL's names for it.
+OF_TRL = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "completion_length": "completions/mean_length",
+    "truncated_fraction": "completions/clipped_ratio",
+}
+CLIPPED = "clip_ratio/region_mean"  # TRL's name for `clip_region_mean`, of a micro-batch
+OF_TRLS_REWARDS = "rewards/"  # the mean and the standard deviation of each function have these names in both
+# What Trainer adds to an evaluation's metrics.
+SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+class Recorder(Part):
+    """
+    Gathers what a step measures, and writes it down.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        meter ([`Meter`]): Has the counts, times and means of a step.
+        anchors ([`Anchors`]): Their KL, and the coefficient of the active one, are recorded.
+        accelerator: Sums over processes.
+    """
+
+    def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
+        self.args = args
+        self.meter = meter
+        self.anchors = anchors
+        self.accelerator = accelerator
+        self.total = partial(accelerator.reduce, reduction="sum")
+        self.metrics = self.events = self.evaluations = None
+        self.update_norm: UpdateNorm | None = None
+        self.begin()
+
+    def optimizer_made(self, optimizer) -> None:
+        if self.update_norm is None and self.args.log_update_norm:
+            self.update_norm = UpdateNorm(optimizer)
+
+    def begin(self) -> None:
+        self.kl_ref: float | None = None  # of the last finished step
+        # The entries of the generation batches of a step, each with the number of rows that it is a mean of. The steps
+        # after it, which train on the same batches, have them too.
+        self._batches: dict[str, list[Sequence[float]]] = {}
+        self._counts: Mapping[str, int] = {}
+        self._begin_row()
+        self.meter.abandon_step()
+
+    def _begin_row(self) -> None:
+        self.of_step: dict[str, float | None] = {"time_reward": 0.0, "time_eval": 0.0}  # entries that are known
+        self._clipped: list[float] = []  # share of each micro-batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_ref": self.kl_ref, "batches": self._batches}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.kl_ref = state["kl_ref"]
+        self._batches = state["batches"]
+
+    # A step, from its generation to its row.
+
+    def rewarded(self, counts: Mapping[str, int], seconds: float) -> None:
+        """
+        Take note of a generation batch that is about to be recorded.
+
+        Args:
+            counts (`Mapping[str, int]`): The rows that an entry is a mean of, where those are not all.
+            seconds (`float`): The reward functions took so long.
+        """
+        self._counts = counts
+        self.of_step["time_reward"] += seconds
+
+    def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
+        advantages = self.accelerator.gather(batch["advantages"].float())
+        mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
+        if "tokens_generated" not in self.of_step:  # the first generation of this step
+            self._batches = {}
+            self.of_step["tokens_generated"] = 0
+        self.of_step["tokens_generated"] += tokens
+        for name, value in {"advantage_mean": mean, "advantage_std": deviation, **measured}.items():
+            self._batches.setdefault(name, []).append((value, self._counts.get(name, len(advantages))))
+
+    def micro_batch(self, micro_batch: MicroBatch) -> None:
+        """Add one micro-batch to the means over tokens."""
+        batch = micro_batch.batch
+        logps = micro_batch.logps
+        old = batch.get(OldPolicyAnchor.column)
+        ref = batch.get(ReferenceAnchor.column)
+        mask = completion_mask(batch)
+        self.meter.add_count(IN_LOSS, mask.sum())  # computed or not
+        if micro_batch.rows is not None:
+            mask = torch.zeros_like(mask).index_copy(0, micro_batch.rows, mask[micro_batch.rows])
+        # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
+        kl_mask = mask
+        if self.args.drop_zero_rows:
+            kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
+        means = {"entropy": micro_batch.entropies}
+        if old is not None:
+            means["mean_abs_dlogp"] = (logps - old).abs()
+        if old is not None and ref is not None:
+            means["k2_ref_over_old"] = kl.kl_values(ref, old, "k2")
+        if micro_batch.sampler_logps is not None:  # before any update, so that the policy is π_old
+            policy = logps if old is None else old
+            means["mean_abs_dlogp_sampler"] = (micro_batch.sampler_logps - policy).abs()
+        kls = {}
+        for anchor in self.anchors:
+            if batch.get(anchor.column) is not None:
+                kls[anchor.kl_key] = kl.kl_values(logps, batch[anchor.column], "k3")
+        self.meter.add_means(means, mask)
+        self.meter.add_means(kls, kl_mask)
+        if self.args.kl_clamp is not None:
+            beyond = self.anchors.beyond_clamp(batch, logps)
+            self.meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
+        if micro_batch.penalty is not None:
+            self.meter.add_total("kl_penalty", micro_batch.penalty)
+        if CLIPPED in micro_batch.trl_metrics:
+            self._clipped.append(micro_batch.trl_metrics[CLIPPED])
+
+    def before_update(self, step: int, norm: float, rate: float) -> None:
+        self.of_step["lr"] = rate
+        self.of_step["grad_norm"] = norm
+
+    def finish_step(self, step: int, skips: int) -> dict[str, float]:
+        """
+        Close the step, write its row and return it.
+
+        Args:
+            step (`int`): Optimizer steps done.
+            skips (`int`): Optimizer steps that were left out so far.
+        """
+        row: dict[str, float | None] = {"step": step}
+        for name, values_and_rows in self._batches.items():
+            row[name] = weighted_mean(*zip(*values_and_rows, strict=True))
+        row.update(self.meter.end_step(self.total, self.accelerator.num_processes))
+        if self._clipped:
+            of_tokens = self.args.importance_sampling_level == "token"
+            weights = self.meter.micro_batch_tokens if of_tokens else [1.0] * len(self._clipped)
+            row["clip_region_mean"] = weighted_mean(self._clipped, weights)
+        row["beta"] = self.anchors.active.coefficient if self.anchors.active else 0.0
+        row["tokens_generated"] = 0
+        row.update(self.of_step)
+        self._begin_row()
+        if self.update_norm is not None:
+            row["update_norm"] = self.update_norm.take()
+        if self.args.nonfinite == "skip":
+            row["nonfinite_skips"] = skips
+        row = {name: value for name, value in row.items() if value is not None and math.isfinite(value)}
+        self.kl_ref = row.get("kl_ref")
+        if self.metrics is not None:
+            self.metrics.write(row)
+        return row
+
+    # Events and evaluations.
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Write an event: a reset, with the KL before it; a resume, …"""
+        if event["event"] == RESET and self.kl_ref is not None:
+            event["kl_before"] = self.kl_ref
+        if self.events is not None:
+            self.events.write(event)
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str]) -> None:
+        """
+        Write the metrics of one evaluation, without its own speed.
+
+        Args:
+            step (`int`): Optimizer steps done.
+            metrics (`Mapping[str, float]`): All metrics of the evaluation.
+            sets (`Iterable[str]`): Names of the evaluation sets where there are several; the metrics' names hold them.
+        """
+        if self.evaluations is None:
+            return
+        prefixes = ["eval_", *(f"eval_{name}_" for name in sets)]
+        speeds = {prefix + speed for prefix in prefixes for speed in SPEEDS}
+        kept = {name: value for name, value in metrics.items() if name.startswith("eval_") and name not in speeds}
+        self.evaluations.write({"step": step, **kept})
+
+    def charge_evaluation(self, step: int, seconds: float) -> None:
+        """
+        Charge an evaluation to the step before it, whose row is already written.
+
+        An evaluation before the first step is charged to the first step.
+        """
+        if self.metrics is None or not self.metrics.add_to_last(step, "time_eval", seconds):
+            self.of_step["time_eval"] += seconds
+
+    # Files, on the main process alone.
+
+    def open(self, folder: Path, keep_row: Callable | None = None, keep_event: Callable | None = None) -> None:
+        """
+        Begin the three files, or continue those of a run that is resumed.
+
+        Args:
+            folder (`Path`): Folder of the log files.
+            keep_row (`Callable`, *optional*): Which rows stay; `None` begins new files.
+            keep_event (`Callable`, *optional*): Which events stay; `None` begins a new file.
+        """
+        self.metrics = JsonLines(folder / METRICS_FILE, keep_row)
+        self.events = JsonLines(folder / EVENTS_FILE, keep_event)
+        if self.args.eval_strategy != "no":
+            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, keep_row)
+
+    @property
+    def files(self) -> Iterable[Path]:
+        """The files that are open."""
+        return [log.path for log in (self.metrics, self.events, self.evaluations) if log is not None]
+
+
+class UpdateNorm:
+    """
+    Measures the norm of an optimizer's last update, over all its parameters.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): Gets hooks; its parameters are copied before every update.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._value: float | None = None
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        optimizer.register_step_pre_hook(self._copy)
+        optimizer.register_step_post_hook(self._measure)
+
+    def _copy(self, optimizer, args, kwargs) -> None:
+        params = [param.detach() for group in optimizer.param_groups for param in group["params"]]
+        self._before = [(param, param.clone()) for param in params]
+
+    def _measure(self, optimizer, args, kwargs) -> None:
+        squares = [(param - old).float().square().sum() for param, old in self._before]
+        self._value = torch.stack(squares).sum().sqrt().item()
+        self._before = []
+
+    def take(self) -> float | None:
+        """Return the norm once; `None` if the optimizer has not updated since, as where a scaler left a step out."""
+        value = self._value
+        self._value = None
+        return value
 
 
 # Means over the tokens of a micro-batch. With sequence-level ratios the second are means over completions.
 TOKEN_MEANS = ("entropy", "kl", "vespo/phi_seq_mean")
 RATIO_MEANS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
-LEAST = (
-    "completions/min_length",
-    "completions/min_terminated_length",
-    "clip_ratio/low_min",
-    "sampling/importance_sampling_ratio/min",
-)
-MOST = (
-    "completions/max_length",
-    "completions/max_terminated_length",
-    "clip_ratio/high_max",
-    "sampling/sampling_logp_difference/max",
-    "sampling/importance_sampling_ratio/max",
-)
+# What is no mean.
+EXTREMES = {
+    "completions/min_length": min,
+    "completions/min_terminated_length": min,
+    "clip_ratio/low_min": min,
+    "sampling/importance_sampling_ratio/min": min,
+    "completions/max_length": max,
+    "completions/max_terminated_length": max,
+    "clip_ratio/high_max": max,
+    "sampling/sampling_logp_difference/max": max,
+    "sampling/importance_sampling_ratio/max": max,
+}
 ENDED = tuple(f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max"))  # of those that ended
 
 
@@ -150,275 +386,10 @@ class Means(Part):
                 weights = [1.0] * len(values)
             pairs = zip(values, weights, strict=True)
             counted = [value for value, weight in pairs if weight and not math.isnan(value)]
-            if counted and metric in LEAST:
-                metrics[metric] = [min(counted)]
-            elif counted and metric in MOST:
-                metrics[metric] = [max(counted)]
+            if counted and metric in EXTREMES:
+                metrics[metric] = [EXTREMES[metric](counted)]
             elif counted:
                 metrics[metric] = [weighted_mean(values, weights)]
             elif metric in self.of_tokens:
                 del metrics[metric]  # of no token
         self._weights[mode].clear()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The record of a run while it trains: a row for each step, an object for each event and each evaluation. It observes
-# and changes nothing.
-
-
-class UpdateNorm:
-    """
-    Measures the norm of an optimizer's last update, over all its parameters.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Gets hooks; its parameters are copied before every update.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self._value: float | None = None
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
-        optimizer.register_step_pre_hook(self._copy)
-        optimizer.register_step_post_hook(self._measure)
-
-    def _copy(self, optimizer, args, kwargs) -> None:
-        params = [param.detach() for group in optimizer.param_groups for param in group["params"]]
-        self._before = [(param, param.clone()) for param in params]
-
-    def _measure(self, optimizer, args, kwargs) -> None:
-        squares = [(param - old).float().square().sum() for param, old in self._before]
-        self._value = torch.stack(squares).sum().sqrt().item()
-        self._before = []
-
-    def take(self) -> float | None:
-        """Return the norm once; `None` if the optimizer has not updated since, as where a scaler left a step out."""
-        value = self._value
-        self._value = None
-        return value
-
-
-# Entries of a generation batch in `metrics.jsonl`, and TRL's names for it.
-OF_TRL = {
-    "reward": "reward",
-    "reward_std": "reward_std",
-    "frac_reward_zero_std": "frac_reward_zero_std",
-    "completion_length": "completions/mean_length",
-    "truncated_fraction": "completions/clipped_ratio",
-}
-CLIPPED = "clip_ratio/region_mean"  # TRL's name for `clip_region_mean`, of a micro-batch
-OF_TRLS_REWARDS = "rewards/"  # the mean and the standard deviation of each function have these names in both
-# The keys of a row that the trainer's own log shows, under `prorl/`.
-KLS = tuple(anchor.kl_key for anchor in ANCHORS)
-LOGGED = ("gold", *KLS, "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
-SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-
-
-class Recorder(Part):
-    """
-    Gathers what a step measures, and writes it down.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        meter ([`Meter`]): Has the counts, times and means of a step.
-        anchors ([`Anchors`]): Their KL, and the coefficient of the active one, are recorded.
-        accelerator: Sums over processes.
-    """
-
-    def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
-        self.args = args
-        self.meter = meter
-        self.anchors = anchors
-        self.accelerator = accelerator
-        self.total = partial(accelerator.reduce, reduction="sum")
-        self.metrics = self.events = self.evaluations = None
-        self.update_norm: UpdateNorm | None = None
-        self.begin()
-
-    def optimizer_made(self, optimizer) -> None:
-        if self.update_norm is None and self.args.log_update_norm:
-            self.update_norm = UpdateNorm(optimizer)
-
-    def begin(self) -> None:
-        self.kl_ref: float | None = None  # of the last finished step
-        self._generation_row: dict[str, list[float]] = {}
-        self._generation_counts: dict[str, list[int]] = {}  # of how many rows each of these is
-        self._tokens_generated: int | None = None
-        self._counts: Mapping[str, int] = {}
-        self._seconds_rewarded = 0.0
-        self._of_update: dict[str, float] = {}  # of the newest update: its learning rate, the norm of its gradients
-        self._seconds_evaluated = 0.0  # before the first step
-        self.seconds_loaded: float | None = None  # of a resume, until its first step
-        self.meter.abandon_step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "kl_ref": self.kl_ref,
-            "generation_row": self._generation_row,
-            "generation_counts": self._generation_counts,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.kl_ref = state["kl_ref"]
-        self._generation_row = state["generation_row"]
-        self._generation_counts = state["generation_counts"]
-
-    # Files, on the main process alone.
-
-    def open(self, folder: Path, keep_row: Callable | None = None, keep_event: Callable | None = None) -> None:
-        """
-        Begin the three files, or continue those of a run that is resumed.
-
-        Args:
-            folder (`Path`): Folder of the log files.
-            keep_row (`Callable`, *optional*): Which rows stay; `None` begins new files.
-            keep_event (`Callable`, *optional*): Which events stay; `None` begins a new file.
-        """
-        self.metrics = JsonLines(folder / METRICS_FILE, keep_row, METRICS)
-        self.events = JsonLines(folder / EVENTS_FILE, keep_event, EVENTS)
-        if self.args.eval_strategy != "no":
-            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, keep_row, METRICS)
-
-    @property
-    def files(self) -> Iterable[Path]:
-        """The files that are open."""
-        return [log.path for log in (self.metrics, self.events, self.evaluations) if log is not None]
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Write an event: a reset, with the KL before it; a resume, …"""
-        if event["event"] == RESET and self.kl_ref is not None:
-            event["kl_before"] = self.kl_ref
-        if self.events is not None:
-            self.events.write(event)
-
-    def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str]) -> None:
-        """
-        Write the metrics of one evaluation, without its own speed.
-
-        Args:
-            step (`int`): Optimizer steps done.
-            metrics (`Mapping[str, float]`): All metrics of the evaluation.
-            sets (`Iterable[str]`): Names of the evaluation sets where there are several; the metrics' names hold them.
-        """
-        if self.evaluations is None:
-            return
-        prefixes = ["eval_", *(f"eval_{name}_" for name in sets)]
-        speeds = {prefix + speed for prefix in prefixes for speed in SPEEDS}
-        row = {"step": step}
-        for name, value in metrics.items():
-            if name.startswith("eval_") and name not in speeds:
-                row[name] = value
-        self.evaluations.write(row)
-
-    def charge_evaluation(self, step: int, seconds: float) -> None:
-        """
-        Charge an evaluation to the step before it, whose row is already written.
-
-        An evaluation before the first step is charged to the first step.
-        """
-        if self.metrics is None or not self.metrics.add_to_last(step, "time_eval", seconds):
-            self._seconds_evaluated += seconds
-
-    def rewarded(self, counts: Mapping[str, int], seconds: float) -> None:
-        """
-        Take note of a generation batch that is about to be recorded.
-
-        Args:
-            counts (`Mapping[str, int]`): The rows that an entry is a mean of, where those are not all.
-            seconds (`float`): The reward functions took so long.
-        """
-        self._counts = counts
-        self._seconds_rewarded += seconds
-
-    # A step, from its generation to its row.
-
-    def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
-        advantages = self.accelerator.gather(batch["advantages"].float())
-        mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
-        values = {"advantage_mean": mean, "advantage_std": deviation, **measured}
-        if self._tokens_generated is None:  # the first generation of this step
-            self._generation_row = {}
-            self._generation_counts = {}
-            self._tokens_generated = 0
-        for name, value in values.items():
-            self._generation_row.setdefault(name, []).append(value)
-            self._generation_counts.setdefault(name, []).append(self._counts.get(name, len(advantages)))
-        self._tokens_generated += tokens
-
-    def micro_batch(self, micro_batch: MicroBatch) -> None:
-        """Add one micro-batch to the means over tokens."""
-        batch = micro_batch.batch
-        logps = micro_batch.logps
-        penalty = micro_batch.penalty
-        meter = self.meter
-        mask = completion_mask(batch)
-        meter.add_tokens_in_loss(mask)
-        rows = micro_batch.rows
-        if rows is not None:
-            mask = torch.zeros_like(mask).index_copy(0, rows, mask[rows])
-        # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
-        kl_mask = mask
-        if self.args.drop_zero_rows:
-            kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
-        means = {"entropy": micro_batch.entropies}
-        kls = {}
-        if CLIPPED in micro_batch.trl_metrics:
-            of_tokens = self.args.importance_sampling_level == "token"
-            meter.add_average("clip_region_mean", micro_batch.trl_metrics[CLIPPED], of_tokens)
-        for anchor in self.anchors:
-            anchor_logps = batch.get(anchor.column)
-            if anchor_logps is not None:
-                kls[anchor.kl_key] = kl.kl_values(logps, anchor_logps, "k3")
-        if self.args.kl_clamp is not None:
-            beyond = self.anchors.beyond_clamp(batch, logps)
-            meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
-        ref = batch.get(ReferenceAnchor.column)
-        old = batch.get(OldPolicyAnchor.column)
-        if old is not None:
-            means["mean_abs_dlogp"] = (logps - old).abs()
-            if ref is not None:
-                means["k2_ref_over_old"] = kl.kl_values(ref, old, "k2")
-        sampler = micro_batch.sampler_logps
-        if sampler is not None:  # before any update, so that the policy is π_old
-            policy = logps if old is None else old
-            means["mean_abs_dlogp_sampler"] = (sampler - policy).abs()
-        meter.add_means(means, mask)
-        meter.add_means(kls, kl_mask)
-        if penalty is not None:
-            meter.add_total("kl_penalty", penalty)
-
-    def before_update(self, step: int, norm: float, rate: float) -> None:
-        self._of_update = {"lr": rate}
-        if norm is not None:
-            self._of_update["grad_norm"] = norm
-
-    def finish_step(self, step: int, skips: int) -> dict[str, float]:
-        """
-        Close the step, write its row and return it.
-
-        Args:
-            step (`int`): Optimizer steps done.
-            skips (`int`): Optimizer steps that were left out so far.
-        """
-        row = {"step": step}
-        for name, values in self._generation_row.items():
-            row[name] = weighted_mean(values, self._generation_counts[name])
-        row.update(self.meter.end_step(self.total, self.accelerator.num_processes))
-        active = self.anchors.active
-        row["beta"] = active.coefficient if active else 0.0
-        row.update(self._of_update)
-        row["tokens_generated"] = self._tokens_generated or 0
-        self._tokens_generated = None
-        row["time_reward"] = self._seconds_rewarded
-        self._seconds_rewarded = 0.0
-        row["time_eval"] = self._seconds_evaluated
-        self._seconds_evaluated = 0.0
-        row["time_load"] = self.seconds_loaded
-        self.seconds_loaded = None
-        if self.update_norm is not None:
-            row["update_norm"] = self.update_norm.take()
-        if self.args.nonfinite == "skip":
-            row["nonfinite_skips"] = skips
-        row = {name: value for name, value in row.items() if value is not None and math.isfinite(value)}
-        self.kl_ref = row.get("kl_ref")
-        if self.metrics is not None:
-            self.metrics.write(row)
-        return row

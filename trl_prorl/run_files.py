@@ -1,6 +1,8 @@
 """
-Reading the files of a run folder, for training and evaluation alike. Whatever a file holds, content that cannot be
-used is reported in one line that names the file and, in a file of lines, the line.
+The files of a run folder, for training and evaluation alike: their names, and how they are read and written.
+
+In reading order: names and kinds of events; the log files; the id of a run; JSON; YAML. Whatever a file holds, content
+that cannot be used is reported in one line that names the file and, in a file of lines, the line.
 """
 
 import json
@@ -29,7 +31,7 @@ EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 RUN_ID_FILE = "prorl_run.json"
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
-# Kinds of events, then those of resets, and those that happen at a generation boundary.
+# Kinds of events; of them those of resets, and those that happen at a generation boundary.
 RESET = "reset"
 ELASTIC = "elastic_reset"
 GROWTH = "growth"
@@ -40,13 +42,22 @@ NONFINITE = "nonfinite"
 ROLLBACK = "rollback"
 RESUME = "resume"
 NO_SIGNAL = "no_signal"
+EVENT_KINDS = (
+    RESET,
+    ELASTIC,
+    GROWTH,
+    GUARD_GAP,
+    ENTROPY_COLLAPSE,
+    REWARD_COLLAPSE,
+    NONFINITE,
+    ROLLBACK,
+    RESUME,
+    NO_SIGNAL,
+)
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
-
-
-# What every row, event or evaluation holds.
-METRICS = ("step",)
-EVENTS = ("event", "step_applied")
+# What every line of a log file, and every result of an evaluation, holds.
+LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
 PASSK = ("split", "prompts", "n", "k", "temperature", "base", "trained")
 DRIFT = ("points",)
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
@@ -54,6 +65,221 @@ BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 MAX_YAML_BYTES = 2**20
 MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
 LONG_TEXT = 64  # characters of a text that count like one value more
+
+
+def check_record(run_dir: str | os.PathLike) -> None:
+    """
+    Read the log files that a resume continues.
+
+    Raises:
+        `InputError`: A line cannot be read; the message names it.
+    """
+    for file in LOG_FILES:
+        read_jsonl(Path(run_dir) / file)
+
+
+def read_jsonl(path: str | os.PathLike, unique: str | None = None, growing: bool = False) -> list[dict[str, Any]]:
+    """
+    Read a file that holds one object on each line, with the keys of `LOG_FILES`; a missing file is empty.
+
+    A last line that is cut off, because the run is still writing or the power failed, is left out with a warning.
+
+    Args:
+        path (`str` or `os.PathLike`): The file.
+        unique (`str`, *optional*): A key of which no two lines may have the same value.
+        growing (`bool`): Whether the file is still being written, so that half a line at its end needs no warning.
+
+    Raises:
+        `InputError`: Any other line is not JSON, no object, or lacks a key.
+    """
+    if not Path(path).exists():
+        return []
+    text = read_text(path)
+    lines = text.rstrip(BLANK + "\n").split("\n")
+    rows = []
+    seen = {}
+    for place, line in enumerate(lines, start=1):
+        where = f"'{path}' line {place}"
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            may_be_cut = line == "" or line.startswith("{") or not text.endswith("\n")
+            if place == len(lines) and may_be_cut and isinstance(error, json.JSONDecodeError):
+                if line and not growing:
+                    logger.warning(
+                        "%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), place
+                    )
+                break
+            raise InputError(f"{where} is not JSON ({error}); remove the line") from error
+        _check_keys(row, LOG_FILES.get(Path(path).name, ()), where, "remove the line")
+        if unique is not None and seen.setdefault(row[unique], place) != place:
+            raise InputError(
+                f"{where}: {unique} {row[unique]} is already in line {seen[row[unique]]}; remove one of the two"
+            )
+        rows.append(row)
+    return rows
+
+
+class JsonLines:
+    """
+    Writes a file with one JSON object on each line, line by line.
+
+    Args:
+        path (`str` or `os.PathLike`): The file.
+        keep (`Callable`, *optional*): Continues a file: the lines for which this is true stay, those that a run cut
+            short left behind are dropped. `None` begins a new file; one that is there is kept under a numbered name.
+
+    Raises:
+        `InputError`: A line of a file that is continued cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if keep is None:
+            if self.path.exists() and self.path.stat().st_size:
+                self.path.rename(free_name(self.path))
+            self.path.touch()
+        else:
+            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path) if keep(row)]
+            with replaced(self.path) as aside:
+                aside.write_text("".join(rows))
+
+    def write(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def add_to_last(self, step: int, key: str, amount: float) -> bool:
+        """
+        Add to a value of the last row, if it is the row of this step.
+
+        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+
+        Returns:
+            `bool`: Whether it is.
+        """
+        text = self.path.read_bytes()
+        start = text.rfind(b"\n", 0, -1) + 1
+        row = json.loads(text[start:] or b"{}")
+        if row.get("step") != step:
+            return False
+        row[key] = row.get(key, 0.0) + amount
+        line = (json.dumps(row) + "\n").encode()
+        with open(self.path, "r+b", buffering=0) as file:
+            file.seek(start)
+            file.write(line)
+            file.truncate()
+        return True
+
+
+def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
+    """Return which run the weights in a folder belong to; `None`: to no run, whatever was there before."""
+    path = Path(folder) / RUN_ID_FILE
+    if run_id is None:
+        path.unlink(missing_ok=True)
+    else:
+        with replaced(path) as aside:
+            aside.write_text(json.dumps({RUN_ID: run_id}) + "\n")
+
+
+def saved_run_id(folder: str | os.PathLike) -> str | None:
+    """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
+    return run_id_in(Path(folder) / RUN_ID_FILE)
+
+
+def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
+    """Return the id of the run whose record a folder holds; `None` if there is none."""
+    return run_id_in(Path(run_dir) / ENV_FILE)
+
+
+def is_of_other_run(content: dict, run_id: str | None) -> bool:
+    """Return whether an evaluation says of itself that it is of another run than this one."""
+    return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
+
+
+def run_id_in(path: Path) -> str | None:
+    """Return the `run_id` of a JSON file; `None` if there is none."""
+    try:
+        return read_json(path).get(RUN_ID)
+    except InputError:
+        return None
+
+
+def training_note(evaluation: dict[str, Any]) -> str:
+    """
+    Describe, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set;
+    empty if none does, and for the splits of a task, which have no prompt in common.
+    """
+    if "in_training" not in evaluation:
+        return ""
+    count = evaluation["in_training"]
+    if count is None:
+        return " (not compared with the training set)"
+    if count == 0:
+        return ""
+    if count == evaluation["prompts"]:
+        return " (all prompts occur in the training set)"
+    return f" ({count} of {evaluation['prompts']} prompts occur in the training set)"
+
+
+def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, Any]:
+    """
+    Read a JSON file that holds one object.
+
+    Raises:
+        `InputError`: It is not JSON, no object, or lacks one of the `needed` keys.
+    """
+    content = read_text(path)
+    try:
+        content = parse_json(content)
+    except ValueError as error:
+        raise InputError(f"'{path}' is not JSON ({error}); create it again") from error
+    _check_keys(content, needed, f"'{path}'")
+    return content
+
+
+def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "create it again") -> None:
+    if not isinstance(content, dict):
+        raise InputError(f"{where} contains {short(content)}, not an object; {cure}")
+    for key in needed:
+        if key not in content:
+            raise InputError(f"{where} has no {key!r}; {cure}")
+
+
+def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
+    """
+    Read a YAML file, by default a recipe.
+
+    Raises:
+        `InputError`: It is not YAML, or not a mapping.
+    """
+    content = parse_yaml(read_text(path, MAX_YAML_BYTES), f"'{path}'")
+    if not isinstance(content, dict):
+        raise InputError(f"'{path}' contains a {type(content).__name__}; it must be a flat mapping of recipe keys")
+    return content
+
+
+def parse_yaml(content: str, said: str) -> Any:
+    """
+    Return a YAML document. `said`: how an error names its file.
+
+    Raises:
+        `InputError`: It is not YAML, or not as [`YAML`] takes it.
+    """
+    try:
+        value = yaml.load(content, YAML)
+        json.dumps(value, default=str, skipkeys=True)  # a number of thousands of digits cannot be printed
+        return value
+    except yaml.MarkedYAMLError as error:
+        why = cut(error.problem or str(error))
+        if error.problem_mark:
+            why += f" (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"
+    except RecursionError:
+        why = "it is nested too deeply"
+    # `!!int x` and the like
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        why = cut(str(error))
+    raise InputError(f"{said} is not YAML: {why}.")
 
 
 class YAML(yaml.SafeLoader):  # in Python: in C deep nesting ends the process
@@ -103,23 +329,6 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     return total
 
 
-def training_note(evaluation: dict[str, Any]) -> str:
-    """
-    Describe, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set;
-    empty if none does, and for the splits of a task, which have no prompt in common.
-    """
-    if "in_training" not in evaluation:
-        return ""
-    count = evaluation["in_training"]
-    if count is None:
-        return " (not compared with the training set)"
-    if count == 0:
-        return ""
-    if count == evaluation["prompts"]:
-        return " (all prompts occur in the training set)"
-    return f" ({count} of {evaluation['prompts']} prompts occur in the training set)"
-
-
 def read_text(path: str | os.PathLike, most: int | None = None) -> str:
     """
     Read a text in UTF-8, without the byte order mark that some editors begin it with.
@@ -138,207 +347,3 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
         ) from error
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror or error})") from error
-
-
-def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, Any]:
-    """
-    Read a JSON file that holds one object.
-
-    Raises:
-        `InputError`: It is not JSON, no object, or lacks one of the `needed` keys.
-    """
-    content = read_text(path)
-    try:
-        content = parse_json(content)
-    except ValueError as error:
-        raise InputError(f"'{path}' is not JSON ({error}); create it again") from error
-    _check_keys(content, needed, f"'{path}'")
-    return content
-
-
-def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "create it again") -> None:
-    if not isinstance(content, dict):
-        raise InputError(f"{where} contains {short(content)}, not an object; {cure}")
-    for key in needed:
-        if key not in content:
-            raise InputError(f"{where} has no {key!r}; {cure}")
-
-
-def parse_yaml(content: str, said: str) -> Any:
-    """
-    Return a YAML document. `said`: how an error names its file.
-
-    Raises:
-        `InputError`: It is not YAML, or not as [`YAML`] takes it.
-    """
-    try:
-        value = yaml.load(content, YAML)
-        json.dumps(value, default=str, skipkeys=True)  # a number of thousands of digits cannot be printed
-        return value
-    except yaml.MarkedYAMLError as error:
-        why = cut(error.problem or str(error))
-        if error.problem_mark:
-            why += f" (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"
-    except RecursionError:
-        why = "it is nested too deeply"
-    # `!!int x` and the like
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-        why = cut(str(error))
-    raise InputError(f"{said} is not YAML: {why}.")
-
-
-def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
-    """
-    Read a YAML file, by default a recipe.
-
-    Raises:
-        `InputError`: It is not YAML, or not a mapping.
-    """
-    content = parse_yaml(read_text(path, MAX_YAML_BYTES), f"'{path}'")
-    if not isinstance(content, dict):
-        raise InputError(f"'{path}' contains a {type(content).__name__}; it must be a flat mapping of recipe keys")
-    return content
-
-
-def read_jsonl(
-    path: str | os.PathLike, needed: Iterable[str] = (), unique: str | None = None, growing: bool = False
-) -> list[dict[str, Any]]:
-    """
-    Read a file that holds one object on each line; a missing file is empty.
-
-    A last line that is cut off, because the run is still writing or the power failed, is left out with a warning.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        needed (`Iterable[str]`): Keys of every line.
-        unique (`str`, *optional*): A key of which no two lines may have the same value.
-        growing (`bool`): Whether the file is still being written, so that half a line at its end needs no warning.
-
-    Raises:
-        `InputError`: Any other line is not JSON, no object, or lacks a key.
-    """
-    if not Path(path).exists():
-        return []
-    text = read_text(path)
-    lines = text.rstrip(BLANK + "\n").split("\n")
-    rows = []
-    seen = {}
-    for place, line in enumerate(lines, start=1):
-        where = f"'{path}' line {place}"
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            may_be_cut = line == "" or line.startswith("{") or not text.endswith("\n")
-            if place == len(lines) and may_be_cut and isinstance(error, json.JSONDecodeError):
-                if line and not growing:
-                    logger.warning(
-                        "%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), place
-                    )
-                break
-            raise InputError(f"{where} is not JSON ({error}); remove the line") from error
-        _check_keys(row, needed, where, "remove the line")
-        if unique is not None and seen.setdefault(row[unique], place) != place:
-            raise InputError(
-                f"{where}: {unique} {row[unique]} is already in line {seen[row[unique]]}; remove one of the two"
-            )
-        rows.append(row)
-    return rows
-
-
-def check_record(run_dir: str | os.PathLike) -> None:
-    """
-    Read the log files that a resume continues.
-
-    Raises:
-        `InputError`: A line cannot be read; the message names it.
-    """
-    for file, needed in ((METRICS_FILE, METRICS), (EVENTS_FILE, EVENTS), (EVALUATIONS_FILE, METRICS)):
-        read_jsonl(Path(run_dir) / file, needed)
-
-
-class JsonLines:
-    """
-    Writes a file with one JSON object on each line, line by line.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        keep (`Callable`, *optional*): Continues a file: the lines for which this is true stay, those that a run cut
-            short left behind are dropped. `None` begins a new file; one that is there is kept under a numbered name.
-        needed (`Iterable[str]`): Keys of every line of a file that is continued.
-
-    Raises:
-        `InputError`: A line of a file that is continued cannot be read.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None, needed: Iterable[str] = ()
-    ):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if keep is None:
-            if self.path.exists() and self.path.stat().st_size:
-                self.path.rename(free_name(self.path))
-            self.path.touch()
-        else:
-            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path, needed) if keep(row)]
-            with replaced(self.path) as aside:
-                aside.write_text("".join(rows))
-
-    def write(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def add_to_last(self, step: int, key: str, amount: float) -> bool:
-        """
-        Add to a value of the last row, if it is the row of this step.
-
-        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
-
-        Returns:
-            `bool`: Whether it is.
-        """
-        text = self.path.read_bytes()
-        start = text.rfind(b"\n", 0, -1) + 1
-        row = json.loads(text[start:] or b"{}")
-        if row.get("step") != step:
-            return False
-        row[key] = row.get(key, 0.0) + amount
-        line = (json.dumps(row) + "\n").encode()
-        with open(self.path, "r+b", buffering=0) as file:
-            file.seek(start)
-            file.write(line)
-            file.truncate()
-        return True
-
-
-def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
-    """Return which run the weights in a folder belong to; `None`: to no run, whatever was there before."""
-    path = Path(folder) / RUN_ID_FILE
-    if run_id is None:
-        path.unlink(missing_ok=True)
-    else:
-        with replaced(path) as aside:
-            aside.write_text(json.dumps({RUN_ID: run_id}) + "\n")
-
-
-def saved_run_id(folder: str | os.PathLike) -> str | None:
-    """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
-    return run_id_in(Path(folder) / RUN_ID_FILE)
-
-
-def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
-    """Return the id of the run whose record a folder holds; `None` if there is none."""
-    return run_id_in(Path(run_dir) / "env.json")
-
-
-def is_of_other_run(content: dict, run_id: str | None) -> bool:
-    """Return whether an evaluation says of itself that it is of another run than this one."""
-    return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
-
-
-def run_id_in(path: Path) -> str | None:
-    """Return the `run_id` of a JSON file; `None` if there is none."""
-    try:
-        return read_json(path).get(RUN_ID)
-    except InputError:
-        return None

@@ -169,7 +169,7 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
 
 
 def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
-    folders = RunFolders.of(args)
+    folders = RunFolders.from_args(args)
     folders.check_usable()
     check_free(*folders.paths.values())
     if not args.resume_from_checkpoint:

@@ -38,6 +38,7 @@ from .assembly import (
     warn_of_unused_defaults,
 )
 from .checkpoint import CheckpointMixin
+from .columns import METRICS
 from .errors import RewardError
 from .evaluation import EvaluationMixin, EvaluationRows, Verdicts
 from .extras.finite import FiniteGuard
@@ -63,7 +64,7 @@ from .launch.prompt_rows import (
 from .launch.terminal import Terminal, write_event_line
 from .meter import Meter
 from .parts import MicroBatch, Parts
-from .record import LOGGED, OF_TRL, OF_TRLS_REWARDS, Means, Recorder
+from .record import OF_TRL, OF_TRLS_REWARDS, Means, Recorder
 from .reference import AdapterReference, AnchorModels, InitialAdapter, PolicyPass, Scorer, check_trained
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rewards import check_scored, guard_reward, settle_models
@@ -645,8 +646,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 self._event(event)
                 if event.get("action") == "stop":
                     self._stop(event)
-        for name in LOGGED:
-            if name in row:
+        for name, key in METRICS.items():
+            if key.logged and name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])
 
     def _event(self, event: dict) -> None:

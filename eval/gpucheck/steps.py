@@ -18,7 +18,7 @@ from trl_prorl.eval.gpucheck.rollouts import sample_tokens
 from trl_prorl.eval.readiness.memory import process_share
 from trl_prorl.eval.stepcost.settings import Batches, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
-from trl_prorl.run_files import METRICS, METRICS_FILE, read_jsonl
+from trl_prorl.run_files import METRICS_FILE, read_jsonl
 
 
 NAME = "A"
@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> dict:
         held = HeldMemory(trainer.accelerator.device)
         trainer.add_callback(held)
         trainer.train()
-        rows = read_jsonl(trainer.run_dir / METRICS_FILE, METRICS)
+        rows = read_jsonl(trainer.run_dir / METRICS_FILE)
     return summarise(rows, held.after_steps, on_gpu=args.device == "cuda")
 
 

@@ -171,7 +171,7 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         config=config,
         env=env,
         metrics=metrics,
-        events=pd.DataFrame(run_files.read_jsonl(events, run_files.EVENTS)) if events.is_file() else None,
+        events=pd.DataFrame(run_files.read_jsonl(events)) if events.is_file() else None,
         passk=passk,
         drift=read_evaluation(run_dir, DRIFT_FILE, env),
         evaluations=_read_rows(evaluations) if evaluations.is_file() else None,
@@ -182,7 +182,7 @@ def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     """Return rows of numbers; infinite ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
-    rows = pd.DataFrame(run_files.read_jsonl(path, run_files.METRICS, unique=unique))
+    rows = pd.DataFrame(run_files.read_jsonl(path, unique=unique))
     infinite = rows.select_dtypes("number").abs() == math.inf
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])

@@ -20,7 +20,7 @@ from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.files import file_sha256
 from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
-from trl_prorl.run_files import BASE_ADAPTER, METRICS, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id
+from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id
 from trl_prorl.run_folder import check_links
 from trl_prorl.weights import load_model, named_class
 
@@ -107,7 +107,7 @@ def base_point(run_dir: Path) -> Point:
 
 def last_step(run_dir: Path) -> int | None:
     """Return the last optimizer step in `metrics.jsonl`, or `None` without one."""
-    return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE, METRICS)), default=None)
+    return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE)), default=None)
 
 
 def trained_point(run_dir: Path, config: dict) -> Point:

@@ -112,7 +112,7 @@ def test_the_tables_describe_what_runs_write(run, make_trainer):
     assert {general(key) for row in read_rows(again) for key in row} <= set(METRICS)
     assert len({event["event"] for event in events}) > 5
     for event in events:
-        allowed = {name for name, key in EVENTS.items() if key.is_in(event["event"])}
+        allowed = {name for name, key in EVENTS.items() if event["event"] in key.events}
         required = {name for name in allowed if not EVENTS[name].when}
         assert required <= set(event) <= allowed
     # What is said to be always there is in a run of TRL's own keys, and nothing else is.

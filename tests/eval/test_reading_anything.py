@@ -17,7 +17,7 @@ from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.samples.held_out import check_run
 from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.hub.card import model_card
-from trl_prorl.run_files import METRICS, JsonLines, check_record, read_jsonl, read_yaml
+from trl_prorl.run_files import JsonLines, check_record, read_jsonl, read_yaml
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
@@ -91,9 +91,7 @@ def readers(folders):
         "passk": lambda: check_run(run),
         "push": lambda: find_trained_model(run, {}),
         "resume": lambda: check_record(run),
-        "continue": lambda: (
-            record.exists() and JsonLines(shutil.copy(record, run / "copy.jsonl"), lambda row: True, METRICS)
-        ),
+        "continue": lambda: record.exists() and JsonLines(shutil.copy(record, run / "copy.jsonl"), lambda row: True),
     }
 
 
@@ -214,7 +212,7 @@ def test_a_last_line_with_a_huge_number_is_not_taken_for_one_that_is_cut_off(tmp
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "reward": ' + "1" * 5000 + "}\n")
     with pytest.raises(InputError, match="line 2 is not JSON"):
-        read_jsonl(path, METRICS)
+        read_jsonl(path)
     assert "truncated" not in caplog.text
 
 

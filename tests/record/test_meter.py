@@ -13,7 +13,7 @@ from run_record import without_times
 from transformers import TrainerCallback
 
 from trl_prorl import meter as meter_module
-from trl_prorl.meter import Meter, StageTimer, Utilization, measure_gpu
+from trl_prorl.meter import IN_LOSS, Meter, StageTimer, Utilization, measure_gpu
 from trl_prorl.record import UpdateNorm
 
 
@@ -72,17 +72,14 @@ def test_row_of_a_step(clock, processes):
     meter.add_means({"kl_ref": torch.tensor([[2.0, 6.0]])}, torch.tensor([[1, 1]]))
     meter.add_total("kl_penalty", torch.tensor(0.5))
     meter.add_total("kl_penalty", torch.tensor(0.25))
-    meter.add_average("clip_region_mean", 0.25)
-    meter.add_average("clip_region_mean", 0.75)
-    meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 0, 0]]))  # a micro-batch, and its second pass
-    meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 1, 1]]))
+    for tokens in (3, 5):  # of a micro-batch, and of another
+        meter.add_count(IN_LOSS, torch.tensor(tokens))
     meter.add_count("rows_skipped", torch.tensor(2))
     clock.now += 1
     row = meter.end_step(lambda tensor: processes * tensor, processes)
     assert meter.micro_batch_tokens == [3 * processes, 5 * processes]
     assert row["kl_ref"] == 3.0
     assert row["kl_penalty"] == 0.75
-    assert row["clip_region_mean"] == 0.5
     names = [
         "ref_forward_calls",
         "policy_forward_calls",

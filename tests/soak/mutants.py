@@ -71,8 +71,8 @@ def record():
     """Rows that are computed again stand in the record twice."""
     log = recorder.JsonLines
 
-    def keeps_all(path, keep, shape):
-        return log(path, keep and (lambda row: True), shape)
+    def keeps_all(path, keep):
+        return log(path, keep and (lambda row: True))
 
     recorder.JsonLines = keeps_all
 

@@ -105,9 +105,9 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     return Record(
         config=remove_secrets(run_files.read_yaml(config)) if config.is_file() else {},
         env=env,
-        events=run_files.read_jsonl(events, run_files.EVENTS) if events.is_file() else None,
+        events=run_files.read_jsonl(events) if events.is_file() else None,
         passk=passk,
-        metrics=run_files.read_jsonl(folder / METRICS_FILE, run_files.METRICS),
+        metrics=run_files.read_jsonl(folder / METRICS_FILE),
     )
 
 

@@ -278,7 +278,7 @@ def _check_surroundings(args: ProRLConfig, model) -> None:
     _check_kernel(args)
     check_packages(args)
     warn_of_emulated_bf16(args, model)
-    RunFolders.of(args).check_usable()
+    RunFolders.from_args(args).check_usable()
 
 
 def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
