@@ -1,11 +1,20 @@
 """
-What a checkpoint contains in addition to TRL's: samples that are still to be trained on, TRL's metrics since its last
-log, the state of a run's parts, and the parameters that stay in place when PEFT loads its adapters.
+How a run begins, saves and resumes, exactly.
+
+In reading order:
+
+- `CheckpointMixin` is a part of [`ProRLTrainer`]: begin, or go on; save; push.
+- `Resume` says where a run goes on, and what of its log files stays.
+- A roll-back on its way: `RollbackRequest`, and which checkpoint counts after a kill in the middle of one.
+- What a checkpoint has in addition to TRL's: samples that are still to be trained on (`save_buffer`), TRL's metrics
+  since its last log (`log_to_json`), the state of a run's parts (`read_state`). Parts write their tensors themselves.
+- `keep_parameters`: what is loaded goes into the parameters that there are.
+
+`checkpoint_files.py` writes complete checkpoints only and finds them; `identity.py` says whether it is the same run.
 """
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -15,13 +24,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import is_peft_model
-from safetensors import safe_open
-from safetensors.torch import save_file
+from accelerate.utils import is_peft_model, send_to_device
 from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
-from .checkpoint_files import WholeCheckpoint, buffer_file, describe_failed_write, find_checkpoint, is_failed_write
+from .checkpoint_files import (
+    WholeCheckpoint,
+    buffer_file,
+    describe_failed_write,
+    find_checkpoint,
+    is_failed_write,
+    means_newest,
+)
 from .errors import CheckpointError, NonFiniteError, RunError
 from .extras.vllm import describe_engine
 from .identity import (
@@ -30,7 +44,6 @@ from .identity import (
     IDENTITY_FILE,
     PATH_DEPENDENT_SCHEDULES,
     changing_keys,
-    check_change,
     check_same_run,
     hyperparameters,
     restore_hyperparameters,
@@ -59,276 +72,6 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "prorl_state.json"
 
 
-def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
-    """Write micro-batches, each a mapping of tensors and of values that JSON can hold."""
-    tensors = {}
-    values = []
-    for number, batch in enumerate(batches):
-        others = {}
-        for name, value in batch.items():
-            if isinstance(value, torch.Tensor):
-                # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
-                tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
-            else:
-                others[name] = value
-        values.append(others)
-    save_file(tensors, path, metadata={"values": json.dumps(values)})
-
-
-def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
-    """Read what [`save_buffer`] wrote."""
-    # Read on the CPU, as one of several processes there has the device "cpu:0", which safetensors does not know.
-    with safe_open(path, framework="pt") as file:
-        batches = json.loads(file.metadata()["values"])
-        for key in file.keys():
-            number, name = key.split(".", 1)
-            batches[int(number)][name] = file.get_tensor(key).to(device)
-    return batches
-
-
-def log_to_json(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
-    """
-    Convert what TRL has gathered for its next log to JSON values.
-
-    Args:
-        metrics (`Mapping[str, list[float]]`): TRL's metrics of training since its last log.
-        completions (`Mapping[str, Any]`, *optional*): TRL's table of completions, which it writes with every log.
-    """
-    state: dict[str, Any] = {"metrics": dict(metrics), "completions": None}
-    if completions is not None:
-        table = {name: list(map(strip_images_from_messages, completions[name])) for name in ("prompt", "completion")}
-        table["advantages"] = list(completions["advantages"])
-        for name in ("rewards", "extra"):
-            table[name] = {column: list(values) for column, values in completions[name].items()}
-        state["completions"] = table
-    return state
-
-
-def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
-    """Put the values that [`log_to_json`] returned into TRL's metrics and its table."""
-    metrics.update(state["metrics"])
-    for name, values in (state["completions"] or {}).items():
-        if isinstance(values, dict):
-            for column, column_values in values.items():
-                completions[name][column].extend(column_values)
-        else:
-            completions[name].extend(values)
-
-
-@contextmanager
-def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
-    """
-    Keep a model's parameters while PEFT loads adapters into it; afterwards they have the values that were loaded.
-
-    PEFT 0.21 replaces the parameters of an adapter in bf16 or fp16 by new ones in fp32 when it loads one. TRL keeps
-    the adapter of a quantised model in bf16, so that a resumed run would train other numbers than the run that it
-    continues, and parts that hold its parameters would hold those that are no longer trained.
-    """
-    before = dict(model.named_parameters())
-    yield
-    for name, param in [*model.named_parameters()]:
-        old = before.get(name)
-        if old is not None and old is not param:
-            old.data = param.data.to(old.dtype)
-            old.requires_grad_(param.requires_grad)
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, old)
-
-
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the trainer's state beyond weights and optimizer."""
-    (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Read what [`write_state`] wrote."""
-    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
-
-
-def _as_json(value):
-    """
-    Convert values that JSON does not know, which `log_extra` may hold: NumPy's keep their type, so that a table prints
-    them as before.
-    """
-    if isinstance(value, (np.generic, np.ndarray)):
-        return {"numpy": value.dtype.str, "value": value.tolist()}
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return str(value)
-
-
-def _from_json(value: dict):
-    if value.keys() == {"numpy", "value"}:
-        return np.array(value["value"], value["numpy"])[()]
-    return value
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Resume a run: find the checkpoint, check that it is the same run, trim the log files, restore our own state.
-
-
-@dataclass(frozen=True)
-class PlannedRollback:
-    """
-    A roll-back that is possible and not made yet.
-
-    Attributes:
-        checkpoint (`Path`): The run continues from here.
-        event (`dict[str, Any]`): The event for `events.jsonl`.
-    """
-
-    checkpoint: Path
-    event: dict[str, Any]
-
-
-class RollbackRequest(RunError):
-    """Leaves the training loop in the middle of it, so that `train` can continue from an earlier checkpoint."""
-
-    def __init__(self, planned: PlannedRollback):
-        super().__init__(f"step {planned.event['step_requested']}: {planned.event['reason']}")
-        self.planned = planned
-
-
-def last_rollback(run_dir: Path) -> dict[str, Any] | None:
-    """Return the last roll-back on record; earlier ones may have been behind its checkpoint."""
-    for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
-        if event["event"] == ROLLBACK:
-            return event
-    return None
-
-
-def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
-    """
-    Return the checkpoint from which a run goes on whose newest is `newest`.
-
-    It is another one if the run was killed in a roll-back, after its event and before the newer checkpoints were
-    renamed: the one that the event names.
-    """
-    last = last_rollback(run_dir)
-    if last is None:
-        return newest
-    step = int(CHECKPOINT.fullmatch(newest.name)[1])
-    if step <= last["step_applied"]:
-        return newest
-    state = read_state(newest)["parts"].get("rollback", {})
-    if state.get("known", 0) < last["rollbacks"]:
-        return newest.with_name(last["checkpoint"])
-    return newest
-
-
-@dataclass
-class Resume:
-    """
-    Says where a run goes on.
-
-    Attributes:
-        checkpoint (`Path`): The checkpoint.
-        step (`int`): Optimizer steps done.
-        epochs (`int`): Epochs that were completed.
-        skipped (`dict[str, str]`): Newer checkpoints that were not usable, with the reason.
-        changed (`dict[str, list]`): Keys that differ from the checkpoint's, `[then, now]`.
-        began (`float`): When the search for the checkpoint began, by `time.perf_counter`.
-        abandoned (`list[str]`): Newer checkpoints that were renamed.
-    """
-
-    checkpoint: Path
-    step: int
-    epochs: int
-    skipped: dict[str, str]
-    changed: dict[str, list[Any]]
-    began: float
-    abandoned: list[str] = field(default_factory=list)
-
-    @classmethod
-    def find(
-        cls,
-        resume_from: str | os.PathLike | bool,
-        output_dir: str,
-        run_dir: Path,
-        identity: Mapping[str, Any],
-        allowed: bool,
-    ) -> "Resume":
-        """
-        Find the checkpoint, and refuse one from which this would not be the same run.
-
-        Args:
-            resume_from (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
-            output_dir (`str`): The folder of the checkpoints.
-            run_dir (`Path`): Folder of the log files.
-            identity (`Mapping[str, Any]`): The keys that can change a number, the data and the model.
-            allowed (`bool`): `allow_config_change`.
-
-        Raises:
-            `ValueError`: The checkpoint is not whole, or the run would not be the same.
-        """
-        began = time.perf_counter()
-        checkpoint, skipped = find_checkpoint(resume_from, output_dir)
-        if resume_from is True or str(resume_from).lower() == "true":
-            checkpoint = checkpoint_after_rollback(checkpoint, run_dir)
-        for name, reason in skipped.items():
-            logger.warning("Skipping checkpoint %s: %s.", name, reason)
-        changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)
-        check_change(changed, identity, checkpoint)
-        state = read_json(checkpoint / "trainer_state.json")
-        return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed, began)
-
-    def keeps_row(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row of `metrics.jsonl` was there at the checkpoint."""
-        return row["step"] <= self.step
-
-    def keeps_event(self, event: Mapping[str, Any]) -> bool:
-        """Return whether an event was there at the checkpoint."""
-        if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
-            return event["step_applied"] < self.step
-        return event["step_applied"] <= self.step
-
-    def abandon_newer(self, folders: RunFolders) -> None:
-        """
-        Rename the checkpoints newer than this one, before the log files are trimmed: they no longer belong to the run.
-        """
-        renamed = folders.abandon_newer(self.checkpoint, self.skipped)
-        for name, now in renamed.items():
-            logger.warning(
-                f"{name} is newer than {self.checkpoint.name}, from which the run resumes, so it was renamed to "
-                f"{now}. Delete it if you do not need it."
-            )
-        self.abandoned = list(renamed)
-
-    @property
-    def event(self) -> dict[str, Any]:
-        """Event of this resume for `events.jsonl`."""
-        return {
-            "event": RESUME,
-            "step_requested": self.step,
-            "step_applied": self.step,
-            "checkpoint": self.checkpoint.name,
-            "skipped": self.skipped,
-            "changed": self.changed,
-            "abandoned": self.abandoned,
-        }
-
-
-def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
-    """
-    Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
-
-    The state contains its path of that time, which may be relative to another directory, or the path of a folder that
-    was renamed. It is still next to the checkpoint.
-    """
-    recorded = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
-    if recorded is None:
-        return None
-    beside = checkpoint.with_name(Path(recorded).name)
-    here = output_dir / beside.name
-    if here.is_dir() and beside.is_dir() and here.samefile(beside):
-        return here
-    return beside if beside.is_dir() else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# How [`ProRLTrainer`] starts the log files, saves and pushes complete checkpoints, and resumes from them exactly.
-
-
 class CheckpointMixin:
     """Is the part of [`ProRLTrainer`] that begins a run, continues with it, saves it and pushes it."""
 
@@ -339,7 +82,7 @@ class CheckpointMixin:
     _has_trained = False
     _model_name: str | None = None  # of the model that the trainer was given
     _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
-    _resume: Resume | None = None
+    _resume: "Resume | None" = None
     rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
     _run_id: str | None = None  # of the run that `train` begins or continues
 
@@ -347,8 +90,10 @@ class CheckpointMixin:
         """
         Name the model that the run started from as recipe or script do: Hub name, folder, `smollm2` and the like.
         """
-        given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
-        given = given or self._model_name
+        of_recipe = next(
+            (part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None
+        )
+        given = of_recipe or self._model_name
         return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
 
     @property
@@ -414,29 +159,26 @@ class CheckpointMixin:
             try:
                 return super().train(checkpoint, *args, **kwargs)
             except RollbackRequest as request:
-                planned = request.planned
+                rollback = request.event
             except NonFiniteError as error:
-                planned = self._plan_rollback(NONFINITE)
-                if planned is None:
+                step = self.state.global_step
+                rollback = self._plan_rollback({"event": NONFINITE, "step_applied": step, "last_good": step})
+                if rollback is None:
                     raise
-                name = planned.checkpoint.name
-                logger.warning("Rolled back to %s instead of stopping with: %s", name, error)
-            self._event(planned.event)
+                logger.warning("Rolled back to %s instead of stopping with: %s", rollback["checkpoint"], error)
+            self._event(rollback)
             self.rollback.sync_event()
-            self._resume = self._find_resume(str(planned.checkpoint))
+            self._resume = self._find_resume(Path(self.args.output_dir, rollback["checkpoint"]))
 
-    def _plan_rollback(self, reason: str) -> PlannedRollback | None:
-        """Plan the way back from the step that is being computed; `None` if there is none."""
-        if self.rollback is None:
-            return None
-        step = self.state.global_step
-        return self.rollback.plan({"event": reason, "step_applied": step, "last_good": step})
+    def _plan_rollback(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Plan the way back because of an event; `None` if there is none."""
+        return self.rollback.plan(event) if self.rollback is not None else None
 
     def _stop(self, event) -> None:
         """Go back because of an event, if the run may; else end it with a checkpoint."""
-        planned = self.rollback.plan(event) if self.rollback is not None else None
-        if planned is not None:
-            raise RollbackRequest(planned)
+        rollback = self._plan_rollback(event)
+        if rollback is not None:
+            raise RollbackRequest(rollback)
         self.control.should_training_stop = True
         self.control.should_save = True
 
@@ -459,10 +201,27 @@ class CheckpointMixin:
         """
         return self._resume is None or not self.folders.has_checkpoint(self._resume.checkpoint)
 
-    def _find_resume(self, resume_from) -> Resume:
-        args = self.args
-        identity = self._whole_identity()
-        return Resume.find(resume_from, args.output_dir, self.run_dir, identity, args.allow_config_change)
+    def _find_resume(self, resume_from) -> "Resume":
+        """
+        Find the checkpoint to resume from, and refuse one from which this would not be the same run.
+
+        Args:
+            resume_from (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
+
+        Raises:
+            `ValueError`: The checkpoint is not whole, or the run would not be the same.
+        """
+        began = time.perf_counter()
+        output_dir = Path(self.args.output_dir)
+        checkpoint, skipped = find_checkpoint(resume_from, output_dir)
+        if means_newest(resume_from):
+            checkpoint = checkpoint_after_rollback(checkpoint, self.run_dir)
+        for name, reason in skipped.items():
+            logger.warning("Skipping checkpoint %s: %s.", name, reason)
+        changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
+        state = read_json(checkpoint / "trainer_state.json")
+        best = find_best_beside(checkpoint, state["best_model_checkpoint"], output_dir)
+        return Resume(checkpoint, state["global_step"], int(state["epoch"]), best, skipped, changed, began)
 
     def _whole_identity(self) -> dict:
         """Return what makes a resumed run the same run, the recipe's keys included."""
@@ -503,23 +262,29 @@ class CheckpointMixin:
                 resume.abandon_newer(folders)
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
-            generation = {"compact_generation": str(self.acceleration.generation)}
-            if self.unused_defaults:
-                generation["unused_defaults"] = self.unused_defaults
-            if self.compact is not None:
-                generation.update(self.compact.facts())
-            if self.use_vllm:
-                generation["vllm"] = describe_engine(self.args)
-            packing = str(self.acceleration.packing)
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
-            write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
+            write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
             write_config(self.run_dir, self.args, self.recipe)
             if self.initial_adapter is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
                 self.initial_adapter.save(self.run_dir / BASE_ADAPTER)
-        best = find_best_beside(checkpoint, Path(self.args.output_dir)) if resume is not None else None
-        # It need not lie where the state says, of which Trainer warns.
-        with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
+        # The best one need not lie where the state says, of which Trainer warns.
+        knows_best = resume is not None and resume.best is not None
+        with without_warning("transformers.trainer", "The best checkpoint") if knows_best else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
+
+    def _execution(self) -> dict[str, Any]:
+        """Return how the run is computed, for `env.json`."""
+        execution = {
+            "packing": str(self.acceleration.packing),
+            "compact_generation": str(self.acceleration.generation),
+        }
+        if self.unused_defaults:
+            execution["unused_defaults"] = self.unused_defaults
+        if self.compact is not None:
+            execution.update(self.compact.facts())
+        if self.use_vllm:
+            execution["vllm"] = describe_engine(self.args)
+        return execution
 
     def _forget_logs(self) -> None:
         """Empty what TRL has gathered for its next log: it is of steps that are no longer part of the run."""
@@ -554,9 +319,8 @@ class CheckpointMixin:
     def _go_on_with_state(self, checkpoint: Path) -> None:
         """Correct what Trainer's state has from the checkpoint, and finish what the run had begun."""
         self.state.compute_steps(self.args, self.state.max_steps)  # it brings its own logging_steps, save_steps, …
-        best = find_best_beside(checkpoint, Path(self.args.output_dir))
-        if best is not None:
-            self.state.best_model_checkpoint = str(best)
+        if self._resume.best is not None:
+            self.state.best_model_checkpoint = str(self._resume.best)
         if self.args.should_save and self.folders.has_checkpoint(checkpoint):
             # The run may have ended between its last save and the removal that follows a save.
             self._remove_oldest(self.folders)
@@ -664,7 +428,7 @@ class CheckpointMixin:
             "parts": self.parts.state_dict(),
             "log": log_to_json(self._metrics["train"], completions),
         }
-        write_state(folder, state)
+        (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
@@ -727,3 +491,202 @@ class CheckpointMixin:
     def _push_from_checkpoint(self, checkpoint_folder):
         if self._aside is None:  # else it gets its name first
             self.uploads.push_checkpoint(Path(checkpoint_folder))
+
+
+@dataclass
+class Resume:
+    """
+    Says where a run goes on.
+
+    Attributes:
+        checkpoint (`Path`): The checkpoint.
+        step (`int`): Optimizer steps done.
+        epochs (`int`): Epochs that were completed.
+        best (`Path`, *optional*): The best checkpoint so far.
+        skipped (`dict[str, str]`): Newer checkpoints that were not usable, with the reason.
+        changed (`dict[str, list]`): Keys that differ from the checkpoint's, `[then, now]`.
+        began (`float`): When the search for the checkpoint began, by `time.perf_counter`.
+        abandoned (`list[str]`): Newer checkpoints that were renamed.
+    """
+
+    checkpoint: Path
+    step: int
+    epochs: int
+    best: Path | None
+    skipped: dict[str, str]
+    changed: dict[str, list[Any]]
+    began: float
+    abandoned: list[str] = field(default_factory=list)
+
+    def keeps_row(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row of `metrics.jsonl` was there at the checkpoint."""
+        return row["step"] <= self.step
+
+    def keeps_event(self, event: Mapping[str, Any]) -> bool:
+        """Return whether an event was there at the checkpoint."""
+        if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
+            return event["step_applied"] < self.step
+        return event["step_applied"] <= self.step
+
+    def abandon_newer(self, folders: RunFolders) -> None:
+        """
+        Rename the checkpoints newer than this one, before the log files are trimmed: they no longer belong to the run.
+        """
+        renamed = folders.abandon_newer(self.checkpoint, self.skipped)
+        for name, now in renamed.items():
+            logger.warning(
+                f"{name} is newer than {self.checkpoint.name}, from which the run resumes, so it was renamed to "
+                f"{now}. Delete it if you do not need it."
+            )
+        self.abandoned = list(renamed)
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """Event of this resume for `events.jsonl`."""
+        return {
+            "event": RESUME,
+            "step_requested": self.step,
+            "step_applied": self.step,
+            "checkpoint": self.checkpoint.name,
+            "skipped": self.skipped,
+            "changed": self.changed,
+            "abandoned": self.abandoned,
+        }
+
+
+def find_best_beside(checkpoint: Path, recorded: str | None, output_dir: Path) -> Path | None:
+    """
+    Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
+
+    `recorded` is its path at that time, which may be relative to another directory, or the path of a folder that was
+    renamed. It is still next to the checkpoint.
+    """
+    if recorded is None:
+        return None
+    beside = checkpoint.with_name(Path(recorded).name)
+    here = output_dir / beside.name
+    if here.is_dir() and beside.is_dir() and here.samefile(beside):
+        return here
+    return beside if beside.is_dir() else None
+
+
+class RollbackRequest(RunError):
+    """Leaves the training loop in the middle of it, so that `train` can continue from an earlier checkpoint."""
+
+    def __init__(self, event: dict[str, Any]):
+        super().__init__(f"step {event['step_requested']}: {event['reason']}")
+        self.event = event
+
+
+def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
+    """
+    Return the checkpoint from which a run goes on whose newest is `newest`.
+
+    It is another one if the run was killed in a roll-back, after its event and before the newer checkpoints were
+    renamed: the one that the event names.
+    """
+    last = last_rollback(run_dir)
+    if last is None:
+        return newest
+    step = int(CHECKPOINT.fullmatch(newest.name)[1])
+    if step <= last["step_applied"]:
+        return newest
+    state = read_state(newest)["parts"].get("rollback", {})
+    if state.get("known", 0) < last["rollbacks"]:
+        return newest.with_name(last["checkpoint"])
+    return newest
+
+
+def last_rollback(run_dir: Path) -> dict[str, Any] | None:
+    """Return the last roll-back on record; earlier ones may have been behind its checkpoint."""
+    for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
+        if event["event"] == ROLLBACK:
+            return event
+    return None
+
+
+def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
+    """Write micro-batches. Their tensors are copied, because torch would save all of what they are slices of."""
+    copies = []
+    for batch in batches:
+        tensors = {name: value.clone() for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        copies.append({**batch, **tensors})
+    torch.save(copies, path)
+
+
+def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
+    """Read what [`save_buffer`] wrote."""
+    # On the CPU first, as one of several processes there has the device "cpu:0", which torch does not know here.
+    return send_to_device(torch.load(path, map_location="cpu", weights_only=True), device)
+
+
+def log_to_json(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
+    """
+    Convert what TRL has gathered for its next log to JSON values.
+
+    Args:
+        metrics (`Mapping[str, list[float]]`): TRL's metrics of training since its last log.
+        completions (`Mapping[str, Any]`, *optional*): TRL's table of completions, which it writes with every log.
+    """
+    state: dict[str, Any] = {"metrics": dict(metrics), "completions": None}
+    if completions is not None:
+        table = {name: list(map(strip_images_from_messages, completions[name])) for name in ("prompt", "completion")}
+        table["advantages"] = list(completions["advantages"])
+        for name in ("rewards", "extra"):
+            table[name] = {column: list(values) for column, values in completions[name].items()}
+        state["completions"] = table
+    return state
+
+
+def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
+    """Put the values that [`log_to_json`] returned into TRL's metrics and its table."""
+    metrics.update(state["metrics"])
+    for name, values in (state["completions"] or {}).items():
+        if isinstance(values, dict):
+            for column, column_values in values.items():
+                completions[name][column].extend(column_values)
+        else:
+            completions[name].extend(values)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read the trainer's state beyond weights and optimizer."""
+    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+
+
+def _as_json(value):
+    """
+    Convert values that JSON does not know, which `log_extra` may hold: NumPy's keep their type, so that a table prints
+    them as before.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        return {"numpy": value.dtype.str, "value": value.tolist()}
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return str(value)
+
+
+def _from_json(value: dict):
+    if value.keys() == {"numpy", "value"}:
+        return np.array(value["value"], value["numpy"])[()]
+    return value
+
+
+@contextmanager
+def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
+    """
+    Keep a model's parameters while PEFT loads adapters into it; afterwards they have the values that were loaded.
+
+    PEFT 0.21 replaces the parameters of an adapter in bf16 or fp16 by new ones in fp32 when it loads one. TRL keeps
+    the adapter of a quantised model in bf16, so that a resumed run would train other numbers than the run that it
+    continues, and parts that hold its parameters would hold those that are no longer trained.
+    """
+    before = dict(model.named_parameters())
+    yield
+    for name, param in [*model.named_parameters()]:
+        old = before.get(name)
+        if old is not None and old is not param:
+            old.data = param.data.to(old.dtype)
+            old.requires_grad_(param.requires_grad)
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, old)

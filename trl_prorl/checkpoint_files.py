@@ -1,4 +1,9 @@
-"""Complete checkpoints only: written under another name, hashed, synchronised to disk, then renamed."""
+"""
+Complete checkpoints only: written under another name, hashed, synchronised to disk, then renamed.
+
+In reading order: `WholeCheckpoint` writes one, of all processes; `name_checkpoint` gives it its name; a write that
+fails; `find_checkpoint` finds the one to resume from, and `why_unusable` says what is wrong with one.
+"""
 
 import json
 import logging
@@ -29,60 +34,6 @@ from .run_folder import (
 logger = logging.getLogger(__name__)
 
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
-
-
-def buffer_file(process: int) -> str:
-    """Name the file of a process's buffer of samples."""
-    return f"buffer-{process}.safetensors"
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def is_failed_write(error: Exception) -> bool:
-    """
-    Return whether an error means that a write failed, on a full disk for instance, in the words of whichever library.
-    """
-    # tokenizers raises no class of its own.
-    return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
-
-
-def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
-    """
-    Give a checkpoint, written aside on the same file system, its name.
-
-    One that is there already is replaced if it is of the same run, and else renamed.
-
-    Args:
-        aside (`Path`): The folder that was written.
-        final (`Path`): Its name from now on.
-        step (`int`): Optimizer steps done.
-        resumable (`bool`): Whether optimizer, schedule and random states are in it.
-    """
-    files = {}
-    for path in sorted(aside.rglob("*")):
-        if path.is_file():
-            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    manifest = {"step": step, "resumable": resumable, "files": files}
-    (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
-    for path in [*aside.rglob("*"), aside]:
-        sync(path)
-    old = name_while_removed(final)
-    if final.exists():
-        if is_of_run(final, saved_run_id(aside)):
-            final.rename(old)
-        else:
-            now = rename_abandoned(final)
-            logger.warning("%s belonged to another run. It was renamed to %s.", final, now.name)
-    aside.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
-    sync(final.parent)
 
 
 class WholeCheckpoint:
@@ -170,6 +121,55 @@ class WholeCheckpoint:
         raise error from self.failure
 
 
+def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
+    """
+    Give a checkpoint, written aside on the same file system, its name.
+
+    One that is there already is replaced if it is of the same run, and else renamed.
+
+    Args:
+        aside (`Path`): The folder that was written.
+        final (`Path`): Its name from now on.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states are in it.
+    """
+    files = {}
+    for path in sorted(aside.rglob("*")):
+        if path.is_file():
+            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    manifest = {"step": step, "resumable": resumable, "files": files}
+    (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+    for path in [*aside.rglob("*"), aside]:
+        sync(path)
+    old = name_while_removed(final)
+    if final.exists():
+        if is_of_run(final, saved_run_id(aside)):
+            final.rename(old)
+        else:
+            now = rename_abandoned(final)
+            logger.warning("%s belonged to another run. It was renamed to %s.", final, now.name)
+    aside.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+    sync(final.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_failed_write(error: Exception) -> bool:
+    """
+    Return whether an error means that a write failed, on a full disk for instance, in the words of whichever library.
+    """
+    # tokenizers raises no class of its own.
+    return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
+
+
 def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
     """Write the message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
     steps = steps_of(run_dir)
@@ -179,6 +179,72 @@ def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {newest}. Free some "
         "space, lower save_total_limit or set another output_dir, then resume with resume_from_checkpoint: true."
     )
+
+
+def find_checkpoint(
+    resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
+) -> tuple[Path, dict[str, str]]:
+    """
+    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True`, else the named one.
+
+    Returns:
+        `Path`: The checkpoint.
+        `dict[str, str]`: Newer ones that were skipped, with the reasons.
+
+    Raises:
+        `ValueError`: There is none, or it cannot be resumed from.
+    """
+    if means_newest(resume_from):
+        found, skipped = find_newest_checkpoint(output_dir, content)
+        if found is None:
+            listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
+            cure = "Leave resume_from_checkpoint out to start a new run"
+            if skipped:
+                cure = "Start a new run in another output_dir"
+            raise ValueError(
+                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} contains no complete "
+                f"checkpoint.{listed} {cure}, or set resume_from_checkpoint to a checkpoint in another folder."
+            )
+        return found, skipped
+    path = Path(resume_from)
+    if not path.is_dir():
+        raise ValueError(
+            f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: the folder does not exist."
+        )
+    check_links(path, f"resume_from_checkpoint={str(resume_from)!r}")
+    reason = why_unusable(path, content)
+    if reason is not None:
+        raise ValueError(
+            f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Choose another "
+            "checkpoint, or set resume_from_checkpoint: true for the newest complete one."
+        )
+    return path, {}
+
+
+def means_newest(resume_from: str | os.PathLike | bool) -> bool:
+    """Return whether `resume_from_checkpoint` means the newest complete checkpoint: `True`, also as a text."""
+    return str(resume_from).lower() == "true"
+
+
+def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
+    """
+    Find the newest checkpoint that a run can be resumed from, by [`why_unusable`].
+
+    Returns:
+        `Path` or `None`: The checkpoint.
+        `dict[str, str]`: The newer ones that were skipped, with the reasons.
+    """
+    folder = Path(output_dir)
+    if not folder.is_dir():
+        return None, {}
+    skipped = {path.name: "the run ended while it was being written" for path in find_named(folder, [HALF_SAVED])}
+    steps = steps_of(folder)
+    for path in sorted(steps, key=steps.get, reverse=True):
+        reason = why_unusable(path, content)
+        if reason is None:
+            return path, skipped
+        skipped[path.name] = reason
+    return None, skipped
 
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
@@ -213,62 +279,6 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     return None
 
 
-def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
-    """
-    Find the newest checkpoint that a run can be resumed from, by [`why_unusable`].
-
-    Returns:
-        `Path` or `None`: The checkpoint.
-        `dict[str, str]`: The newer ones that were skipped, with the reasons.
-    """
-    folder = Path(output_dir)
-    if not folder.is_dir():
-        return None, {}
-    skipped = {path.name: "the run ended while it was being written" for path in find_named(folder, [HALF_SAVED])}
-    steps = steps_of(folder)
-    for path in sorted(steps, key=steps.get, reverse=True):
-        reason = why_unusable(path, content)
-        if reason is None:
-            return path, skipped
-        skipped[path.name] = reason
-    return None, skipped
-
-
-def find_checkpoint(
-    resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
-) -> tuple[Path, dict[str, str]]:
-    """
-    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True`, else the named one.
-
-    Returns:
-        `Path`: The checkpoint.
-        `dict[str, str]`: Newer ones that were skipped, with the reasons.
-
-    Raises:
-        `ValueError`: There is none, or it cannot be resumed from.
-    """
-    if resume_from is True or str(resume_from).lower() == "true":
-        found, skipped = find_newest_checkpoint(output_dir, content)
-        if found is None:
-            listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
-            cure = "Leave resume_from_checkpoint out to start a new run"
-            if skipped:
-                cure = "Start a new run in another output_dir"
-            raise ValueError(
-                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} contains no complete "
-                f"checkpoint.{listed} {cure}, or set resume_from_checkpoint to a checkpoint in another folder."
-            )
-        return found, skipped
-    path = Path(resume_from)
-    if not path.is_dir():
-        raise ValueError(
-            f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: the folder does not exist."
-        )
-    check_links(path, f"resume_from_checkpoint={str(resume_from)!r}")
-    reason = why_unusable(path, content)
-    if reason is not None:
-        raise ValueError(
-            f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Choose another "
-            "checkpoint, or set resume_from_checkpoint: true for the newest complete one."
-        )
-    return path, {}
+def buffer_file(process: int) -> str:
+    """Name the file of a process's buffer of samples."""
+    return f"buffer-{process}.pt"

@@ -5,6 +5,9 @@ from; and what a changed key does with `allow_config_change`: it acts from the c
 Most keys are read where they act, and a checkpoint holds nothing of them. The others have a rule of their own, or
 are TRL's and here: those that a checkpoint's optimizer, schedule and state would bring back, and those that cannot be
 changed in the middle of a run.
+
+In reading order: `check_same_run` compares a checkpoint with what is to be resumed; `check_change` refuses what could
+not act; `changing_keys` and the hashes are the identity; `restore_hyperparameters` lets changed keys act.
 """
 
 import dataclasses
@@ -21,6 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from .checkpoint_files import buffer_file
 from .keys import FREE_KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
 from .provenance import as_plain
+from .run_files import read_json
 from .text import short
 
 
@@ -41,6 +45,140 @@ ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
 ROWS_HASHED = 20_000
 VALUES_HASHED = 64  # at each end of a tensor
+# The same state, computed by another kernel.
+SAME_OPTIMIZER = {"adamw_torch", "adamw_torch_fused"}
+# Their rate depends on the rates before, and not on the step alone.
+PATH_DEPENDENT_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
+SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
+# How a generation batch is cut into micro-batches and steps.
+BATCH_KEYS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_generations",
+    "num_iterations",
+    "processes",
+)
+OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
+SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
+FROZEN_RANKS = "frozen ranks of the adapter"
+OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
+REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
+OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
+# Keys that no resume can change, and why.
+FIXED = {
+    "seed": OWN_RANDOM_STATES,
+    "data_seed": OWN_RANDOM_STATES,
+    "use_peft": OTHER_SHAPES,
+    "lora_r": OTHER_SHAPES,
+    "lora_target_modules": OTHER_SHAPES,
+    "lora_target_parameters": OTHER_SHAPES,
+    "lora_modules_to_save": OTHER_SHAPES,
+    "use_dora": OTHER_SHAPES,
+    FROZEN_RANKS: "the checkpoint's adapter was trained on top of a different adapter",
+    "eval_on_start": "it only acts before the first step",
+    "adapter_restart": "a run with restarts stores its reference in the frozen weights, other runs in an adapter",
+    "optim_target_modules": OTHER_OPTIMIZER,
+}
+
+
+def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
+    """
+    Raise an error for a resume that would change the run.
+
+    Args:
+        checkpoint (`Path`): The run continues from here.
+        now (`Mapping[str, Any]`): The identity of the run that resumes.
+        allowed (`bool`): `allow_config_change`.
+
+    Returns:
+        `dict[str, list]`: The differences, `{key: [then, now]}`.
+
+    Raises:
+        `ValueError`: There are differences, and they are not allowed, or could not act.
+    """
+    changed = differences(read_json(checkpoint / IDENTITY_FILE), now)
+    if changed and not allowed:
+        if not changed.keys() - LENGTHS:
+            raise ValueError(_refuse_length(changed, now))
+        listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
+        raise ValueError(
+            f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore these values, or "
+            "set allow_config_change: true (--allow_config_change true) to resume with the new ones (logged as an "
+            "event)."
+        )
+    check_change(changed, now, checkpoint)
+    return changed
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """
+    Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
+
+    A key that only one of them knows is not a difference: another version of the project may have written it. Neither
+    are on and auto, which is on wherever that is possible, nor keys of evaluations that change nothing.
+    """
+    left_out = {EVALUATIONS_ACT}
+    if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
+        left_out |= EVALUATION_KEYS
+    found = {}
+    for key in sorted(then.keys() - left_out):
+        if key in now and then[key] != now[key] and {str(then[key]), str(now[key])} != {"on", "auto"}:
+            found[key] = [then[key], now[key]]
+    return found
+
+
+def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
+    """
+    Raise an error for changes that could not act.
+
+    Args:
+        changed (`Mapping[str, list]`): From [`differences`].
+        now (`Mapping[str, Any]`): The identity of the run that resumes.
+        checkpoint (`Path`): The run continues from here.
+
+    Raises:
+        `ValueError`: The message names the key, its two values, why, and what to do.
+    """
+    fixed = dict(FIXED)
+    if switched_on(changed, "elastic_reset_every"):
+        fixed["elastic_reset_every"] = "the checkpoint does not contain the moving average of the policy"
+    if switched_off(changed, "lora_growth_every"):
+        fixed["lora_growth_every"] = "the adapter of the checkpoint may have grown (a larger value is allowed)"
+    if now.get("beta") and not any(is_on(now.get(key)) for key in TRIGGER_KEYS):
+        fixed |= dict.fromkeys(TRIGGER_KEYS, REFERENCE_MOVED)
+    if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
+        fixed["optim"] = OTHER_OPTIMIZER
+    schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
+    if schedules & PATH_DEPENDENT_SCHEDULES:
+        fixed |= dict.fromkeys(SCHEDULE_KEYS, "this schedule's learning rate depends on earlier rates")
+    if checkpoint.joinpath(buffer_file(0)).exists():
+        fixed |= dict.fromkeys(BATCH_KEYS, SPLIT_BATCH)
+        if switched_on(changed, "beta"):
+            fixed["beta"] = "its half-used generation batch has no log-probabilities of the reference"
+    for key, (old, new) in changed.items():
+        if key in fixed:
+            raise ValueError(
+                f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {fixed[key]}. Keep "
+                f"{old!r}, or start a new run."
+            )
+
+
+def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> str:
+    """Return why a run of this schedule cannot be made longer or shorter, and what can be done."""
+    listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
+    schedule = f"lr_scheduler_type={now.get('lr_scheduler_type')!r}"
+    lasting = "constant or constant_with_warmup"
+    if now.get("lr_scheduler_type") in ENDLESS_SCHEDULES:
+        schedule += f" with warmup_steps={now.get('warmup_steps')}, a share of all steps,"
+        lasting = "constant_with_warmup with a whole number of warmup_steps"
+    return (
+        f"{listed}: with {schedule} the learning rate of every step depends on the length of the run, so the steps "
+        "already done would have used other rates. Restore it, or set allow_config_change: true to continue at the "
+        f"new schedule's rate (logged as an event). A run started with lr_scheduler_type: {lasting} can be extended "
+        "to any length."
+    )
 
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
@@ -103,149 +241,6 @@ def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters that a policy took over from its model: without adapters."""
     others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
-
-
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """
-    Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
-
-    A key that only one of them knows is not a difference: another version of the project may have written it. Neither
-    are on and auto, which is on wherever that is possible, nor keys of evaluations that change nothing.
-    """
-    left_out = {EVALUATIONS_ACT}
-    if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
-        left_out |= EVALUATION_KEYS
-    found = {}
-    for key in sorted(then.keys() - left_out):
-        if key in now and then[key] != now[key] and {str(then[key]), str(now[key])} != {"on", "auto"}:
-            found[key] = [then[key], now[key]]
-    return found
-
-
-def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
-    """
-    Raise an error for a resume that would change the run.
-
-    Args:
-        then (`Mapping[str, Any]`): The identity in the checkpoint.
-        now (`Mapping[str, Any]`): The identity of the run that resumes.
-        allowed (`bool`): `allow_config_change`.
-
-    Returns:
-        `dict[str, list]`: The differences, `{key: [then, now]}`.
-
-    Raises:
-        `ValueError`: There are differences, and they are not allowed.
-    """
-    changed = differences(then, now)
-    if changed and not allowed:
-        if not changed.keys() - LENGTHS:
-            raise ValueError(_refuse_length(changed, now))
-        listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
-        raise ValueError(
-            f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore these values, or "
-            "set allow_config_change: true (--allow_config_change true) to resume with the new ones (logged as an "
-            "event)."
-        )
-    return changed
-
-
-def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> str:
-    """Return why a run of this schedule cannot be made longer or shorter, and what can be done."""
-    listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
-    schedule = f"lr_scheduler_type={now.get('lr_scheduler_type')!r}"
-    lasting = "constant or constant_with_warmup"
-    if now.get("lr_scheduler_type") in ENDLESS_SCHEDULES:
-        schedule += f" with warmup_steps={now.get('warmup_steps')}, a share of all steps,"
-        lasting = "constant_with_warmup with a whole number of warmup_steps"
-    return (
-        f"{listed}: with {schedule} the learning rate of every step depends on the length of the run, so the steps "
-        "already done would have used other rates. Restore it, or set allow_config_change: true to continue at the "
-        f"new schedule's rate (logged as an event). A run started with lr_scheduler_type: {lasting} can be extended "
-        "to any length."
-    )
-
-
-# The same state, computed by another kernel.
-SAME_OPTIMIZER = {"adamw_torch", "adamw_torch_fused"}
-# Their rate depends on the rates before, and not on the step alone.
-PATH_DEPENDENT_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
-SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
-# How a generation batch is cut into micro-batches and steps.
-BATCH_KEYS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "num_generations",
-    "num_iterations",
-    "processes",
-)
-OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
-SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
-FROZEN_RANKS = "frozen ranks of the adapter"
-OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
-# Keys that no resume can change, and why.
-FIXED = {
-    "seed": OWN_RANDOM_STATES,
-    "data_seed": OWN_RANDOM_STATES,
-    "use_peft": OTHER_SHAPES,
-    "lora_r": OTHER_SHAPES,
-    "lora_target_modules": OTHER_SHAPES,
-    "lora_target_parameters": OTHER_SHAPES,
-    "lora_modules_to_save": OTHER_SHAPES,
-    "use_dora": OTHER_SHAPES,
-    FROZEN_RANKS: "the checkpoint's adapter was trained on top of a different adapter",
-    "eval_on_start": "it only acts before the first step",
-    "adapter_restart": "a run with restarts stores its reference in the frozen weights, other runs in an adapter",
-    "optim_target_modules": "the checkpoint contains the state of another optimizer",
-}
-
-
-def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
-    """
-    Raise an error for changes that could not act.
-
-    Args:
-        changed (`Mapping[str, list]`): From [`check_same_run`].
-        now (`Mapping[str, Any]`): The identity of the run that resumes.
-        checkpoint (`Path`): The run continues from here.
-
-    Raises:
-        `ValueError`: The message names the key, its two values, why, and what to do.
-    """
-
-    def refuse(key: str, why: str) -> None:
-        old, new = changed[key]
-        raise ValueError(
-            f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {why}. Keep {old!r}, "
-            "or start a new run."
-        )
-
-    for key in changed:
-        if key in FIXED:
-            refuse(key, FIXED[key])
-    if switched_on(changed, "elastic_reset_every"):
-        refuse("elastic_reset_every", "the checkpoint does not contain the moving average of the policy")
-    if switched_off(changed, "lora_growth_every"):
-        refuse("lora_growth_every", "the adapter of the checkpoint may have grown (a larger value is allowed)")
-    still_resets = any(is_on(now.get(key)) for key in TRIGGER_KEYS)
-    for key in TRIGGER_KEYS:
-        if switched_off(changed, key) and now.get("beta") and not still_resets:
-            refuse(key, "without resets the reference is the base model, which this run has moved (it may be raised)")
-    if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
-        refuse("optim", "the checkpoint contains the state of another optimizer")
-    schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
-    if schedules & PATH_DEPENDENT_SCHEDULES:
-        for key in SCHEDULE_KEYS:
-            if key in changed:
-                refuse(key, "this schedule's learning rate depends on earlier rates")
-    if checkpoint.joinpath(buffer_file(0)).exists():
-        for key in BATCH_KEYS:
-            if key in changed:
-                refuse(key, SPLIT_BATCH)
-        if switched_on(changed, "beta"):
-            refuse("beta", "its half-used generation batch has no log-probabilities of the reference")
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

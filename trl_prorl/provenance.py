@@ -193,8 +193,7 @@ def write_env(
     run_dir: str | os.PathLike,
     args: Any,
     model: "torch.nn.Module",
-    packing: str = "off",
-    generation: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any],
     base: str | None = None,
     run_id: str | None = None,
 ) -> None:
@@ -205,8 +204,7 @@ def write_env(
         run_dir (`str` or `os.PathLike`): Folder of the log files.
         args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
         model (`torch.nn.Module`): The policy.
-        packing (`str`): Whether groups are packed, and if not as asked, why.
-        generation (`Mapping[str, Any]`, *optional*): How rollouts are sampled.
+        execution (`Mapping[str, Any]`): How rollouts are sampled and scored.
         base (`str`, *optional*): Hub name or folder of the model that the run started from.
         run_id (`str`, *optional*): The id that is also saved next to the weights.
     """
@@ -223,8 +221,7 @@ def write_env(
             "old_logps": args.old_logps_source + (f": {args.reuse_obstacle}" if args.reuse_obstacle else ""),
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
             "loss": "trl + added penalty" if args.adds_penalty else "trl",
-            "packing": packing,
-            **(generation or {}),
+            **execution,
         },
         "precision": args.precision_reason,
         "seed": args.seed,

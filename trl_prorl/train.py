@@ -19,12 +19,12 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .checkpoint_files import find_checkpoint, find_newest_checkpoint
+from .checkpoint_files import find_checkpoint, find_newest_checkpoint, means_newest
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .extras.turns import make_environment, prepare_tokenizer
-from .identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
+from .identity import changing_keys, check_same_run
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.ending import (
@@ -39,7 +39,6 @@ from .run_files import (
     METRICS_FILE,
     WEIGHTS,
     check_record,
-    read_json,
     recorded_run_id,
     saved_run_id,
 )
@@ -188,9 +187,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     else:
         folders.check_new()
     check_record(folders.run_dir)
-    then = read_json(checkpoint / IDENTITY_FILE)
-    now = changing_keys(args, *recipe)
-    check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
+    check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)
     return True
 
 
@@ -201,8 +198,8 @@ def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
     Raises:
         `ValueError`: The run is finished.
     """
-    if args.resume_from_checkpoint != "True":
-        return False  # it names a checkpoint
+    if not means_newest(args.resume_from_checkpoint):
+        return False
     model = finished_model(args.output_dir, folders.run_dir)
     if model is not None:
         raise ValueError(

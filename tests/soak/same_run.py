@@ -46,7 +46,7 @@ def content(path: Path) -> Any:
     """What a file says, without what may differ between two places and times."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    if path.name in ("optimizer.pt", "scheduler.pt"):
+    if path.suffix == ".pt":
         return torch.load(path, weights_only=True)
     if path.name == "trainer_state.json":
         state = without_times(json.loads(path.read_text()))

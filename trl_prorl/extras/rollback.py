@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..checkpoint import PlannedRollback, last_rollback
+from ..checkpoint import last_rollback
 from ..checkpoint_files import sync, why_unusable
 from ..parts import Part, make_event
 from ..run_files import EVENTS_FILE, REWARD_COLLAPSE, ROLLBACK
@@ -83,7 +83,7 @@ class Rollback(Part):
         best = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
         return {**event, "action": "stop", "last_good": self._steps[best]}
 
-    def plan(self, event: Mapping[str, Any]) -> PlannedRollback | None:
+    def plan(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """
         Find the checkpoint to continue from: the newest that is complete and no newer than `last_good`.
 
@@ -91,7 +91,8 @@ class Rollback(Part):
             event (`Mapping[str, Any]`): Why the run has to go back: its `event`, `step_applied` and `last_good`.
 
         Returns:
-            `PlannedRollback` or `None`: `None` if there is no such checkpoint, or all roll-backs are made.
+            `dict` or `None`: The event for `events.jsonl`, which names the checkpoint; `None` if there is no such
+                checkpoint, or all roll-backs are made.
         """
         made = count_rollbacks(self.run_dir)
         steps = steps_of(self.output_dir)
@@ -99,7 +100,7 @@ class Rollback(Part):
         checkpoint = next((path for path in good if why_unusable(path) is None), None)
         if made >= self.max_rollbacks or checkpoint is None:
             return None
-        rollback = {
+        return {
             "event": ROLLBACK,
             "step_requested": event["step_applied"],
             "step_applied": steps[checkpoint],
@@ -108,7 +109,6 @@ class Rollback(Part):
             "rollbacks": made + 1,
             "rate_factor": self.factor ** (made + 1),
         }
-        return PlannedRollback(checkpoint, rollback)
 
     def sync_event(self) -> None:
         """Wait until the event of a roll-back is on disk: it has to outlive a power loss."""
