@@ -259,7 +259,7 @@ class CheckpointMixin:
             if resume is None:
                 self.recorder.open(self.run_dir)
             else:
-                resume.abandon_newer(folders)
+                resume.abandoned = list(folders.abandon_newer(resume.checkpoint, resume.skipped))
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
@@ -527,18 +527,6 @@ class Resume:
         if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
             return event["step_applied"] < self.step
         return event["step_applied"] <= self.step
-
-    def abandon_newer(self, folders: RunFolders) -> None:
-        """
-        Rename the checkpoints newer than this one, before the log files are trimmed: they no longer belong to the run.
-        """
-        renamed = folders.abandon_newer(self.checkpoint, self.skipped)
-        for name, now in renamed.items():
-            logger.warning(
-                f"{name} is newer than {self.checkpoint.name}, from which the run resumes, so it was renamed to "
-                f"{now}. Delete it if you do not need it."
-            )
-        self.abandoned = list(renamed)
 
     @property
     def event(self) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """
-Where a run comes from: `config.yaml`, which starts a run from a recipe again, `env.json`, and the command, without
-secrets; and what evaluates that run.
+Where a run comes from: `config.yaml`, which starts it from a recipe again, and `env.json`, without secrets.
+
+In reading order: `write_config` and `write_env`; `identify`, `fingerprint` and `hub_commit` say which model a run
+started from; `remove_secrets` and `spell_command`; `describe_evaluation` and `passk_command` say what evaluates it.
 """
 
 import dataclasses
@@ -28,6 +30,105 @@ from .text import shell_quote
 
 if TYPE_CHECKING:
     import torch
+
+
+# Keys of TRL that stand in `config.yaml` whatever their value.
+ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
+
+
+def as_plain(value: Any) -> Any:
+    """Convert a value to what JSON and YAML can hold; objects that a recipe cannot spell become `None`."""
+    return json.loads(json.dumps(value, default=lambda other: None, skipkeys=True))
+
+
+def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
+    """
+    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
+
+    Tokens are left out.
+
+    Args:
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        recipe (`tuple`): Dataclasses that the trainer does not see: the task, the model.
+    """
+    from trl import GRPOConfig  # a report need not wait for it
+
+    keys = {}
+    for part in (args, *recipe):
+        keys.update({field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init})
+    for field in dataclasses.fields(GRPOConfig):
+        made = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if made else field.default
+        if field.name not in ALWAYS and keys.get(field.name) == default:
+            keys.pop(field.name, None)
+    keys = {key: value for key, value in remove_secrets(as_plain(keys)).items() if value is not None}
+    if "steps_per_generation" in keys:
+        keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
+    path = Path(run_dir) / CONFIG_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(path) as aside:
+        aside.write_text(yaml.safe_dump(keys, sort_keys=True))
+
+
+def write_env(
+    run_dir: str | os.PathLike,
+    args: Any,
+    model: "torch.nn.Module",
+    execution: Mapping[str, Any],
+    base: str | None = None,
+    run_id: str | None = None,
+) -> None:
+    """
+    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
+
+    Args:
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        model (`torch.nn.Module`): The policy.
+        execution (`Mapping[str, Any]`): How rollouts are sampled and scored.
+        base (`str`, *optional*): Hub name or folder of the model that the run started from.
+        run_id (`str`, *optional*): The id that is also saved next to the weights.
+    """
+    revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
+    env = {
+        RUN_ID: run_id,
+        "variant": args.variant,
+        "base_model": dataclasses.asdict(identify(base)) if base else None,
+        # The same name may come to mean other weights: a folder's content changes, and so does the Hub's commit.
+        "base_weights": fingerprint(base) if base else None,
+        "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
+        "model_class": _own_class(model),
+        "execution": {
+            "old_logps": args.old_logps_source + (f": {args.reuse_obstacle}" if args.reuse_obstacle else ""),
+            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
+            "loss": "trl + added penalty" if args.adds_penalty else "trl",
+            **execution,
+        },
+        "precision": args.precision_reason,
+        "seed": args.seed,
+        "data_seed": args.data_seed,
+        "versions": {"python": platform.python_version(), **versions()},
+        "git_commit": git_commit(),
+        "command": spell_command(sys.orig_argv),
+        "hardware": hardware(args.device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+    with replaced(Path(run_dir, ENV_FILE)) as path:
+        path.write_text(json.dumps(env, indent=2) + "\n")
+
+
+def _own_class(model: "torch.nn.Module") -> str | None:
+    """Name the class of a policy, if `AutoModelForCausalLM` makes another one of its configuration."""
+    import transformers
+
+    policy = model.get_base_model() if hasattr(model, "get_base_model") else model
+    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(policy, "config", None)), None)
+    if made is None or isinstance(policy, made):
+        return None
+    # Sharding replaces a model's class by one that inherits from it.
+    return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
 
 
 # A file of weights of up to READ_WHOLE bytes is read whole, of a larger one BLOCKS blocks of BLOCK bytes.
@@ -150,105 +251,6 @@ def _origin(config: Path) -> str | None:
     return name if isinstance(name, str) and is_hub_name(name) else None
 
 
-# Keys of TRL that stand in `config.yaml` whatever their value.
-ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
-
-
-def as_plain(value: Any) -> Any:
-    """Convert a value to what JSON and YAML can hold; objects that a recipe cannot spell become `None`."""
-    return json.loads(json.dumps(value, default=lambda other: None, skipkeys=True))
-
-
-def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
-    """
-    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
-
-    Tokens are left out.
-
-    Args:
-        run_dir (`str` or `os.PathLike`): Folder of the log files.
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        recipe (`tuple`): Dataclasses that the trainer does not see: the task, the model.
-    """
-    from trl import GRPOConfig  # a report need not wait for it
-
-    keys = {}
-    for part in (args, *recipe):
-        keys.update({field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init})
-    for field in dataclasses.fields(GRPOConfig):
-        made = field.default_factory is not dataclasses.MISSING
-        default = field.default_factory() if made else field.default
-        if field.name not in ALWAYS and keys.get(field.name) == default:
-            keys.pop(field.name, None)
-    keys = {key: value for key, value in remove_secrets(as_plain(keys)).items() if value is not None}
-    if "steps_per_generation" in keys:
-        keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
-    path = Path(run_dir) / CONFIG_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as aside:
-        aside.write_text(yaml.safe_dump(keys, sort_keys=True))
-
-
-def write_env(
-    run_dir: str | os.PathLike,
-    args: Any,
-    model: "torch.nn.Module",
-    execution: Mapping[str, Any],
-    base: str | None = None,
-    run_id: str | None = None,
-) -> None:
-    """
-    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
-
-    Args:
-        run_dir (`str` or `os.PathLike`): Folder of the log files.
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        model (`torch.nn.Module`): The policy.
-        execution (`Mapping[str, Any]`): How rollouts are sampled and scored.
-        base (`str`, *optional*): Hub name or folder of the model that the run started from.
-        run_id (`str`, *optional*): The id that is also saved next to the weights.
-    """
-    revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
-    env = {
-        RUN_ID: run_id,
-        "variant": args.variant,
-        "base_model": dataclasses.asdict(identify(base)) if base else None,
-        # The same name may come to mean other weights: a folder's content changes, and so does the Hub's commit.
-        "base_weights": fingerprint(base) if base else None,
-        "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
-        "model_class": _own_class(model),
-        "execution": {
-            "old_logps": args.old_logps_source + (f": {args.reuse_obstacle}" if args.reuse_obstacle else ""),
-            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
-            "loss": "trl + added penalty" if args.adds_penalty else "trl",
-            **execution,
-        },
-        "precision": args.precision_reason,
-        "seed": args.seed,
-        "data_seed": args.data_seed,
-        "versions": {"python": platform.python_version(), **versions()},
-        "git_commit": git_commit(),
-        "command": spell_command(sys.orig_argv),
-        "hardware": hardware(args.device),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-    }
-    with replaced(Path(run_dir, ENV_FILE)) as path:
-        path.write_text(json.dumps(env, indent=2) + "\n")
-
-
-def _own_class(model: "torch.nn.Module") -> str | None:
-    """Name the class of a policy, if `AutoModelForCausalLM` makes another one of its configuration."""
-    import transformers
-
-    policy = model.get_base_model() if hasattr(model, "get_base_model") else model
-    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(policy, "config", None)), None)
-    if made is None or isinstance(policy, made):
-        return None
-    # Sharding replaces a model's class by one that inherits from it.
-    return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
-
-
 # Keys and values that a recipe or a command line may hold and a record or a card may not.
 SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
 NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
@@ -263,11 +265,8 @@ def remove_secrets(config: Any) -> Any:
         return [remove_secrets(value) for value in config]
     if not isinstance(config, dict):
         return config
-    kept = {}
-    for key, value in config.items():
-        if SECRET_KEYS.search(str(key)) is None or key in NO_SECRETS:
-            kept[key] = remove_secrets(value) if isinstance(value, (str, list, dict)) else value
-    return kept
+    named = [key for key in config if SECRET_KEYS.search(str(key)) and key not in NO_SECRETS]
+    return {key: remove_secrets(value) for key, value in config.items() if key not in named}
 
 
 def spell_command(words: list[str]) -> str:

@@ -274,7 +274,7 @@ class RunFolders:
 
     def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
         """
-        Rename the checkpoints that are newer than the one from which the run goes on.
+        Rename the checkpoints that are newer than the one from which the run goes on, and log it.
 
         The run has gone back behind their steps, and the next resume would take the newest of them for its own.
 
@@ -288,7 +288,13 @@ class RunFolders:
         steps = steps_of(self.output_dir)
         here = [step for path, step in steps.items() if path.resolve() == checkpoint.resolve()]
         newer = [path for path, step in steps.items() if here and step > here[0] and path.name not in unusable]
-        return {path.name: rename_abandoned(path).name for path in newer}
+        renamed = {path.name: rename_abandoned(path).name for path in newer}
+        for name, now in renamed.items():
+            logger.warning(
+                f"{name} is newer than {checkpoint.name}, from which the run resumes, so it was renamed to {now}. "
+                "Delete it if you do not need it."
+            )
+        return renamed
 
     def remove_oldest(
         self, step: int, limit: int | None, best: str | os.PathLike | None, run_id: str | None = None

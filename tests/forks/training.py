@@ -1,7 +1,6 @@
 """A training as it is told, in a process of its own that can be killed: see server.py."""
 
 import os
-import resource
 import signal
 import sys
 import time
@@ -112,9 +111,6 @@ def wait_in_save(trainer, step, signals):
 def train(spec):
     calls = kill_at_call(spec["kill_at_call"]) if "kill_at_call" in spec else None
     trainer = build(spec["model"], spec["out"], spec["lora"], spec["prompts"], spec["keys"])
-    if "files_of_at_most" in spec:  # no file can grow beyond a size from then on: what a full disk does to a save
-        step, size = spec["files_of_at_most"]
-        trainer.add_callback(AtStep(step, lambda args: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))))
     for key, act in (("kill_at_step", kill), ("hold_at_step", hold)):
         if key in spec:
             trainer.add_callback(AtStep(spec[key], act))

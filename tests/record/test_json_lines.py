@@ -1,16 +1,6 @@
 """A file of one JSON object on each line, which survives a run that was cut short."""
 
-import json
-
 from trl_prorl.run_files import JsonLines, read_jsonl
-
-
-def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 8)) + '{"step": 8, "rew')
-    log = JsonLines(path, keep=lambda row: row["step"] <= 5)
-    log.write({"step": 6, "again": True})
-    assert read_jsonl(path) == [{"step": s} for s in range(1, 6)] + [{"step": 6, "again": True}]
 
 
 def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):

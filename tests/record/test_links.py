@@ -15,25 +15,17 @@ def out(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name, target", [("README.md", "../secret"), ("checkpoint-1/model", "../../private")])
+@pytest.mark.parametrize(
+    "name, target",
+    [("README.md", "../secret"), ("checkpoint-1/model", "../../private"), ("a", "OUT/private"), ("a", "OUT/nowhere")],
+)
 def test_a_link_that_leads_out_is_named(out, name, target):
-    (out / name).symlink_to(target)
-    with pytest.raises(InputError, match=f"output_dir='x' contains the link '{name}'"):
+    (out / name).symlink_to(target.replace("OUT", str(out.parent)))
+    (out / "samples" / "other").symlink_to(f"../{name}")  # inside, by way of the first
+    with pytest.raises(
+        InputError, match=f"output_dir='x' contains the link '{name}'.*{out.parent / target.rpartition('/')[2]}"
+    ):
         check_links(out, "output_dir='x'")
-
-
-@pytest.mark.parametrize("target", ["private", "nowhere"])
-def test_an_absolute_link_that_leads_out_is_named(out, target):
-    (out / "earlier-1").symlink_to(out.parent / target)
-    with pytest.raises(InputError, match=f"'earlier-1'.*{out.parent / target}"):
-        check_links(out)
-
-
-def test_a_link_by_way_of_another_one(out):
-    (out / "samples" / "other").symlink_to("../ref")
-    (out / "ref").symlink_to(out.parent / "private")
-    with pytest.raises(InputError, match="contains the link 'ref'"):
-        check_links(out)
 
 
 def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):

@@ -80,42 +80,27 @@ def test_a_killed_process_holds_nothing_though_its_children_live_on(tmp_path, qu
 
 
 WITHOUT_FCNTL = """
-import sys
-sys.modules["fcntl"] = None
-import trl_prorl.train
-from trl_prorl.run_folder import FolderInUseError, FolderLock
-lock = FolderLock(sys.argv[1])
-lock.hold()
-try:
-    FolderLock(sys.argv[1]).hold()
-except FolderInUseError:
-    lock.release()
-    FolderLock(sys.argv[1]).hold()
-    print("one holder")
-"""
-
-
-def test_where_the_kernel_has_no_locks_a_folder_has_one_holder_too(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_FCNTL, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == "one holder\n", done.stderr
-
-
-KILLED_WITHOUT_FCNTL = """
 import os, sys
 sys.modules["fcntl"] = None
-from trl_prorl.run_folder import FolderLock, RunFolders
+from trl_prorl.run_folder import FolderInUseError, FolderLock, RunFolders
 folders = RunFolders(sys.argv[1])
 folders.check_usable()
-lock = FolderLock(*folders.paths.values())
+lock = FolderLock(sys.argv[1])
+for _ in range(2):
+    lock.hold()
+    folders.check_usable()  # as a recipe's trainer does
+    try:
+        FolderLock(sys.argv[1]).hold()
+        sys.exit("two holders")
+    except FolderInUseError:
+        lock.release()
 lock.hold()
-folders.check_usable()  # as a recipe's trainer does
 os.kill(os.getpid(), 9)
 """
 
 
-def test_where_the_kernel_has_no_locks_a_killed_run_goes_on(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", KILLED_WITHOUT_FCNTL, str(tmp_path)]
+def test_where_the_kernel_has_no_locks_a_folder_has_one_holder_and_a_killed_run_goes_on(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_FCNTL, str(tmp_path)]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr

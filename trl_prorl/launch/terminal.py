@@ -1,4 +1,8 @@
-"""The lines that a run shows while it trains: how it begins, each log and each event, how it ends."""
+"""
+The lines that a run shows while it trains: how it begins, each log and each event, how it ends.
+
+In reading order: `Terminal`, a callback; what it says of a run that begins; a line of a log, and of an event.
+"""
 
 import logging
 import sys
@@ -34,131 +38,6 @@ IN_A_LINE = [
 ]
 REFERENCE_MOVED = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
 OF_AN_EVALUATION = ("_reward", "_in_training")
-
-
-def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> str:
-    """
-    Write one line of a log: the metrics that tell how a run goes, those of a KL where the run has one.
-
-    Where none of those is there, the evaluation's; else all numbers of the log.
-    """
-    if "train_runtime" in logs:
-        return f"trained to step {step} in {logs['train_runtime']:.4g} s"
-    names = [key for key in IN_A_LINE if key in logs and (has_kl or key not in KLS)]
-    each = [key for key in logs if key.startswith("rewards/") and key.endswith("/mean")]
-    if len(each) > 1 and names:  # that of one alone is `reward`
-        names += each
-    evaluated = [key for key in logs if key.startswith("eval_") and key.endswith(OF_AN_EVALUATION) or "_pass@" in key]
-    numbers = [key for key, value in logs.items() if isinstance(value, (int, float))]
-    values = []
-    for name in names or evaluated or numbers:
-        label = name.rpartition("/")[2] if name in IN_A_LINE else name.removesuffix("/mean")
-        value = logs[name]
-        values.append(f"{label} {value:.4g}" if isinstance(value, float) else f"{label} {value}")
-    return f"step {step}: " + "  ".join(values)
-
-
-def write_event_line(event: Mapping[str, Any]) -> str:
-    """Write one line of an event, see docs/reference.md."""
-    parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
-    if event["event"] == RESET:
-        moved = f"the reference moved by {event['ref_reset_mix']:g} towards the policy"
-        parts.append(REFERENCE_MOVED.get(event["ref_reset_mix"], moved))
-        parts.append(f"optimizer {event['optimizer_reset']}")
-        if event.get("kl_before") is not None:
-            parts.append(f"kl_ref was {event['kl_before']:.4g}")
-    if event["event"] == NONFINITE:
-        parts.append(f"{event['tensor']}: the update was skipped")
-    if event["event"] == GROWTH:
-        parts.append(f"rank {event['rank_before']} -> {event['rank']}")
-    line = ", ".join(parts)
-    if event.get("reason"):
-        line += f" ({event['reason']})"
-    return line
-
-
-def describe_resets(args, steps: int) -> str:
-    """Describe when a run of so many optimizer steps resets."""
-    triggers = []
-    if args.ref_reset_every > 0:
-        first = args.first_reset(steps)
-        triggers.append("never" if first is None else f"first after step {first}")
-    for key in TRIGGER_KEYS:
-        value = getattr(args, key)
-        if key != "ref_reset_every" and value:
-            triggers.append(f"{key}={value}")
-    return "; ".join(triggers) or "none"
-
-
-def describe_processes(args) -> str | None:
-    """Describe how many completions a step of several processes trains on; `None` for one process."""
-    processes = args.world_size
-    if processes == 1:
-        return None
-    of_one = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    line = f"{processes} processes: {of_one * processes} completions per step, {processes} times as many as with one"
-    if args.gradient_accumulation_steps % processes == 0:
-        accumulated = args.gradient_accumulation_steps // processes
-        line += f"; set gradient_accumulation_steps: {accumulated} to keep {of_one}"
-    return line
-
-
-def banner(trainer, steps: int) -> list[str]:
-    """Write the lines with which a run of so many optimizer steps begins."""
-    args = trainer.args
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    trained = sum(param.numel() for param in policy.parameters() if param.requires_grad)
-    kind = "LoRA, " if hasattr(policy, "peft_config") else "all "
-    name = trainer.base_name() or type(policy).__name__
-    frozen = trainer.parts.get("frozen_ranks")
-    if frozen is not None:
-        trained -= frozen.size
-        kind = f"new LoRA on top of a trained one of rank {frozen.rank}, "
-    facts = {
-        "trains": f"{name} ({kind}{trained:,} parameters), {steps} steps",
-        "reward": ", ".join(trainer.reward_func_names),
-        "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
-        "resets": describe_resets(args, steps),
-        "pack_groups": trainer.acceleration.packing,
-        "compact_generation": trainer.acceleration.generation,
-        "run folder": trainer.run_dir,
-    }
-    return [f"{name:<20}{fact}" for name, fact in facts.items()]
-
-
-def describe_shared_prompts(trainer) -> list[str]:
-    """
-    Return a line for each evaluation set that shares prompts with the training set, or cannot be compared with it.
-    """
-    evaluation = trainer.eval_dataset
-    sets = {"eval_dataset": evaluation} if evaluation is not None else {}
-    if isinstance(evaluation, dict):
-        sets = {f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()}
-    lines = []
-    for which, rows in sets.items():
-        share = trainer.share_in_training(rows)
-        if share is None:
-            lines.append(f"{which} could not be compared with the training set: some prompts cannot be read")
-        elif share > 0:
-            lines.append(f"{which} is not held-out: {share:.0%} of its prompts occur in the training set")
-    return lines
-
-
-def warn_of_low_rate(optimizer) -> None:
-    """Warn where an adapter is trained by a rate of full fine-tuning, as TRL's default is."""
-    rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
-    if 0.0 < rate <= TRL_RATE:
-        logger.warning(
-            f"learning_rate={rate:g} is too low for LoRA, the adapter will hardly change: TRL's default, "
-            f"{TRL_RATE:g}, is meant for full fine-tuning. Set learning_rate: {LORA_RATES}."
-        )
-
-
-class ProgressBar(ProgressCallback):
-    """Is transformers' bar, without the dict of all metrics: [`Terminal`] writes a line instead."""
-
-    def on_log(self, *args, **kwargs):
-        pass
 
 
 class Terminal(PrinterCallback):
@@ -242,3 +121,128 @@ class Terminal(PrinterCallback):
         if self.logs and state.is_local_process_zero and is_shown:
             has_kl = any(getattr(args, anchor.key) != 0.0 for anchor in ANCHORS)
             self.say(write_log_line(logs, state.global_step, has_kl))
+
+
+class ProgressBar(ProgressCallback):
+    """Is transformers' bar, without the dict of all metrics: [`Terminal`] writes a line instead."""
+
+    def on_log(self, *args, **kwargs):
+        pass
+
+
+def banner(trainer, steps: int) -> list[str]:
+    """Write the lines with which a run of so many optimizer steps begins."""
+    args = trainer.args
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    trained = sum(param.numel() for param in policy.parameters() if param.requires_grad)
+    kind = "LoRA, " if hasattr(policy, "peft_config") else "all "
+    name = trainer.base_name() or type(policy).__name__
+    frozen = trainer.parts.get("frozen_ranks")
+    if frozen is not None:
+        trained -= frozen.size
+        kind = f"new LoRA on top of a trained one of rank {frozen.rank}, "
+    facts = {
+        "trains": f"{name} ({kind}{trained:,} parameters), {steps} steps",
+        "reward": ", ".join(trainer.reward_func_names),
+        "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
+        "resets": describe_resets(args, steps),
+        "pack_groups": trainer.acceleration.packing,
+        "compact_generation": trainer.acceleration.generation,
+        "run folder": trainer.run_dir,
+    }
+    return [f"{name:<20}{fact}" for name, fact in facts.items()]
+
+
+def describe_resets(args, steps: int) -> str:
+    """Describe when a run of so many optimizer steps resets."""
+    triggers = []
+    if args.ref_reset_every > 0:
+        first = args.first_reset(steps)
+        triggers.append("never" if first is None else f"first after step {first}")
+    for key in TRIGGER_KEYS:
+        value = getattr(args, key)
+        if key != "ref_reset_every" and value:
+            triggers.append(f"{key}={value}")
+    return "; ".join(triggers) or "none"
+
+
+def describe_processes(args) -> str | None:
+    """Describe how many completions a step of several processes trains on; `None` for one process."""
+    processes = args.world_size
+    if processes == 1:
+        return None
+    of_one = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    line = f"{processes} processes: {of_one * processes} completions per step, {processes} times as many as with one"
+    if args.gradient_accumulation_steps % processes == 0:
+        accumulated = args.gradient_accumulation_steps // processes
+        line += f"; set gradient_accumulation_steps: {accumulated} to keep {of_one}"
+    return line
+
+
+def describe_shared_prompts(trainer) -> list[str]:
+    """
+    Return a line for each evaluation set that shares prompts with the training set, or cannot be compared with it.
+    """
+    evaluation = trainer.eval_dataset
+    sets = {"eval_dataset": evaluation} if evaluation is not None else {}
+    if isinstance(evaluation, dict):
+        sets = {f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()}
+    lines = []
+    for which, rows in sets.items():
+        share = trainer.share_in_training(rows)
+        if share is None:
+            lines.append(f"{which} could not be compared with the training set: some prompts cannot be read")
+        elif share > 0:
+            lines.append(f"{which} is not held-out: {share:.0%} of its prompts occur in the training set")
+    return lines
+
+
+def warn_of_low_rate(optimizer) -> None:
+    """Warn where an adapter is trained by a rate of full fine-tuning, as TRL's default is."""
+    rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
+    if 0.0 < rate <= TRL_RATE:
+        logger.warning(
+            f"learning_rate={rate:g} is too low for LoRA, the adapter will hardly change: TRL's default, "
+            f"{TRL_RATE:g}, is meant for full fine-tuning. Set learning_rate: {LORA_RATES}."
+        )
+
+
+def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> str:
+    """
+    Write one line of a log: the metrics that tell how a run goes, those of a KL where the run has one.
+
+    Where none of those is there, the evaluation's; else all numbers of the log.
+    """
+    if "train_runtime" in logs:
+        return f"trained to step {step} in {logs['train_runtime']:.4g} s"
+    names = [key for key in IN_A_LINE if key in logs and (has_kl or key not in KLS)]
+    each = [key for key in logs if key.startswith("rewards/") and key.endswith("/mean")]
+    if len(each) > 1 and names:  # that of one alone is `reward`
+        names += each
+    evaluated = [key for key in logs if key.startswith("eval_") and key.endswith(OF_AN_EVALUATION) or "_pass@" in key]
+    numbers = [key for key, value in logs.items() if isinstance(value, (int, float))]
+    values = []
+    for name in names or evaluated or numbers:
+        label = name.rpartition("/")[2] if name in IN_A_LINE else name.removesuffix("/mean")
+        value = logs[name]
+        values.append(f"{label} {value:.4g}" if isinstance(value, float) else f"{label} {value}")
+    return f"step {step}: " + "  ".join(values)
+
+
+def write_event_line(event: Mapping[str, Any]) -> str:
+    """Write one line of an event, see docs/reference.md."""
+    parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
+    if event["event"] == RESET:
+        moved = f"the reference moved by {event['ref_reset_mix']:g} towards the policy"
+        parts.append(REFERENCE_MOVED.get(event["ref_reset_mix"], moved))
+        parts.append(f"optimizer {event['optimizer_reset']}")
+        if event.get("kl_before") is not None:
+            parts.append(f"kl_ref was {event['kl_before']:.4g}")
+    if event["event"] == NONFINITE:
+        parts.append(f"{event['tensor']}: the update was skipped")
+    if event["event"] == GROWTH:
+        parts.append(f"rank {event['rank_before']} -> {event['rank']}")
+    line = ", ".join(parts)
+    if event.get("reason"):
+        line += f" ({event['reason']})"
+    return line
