@@ -297,6 +297,6 @@ class EvaluationMixin:
         entropies = zero_masked(policy_pass.entropies, mask.bool()).sum(dim=1)
         self.evaluated.add(tokens=of_rows, entropies=gather(entropies))
         tokens = of_rows.sum().item()
-        self.means.add_evaluated(tokens)
+        self.means.add_tokens("eval", [tokens])
         weight = tokens if self.loss_type in TOKEN_LOSSES else len(of_rows)
         self.evaluated.add_loss(gather(loss.detach()).mean().item(), weight)

@@ -344,10 +344,13 @@ class Means(Part):
             if len(values) > before.get(metric, 0):
                 self.add(mode, metric, counts.get(metric, rows))
 
-    def add_evaluated(self, tokens: float) -> None:
-        """Record the number of tokens of the newest loss of an evaluation."""
+    def add_tokens(self, mode: str, tokens: Sequence[float]) -> None:
+        """Record the tokens of the newest micro-batches, of which means over tokens have no weight yet."""
+        weights = self._weights[mode]
         for metric in self.of_tokens:
-            self._complete("eval", metric, [tokens])
+            missing = len(self.metrics[mode].get(metric, ())) - len(weights.get(metric, ()))
+            if missing == len(tokens):
+                weights.setdefault(metric, []).extend(tokens)
 
     def row(self, step: int, row: Mapping[str, float]) -> None:
         """Record the number of tokens of the micro-batches of a step."""
@@ -359,23 +362,12 @@ class Means(Part):
             if "entropy" in row:
                 metrics["entropy"].append(row["entropy"])
                 self.add("train", "entropy", self.meter.tokens_of_means["entropy"])
-        for metric in self.of_tokens:
-            self._complete("train", metric, tokens)
-
-    def _complete(self, mode: str, metric: str, weights: Sequence[float]) -> None:
-        """Add weights to a metric whose newest values have none."""
-        missing = len(self.metrics[mode].get(metric, ())) - len(self._weights[mode].get(metric, ()))
-        if missing == len(weights):
-            self._weights[mode].setdefault(metric, []).extend(weights)
+        self.add_tokens("train", tokens)
 
     def read(self) -> None:
-        """Read what micro-batches of training have left on the device, all at once."""
-        lists = [*self.metrics["train"].values(), *self._weights["train"].values()]
-        places = [(values, place) for values in lists for place, value in enumerate(values) if torch.is_tensor(value)]
-        if places:
-            numbers = torch.stack([values[place] for values, place in places]).tolist()
-            for (values, place), number in zip(places, numbers, strict=True):
-                values[place] = number
+        """Read what micro-batches of training have left on the device."""
+        for values in [*self.metrics["train"].values(), *self._weights["train"].values()]:
+            values[:] = [value.item() if torch.is_tensor(value) else value for value in values]
 
     def combine(self, mode: str) -> None:
         """Leave of each metric one value, over all rows and tokens since the last log."""
