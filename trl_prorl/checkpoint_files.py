@@ -41,22 +41,22 @@ class WholeCheckpoint:
     Holds a checkpoint under construction: it is written aside, and gets its name when it is whole.
 
     Args:
-        run_dir (`Path`): The folder of all checkpoints.
+        output_dir (`Path`): The folder of all checkpoints.
         step (`int`): Optimizer steps done.
         resumable (`bool`): Whether optimizer, schedule and random states will be in it.
         sharded (`bool`): Whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed
             do.
     """
 
-    def __init__(self, run_dir: Path, step: int, resumable: bool, sharded: bool = False):
+    def __init__(self, output_dir: Path, step: int, resumable: bool, sharded: bool = False):
         name = f"checkpoint-{step}"
-        self.run_dir = run_dir
+        self.output_dir = output_dir
         self.step = step
         self.resumable = resumable
         self.sharded = sharded
-        self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
+        self.folder = output_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
         self.aside = self.folder / name
-        self.final = run_dir / name
+        self.final = output_dir / name
         self.failure: Exception | None = None  # the first write of this process that failed
 
     @contextmanager
@@ -73,18 +73,18 @@ class WholeCheckpoint:
             if not is_failed_write(error) or isinstance(error, RunError):
                 raise
             if self.sharded:
-                raise CheckpointError(describe_failed_write(self.final, self.run_dir, error)) from error
+                raise CheckpointError(describe_failed_write(self.final, self.output_dir, error)) from error
             if self.failure is None:
                 self.failure = error
 
     @contextmanager
-    def write_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
+    def write_aside(self, accelerator, gives_name: bool, record: Iterable[Path]) -> Iterator[None]:
         """
         Let all processes write the checkpoint in this context; at its end one of them gives it its name.
 
         Args:
             accelerator: Accelerate's.
-            names (`bool`): Whether this process gives the name.
+            gives_name (`bool`): Whether this process gives the name.
             record (`Iterable[Path]`): Log files, which are synchronised to disk before.
 
         Raises:
@@ -93,28 +93,28 @@ class WholeCheckpoint:
         """
         with self.note_failure():
             yield
-        self._settle(accelerator, names)
-        if names:
+        self._settle(accelerator, gives_name)
+        if gives_name:
             with self.note_failure():
                 for path in record:
                     sync(path)
                 name_checkpoint(self.aside, self.final, self.step, self.resumable)
                 self.folder.rmdir()
-        self._settle(accelerator, names)
+        self._settle(accelerator, gives_name)
 
-    def _settle(self, accelerator, names: bool) -> None:
+    def _settle(self, accelerator, gives_name: bool) -> None:
         """Wait for every process, and raise the first failure of any of them in all, once nobody writes any more."""
         from accelerate.utils import gather_object  # who asks for the newest checkpoint need not wait for torch
 
         message = None
         if self.failure is not None:
-            message = describe_failed_write(self.final, self.run_dir, self.failure)
+            message = describe_failed_write(self.final, self.output_dir, self.failure)
             if accelerator.num_processes > 1:
                 message = f"In process {accelerator.process_index}, {message}"
         messages = [found for found in gather_object([message]) if found is not None]
         if not messages:
             return
-        if names:
+        if gives_name:
             shutil.rmtree(self.folder, ignore_errors=True)
         error = CheckpointError(messages[0])
         error.said_elsewhere = not accelerator.is_main_process  # one line is enough
@@ -170,11 +170,11 @@ def is_failed_write(error: Exception) -> bool:
     return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 
 
-def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
+def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> str:
     """Write the message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
-    steps = steps_of(run_dir)
+    steps = steps_of(output_dir)
     newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
-    free = shutil.disk_usage(run_dir).free / 2**30
+    free = shutil.disk_usage(output_dir).free / 2**30
     return (
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {newest}. Free some "
         "space, lower save_total_limit or set another output_dir, then resume with resume_from_checkpoint: true."

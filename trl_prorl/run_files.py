@@ -329,17 +329,19 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     return total
 
 
-def read_text(path: str | os.PathLike, most: int | None = None) -> str:
+def read_text(path: str | os.PathLike, max_bytes: int | None = None) -> str:
     """
     Read a text in UTF-8, without the byte order mark that some editors begin it with.
 
     Raises:
-        `InputError`: The file cannot be read, has more than `most` bytes, or is not text.
+        `InputError`: The file cannot be read, has more than `max_bytes`, or is not text.
     """
     try:
         size = os.path.getsize(path)
-        if most is not None and size > most:
-            raise InputError(f"'{path}' has {size:,} bytes, more than the {most:,} that are read; create it again")
+        if max_bytes is not None and size > max_bytes:
+            raise InputError(
+                f"'{path}' has {size:,} bytes, more than the {max_bytes:,} that are read; create it again"
+            )
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
