@@ -147,7 +147,7 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
     if switched_off(changed, "lora_growth_every"):
         fixed["lora_growth_every"] = "the adapter of the checkpoint may have grown (a larger value is allowed)"
     if now.get("beta") and not any(is_on(now.get(key)) for key in TRIGGER_KEYS):
-        fixed |= dict.fromkeys(TRIGGER_KEYS, REFERENCE_MOVED)
+        fixed |= {key: REFERENCE_MOVED for key in TRIGGER_KEYS if switched_off(changed, key)}
     if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
         fixed["optim"] = OTHER_OPTIMIZER
     schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
