@@ -54,6 +54,8 @@ class Recorder(Part):
         accelerator: Sums over processes.
     """
 
+    remembers = ("kl_ref", "batches")
+
     def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
         self.args = args
         self.meter = meter
@@ -72,7 +74,7 @@ class Recorder(Part):
         self.kl_ref: float | None = None  # of the last finished step
         # The entries of the generation batches of a step, each with the number of rows that it is a mean of. The steps
         # after it, which train on the same batches, have them too.
-        self._batches: dict[str, list[Sequence[float]]] = {}
+        self.batches: dict[str, list[Sequence[float]]] = {}
         self._counts: Mapping[str, int] = {}
         self._begin_row()
         self.meter.abandon_step()
@@ -80,13 +82,6 @@ class Recorder(Part):
     def _begin_row(self) -> None:
         self.of_step: dict[str, float | None] = {"time_reward": 0.0, "time_eval": 0.0}  # entries that are known
         self._clipped: list[float] = []  # share of each micro-batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kl_ref": self.kl_ref, "batches": self._batches}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.kl_ref = state["kl_ref"]
-        self._batches = state["batches"]
 
     # A step, from its generation to its row.
 
@@ -105,11 +100,11 @@ class Recorder(Part):
         advantages = self.accelerator.gather(batch["advantages"].float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
         if "tokens_generated" not in self.of_step:  # the first generation of this step
-            self._batches = {}
+            self.batches = {}
             self.of_step["tokens_generated"] = 0
         self.of_step["tokens_generated"] += tokens
         for name, value in {"advantage_mean": mean, "advantage_std": deviation, **measured}.items():
-            self._batches.setdefault(name, []).append((value, self._counts.get(name, len(advantages))))
+            self.batches.setdefault(name, []).append((value, self._counts.get(name, len(advantages))))
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Add one micro-batch to the means over tokens."""
@@ -160,7 +155,7 @@ class Recorder(Part):
             skips (`int`): Optimizer steps that were left out so far.
         """
         row: dict[str, float | None] = {"step": step}
-        for name, values_and_rows in self._batches.items():
+        for name, values_and_rows in self.batches.items():
             row[name] = weighted_mean(*zip(*values_and_rows, strict=True))
         row.update(self.meter.end_step(self.total, self.accelerator.num_processes))
         if self._clipped:
@@ -295,6 +290,7 @@ class Means(Part):
         meter ([`Meter`]): Knows the tokens of each micro-batch of a step.
     """
 
+    remembers = ("weights",)
     may_join = True  # with what is logged from then on
 
     def __init__(self, args, metrics: Mapping[str, dict[str, list[float]]], meter: Meter):
@@ -307,17 +303,11 @@ class Means(Part):
         self.begin()
 
     def begin(self) -> None:
-        self._weights: dict[str, dict[str, list]] = {"train": {}, "eval": {}}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weights": self._weights["train"]}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._weights["train"] = state["weights"]
+        self.weights: dict[str, dict[str, list]] = {"train": {}, "eval": {}}
 
     def add(self, mode: str, metric: str, weight: float | torch.Tensor) -> None:
         """Record what the newest value of a metric is a mean of: so many rows or tokens, 0 if of none."""
-        self._weights[mode].setdefault(metric, []).append(weight)
+        self.weights[mode].setdefault(metric, []).append(weight)
 
     def lengths(self, mode: str) -> dict[str, int]:
         """Return how many values each metric has."""
@@ -346,7 +336,7 @@ class Means(Part):
 
     def add_tokens(self, mode: str, tokens: Sequence[float]) -> None:
         """Record the tokens of the newest micro-batches, of which means over tokens have no weight yet."""
-        weights = self._weights[mode]
+        weights = self.weights[mode]
         for metric in self.of_tokens:
             missing = len(self.metrics[mode].get(metric, ())) - len(weights.get(metric, ()))
             if missing == len(tokens):
@@ -366,14 +356,14 @@ class Means(Part):
 
     def read(self) -> None:
         """Read what micro-batches of training have left on the device."""
-        for values in [*self.metrics["train"].values(), *self._weights["train"].values()]:
+        for values in [*self.metrics["train"].values(), *self.weights["train"].values()]:
             values[:] = [value.item() if torch.is_tensor(value) else value for value in values]
 
     def combine(self, mode: str) -> None:
         """Leave of each metric one value, over all rows and tokens since the last log."""
         metrics = self.metrics[mode]
         for metric, values in list(metrics.items()):
-            weights = self._weights[mode].get(metric, [])
+            weights = self.weights[mode].get(metric, [])
             if len(weights) != len(values):
                 weights = [1.0] * len(values)
             pairs = zip(values, weights, strict=True)
@@ -384,4 +374,4 @@ class Means(Part):
                 metrics[metric] = [weighted_mean(values, weights)]
             elif metric in self.of_tokens:
                 del metrics[metric]  # of no token
-        self._weights[mode].clear()
+        self.weights[mode].clear()
