@@ -35,6 +35,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import load_base_model, load_point, trained_point
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.publish import files_to_push
+from trl_prorl.weights import copy_tensors
 
 
 TEXT = {
@@ -264,6 +265,15 @@ def test_more_than_factors_is_missed_too(keys, tiny_model, tmp_path):
     )
     with pytest.raises(InputError, match="missing"):
         load_model(tiny_model, tmp_path)
+
+
+@pytest.mark.parametrize("saved", [{"a": torch.ones(2), "b": torch.ones(1)}, {"a": torch.ones(2)}])
+def test_tensors_are_copied_all_or_none(tmp_path, saved):
+    save_file(saved, tmp_path / "x.safetensors")
+    tensors = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    with pytest.raises(InputError, match="x.safetensors.* b"):
+        copy_tensors(tmp_path / "x.safetensors", tensors)
+    assert not any(tensor.any() for tensor in tensors.values())
 
 
 def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):

@@ -235,8 +235,6 @@ def test_bf16_weights_are_not_rounded(make_trainer, tiny_model, sft):
 
 REFUSED = {
     "IA3": (IA3Config(), "IA3"),
-    "DoRA": (LoraConfig(**LORA, use_dora=True), "use_dora"),
-    "another beginning": (LoraConfig(**LORA, init_lora_weights=False), "init_lora_weights"),
     "fewer layers": (LoraConfig(target_modules=["q_proj"]), "down_proj, v_proj"),
 }
 

@@ -105,8 +105,10 @@ def test_a_full_model_is_pushed_as_one(online, run, tmp_path):
 
 
 def test_every_save_pushes_the_model_and_leaves_the_reference_out(online, run):
-    trainer = run(**A, hub_model_id="someone/saved", save_strategy="steps", save_steps=1, hub_always_push=True)
+    saves = {"save_strategy": "steps", "save_steps": 1, "hub_always_push": True}
+    trainer = run(**A, hub_model_id="someone/saved", hub_private_repo=True, **saves)
     trainer._finish_current_push()
+    assert online.repos["someone/saved"]["private"] is True
     assert online.repos["someone/saved"]["commits"] == ["Training in progress, step 1", "Training in progress, step 2"]
     assert set(online.files("someone/saved")) == MODEL | TOKENIZER | RECORD
     weights = Path(trainer.args.output_dir, "checkpoint-2", "adapter_model.safetensors").read_bytes()

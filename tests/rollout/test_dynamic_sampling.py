@@ -252,34 +252,22 @@ def test_every_row_of_the_table_of_completions_has_its_own_advantage(run):
     assert table["advantage"].tolist() == pytest.approx(centered.flatten().tolist(), abs=1e-5)
 
 
-def test_interruptions_are_those_of_the_first_round_as_rewards_are(run):
-    seen = []
-
-    def interrupted(trainer, ids):
-        return {"interrupted": [not seen and row % 4 == 0 for row in range(len(ids))]}
-
-    def reward(completions, **kwargs):
-        seen.append(len(completions))
-        return [0.0 if len(seen) == 1 else float(i) for i in range(len(completions))]
-
-    (row,) = rows(run(reward=reward, dynamic_sampling_rounds=1, max_steps=1, **rollout_of(6, interrupted)))
-    assert len(seen) == 2
-    assert (row["reward"], row["interrupted_fraction"]) == (0.0, 0.25)
-
-
-def test_every_completion_of_an_extra_round_keeps_its_own_columns(run):
-    """A rollout function may return a value a completion, for the reward to use."""
+def test_interruptions_are_those_of_the_first_round_as_rewards_are_and_every_completion_keeps_its_columns(run):
+    """A rollout function may return a value a completion, for the reward to use; here it decides the second round."""
     rounds = []
 
     def scored(trainer, completion_ids):
         rounds.append(len(completion_ids))
-        return {"score": [len(rounds) > 1 and sum(ids) for ids in completion_ids]}  # undecided at first
+        is_first = len(rounds) == 1
+        interrupted = [is_first and row % 4 == 0 for row in range(len(completion_ids))]
+        return {"interrupted": interrupted, "score": [0.0 if is_first else sum(ids) for ids in completion_ids]}
 
     def reward(completions, score, **columns):
         return [float(value) for value in score]
 
     keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, **rollout_of(6, scored)}
-    assert rows(run(reward=reward, **keys))[0]["groups_replaced"] == 2
+    (row,) = rows(run(reward=reward, **keys))
+    assert (row["reward"], row["interrupted_fraction"], row["groups_replaced"]) == (0.0, 0.25, 2)
 
 
 def test_cosine_by_hand():
