@@ -1,11 +1,10 @@
 """Held-out prompts of a run's task, and samples of the run's models: kept on disk, drawn only if missing."""
 
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +28,13 @@ from trl_prorl.eval.samples.models import (
 )
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import (
-    Sample,
     SamplingSettings,
     judge_completions,
     prepare_for_sampling,
     progress,
     sample,
 )
-from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
+from trl_prorl.eval.samples.store import COLUMNS, SAMPLES_FOLDER, SampleStore, content_ids, digest
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.launch.environment import installed
 from trl_prorl.launch.held_out import TrainingPrompts
@@ -94,9 +92,6 @@ class HeldOut:
             check_prompts(rows, f"{split} rows")
             self.rows = list(rows)
         except ValueError as error:
-            of_split = f"split={split!r} "
-            if str(error).startswith(of_split):
-                raise InputError(f"--split {split} {str(error).removeprefix(of_split)}") from error
             number = "" if prompts is None else f" --prompts {prompts}"
             raise InputError(f"--split {split}{number}: {error}") from error
         self.prompt_ids = content_ids(self.rows)
@@ -129,12 +124,17 @@ class HeldOut:
         settings = {
             "model": self._identity(point),
             "dtype": str(self._dtype(point)).removeprefix("torch."),
-            "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
+            "tokenizer": digest([self.tokenizer.get_vocab(), self.tokenizer.chat_template]),
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
         }
-        return SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, json.loads(json.dumps(settings)))
+        return SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, settings)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each prompt in `rows`, by its id."""
+        return {name: place for place, name in enumerate(self.prompt_ids)}
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
         """
@@ -150,10 +150,11 @@ class HeldOut:
         with store.exclusive():
             if point is self.base:
                 self._adopt(store)
-            missing = self._missing(store, n)
-            batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
+            # Samples after a gap, where a damaged file was removed, do not count, and are drawn again.
+            sizes = store.frame_in_line().groupby("prompt_id").size()
+            have = [int(sizes.get(name, 0)) for name in self.prompt_ids]
+            batches = plan({place: n - count for place, count in enumerate(have) if count < n}, self.batch_size)
             if batches:
-                have = {place: n - count for place, count in missing.items()}
                 self._draw(point, batches, have, sampling, store)
             store.merge()
             frame = self._regraded(store)
@@ -166,29 +167,19 @@ class HeldOut:
         Copy samples of the base, which variants share, from other runs in the same folder, for prompts without samples
         here. Anyone may have written them, so a line names their folder, and the verdicts are computed again.
         """
-        here = set(store.frame()["prompt_id"])
-        places = {name: place for place, name in enumerate(self.prompt_ids) if name not in here}
+        wanted = set(self.prompt_ids) - set(store.frame()["prompt_id"])
         for theirs in store.stores_beside(self.run_dir):
-            if not places:
+            if not wanted:
                 return
-            frame = self._samples_beside(theirs, places)
-            where = [places[name] for name in frame["prompt_id"]]
-            verdicts = [(None, None)] * len(where)
-            if self.grader is not None:
-                rows = [self.rows[place] for place in where]
-                verdicts = list(judge_completions(self.task, list(frame["completion"]), rows))
-            records = []
-            for place, row, (correct, answer) in zip(where, frame.to_dict("records"), verdicts, strict=True):
-                one = Sample(row["completion"], list(row["ids"]), bool(row["truncated"]), correct, answer)
-                records.append(self._record(place, row["sample"], one))
-                places.pop(row["prompt_id"], None)
-            if records:
-                store.add(records)
+            frame = self._graded(self._samples_beside(theirs, wanted))
+            if not frame.empty:
+                store.add(frame)
+                wanted -= set(frame["prompt_id"])
                 ours = visible(str(store.folder))
                 graded = ", with new verdicts" if self.grader else ""
-                print(f"{ours}: reused {len(records)} samples of {visible(str(theirs.folder))}{graded}.")
+                print(f"{ours}: reused {len(frame)} samples of {visible(str(theirs.folder))}{graded}.")
 
-    def _samples_beside(self, theirs: SampleStore, places: dict[str, int]) -> pd.DataFrame:
+    def _samples_beside(self, theirs: SampleStore, wanted: set[str]) -> pd.DataFrame:
         """Return the valid samples of another run on these prompts; none if a file cannot be read."""
         run_dir = theirs.folder.parent.parent
         try:
@@ -196,23 +187,25 @@ class HeldOut:
             frame = theirs.frame_in_line()
         except (InputError, RunError) as error:
             print(visible(f"{run_dir}: its samples of the base are not used: {error}."))
-            return theirs.empty()
-        prompts = {name: shown_prompt(self.rows[place]) for name, place in places.items()}
+            return pd.DataFrame(columns=COLUMNS)
+        prompts = {name: shown_prompt(self.rows[self.places[name]]) for name in wanted}
         is_usable = []
-        for name, prompt, text, ids in zip(
-            *(frame[column] for column in ("prompt_id", "prompt", "completion", "ids")), strict=True
-        ):
+        for name, prompt, text, ids in frame[["prompt_id", "prompt", "completion", "ids"]].itertuples(index=False):
             has_tokens = isinstance(ids, np.ndarray) and ids.dtype.kind == "i"
             is_usable.append(prompts.get(name) == prompt and isinstance(text, str) and has_tokens)
-        return frame[pd.Series(is_usable, frame.index, dtype=bool)]
+        return frame[np.array(is_usable, dtype=bool)]
 
-    def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
-        """
-        Return the number of missing samples of each prompt, by its place; negative if there are more than `n`. Samples
-        after a gap, where a damaged file was removed, do not count, and are drawn again.
-        """
-        have = store.frame_in_line().groupby("prompt_id").size()
-        return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
+    def _graded(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return samples of these prompts with new verdicts and answers."""
+        rows = [self.rows[self.places[name]] for name in frame["prompt_id"]]
+        graded = list(judge_completions(self.task, list(frame["completion"]), rows))
+        return frame.assign(
+            task=[row.get("task") for row in rows],
+            level=[row.get("level") for row in rows],
+            correct=[correct for correct, _ in graded],
+            answer=[answer for _, answer in graded],
+            grader=self.grader,
+        )
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
         """
@@ -220,26 +213,18 @@ class HeldOut:
         again.
         """
         frame = store.frame()
-        if self.grader is None:
+        stale = frame["prompt_id"].isin(self.places) & (frame["grader"] != self.grader)
+        if self.grader is None or not stale.any():
             return frame
-        places = {name: place for place, name in enumerate(self.prompt_ids)}
-        stale = frame["prompt_id"].isin(places) & (frame["grader"] != self.grader)
-        if stale.any():
-            old = frame[stale]
-            rows = [self.rows[places[name]] for name in old["prompt_id"]]
-            verdicts, answers = zip(*judge_completions(self.task, list(old["completion"]), rows), strict=True)
-            changed = sum(pd.notna(then) and new != then for new, then in zip(verdicts, old["correct"], strict=True))
-            # An old store has no answers, and one without a verifier no verdicts.
-            frame = frame.astype({"answer": object, "correct": object})
-            frame.loc[stale, "correct"] = verdicts
-            frame.loc[stale, "grader"] = self.grader
-            frame.loc[stale, "answer"] = pd.Series(answers, old.index, dtype=object)
-            store.replace(frame)
-            if changed:
-                folder = visible(str(store.folder))
-                what = "verifier has" if self.name.is_own else "graders have"
-                print(f"{folder}: the {what} changed, and so have {changed} of {len(old)} verdicts.")
-        return frame
+        old = frame[stale]
+        new = self._graded(old)
+        store.replace(pd.concat([frame[~stale], new]))
+        changed = (old["correct"].notna() & (old["correct"] != new["correct"])).sum()
+        if changed:
+            folder = visible(str(store.folder))
+            what = "verifier has" if self.name.is_own else "graders have"
+            print(f"{folder}: the {what} changed, and so have {changed} of {len(old)} verdicts.")
+        return store.frame()
 
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)
@@ -258,9 +243,7 @@ class HeldOut:
         """Yield a model to compute logits with, called as the model is."""
         yield load_point(point, self.config).eval()
 
-    def _draw(
-        self, point: Point, batches, have: dict[int, int], sampling: SamplingSettings, store: SampleStore
-    ) -> None:
+    def _draw(self, point: Point, batches, have: list[int], sampling: SamplingSettings, store: SampleStore) -> None:
         description = f"{self.run_dir.name}: {point.label}"
         if sampling.temperature == 0:
             description += ", greedy"
@@ -269,7 +252,7 @@ class HeldOut:
             for places, count in batches:
                 names = [self.prompt_ids[place] for place in places]
                 # A seed per batch: the samples do not depend on an earlier stop.
-                set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
+                set_seed(int(digest([self.seed, names, have[places[0]]])[:8], 16))
                 try:
                     rows = [self.rows[place] for place in places]
                     drawn = sample(
@@ -344,11 +327,7 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
         together = max(1, batch_size // count)
         for start in range(0, len(places), together):
             group = places[start : start + together]
-            left = count
-            while left:
-                draw = min(left, batch_size)
-                batches.append((group, draw))
-                left -= draw
+            batches += [(group, min(batch_size, count - first)) for first in range(0, count, batch_size)]
     return batches
 
 
@@ -360,11 +339,7 @@ def grader_version() -> str:
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
-    return digest(installed("math-verify"), installed("reasoning-gym"), *(path.read_text() for path in files))[:12]
-
-
-def digest(*parts) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return digest([installed("math-verify"), installed("reasoning-gym"), *(path.read_text() for path in files)])[:12]
 
 
 def check_run(run_dir: Path) -> dict:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,12 +117,8 @@ def trained_point(run_dir: Path, config: dict) -> Point:
     """
     folder = find_trained_model(run_dir, config)
     found, _ = checkpoints(folder, run_dir)
-    step = last_step(run_dir)
-    for checkpoint_step, path in sorted(found.items(), reverse=True):
-        if same_weights(path, folder):
-            step = checkpoint_step
-            break
-    return Point("trained", step, folder)
+    same = [step for step, path in found.items() if same_weights(path, folder)]
+    return Point("trained", max(same) if same else last_step(run_dir), folder)
 
 
 def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
@@ -148,16 +144,15 @@ def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int,
 
 def weight_files(folder: Path) -> list[str]:
     """Return the names of the weight files of a model."""
-    return sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
+    found = sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
+    return [name for name in found if name != TRAINING_ARGS_NAME]
 
 
 def same_weights(checkpoint: Path, folder: Path) -> bool:
     """Return whether a checkpoint has the same weights as a folder, byte by byte."""
-    names = [name for name in weight_files(folder) if name != TRAINING_ARGS_NAME]
-    if not names:
-        return False
-    _, different, unreadable = filecmp.cmpfiles(checkpoint, folder, names, shallow=False)
-    return not different and not unreadable
+    names = weight_files(folder)
+    same, _, _ = filecmp.cmpfiles(checkpoint, folder, names, shallow=False)
+    return bool(names) and same == names
 
 
 def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Point]:
@@ -217,8 +212,7 @@ def identity(folder: Path | None, config: dict) -> dict:
             with hub_errors(base):
                 AutoConfig.from_pretrained(base, revision=revision)  # updates the cache
             return {"name": base, "commit": hub_commit(base, revision)}
-        folder = Path(base)
-        return {"weights": weight_hashes(folder)}
+        return {"weights": weight_hashes(Path(base))}
     own = {"weights": weight_hashes(folder)}
     if kind_of_model(folder) == "adapter":
         own["base"] = identity(None, config)
@@ -230,9 +224,10 @@ def identity(folder: Path | None, config: dict) -> dict:
 
 def weight_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every weight file in a folder, and of an adapter's configuration, which scales them."""
-    globs = (*WEIGHTS, "adapter_config.json")
-    files = sorted(file for glob in globs for file in folder.glob(glob) if file.name != "training_args.bin")
-    return {file.name: file_sha256(file) for file in files}
+    names = weight_files(folder)
+    if kind_of_model(folder) == "adapter":
+        names.append("adapter_config.json")
+    return {name: file_sha256(folder / name) for name in names}
 
 
 def evaluation_dtype(config: Mapping) -> torch.dtype:
@@ -268,13 +263,12 @@ def load_base_model(config: dict, adapter: Path | None = None):
     with hub_errors(name):
         try:
             return load_saved(name, config, revision, adapter)
-        except InputError as error:
+        except InputError:
             if adapter is None:
                 raise
-            try:
+            with suppress(InputError):
                 return load_saved(name, config, revision, adapter, AutoModelForCausalLM)
-            except InputError:
-                raise error from None
+            raise
 
 
 def load_point(point: Point, config: dict):

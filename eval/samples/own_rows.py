@@ -1,7 +1,6 @@
 """A user's held-out rows and verifier in place of a task: from a script, or from the two functions of a plugin."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -43,9 +42,8 @@ class OwnRows(Task):
         self.rows_name = rows_name
         self.verifier_name = verifier_name
         if "prompt" not in getattr(rows, "column_names", ()):
-            raise InputError(
-                f"{rows_name} must be a datasets.Dataset with a column prompt, not {_describe_rows(rows)}"
-            )
+            columns = getattr(rows, "column_names", type(rows).__name__)
+            raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
         check_prompts(rows, rows_name)
         if len(rows) < 2:
             raise InputError(f"{rows_name} has {len(rows)} prompts; at least 2 are needed, and 20 for an interval")
@@ -74,12 +72,6 @@ class OwnRows(Task):
         return as_verdict(verdict, f"{self.verifier_name}, on the completion {completion[:80]!r},")
 
 
-def _describe_rows(rows) -> str:
-    if not isinstance(rows, Dataset):
-        return f"a {type(rows).__name__}"
-    return f"one with {', '.join(rows.column_names)}"
-
-
 def check_verifier(verifier: Callable, row: Mapping, name: str) -> None:
     """
     Test a verifier on a row, with texts that no model sampled.
@@ -90,22 +82,13 @@ def check_verifier(verifier: Callable, row: Mapping, name: str) -> None:
     form = f"write it as {name}(completion, row): it gets the text of one completion and returns True or False"
     if not callable(verifier):
         raise InputError(f"{name}={verifier!r} is not a function; {form}")
-    try:
-        signature = inspect.signature(verifier)
-    except ValueError:  # some functions written in C have none
-        signature = None
-    if signature is not None:
-        try:
-            signature.bind("", row)
-        except TypeError as error:
-            raise InputError(f"{name} has the signature {signature}; {form}") from error
     for text in TRIED:
         try:
             verdict = verifier(text, row)
         except Exception as error:
             raise InputError(
                 f"{name}({text!r}, row) raised {type(error).__name__}: {error}; the row has the columns "
-                f"{', '.join(row)}, and a completion can be any text, even an empty one"
+                f"{', '.join(row)}, and a completion can be any text, even an empty one; {form}"
             ) from error
         if not isinstance(verdict, bool | np.bool_):
             raise InputError(f"{name}({text!r}, row) returned {verdict!r}, a {type(verdict).__name__}; {form}")

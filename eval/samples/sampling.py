@@ -103,9 +103,8 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 def progress(total: int, description: str) -> tqdm:
     """Return a progress bar on stderr over samples; without a terminal, it prints once a minute after ten seconds."""
     in_notebook = "ipykernel" in sys.modules  # whose stderr is no terminal
-    if sys.stderr.isatty() or in_notebook:
-        return tqdm(total=total, desc=description, unit="sample")
-    return tqdm(total=total, desc=description, unit="sample", delay=10, mininterval=60)
+    seldom = {} if sys.stderr.isatty() or in_notebook else {"delay": 10, "mininterval": 60}
+    return tqdm(total=total, desc=description, unit="sample", **seldom)
 
 
 class TokensOnBar(StoppingCriteria):
@@ -155,24 +154,22 @@ def sample(
     task,
     rows: list[dict],
     n: int,
-    sampling: SamplingSettings | None = None,
+    sampling: SamplingSettings,
     *,
     compact: bool = False,
     bar: tqdm | None = None,
-    **fields,
 ) -> list[list[Sample]]:
     """
     Sample `n` completions for each of P rows in one call of `generate`, or in one call per turn, and grade them with
     `task.verify_many`.
 
-    `fields` are those of [`SamplingSettings`], if no `sampling` is given. A model's own generation config is ignored.
-    Samples depend on torch's global seed and on the batch. `compact` computes a prompt once for all its samples, and
-    drops a sample when it ends. A `bar` shows the number of the current token.
+    A model's own generation config is ignored. Samples depend on torch's global seed and on the batch. `compact`
+    computes a prompt once for all its samples, and drops a sample when it ends. A `bar` shows the number of the
+    current token.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
     """
-    sampling = sampling or SamplingSettings(**fields)
     model.eval()
     device = next(model.parameters()).device
     options = {"do_sample": False}
@@ -205,10 +202,10 @@ def sample(
 
     row_of_each = [row for row in rows for _ in range(n)]
     most = sampling.max_new_tokens
-    settings = sampling.chat_template_kwargs
+    settings = sampling.chat_template_kwargs or {}
     if task.turns > 1:
         prompts = prompt_ids(prepare_tokenizer(tokenizer), row_of_each, settings)
-        texts, completions = play(task, tokenizer, row_of_each, prompts, most, complete, **(settings or {}))
+        texts, completions = play(task, tokenizer, row_of_each, prompts, most, complete, **settings)
     else:
         completions = complete(prompt_ids(tokenizer, rows, settings), most, n)
         texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -42,6 +43,11 @@ COLUMNS = (
 )
 
 
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def content_ids(rows: list[dict]) -> list[str]:
     """
     Return an id for every row, made from its content only, so that it is equal in all runs.
@@ -51,9 +57,9 @@ def content_ids(rows: list[dict]) -> list[str]:
     seen: dict[str, int] = {}
     names = []
     for row in rows:
-        digest = hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        seen[digest] = place = seen.get(digest, -1) + 1
-        names.append(f"{digest}.{place}" if place else digest)
+        name = digest(row)[:16]
+        seen[name] = place = seen.get(name, -1) + 1
+        names.append(f"{name}.{place}" if place else name)
     return names
 
 
@@ -68,9 +74,8 @@ class SampleStore:
     """
 
     def __init__(self, folder: Path, label: str, settings: dict):
-        text = json.dumps(settings, sort_keys=True)
         self.settings = settings
-        self.folder = folder / f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        self.folder = folder / f"{label}-{digest(settings)[:12]}"
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Lock these samples against other evaluations inside a context; wait for one that is drawing them."""
@@ -95,33 +100,29 @@ class SampleStore:
                     f"{path} cannot be read ({error}): remove it, and its samples will be drawn again"
                 ) from error
         if not frames:
-            return self.empty()
+            return pd.DataFrame(columns=COLUMNS)
         whole = pd.concat(frames, ignore_index=True).reindex(columns=list(COLUMNS))
         # A stop between writing the merged file and removing its parts leaves both.
         return whole.drop_duplicates(["prompt_id", "sample"]).sort_values(["prompt_id", "sample"], ignore_index=True)
-
-    @staticmethod
-    def empty() -> pd.DataFrame:
-        """Return no sample."""
-        return pd.DataFrame({name: [] for name in COLUMNS})
 
     def frame_in_line(self) -> pd.DataFrame:
         """Return the samples of each prompt up to the first gap, left by a damaged file that was removed."""
         frame = self.frame()
         return frame[frame["sample"] == frame.groupby("prompt_id").cumcount()]
 
-    def add(self, rows: list[dict]) -> None:
-        """Save a batch of samples, `COLUMNS` each."""
-        self._begin()
-        first = rows[0]
-        self._write(pd.DataFrame(rows, columns=COLUMNS), f"part-{first['prompt_id']}-{first['sample']:04d}.parquet")
+    def add(self, rows: list[dict] | pd.DataFrame) -> None:
+        """Save a batch of samples, with the columns `COLUMNS`."""
+        frame = pd.DataFrame(rows, columns=list(COLUMNS))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / SETTINGS_FILE).exists():
+            write_json(self.folder / SETTINGS_FILE, self.settings)
+        first = frame.iloc[0]
+        self._write(frame, f"part-{first['prompt_id']}-{first['sample']:04d}.parquet")
 
     def merge(self) -> None:
         """Merge all files into one."""
-        parts = self._files()
-        if parts == [self.folder / WHOLE] or not parts:
-            return
-        self.replace(self.frame())
+        if any(path.name != WHOLE for path in self._files()):
+            self.replace(self.frame())
 
     def replace(self, frame: pd.DataFrame) -> None:
         """Replace all samples by these."""
@@ -137,15 +138,11 @@ class SampleStore:
             store = copy.copy(self)
             store.folder = folder
             try:
-                if folder.resolve() != self.folder.resolve() and read_json(folder / SETTINGS_FILE) == self.settings:
-                    yield store
+                same = digest(read_json(folder / SETTINGS_FILE)) == digest(self.settings)
             except InputError:
                 continue
-
-    def _begin(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / SETTINGS_FILE).exists():
-            write_json(self.folder / SETTINGS_FILE, self.settings)
+            if same and folder.resolve() != self.folder.resolve():
+                yield store
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.parquet"), key=lambda path: (path.name != WHOLE, path.name))

@@ -103,12 +103,6 @@ class TrainerHeldOut(HeldOut):
             return torch.bfloat16  # from accelerate's autocast, which wraps a full model's forward
         return next(self.policy.parameters()).dtype
 
-    def _below(self, point: Point):
-        """Restore, inside the context, the original weights below the adapter if the point is the base."""
-        if point is self.base and self.restart is not None:
-            return self.restart.undone()
-        return nullcontext()
-
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
         if point is self.base and not self.base_below:
@@ -128,12 +122,14 @@ class TrainerHeldOut(HeldOut):
     @contextmanager
     def as_point(self, point: Point) -> Iterator[None]:
         """Make the policy the model of a point inside the context: as it is, or as the base."""
-        as_base = nullcontext()
-        if point is self.base:
-            as_base = (
-                self.initial_adapter.in_place() if self.initial_adapter is not None else self.policy.disable_adapter()
-            )
-        with self._below(point), as_base:
+        if point is not self.base:
+            yield
+            return
+        original = self.restart.undone() if self.restart is not None else nullcontext()
+        as_base = self.policy.disable_adapter()
+        if self.initial_adapter is not None:
+            as_base = self.initial_adapter.in_place()
+        with original, as_base:
             yield
 
 
