@@ -1,6 +1,6 @@
 """
 The keys. Each is declared once: type, default, [`Key`] and, in the docstring, its description. Help, the reference
-page, value checks, resume rules, names of configurations in a report and `ProRLConfig.is_trl` are derived from that.
+page, value checks, names of configurations in a report and `ProRLConfig.is_trl` are derived from that.
 Nothing slow is imported, because command lines are checked before torch is imported.
 """
 
