@@ -191,7 +191,14 @@ WRONG = [
     {"max_steps": 0},
     {"num_train_epochs": 0},
 ]
-RIGHT = [{"epsilon_high": INF}, {"reward_weights": [0.0, 1.0]}, {"pad_to_multiple_of": "auto"}, {"max_steps": 1}]
+RIGHT = [
+    {"epsilon_high": INF},
+    {"max_grad_norm": None},
+    {"top_k": None},
+    {"reward_weights": [0.0, 1.0]},
+    {"pad_to_multiple_of": "auto"},
+    {"max_steps": 1},
+]
 
 
 @pytest.mark.parametrize("keys", WRONG, ids=str)
