@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import is_peft_model, send_to_device
+from accelerate.utils import is_peft_model
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
@@ -594,18 +596,30 @@ def last_rollback(run_dir: Path) -> dict[str, Any] | None:
 
 
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
-    """Write micro-batches. Their tensors are copied, because torch would save all of what they are slices of."""
-    copies = []
-    for batch in batches:
-        tensors = {name: value.clone() for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        copies.append({**batch, **tensors})
-    torch.save(copies, path)
+    """Write micro-batches, each a mapping of tensors and of values that JSON can hold."""
+    tensors = {}
+    values = []
+    for number, batch in enumerate(batches):
+        others = {}
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
+                tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
+            else:
+                others[name] = value
+        values.append(others)
+    save_file(tensors, path, metadata={"values": json.dumps(values)})
 
 
 def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
     """Read what [`save_buffer`] wrote."""
-    # On the CPU first, as one of several processes there has the device "cpu:0", which torch does not know here.
-    return send_to_device(torch.load(path, map_location="cpu", weights_only=True), device)
+    # Read on the CPU, as one of several processes there has the device "cpu:0", which safetensors does not know.
+    with safe_open(path, framework="pt") as file:
+        batches = json.loads(file.metadata()["values"])
+        for key in file.keys():
+            number, name = key.split(".", 1)
+            batches[int(number)][name] = file.get_tensor(key).to(device)
+    return batches
 
 
 def log_to_json(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:

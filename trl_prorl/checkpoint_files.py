@@ -281,4 +281,4 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
 
 def buffer_file(process: int) -> str:
     """Name the file of a process's buffer of samples."""
-    return f"buffer-{process}.pt"
+    return f"buffer-{process}.safetensors"

@@ -204,7 +204,7 @@ def test_what_cannot_act_is_refused(tmp_path, key):
     now = {"beta": 0.3, key: new} | ({"lr_scheduler_type": "reduce_lr_on_plateau"} if key == "learning_rate" else {})
     if key in INSIDE:
         check_change({key: [old, new]}, now, tmp_path / "checkpoint-2")  # at its end it acts
-        (tmp_path / "buffer-0.pt").touch()
+        (tmp_path / "buffer-0.safetensors").touch()
     with pytest.raises(ValueError, match=f"{key}: "):
         check_change({key: [old, new]}, now, tmp_path)
 
