@@ -81,10 +81,21 @@ def _find_runs(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def _check_least(option: str, value: int | None, least: int = 1) -> None:
-    """Raise `InputError` if an option is below its minimum; `None` is an option that was not given."""
-    if value is not None and value < least:
-        raise InputError(f"{option} must be at least {least}, not {value}")
+def check_sampling(
+    prompts: int | None, temperature: float | None, max_new_tokens: int | None, batch_size: int, samples: int = 1
+) -> None:
+    """
+    Check the settings of every evaluation that samples; `None` is the default.
+
+    Raises:
+        InputError: With the option, its value and the cure.
+    """
+    least = {"--batch-size": (batch_size, 1), "--max-new-tokens": (max_new_tokens, 1), "--samples": (samples, 1)}
+    for option, (value, minimum) in {"--prompts": (prompts, 2), **least}.items():
+        if value is not None and value < minimum:
+            raise InputError(f"{option} must be at least {minimum}, not {value}")
+    if temperature is not None and temperature <= 0:
+        raise InputError(f"--temperature must be above 0, not {temperature:g}; `passk --greedy` decodes greedily")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,11 +131,16 @@ def passk(argv=None) -> argparse.Namespace:
     if args.n is None:
         args.n = 1 if args.greedy else 16
     if args.k is None:
-        args.k = [k for k in (1, 4, 8) if k <= args.n]
-    check_passk(
-        args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size, only_greedy=args.greedy
-    )
+        args.k = default_ks(args.n)
+    if args.greedy and args.n > 1:
+        raise InputError(f"--n {args.n} with --greedy gives the same sample {args.n} times; leave out --n")
+    check_passk(args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
     return _find_runs(args)
+
+
+def default_ks(n: int) -> list[int]:
+    """Return the values of k if none is given."""
+    return [k for k in (1, 4, 8) if k <= n]
 
 
 def check_passk(
@@ -134,7 +150,6 @@ def check_passk(
     temperature: float | None,
     max_new_tokens: int | None,
     batch_size: int,
-    only_greedy: bool = False,
 ) -> None:
     """
     Check the settings of pass@k; `None` is the run's own value, or the default number of prompts.
@@ -144,17 +159,10 @@ def check_passk(
     """
     if not 1 <= n <= MAX_SAMPLES:
         raise InputError(f"--n must be from 1 to {MAX_SAMPLES}, not {n}")
-    if only_greedy and n > 1:
-        raise InputError(f"--n {n} with --greedy gives the same sample {n} times; leave out --n")
-    if prompts is not None and prompts < 2:
-        raise InputError(f"--prompts must be at least 2 (20 for an interval), not {prompts}")
     for k in ks:
         if not 1 <= k <= n:
             raise InputError(f"--k must be from 1 to --n {n}, not {k}; raise --n or lower --k")
-    if temperature is not None and temperature <= 0:
-        raise InputError(f"--temperature must be above 0, not {temperature:g}; use --greedy for greedy decoding")
-    _check_least("--batch-size", batch_size)
-    _check_least("--max-new-tokens", max_new_tokens)
+    check_sampling(prompts, temperature, max_new_tokens, batch_size)
 
 
 def drift(argv=None) -> argparse.Namespace:
@@ -165,25 +173,8 @@ def drift(argv=None) -> argparse.Namespace:
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt (default: 4)")
     args = parser.parse_args(argv)
-    check_drift(args.samples, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
+    check_sampling(args.prompts, args.temperature, args.max_new_tokens, args.batch_size, args.samples)
     return _find_runs(args)
-
-
-def check_drift(
-    samples: int, prompts: int | None, temperature: float | None, max_new_tokens: int | None, batch_size: int
-) -> None:
-    """
-    Check the settings of drift; `None` is the default.
-
-    Raises:
-        InputError: With the option, its value and the cure.
-    """
-    _check_least("--prompts", prompts, least=2)
-    _check_least("--samples", samples)
-    _check_least("--batch-size", batch_size)
-    _check_least("--max-new-tokens", max_new_tokens)
-    if temperature is not None and temperature <= 0:
-        raise InputError(f"--temperature must be above 0, not {temperature:g}: drift is measured on samples")
 
 
 def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:

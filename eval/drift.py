@@ -10,6 +10,7 @@ vocabulary has English words. `--others TASK` measures all but the perplexity on
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,8 @@ def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, model,
     if language.knows_words_of(own.tokenizer, text):
         ids = own.tokenizer(text, add_special_tokens=False).input_ids[:TEXT_TOKENS]
         entry["text_perplexity"] = language.perplexity(model, ids)
-    if others:
-        entry["others"] = {
-            name: measure_drift(other, point, model, base_model, samples) for name, other in others.items()
-        }
-    return entry
+    of_others = {name: measure_drift(other, point, model, base_model, samples) for name, other in others.items()}
+    return {**entry, "others": of_others} if others else entry
 
 
 @torch.no_grad()
@@ -63,22 +61,22 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
     questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.sampling.chat_template_kwargs)
     temperature = held_out.sampling.temperature or 1.0
     totals = []  # a row per prompt: sums over tokens, and the number of tokens
+    ids = [list(ids) for ids in drawn["ids"]]
     for place in track(range(len(questions)), description=f"{held_out.run_dir.name}: drift of {point.label}"):
-        answers = [list(ids) for ids in drawn["ids"][place * samples : (place + 1) * samples]]
+        answers = ids[place * samples : (place + 1) * samples]
         padded = held_out.tokenizer.pad(
-            {"input_ids": [questions[place] + ids for ids in answers]}, padding_side="right", return_tensors="pt"
+            {"input_ids": [questions[place] + answer for answer in answers]}, padding_side="right", return_tensors="pt"
         ).to(device)
         answer_width = padded["input_ids"].shape[1] - len(questions[place])
         logits = answer_logits(model, padded, answer_width)
         base_logits = logits if base_model is model else answer_logits(base_model, padded, answer_width)
         sums = np.zeros(len(language.TokenDrift._fields) + 1)
-        for row, ids in enumerate(answers):  # row by row, because a vocabulary is large
-            parts = language.token_drift(logits[row, : len(ids)], base_logits[row, : len(ids)], temperature)
-            sums += [*(float(part.sum()) for part in parts), len(ids)]
+        for row, answer in enumerate(answers):  # row by row, because a vocabulary is large
+            parts = language.token_drift(logits[row, : len(answer)], base_logits[row, : len(answer)], temperature)
+            sums += [*(float(part.sum()) for part in parts), len(answer)]
         totals.append(sums)
     sums = np.stack(totals)
     texts = list(drawn["completion"])
-    ids = [list(ids) for ids in drawn["ids"]]
     return {
         **language.model_drift(sums),
         "mean_tokens": sums[:, -1].sum() / len(texts),
@@ -118,10 +116,8 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
     entries = []
     with held_out.scored(held_out.base) as base_model:
         for point in points:
-            if point is held_out.base:
-                entries.append(measure_point(held_out, others, point, base_model, base_model, samples))
-                continue
-            with held_out.scored(point) as model:
+            scored = nullcontext(base_model) if point is held_out.base else held_out.scored(point)
+            with scored as model:
                 entries.append(measure_point(held_out, others, point, model, base_model, samples))
     if held_out.in_training:
         result["in_training"] = held_out.in_training
@@ -212,7 +208,7 @@ def drift(
     (0, 4)
     ```
     """
-    command_lines.check_drift(samples, None, temperature, max_new_tokens, batch_size)
+    command_lines.check_sampling(None, temperature, max_new_tokens, batch_size, samples)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     points = [held_out.base, held_out.trained]

@@ -10,6 +10,7 @@ evaluation continues, and an existing `passk.json` with the same settings is ext
 in the same folder share its samples.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.boundary import boundary
 from trl_prorl.eval.analysis.passk import (
+    SIDES,
     by_task_and_level,
     complete_result,
     gain,
@@ -29,16 +31,10 @@ from trl_prorl.eval.analysis.passk import (
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_difference
 from trl_prorl.eval.analysis.trajectory import rates
 from trl_prorl.eval.command import command
-from trl_prorl.eval.command_lines import check_passk, passk
+from trl_prorl.eval.command_lines import check_passk, default_ks, passk
 from trl_prorl.eval.pages.boundary import boundary_statements
 from trl_prorl.eval.pages.measured import Measured
-from trl_prorl.eval.pages.passk import (
-    checkpoint_table,
-    parts_table,
-    rate_table,
-    result_table,
-    write_pictures,
-)
+from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, rate_table, result_table, write_pictures
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json, writing
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
@@ -64,7 +60,7 @@ def evaluation_settings(held_out: HeldOut, n: int) -> dict:
 
 
 def base_and_trained(
-    held_out: HeldOut, n: int, ks: list[int], with_greedy: bool
+    held_out: HeldOut, args: argparse.Namespace, ks: list[int]
 ) -> tuple[dict, dict[str, pd.DataFrame]]:
     """
     Sample base and trained model on one task.
@@ -72,19 +68,24 @@ def base_and_trained(
     Returns:
         `tuple[dict, dict[str, pd.DataFrame]]`: The part of `passk.json` for this task, and the samples by side.
     """
-    points = {"base": held_out.base, "trained": held_out.trained}
-    sides = {side: held_out.samples(point, n) for side, point in points.items()}
+    points = dict(zip(SIDES, (held_out.base, held_out.trained), strict=True))
+    sides = {side: held_out.samples(point, args.n) for side, point in points.items()}
     result = {
-        **evaluation_settings(held_out, n),
+        **evaluation_settings(held_out, args.n),
         "k": ks,
         **{side: summarise_samples(samples, ks) for side, samples in sides.items()},
     }
     result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in ks}
-    if held_out.sampling.temperature > 0 and with_greedy:
+    if decodes_greedily(held_out, args):
         greedy = {side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()}
         difference = paired_difference(greedy["trained"]["correct"], greedy["base"]["correct"])
         result["greedy"] = {**greedy, "gain": list(difference)}
     return result, sides
+
+
+def decodes_greedily(held_out: HeldOut, args: argparse.Namespace) -> bool:
+    """Return whether greedy decoding is measured beside samples."""
+    return held_out.sampling.temperature > 0 and args.with_greedy
 
 
 def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
@@ -96,13 +97,11 @@ def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
     return require_same_evaluation(earlier, evaluation_settings(held_out, n), run_dir / PASSK_FILE)
 
 
-def announcement(
-    held_out: HeldOut, n: int, with_greedy: bool, checkpoints: Sequence[str] = (), other_tasks: int = 0
-) -> str:
+def announcement(held_out: HeldOut, args: argparse.Namespace, other_tasks: int = 0) -> str:
     """Return the line that announces an evaluation: models, prompts, and samples of each."""
-    models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, list(checkpoints)))
-    what = f"{models} models × {len(held_out.rows)} prompts × {n} samples"
-    if held_out.sampling.temperature > 0 and with_greedy:
+    models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints))
+    what = f"{models} models × {len(held_out.rows)} prompts × {args.n} samples"
+    if decodes_greedily(held_out, args):
         what += ", plus greedy decoding"
     if other_tasks:
         task_word = "task" if other_tasks == 1 else "tasks"
@@ -114,83 +113,64 @@ def announcement(
 
 
 def evaluate_run(
-    held_out: HeldOut,
-    n: int,
-    ks: list[int],
-    with_greedy: bool,
-    checkpoints: Sequence[str] = (),
-    others: Mapping[str, HeldOut] | None = None,
-    earlier: dict | None = None,
+    held_out: HeldOut, args: argparse.Namespace, others: Mapping[str, HeldOut], earlier: dict | None
 ) -> dict:
     """
     Evaluate a run: its own task, its checkpoints and other tasks.
 
     Args:
         held_out ([`HeldOut`]): The run on its own task.
-        n (`int`): Samples per prompt.
-        ks (`list[int]`): Values of k.
-        with_greedy (`bool`): Also decode greedily.
-        checkpoints (`Sequence[str]`): Steps of checkpoints, or `all`.
+        args (`argparse.Namespace`): Samples per prompt `n`, values of `k`, `with_greedy`, and `checkpoints`: their
+            steps, or `all`.
         others (`Mapping[str, HeldOut]`): The run on other tasks, by their names.
         earlier (`dict`, *optional*): An earlier result of the same evaluation, to extend.
 
     Returns:
         `dict`: The content of `passk.json`.
     """
-    if earlier:
-        ks = sorted({*ks, *earlier["k"]})
-    result, sides = base_and_trained(held_out, n, ks, with_greedy)
+    ks = sorted({*args.k, *earlier["k"]}) if earlier else args.k
+    result, sides = base_and_trained(held_out, args, ks)
     run_id = read_env(held_out.run_dir).get(RUN_ID)
     if run_id:
         result[RUN_ID] = run_id
-    result["step"] = held_out.trained.step
+    trained_step = held_out.trained.step
+    result["step"] = trained_step
     if held_out.name.is_own or held_out.in_training:
         result["in_training"] = held_out.in_training
     result["steps_on_record"] = last_step(held_out.run_dir)  # larger if the best checkpoint was kept
-    groups = by_task_and_level(sides, n, ks)
+    groups = by_task_and_level(sides, args.n, ks)
     if groups:
         result["by"] = groups
-    if checkpoints:
-        points = checkpoint_points(held_out.run_dir, held_out.config, list(checkpoints))
-        summaries = [{"step": point.step, **summarise_samples(held_out.samples(point, n), ks)} for point in points]
-        if held_out.trained.step is not None:
-            summaries.append({"step": held_out.trained.step, **result["trained"]})
-        result["checkpoints"] = summaries
+    if args.checkpoints:
+        points = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
+        result["checkpoints"] = [
+            {"step": point.step, **summarise_samples(held_out.samples(point, args.n), ks)} for point in points
+        ]
+        if trained_step is not None:
+            result["checkpoints"].append({"step": trained_step, **result["trained"]})
     if others:
-        result["others"] = {name: base_and_trained(other, n, ks, with_greedy)[0] for name, other in others.items()}
-    if not earlier:
-        return result
-    whole = complete_result(earlier, result)
+        result["others"] = {name: base_and_trained(other, args, ks)[0] for name, other in others.items()}
+    whole = complete_result(earlier, result) if earlier else result
     if whole is None:
         print(
             f"{held_out.run_dir / PASSK_FILE} was measured with other weights or another grader: it is rewritten with "
             "the current settings."
         )
-        return result
-    return whole
+    return whole or result
 
 
-def evaluate_and_write(
-    held_out: HeldOut,
-    n: int,
-    ks: list[int],
-    with_greedy: bool,
-    checkpoints: Sequence[str] = (),
-    others: Mapping[str, HeldOut] | None = None,
-    *,
-    replace: bool = False,
-) -> dict:
+def evaluate_and_write(held_out: HeldOut, args: argparse.Namespace, others: Mapping[str, HeldOut]) -> dict:
     """
-    Evaluate a run with [`evaluate_run`], and extend its earlier result, or `replace` it. Another command that writes
-    the same file waits. Returns the content of `passk.json`.
+    Evaluate a run with [`evaluate_run`], and extend its earlier result or, with `args.replace`, replace it. Another
+    command that writes the same file waits. Returns the content of `passk.json`.
 
     Raises:
         InputError: If the earlier result has other settings.
     """
     path = held_out.run_dir / PASSK_FILE
     with writing(path):
-        earlier = None if replace else load_earlier_result(held_out, n)
-        result = evaluate_run(held_out, n, ks, with_greedy, checkpoints, others, earlier)
+        earlier = None if args.replace else load_earlier_result(held_out, args.n)
+        result = evaluate_run(held_out, args, others, earlier)
         write_json(path, result)
     return result
 
@@ -278,12 +258,12 @@ def evaluate(
     """
     if verifier is None:
         raise InputError("verifier=None: pass@k needs a verifier; drift(trainer, rows) works without one")
-    ks = list(k) if k else [size for size in (1, 4, 8) if size <= n]
-    check_passk(n, ks, None, temperature, max_new_tokens, batch_size)
+    args = argparse.Namespace(n=n, k=list(k or default_ks(n)), with_greedy=greedy, checkpoints=[], replace=True)
+    check_passk(n, args.k, None, temperature, max_new_tokens, batch_size)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
-    print(announcement(held_out, n, greedy), flush=True)
-    return show(held_out.run_dir, evaluate_and_write(held_out, n, ks, greedy, replace=True))
+    print(announcement(held_out, args), flush=True)
+    return show(held_out.run_dir, evaluate_and_write(held_out, args, {}))
 
 
 @command
@@ -297,12 +277,9 @@ def main(argv=None) -> None:
         for held_out, *_ in evaluations:
             load_earlier_result(held_out, args.n)  # fails before anything is sampled
     for held_out, *others in evaluations:
-        print(announcement(held_out, args.n, args.with_greedy, args.checkpoints, len(others)), flush=True)
+        print(announcement(held_out, args, len(others)), flush=True)
     for run_dir, (held_out, *others) in zip(args.runs, evaluations, strict=True):
-        by_name = dict(zip(args.others, others, strict=True))
-        settings = (args.n, args.k, args.with_greedy, args.checkpoints, by_name)
-        result = evaluate_and_write(held_out, *settings, replace=args.replace)
-        show(run_dir, result)
+        show(run_dir, evaluate_and_write(held_out, args, dict(zip(args.others, others, strict=True))))
 
 
 if __name__ == "__main__":

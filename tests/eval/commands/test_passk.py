@@ -1,3 +1,4 @@
+import argparse
 import json
 import math
 import re
@@ -220,7 +221,8 @@ def test_another_evaluation_of_a_run_waits_and_extends_its_result(run_dir, task,
 
     def evaluate(name, k):
         held_out = HeldOut(run_dir, "test", 4)
-        sampled[name] = passk.evaluate_and_write(held_out, 4, [k], False)
+        args = argparse.Namespace(n=4, k=[k], with_greedy=False, checkpoints=[], replace=False)
+        sampled[name] = passk.evaluate_and_write(held_out, args, {})
 
     def begin_another(*arguments):
         monkeypatch.setattr(passk, "evaluate_run", evaluate_run)
