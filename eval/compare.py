@@ -15,13 +15,13 @@ from itertools import combinations
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.compare import (
+    GREEDY,
     Comparison,
     common_sizes,
     compare_pairs,
     has_greedy,
     pair_by_seed,
     pair_notes,
-    with_greedy,
     without_partner,
 )
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
@@ -96,9 +96,10 @@ def compare_runs(
         raise InputError(
             f"--runs: all {len(runs)} runs are one variant with different seeds; give runs of a second variant"
         )
-    outcomes = with_greedy(ks or common_sizes(runs), runs)
-    if two_runs and not all(map(has_greedy, runs)):
-        outcomes = ks or common_sizes(runs)
+    outcomes = list(ks or common_sizes(runs))
+    measured = [has_greedy(run) for run in runs]
+    if all(measured) or (any(measured) and not two_runs):
+        outcomes.append(GREEDY)
     comparisons, skipped = compare_pairs(list(combinations(groups, 2)), outcomes)
     if not comparisons or (two_runs and skipped):
         raise InputError(skipped[0])

@@ -268,11 +268,6 @@ def compare_pairs(
     return rows, [*dict.fromkeys(skipped), *without_partner(list(compared.values()))]
 
 
-def with_greedy(ks: list[int], runs: list[RecordedRun]) -> list[int | None]:
-    """Return the outcomes to compare: every k and, if any run has it, greedy decoding."""
-    return [*ks, GREEDY] if any(map(has_greedy, runs)) else list(ks)
-
-
 @dataclass(frozen=True)
 class Verdict:
     """
@@ -369,7 +364,8 @@ def verdicts(frame: Frame) -> list[Verdict]:
             continue
         pairs = [tuple(sorted(pair, key=_place_in_pair, reverse=True)) for pair in combinations(ranked, 2)]
         pairs.sort(key=lambda pair: _place_in_pair(pair[1]))  # by reference
-        outcomes = with_greedy([1], [run for group in ranked for run in group.evaluated])
+        any_greedy = any(has_greedy(run) for group in ranked for run in group.evaluated)
+        outcomes = [1, GREEDY] if any_greedy else [1]
         results.append(Verdict(title, ranked, *compare_pairs(pairs, outcomes)))
     return results
 

@@ -114,13 +114,19 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
 def _differences(runs: list[RecordedRun]) -> list[str]:
     """Return the settings, ways of computing and hardware in which the runs differ, but need not."""
     lines = []
-    differing = {}
+    settings = []
     for key in sorted({MODEL, *(key for run in runs for key in run.config)} - VARIANT_KEYS - REPETITION_KEYS):
-        values = _distinct(runs, lambda run, key=key: repr(_setting_of(run, key)))
+        values = _values_by_run(runs, key)
         if len(values) > 1 and not key.startswith(VARIANT_PREFIXES):
-            differing[key] = _values_by_run(runs, key)
-    if differing:
-        lines.append(f"The runs also differ in {_listed_settings(differing)}.")
+            shown = ", ".join(f"{value} in {' and '.join(names)}" for value, names in values.items())
+            settings.append((NOT_SET in values, f"`{key}` ({shown})"))
+    if settings:
+        # Those that all runs set come first, because a script sets few of the keys that a recipe has.
+        listed = [text for _, text in sorted(settings, key=lambda setting: setting[0])]
+        if len(listed) > MAX_SETTINGS:
+            more = f"and {len(listed) - MAX_SETTINGS} more that only some runs set (see their `config.yaml`)"
+            listed = [*listed[:MAX_SETTINGS], more]
+        lines.append(f"The runs also differ in {', '.join(listed)}.")
     for key in ("packing", "old_logps", "ref_compute"):  # the loss, and having a reference, define a variant
         values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))
         values = [value for value in values if value not in (None, "none")]
@@ -135,34 +141,15 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
     return lines
 
 
-def _listed_settings(differing: dict[str, list[str]]) -> str:
-    """
-    Return settings with their values, those that all runs set first; after 10 settings, the number of the others,
-    because a script sets few of the keys that a recipe has.
-    """
-    order = sorted(differing, key=lambda key: any(value.startswith(NOT_SET) for value in differing[key]))
-    listed = [f"`{key}` ({', '.join(differing[key])})" for key in order[:MAX_SETTINGS]]
-    if len(order) > MAX_SETTINGS:
-        listed.append(f"and {len(order) - MAX_SETTINGS} more that only some runs set (see their `config.yaml`)")
-    return ", ".join(listed)
-
-
-def _values_by_run(runs: list[RecordedRun], key: str) -> list[str]:
+def _values_by_run(runs: list[RecordedRun], key: str) -> dict[str, list[str]]:
     """Return each value of a setting with the variants that have it, or with the runs if they differ within one."""
-    of_variant = {}
-    for run in runs:
-        of_variant.setdefault(run.variant, set()).add(repr(_setting_of(run, key)))
-    by_variant = all(len(values) == 1 for values in of_variant.values())
+    values = {run: run.model if key == MODEL else run.config.get(key) for run in runs}
+    values = {run: NOT_SET if value is None else str(value) for run, value in values.items()}
+    by_variant = len({(run.variant, value) for run, value in values.items()}) == len({run.variant for run in runs})
     having = {}
-    for run in runs:
-        having.setdefault(str(_setting_of(run, key)), {})[run.variant if by_variant else run.name] = None
-    return [f"{value} in {' and '.join(names)}" for value, names in having.items()]
-
-
-def _setting_of(run: RecordedRun, key: str) -> Any:
-    """Return the value of a key of the configuration; for the model, its recorded name."""
-    value = run.model if key == MODEL else run.config.get(key)
-    return NOT_SET if value is None else value
+    for run, value in values.items():
+        having.setdefault(value, {})[run.variant if by_variant else run.name] = None
+    return {value: list(names) for value, names in having.items()}
 
 
 def section(frame: Frame) -> Section:
