@@ -59,24 +59,12 @@ def test_yes_or_no_at_each_prompt_is_an_exact_test(evaluated):
     assert math.isnan(of_two(a, b, 1).p_value)
     with pytest.raises(InputError, match="greedy"):
         compare(*Frame([a, evaluated("c", [4] * 8, "B")]).groups, k=GREEDY)
+    # Of more runs, too: each outcome has its rows.
+    rows, *_ = compare_runs([a, b, evaluated("f", [4] * 8, "B", **greedy([1] * 8))], [1])
+    assert {row.outcome for row in rows} == {"pass@1", "greedy"}
     # All 8 samples: 9 prompts that only a solves, one that only b solves: 2 (C(10,9) + C(10,10)) / 2^10.
     found = of_two(evaluated("d", [1] * 9 + [0] * 11), evaluated("e", [0] * 9 + [8] + [0] * 10), 8)
     assert (found.difference.value, found.p_value) == pytest.approx((8 / 20, 22 / 1024))
-
-
-def test_greedy_decoding_over_seeds_is_a_test_over_prompts_where_seeds_agree(read_run):
-    right = {"A": ([1] * 30 + [0] * 10, [1] * 20 + [0] * 20), "B": ([1] * 10 + [0] * 30, [0] * 40)}
-    runs = [
-        read_run(variant, seed, trained=[4] * 40, passk=greedy(correct))
-        for variant, seeds in right.items()
-        for seed, correct in enumerate(seeds)
-    ]
-    rows, _, left, _ = compare_runs(runs, [1])
-    assert [row.outcome for row in rows] == ["pass@1", "greedy"]
-    assert not left
-    averaged = np.mean([np.subtract(a, b) for a, b in zip(*right.values(), strict=True)], axis=0)
-    assert rows[1].difference.value == 0.5
-    assert rows[1].p_value == pytest.approx(stats.ttest_1samp(averaged, 0.0).pvalue)
 
 
 IDS = {"prompt_ids": ["x", "y"]}

@@ -1,8 +1,7 @@
 import pytest
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import caveats, matrix, reproduce
-from trl_prorl.eval.pages import comparison as verdict
+from trl_prorl.eval.pages import caveats, comparison, matrix, reproduce
 
 
 @pytest.fixture
@@ -17,95 +16,98 @@ def run_of(read_run):
     return make
 
 
-def said(runs):
-    """The sentences of the verdict as one text, without emphasis."""
-    return " ".join(verdict.statements(Frame(runs))).replace("**", "")
+@pytest.fixture
+def verdict(run_of):
+    """
+    A function: the sentences of the verdict as one text, and the labels with a star, of a run for each variant or of
+    the given ones. A number stands for that of every prompt.
+    """
+
+    def make(*runs, base=None, **counts):
+        for variant, trained in counts.items():
+            runs += (run_of(variant, [trained] * 40 if isinstance(trained, int) else trained, base),)
+        frame = Frame(list(runs))
+        labels = [row[0] for row in matrix.result_matrix(frame).rows]
+        return " ".join(comparison.statements(frame)).replace("**", ""), [label for label in labels if "★" in label]
+
+    return make
 
 
-def test_the_best_is_named_with_its_lead_by_hand(run_of):
+def test_the_best_is_named_with_its_lead_by_hand(verdict):
     """40 prompts, differences of 4/8 and 2/8 at each: no spread, so the interval is that of the rule of three."""
-    runs = [run_of("control", [4] * 40), run_of("plain", [2] * 40), run_of("A", [6] * 40)]
-    text = said(runs)
+    text, starred = verdict(control=4, plain=2, A=6)
     assert text.startswith("A has the highest held-out pass@1, 0.750 (base 0.125), significantly higher than base and")
+    assert starred == ["A ★"]
     unseen = 1 - 0.05 ** (1 / 40)
     # p, the level at which the interval ends at 0, is (1 + 1/4)^-40 of both pairs; Holm takes the smallest of three p
     # (A - plain: (1 + 1/2)^-40) three times, the next twice.
     interval = f"[{0.25 - unseen * 1.25:+.3f}, {0.25 + unseen * 0.75:+.3f}]"
-    p = f"{2 * 1.25**-40:.2g}"
-    assert f"A − control: +0.250 {interval}, p = {p}." in text
+    assert f"A − control: +0.250 {interval}, p = {2 * 1.25**-40:.2g}." in text
 
 
-def test_a_star_needs_significance_over_every_other_variant_and_base(run_of):
-    """A is .005 to .25 ahead; the second best, base or the seeds take the star away."""
-    spread = [8, 0, 7, 1] * 10
-    runs = {
-        "ahead of all": ([run_of("control", [2] * 40), run_of("C", [3] * 40), run_of("A", [6] * 40)], "A ★"),
-        "not of the second": ([run_of("control", [2] * 40), run_of("C", spread), run_of("A", [5, 4] * 20)], None),
-        "not of the control": ([run_of("control", spread), run_of("A", [5, 4] * 20)], None),
-        "not of base": ([run_of("control", [0] * 40), run_of("A", [2, 1, 0, 2] * 10, base=[0, 2, 2, 1] * 10)], None),
-        "below base": ([run_of("control", [0] * 40), run_of("A", [2] * 40, base=[4] * 40)], None),
-        "too few prompts": ([run_of("control", [1] * 8, [1] * 8), run_of("A", [8] * 8, [1] * 8)], None),
-        "other prompts": (
-            [run_of("control", [2] * 40, split="train", prompt_ids=["other"] * 40), run_of("A", [6] * 40)],
-            None,
-        ),
-        "alone": ([run_of("A", [6] * 40)], None),
-    }
-    for name, (group, starred) in runs.items():
-        labels = [row[0] for row in matrix.result_matrix(Frame(group)).rows]
-        assert [label for label in labels if "★" in label] == ([starred] if starred else []), name
-        assert ("significantly higher" in said(group)) == (starred is not None), name
+SPREAD = [8, 0, 7, 1] * 10
 
 
-def test_what_was_not_tested_is_no_result(run_of):
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"control": 2, "C": SPREAD, "A": [5, 4] * 20},  # the second best takes the star away
+        {"control": SPREAD, "A": [5, 4] * 20},  # the control
+        {"control": 0, "A": [2, 1, 0, 2] * 10, "base": [0, 2, 2, 1] * 10},  # base
+        {"control": 0, "A": 2, "base": [4] * 40},  # below base
+        {"A": 6},  # alone
+        # Each of two pairs with C has p = .03 by a t-test: enough for one pair, too much for three.
+        {"control": 4, "C": [8] * 4 + [4] * 36, "plain": 4},
+    ],
+)
+def test_a_star_needs_significance_over_every_other_variant_and_base(verdict, counts):
+    text, starred = verdict(**counts)
+    assert not starred
+    assert "significantly higher" not in text
+
+
+def test_p_is_corrected_for_all_pairs(verdict):
+    assert verdict(control=4, C=[8] * 4 + [4] * 36)[1] == ["C ★"]  # the only pair
+
+
+def test_what_was_not_tested_is_no_result(verdict):
     """Of 8 prompts there is no interval."""
-    text = said([run_of("control", [1] * 8, [1] * 8), run_of("A", [8] * 8, [1] * 8)])
-    assert "fewer than 20 prompts" in text
+    text, starred = verdict(control=[1] * 8, A=[8] * 8, base=[1] * 8)
+    assert "fewer than 20 prompts" in text and not starred
     assert "significant" not in text and "95 %" not in text and "n/a" not in text
 
 
-def test_p_is_corrected_for_all_pairs(run_of):
-    """Each of two pairs with C has p = .03 by a t-test: enough for one pair, too much for three."""
-    counts = [8] * 4 + [4] * 36  # differences of 1/2 at 4 of 40
-    runs = [run_of("control", [4] * 40), run_of("C", counts)]
-    more = [*runs, run_of("plain", [4] * 40)]
-    starred = [any("★" in row[0] for row in matrix.result_matrix(Frame(group)).rows) for group in (runs, more)]
-    assert starred == [True, False]
-
-
-def test_at_an_exact_tie_nobody_has_the_star(run_of):
-    """A and C solve as many samples at other prompts, in means over seeds that round differently."""
-    scores = {"control": ([1] * 40, [1] * 40), "A": ([7, 1] * 20, [0, 3] * 20), "C": ([3, 1] * 20, [4, 3] * 20)}
-    runs = [
-        run_of(variant, counts, name=f"{variant}{seed}", seed=seed)
+def of_seeds(run_of, scores):
+    return [
+        run_of(variant, counts if isinstance(counts, list) else [counts] * 40, name=f"{variant}{seed}", seed=seed)
         for variant, seeds in scores.items()
         for seed, counts in enumerate(seeds)
     ]
-    assert said(runs).startswith("A and C share the highest held-out pass@1, 0.344 (base 0.125)")
-    assert not any("★" in row[0] for row in matrix.result_matrix(Frame(runs)).rows)
 
 
-def test_seeds_widen_the_verdict(run_of):
+def test_at_an_exact_tie_nobody_has_the_star(run_of, verdict):
+    """A and C solve as many samples at other prompts, in means over seeds that round differently."""
+    tied = {"control": (1, 1), "A": ([7, 1] * 20, [0, 3] * 20), "C": ([3, 1] * 20, [4, 3] * 20)}
+    text, starred = verdict(*of_seeds(run_of, tied))
+    assert text.startswith("A and C share the highest held-out pass@1, 0.344 (base 0.125)")
+    assert not starred
+
+
+def test_seeds_widen_the_verdict(run_of, verdict):
     """A is ahead by 1/8 and 3/8 at two seeds: t(0.975, 1) = 12.7 times 1/8 says nothing."""
-    runs = [
-        run_of(variant, [solved] * 40, name=f"{variant}{seed}", seed=seed)
-        for variant, scores in {"control": (2, 2), "A": (3, 5)}.items()
-        for seed, solved in enumerate(scores)
-    ]
-    text = said(runs)
+    text, _ = verdict(*of_seeds(run_of, {"control": (2, 2), "A": (3, 5)}))
     assert "no significant difference" in text
     assert "A − control: +0.250 [-1.000, +1.000]" in text
 
 
-def test_what_cannot_be_paired_is_not_compared_and_every_ground_has_its_verdict(run_of):
-    a = run_of("A", [6] * 40)
-    assert "A is not compared with other" in said(
-        [run_of("control", [4] * 40, name="other", split="train", prompt_ids=["other"] * 40), a]
-    )
+def test_what_cannot_be_paired_is_not_compared_and_every_ground_has_its_verdict(run_of, verdict):
+    other = run_of("control", [4] * 40, name="other", split="train", prompt_ids=["other"] * 40)
+    text, starred = verdict(other, A=6)
+    assert "A is not compared with other" in text and not starred
     several = [run_of("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
-    assert "not compared with c (fixed reference)" in said([*several, a])  # no seed in common
+    assert "not compared with c (fixed reference)" in verdict(*several, A=6)[0]  # no seed in common
     of = (("sums", "B", 4), ("sorting", "C", 6), ("sorting", "control", 2))
-    text = said([run_of(variant, [solved] * 40, config={"task": task}) for task, variant, solved in of])
+    text, _ = verdict(*(run_of(variant, [solved] * 40, config={"task": task}) for task, variant, solved in of))
     assert "sums: B has a held-out pass@1 of 0.500" in text
     assert "sorting: C has the highest held-out pass@1, 0.750" in text
 
@@ -114,7 +116,7 @@ def test_a_missing_evaluation_has_the_command_that_makes_it_but_for_runs_it_woul
     """A run from plain Python: its configuration names neither model nor task."""
     plain = run_of("A", name="plain", config={"model_name_or_path": None, "task": None})
     other = run_of("B")
-    (line,) = verdict.missing_statements([plain, other, run_of("C", [4] * 40)])
+    (line,) = comparison.missing_statements([plain, other, run_of("C", [4] * 40)])
     assert "`plain`, `B`" in line and "`C`" not in line
     assert reproduce.evaluation_commands([plain, other]) == f"trl-prorl passk --run {other.path}"
     assert reproduce.evaluation_commands([plain, other]) in line
@@ -126,23 +128,22 @@ def test_differences_beyond_the_variant_are_named(run_of):
         run_of("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
     ]
     text = " ".join(caveats.caveats(runs))
-    assert "beta" not in text
-    assert "ref_reset_every" not in text
+    assert "beta" not in text and "ref_reset_every" not in text
     for differing in ("`learning_rate` (1e-05 in A, not set in B)", "4 to 7 steps", "`hardware`"):
         assert differing in text
 
 
-def test_ways_of_computing_are_named_where_the_variants_could_share_them(run_of):
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"ref_compute": "none", "loss": "trl + added penalty"}, None),  # what sets B apart from A
+        ({"packing": "off"}, "`packing`"),
+        ({"ref_compute": "none", "old_logps": "forward"}, "`old_logps`"),
+        ({"ref_compute": "naive_epoch"}, "`ref_compute`"),
+    ],
+)
+def test_ways_of_computing_are_named_where_the_variants_could_share_them(run_of, other, named):
     a = {"old_logps": "first_pass", "ref_compute": "cached", "loss": "trl", "packing": "on"}
-    b = {**a, "ref_compute": "none", "loss": "trl + added penalty"}
-    for number, (other, named) in enumerate(
-        [
-            (b, None),  # what sets B apart from A
-            ({**a, "packing": "off"}, "`packing`"),
-            ({**b, "old_logps": "forward"}, "`old_logps`"),
-            ({**a, "ref_compute": "naive_epoch"}, "`ref_compute`"),
-        ]
-    ):
-        runs = [run_of("A", name=f"{number}{i}", env={"execution": one}) for i, one in enumerate((a, other))]
-        lines = [line for line in caveats.caveats(runs) if "computing" in line]
-        assert [named in line for line in lines] == ([True] if named else [])
+    runs = [run_of("A", name=name, env={"execution": one}) for name, one in (("x", a), ("y", {**a, **other}))]
+    lines = [line for line in caveats.caveats(runs) if "computing" in line]
+    assert [named in line for line in lines] == ([True] if named else [])
