@@ -10,7 +10,7 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 @pytest.fixture
 def demo(make_run, make_rows, passk_result):
-    """Three arms, of which the plain one was neither evaluated nor timed."""
+    """Three variants, of which the plain one was neither evaluated nor timed."""
     files = {"passk": passk_result([1] * 8, [6] * 8)}
     for began, variant, cost in ((100.0, "A", {"kl_ref": 0.01, "time_ref": 0.1}), (200.0, "B", {"kl_old": 1e-5})):
         rows = make_rows(20, reward=0.5, time_step=1.0, time_ended=lambda step, began=began: began + step, **cost)
@@ -45,7 +45,7 @@ def test_a_quoted_glob_and_the_sections_for_what_its_runs_have(demo, tmp_path, c
     assert DIFFERENT_OBJECTIVE not in (out / "report.md").read_text()
 
 
-def test_arms_that_trained_at_the_same_time_have_no_step_time(demo, make_run, make_rows):
+def test_variants_that_trained_at_the_same_time_have_no_step_time(demo, make_run, make_rows):
     """Neither in a table nor in a picture; the one that trained alone keeps its own."""
     keys = {"reward": 0.5, "time_step": 1.0, "tokens_per_second": 777.0, "time_update": 1.0}
     for name, began in (("C", 1000.0), ("control", 1000.5)):
@@ -149,7 +149,7 @@ def test_a_comparison_of_fewer_than_two_says_what_evaluates_the_others(any_folde
 
 
 def test_runs_of_scripts_have_the_model_s_name(make_run, make_rows):
-    """`config.yaml` names neither model nor task; `env.json` has the model. Two models are two arms."""
+    """`config.yaml` names neither model nor task; `env.json` has the model. Two models are two variants."""
     config = {"model_name_or_path": None, "task": None, "task_level": None}
     for name, model in (("mine", "Qwen/Qwen2.5-0.5B"), ("other", "HuggingFaceTB/SmolLM2-135M")):
         env = {"base_model": {"name": model}}

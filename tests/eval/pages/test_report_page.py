@@ -134,7 +134,7 @@ def test_page_says_what_the_markdown_says(page):
 
 
 def test_completions_are_shown_as_they_are(page):
-    """Six prompts of the best arm's first run, evenly spaced; of its two stores the one of this temperature."""
+    """Six prompts of the best variant's first run, evenly spaced; of its two stores the one of this temperature."""
     said = "".join(Page(page.read_text()).text)
     assert [name for name in PROMPTS if f"ask {name}." in said] == [f"p{place}" for place in (0, 3, 6, 9, 12, 15)]
     for side in ("base", "trained"):
