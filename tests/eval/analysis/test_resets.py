@@ -88,7 +88,7 @@ def test_median_by_kaplan_and_meier(back, median):
         ([1], [[NAN, 10, 20, 30, 40]]),  # near the start: step 0 was never done
         ([11], [[100, 110, NAN, NAN, NAN]]),  # near the end, and step 12 was not measured
         ([9, 3], [[20, 30, 40, 50, 60], [80, 90, 100, 110, NAN]]),  # in any order
-        ([5, 7], [[40, 50, 60, 70, NAN], [60, 70, 80, 90, 100]]),  # step 8 is after the second reset
+        ([5, 6], [[40, 50, 60, NAN, NAN], [NAN, 60, 70, 80, 90]]),  # steps of the other reset are left out
         ([], np.empty((0, 5))),
     ],
 )
