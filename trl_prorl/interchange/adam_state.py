@@ -83,11 +83,11 @@ def live_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> Stat
     return found
 
 
-def copy_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> State:
-    """Copy `live_state` to the CPU, where it outlives the next update."""
+def state_on_cpu(optimizer: torch.optim.Optimizer, parameters: Parameters, copy: bool) -> State:
+    """Return `live_state` on the CPU; as a copy if it has to outlive the next update."""
     live = live_state(optimizer, parameters)
     return {
-        kind: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} for kind, tensors in live.items()
+        kind: {name: tensor.to("cpu", copy=copy) for name, tensor in tensors.items()} for kind, tensors in live.items()
     }
 
 

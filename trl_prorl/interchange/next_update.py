@@ -31,7 +31,7 @@ from ..errors import InputError
 from ..kl import completion_mask
 from ..parts import MicroBatch, Part
 from ..run_files import GROWTH, RESET
-from .adam_state import Parameters, State, copy_state, describe_groups, named_parameters
+from .adam_state import Parameters, State, describe_groups, named_parameters, state_on_cpu
 from .files import write
 from .schemas import Rollout, UpdateInputs
 
@@ -86,7 +86,7 @@ class NextUpdate(Part, TrainerCallback):
             return
         self._boundaries += 1
         if self._before is None:
-            self._before = copy_state(self.trainer.optimizer, self._parameters())
+            self._before = state_on_cpu(self.trainer.optimizer, self._parameters(), copy=True)
 
     def event(self, event: dict[str, Any]) -> None:
         name = event["event"]
@@ -164,7 +164,7 @@ class NextUpdate(Part, TrainerCallback):
         args = trainer.args
         optimizer = trainer.optimizer
         rate_factor = trainer.resets.rate_factor
-        before = self._before or copy_state(optimizer, parameters)
+        before = self._before or state_on_cpu(optimizer, parameters, copy=False)
         growth = None
         new_rows = {}
         if GROWTH in self._events:
