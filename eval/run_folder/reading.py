@@ -277,7 +277,7 @@ def find_recorded_runs(patterns: list[str]) -> RecordedRuns:
     for pattern in patterns:
         for match in filter(os.path.isdir, _matches(pattern)):
             for folder in _runs_below(Path(match)):
-                reason = _why_left_out(folder, is_named=folder == Path(pattern))
+                reason = _reason_left_out(folder, is_named=folder == Path(pattern))
                 if reason is None:
                     found.setdefault(folder.resolve(), folder)
                     named[Path(match)] = None
@@ -313,7 +313,7 @@ def _runs_below(folder: Path) -> list[Path]:
     return runs or [folder]
 
 
-def _why_left_out(folder: Path, is_named: bool) -> str | None:
+def _reason_left_out(folder: Path, is_named: bool) -> str | None:
     """Return why a folder has no data to show; `None` if a step of a run is recorded there."""
     if not (folder / run_files.CONFIG_FILE).is_file() and not (folder / run_files.METRICS_FILE).is_file():
         return PLAIN_RUN if is_plain_run(folder) else "it contains no run"

@@ -242,8 +242,10 @@ def test_the_command(grid, run_of, tmp_path, written):
     expected, *_ = compare_runs([*grid.values()], [1])
     p_values = {(row["first"], row["second"]): row["p_value"] for row in found["comparisons"] if row["k"] == 1}
     assert p_values == pytest.approx({(row.first, row.second): row.p_value for row in expected})
-    for named, runs in (("--k 9", grid.values()), ("one variant", [grid["A", 1], grid["A", 2], grid["A", 3]])):
-        code, said = written(runs, "--k", "9")
+    seeds = [grid["A", seed] for seed in (1, 2, 3)]
+    pair = [grid["A", 1], grid["B", 1]]
+    for named, runs, ks in (("--k 9", grid.values(), "9"), ("one variant", seeds, "1"), ("--k 9", pair, "1 9")):
+        code, said = written(runs, "--k", *ks.split())
         assert code == 2 and named in " ".join(said.split())
 
 
