@@ -79,6 +79,13 @@ class Recorder(Part):
         self._begin_row()
         self.meter.abandon_step()
 
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        batches = state.get("batches")
+        if batches is None:  # an earlier layout: values and rows by themselves
+            rows = state["generation_counts"]
+            batches = {name: [*zip(values, rows[name], strict=True)] for name, values in state["generation_row"].items()}
+        super().load_state_dict({**state, "batches": batches}, changed)
+
     def _begin_row(self) -> None:
         self.of_step: dict[str, float | None] = {"time_reward": 0.0, "time_eval": 0.0}  # entries that are known
         self._clipped: list[float] = []  # share of each micro-batch
