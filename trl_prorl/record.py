@@ -82,8 +82,8 @@ class Recorder(Part):
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         batches = state.get("batches")
         if batches is None:  # an earlier layout: values and rows by themselves
-            rows = state["generation_counts"]
-            batches = {name: [*zip(values, rows[name], strict=True)] for name, values in state["generation_row"].items()}
+            counts = state["generation_counts"]
+            batches = {name: [*zip(row, counts[name], strict=True)] for name, row in state["generation_row"].items()}
         super().load_state_dict({**state, "batches": batches}, changed)
 
     def _begin_row(self) -> None:
