@@ -5,9 +5,9 @@ List tasks, or print questions of one: `trl-prorl tasks list`, `trl-prorl tasks 
 """
 
 import argparse
-import json
 import re
 import sys
+from contextlib import suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +16,8 @@ from rich.text import Text
 from trl_prorl.launch.ending import Parser, as_bad_input, command
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.tasks.plugin import load_plugin
-from trl_prorl.tasks.registry import PREFIXES, get_task, task_class, task_names
+from trl_prorl.tasks.registry import PREFIXES, task_class, task_names, task_of_recipe
+from trl_prorl.text import parse_json
 
 
 def list_tasks() -> Table:
@@ -29,21 +30,22 @@ def list_tasks() -> Table:
     return table
 
 
-def show_task(name: str, options: dict, split: str, n: int) -> Table:
-    """Return a table of the first `n` rows of a split, with the reward of the reference answer."""
-    task = get_task(name, **options)
-    table = Table("prompt", "reference answer", "its reward", title=f"{name}, level {task.level}, {split}")
-    for row in check_dataset(task, task.rows(split, n)):
+def show_task(args: argparse.Namespace) -> Table:
+    """Return a table of the first rows of a split, with the reward of the reference answer."""
+    if args.plugin:
+        load_plugin(args.plugin)
+    task = task_of_recipe(args.name, args.level, args.options, args.path)
+    table = Table("prompt", "reference answer", "its reward", title=f"{args.name}, level {task.level}, {args.split}")
+    for row in check_dataset(task, task.rows(args.split, args.n)):
         table.add_row(Text(row["prompt"][0]["content"]), Text(row["answer"]), f"{task.reward(task.gold(row), row):g}")
     return table
 
 
 def json_object(text: str) -> dict:
     """Parse a JSON object from the command line."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    value = None
+    with suppress(ValueError):
+        value = parse_json(text)
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object. Example: \'{{"reward": "share"}}\'')
     return value
@@ -69,22 +71,8 @@ def main(argv: list[str]) -> None:
     show.add_argument("--plugin", metavar="FILE.py", help="load a Python file that registers a task")
     show.add_argument("--split", default="train", help="choose train, validation or test (default: train)")
     show.add_argument("-n", type=int, default=3, help="print this many rows (default: 3)")
-    look(parser.parse_args(argv))
-
-
-def look(args: argparse.Namespace) -> None:
-    """Run the subcommand and print its table."""
-    if args.command != "show":
-        Console().print(list_tasks())
-        return
-    if args.plugin:
-        load_plugin(args.plugin)
-    options = dict(args.options)
-    for key in ("level", "path"):
-        value = getattr(args, key)
-        if value is not None:
-            options[key] = value
-    Console().print(show_task(args.name, options, args.split, args.n))
+    args = parser.parse_args(argv)
+    Console().print(show_task(args) if args.command == "show" else list_tasks())
 
 
 if __name__ == "__main__":

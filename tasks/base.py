@@ -1,8 +1,9 @@
 """The interface of a task, and how questions are split by content."""
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 
@@ -25,25 +26,22 @@ def stable_hash(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def content_bucket(task: str, question: str) -> int:
-    """
-    Return the bucket of a question, 0 to 9. It depends only on the content, not on seed or level, so a question is
-    always in the same split.
-    """
-    return stable_hash(task, question) % NUM_BUCKETS
-
-
 def content_split(task: str, question: str) -> str:
-    """Return the split of a question: 10 % of all questions are test, 10 % validation and 80 % train."""
-    return {TEST_BUCKET: "test", VALIDATION_BUCKET: "validation"}.get(content_bucket(task, question), "train")
+    """
+    Return the split of a question: 10 % of all questions are test, 10 % validation and 80 % train. It depends only on
+    the content, not on seed or level, so a question is always in the same split.
+    """
+    bucket = stable_hash(task, question) % NUM_BUCKETS
+    return {TEST_BUCKET: "test", VALIDATION_BUCKET: "validation"}.get(bucket, "train")
 
 
-def check_integer(name: str, value: object, least: int | None = None) -> None:
-    """Raise `ValueError` unless `value` is an integer (a bool is not) of at least `least`."""
+def check_integer(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raise `ValueError` unless `value` is an integer (a bool is not) from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be an integer")
-    if least is not None and value < least:
-        raise ValueError(f"{name}={value} must be at least {least}")
+    if not least <= value <= most:
+        bounds = f"from {least} to {most}" if most < math.inf else f"at least {least}"
+        raise ValueError(f"{name}={value} must be {bounds}")
 
 
 def check_request(split: object, n: object, seed: object) -> None:
@@ -53,41 +51,16 @@ def check_request(split: object, n: object, seed: object) -> None:
     Raises:
         `ValueError`: If the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is not an integer.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
+    check_choice("split", split, SPLITS)
     if n is not None:
         check_integer("n", n, least=1)
     check_integer("seed", seed)
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise `ValueError` unless `value` is one of the choices."""
     if value not in tuple(choices):
         raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
-
-
-# Methods of a task that training and evaluation call.
-METHODS = ("rows", "reply", "answer_of", "verify", "reward", "verify_many", "reward_many", "has_answer", "gold")
-
-
-def check_task(task: object) -> None:
-    """
-    Check that a user's class can be used as a [`Task`].
-
-    Raises:
-        `ValueError`: If a method or attribute is missing or has the wrong type.
-    """
-    owner = type(task).__qualname__
-    for method in METHODS:
-        found = getattr(task, method, None)
-        if found is None:
-            raise ValueError(f"{owner} has no method {method!r}. Derive the class from trl_prorl.tasks.Task")
-        if not callable(found):
-            raise ValueError(f"{owner}.{method} is a {type(found).__name__}, not a method. Define it as a method")
-    name = getattr(task, "name", None)
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{owner}.name={name!r} must be a non-empty string: the name of the task")
-    check_integer(f"{owner}.turns", getattr(task, "turns", None), least=1)
 
 
 def check_dataset(task: "Task", rows: object) -> "Dataset":
@@ -122,9 +95,8 @@ def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequen
         "task": [name] * len(prompts),
         "level": [level] * len(prompts),
     }
-    if columns:
-        for key in columns[0]:
-            data[key] = [row[key] for row in columns]
+    for key in columns[0] if columns else ():
+        data[key] = [row[key] for row in columns]
     return Dataset.from_dict(data)
 
 

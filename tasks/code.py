@@ -82,11 +82,8 @@ class Code(LoadedTask, GeneratedTask):
         self._passed: dict[Program, int] = {}  # results of the last batch, which both reward and verifier need
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
-        function = sample_function(rng, self.level)
-        pairs = zip(function.arguments, function.results, strict=True)
-        tests = [f"assert {function.entry_point}({argument!r}) == {result!r}" for argument, result in pairs]
-        columns = {"tests": tests, "entry_point": function.entry_point, "setup": ""}
-        return f"{function.text}\n{INSTRUCTION}", function.source, columns
+        text, entry_point, source, tests = sample_function(rng, self.level)
+        return f"{text}\n{INSTRUCTION}", source, {"tests": tests, "entry_point": entry_point, "setup": ""}
 
     def content(self, prompt: str) -> str:
         # The same function under another name is the same question.

@@ -21,60 +21,55 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     Raises:
         `ValueError`: If the row has none of these formats.
     """
-    if row.get("test_list") is not None:
-        return parse_mbpp(row, source)
-    if row.get("test") is not None:
-        return parse_humaneval(row, source)
-    if row.get("tests") is not None:
-        return parse_plain(row, source)
+    for key, parse in FORMATS.items():
+        if row.get(key) is not None:
+            question, prompt, solution, setup, tests = parse(row, source)
+            check_syntax(setup, f"{source}: the code before the function")
+            for index, test in enumerate(tests):
+                check_syntax(test, f"{source}: {key!r}, test {index}")
+            entry_point = row.get("entry_point") or called_name(tests[0], setup, solution, f"{source}: {key!r}")
+            columns = {"tests": tests, "entry_point": entry_point, "setup": setup}
+            return Problem(question, solution, columns, f"{prompt.strip()}\n{INSTRUCTION}")
     raise ValueError(
         f"{source}: one of 'test_list' (as in MBPP), 'test' (as in HumanEval) or 'tests' (a list of assert "
         f"statements) is needed. Keys: {', '.join(row) or 'none'}"
     )
 
 
-def make_problem(question: str, solution: str, tests: list[str], entry_point: str, setup: str, cases: str) -> Problem:
-    prompt = f"{question.strip()}\n{cases}{INSTRUCTION}"
-    return Problem(question, solution, {"tests": tests, "entry_point": entry_point, "setup": setup}, prompt)
-
-
-def parse_mbpp(row: Mapping, source: str) -> Problem:
+def parse_mbpp(row: Mapping, source: str) -> tuple[str, str, str, str, list[str]]:
     """
-    The first test calls the function under test. The prompt shows this test, so the model knows name and types.
+    Return question, prompt, solution, setup and tests. The first test calls the function under test. The prompt shows
+    this test, so the model knows name and types.
     """
     question = need(row, ["text", "prompt"], str, source)
     solution = need(row, ["code"], str, source)
-    tests = checked_tests(need(row, ["test_list"], list, source), "test_list", source)
+    tests = need(row, ["test_list"], list, source)
     setup = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""])
-    entry_point = called_name(tests[0], setup, solution, f"{source}: 'test_list'")
-    return make_problem(
-        question, solution, tests, entry_point, setup, f"It has to pass this test, among others:\n{tests[0]}\n"
-    )
+    prompt = f"{question.strip()}\nIt has to pass this test, among others:\n{tests[0]}"
+    return question, prompt, solution, setup, tests
 
 
-def parse_humaneval(row: Mapping, source: str) -> Problem:
-    """The part of the prompt before the function (imports, helpers) becomes the setup of code and tests."""
-    prompt = need(row, ["prompt"], str, source)
-    entry_point = need(row, ["entry_point"], str, source)
-    solution = need(row, ["canonical_solution"], str, source)
-    test = need(row, ["test"], str, source)
+def parse_humaneval(row: Mapping, source: str) -> tuple[str, str, str, str, list[str]]:
+    """
+    Return question, prompt, solution, setup and tests. The part of the prompt before the function (imports, helpers)
+    becomes the setup of code and tests.
+    """
+    keys = ("prompt", "entry_point", "canonical_solution", "test")
+    prompt, entry_point, solution, test = (need(row, [key], str, source) for key in keys)
     head, definition, _ = prompt.partition(f"def {entry_point}(")
     if not definition:
         raise ValueError(f"{source}: 'prompt' does not define the 'entry_point' {entry_point!r}")
-    check_syntax(head, f"{source}: 'prompt', before the function")
-    tests = checked_tests([f"{test}\n\ncheck({entry_point})"], "test", source)
     question = f"Complete this Python function.\n\n{prompt}"
-    return make_problem(question, prompt + solution, tests, entry_point, head, "")
+    return question, question, prompt + solution, head, [f"{test}\n\ncheck({entry_point})"]
 
 
-def parse_plain(row: Mapping, source: str) -> Problem:
+def parse_plain(row: Mapping, source: str) -> tuple[str, str, str, str, list[str]]:
+    """Return question, prompt, solution, setup and tests."""
     question = need(row, ["prompt"], str, source)
-    tests = checked_tests(need(row, ["tests"], list, source), "tests", source)
-    setup = row.get("setup") or ""
-    check_syntax(setup, f"{source}: 'setup'")
-    solution = row.get("solution") or ""
-    entry_point = row.get("entry_point") or called_name(tests[0], setup, solution, f"{source}: 'tests'")
-    return make_problem(question, solution, tests, entry_point, setup, "")
+    return question, question, row.get("solution") or "", row.get("setup") or "", need(row, ["tests"], list, source)
+
+
+FORMATS = {"test_list": parse_mbpp, "test": parse_humaneval, "tests": parse_plain}
 
 
 def check_syntax(code: object, source: str) -> None:
@@ -83,13 +78,6 @@ def check_syntax(code: object, source: str) -> None:
         ast.parse(code)
     except (SyntaxError, ValueError, TypeError) as error:
         raise ValueError(f"{source} is not Python: {' '.join(str(error).split())}") from error
-
-
-def checked_tests(tests: list, key: str, source: str) -> list[str]:
-    """Return the tests, after checking the syntax of each."""
-    for index, test in enumerate(tests):
-        check_syntax(test, f"{source}: {key!r}, test {index}")
-    return tests
 
 
 def defined_names(code: str) -> set[str]:

@@ -145,26 +145,13 @@ NUM_TESTS = 8
 MIN_RESULTS = 4  # different results of the tests; with fewer, a constant would pass too many tests
 
 
-class Function(NamedTuple):
+def sample_function(rng: Random, level: int) -> tuple[str, str, str, list[str]]:
     """
-    A function to write.
+    Draw a function of `level` steps and a final step that is not constant on its tests.
 
-    Attributes:
-        text (`str`): its description.
-        entry_point (`str`): its name.
-        source (`str`): a solution.
-        arguments, results (`list`): arguments of the tests, and the results of the solution.
+    Returns:
+        Its description, its name, a solution, and the tests.
     """
-
-    text: str
-    entry_point: str
-    source: str
-    arguments: list
-    results: list
-
-
-def sample_function(rng: Random, level: int) -> Function:
-    """Draw a function of `level` steps and a final step that is not constant on its tests."""
     while True:
         family = rng.choice(FAMILIES)
         steps = [step.filled(rng) for step in rng.sample(family.steps, k=level)]
@@ -173,29 +160,25 @@ def sample_function(rng: Random, level: int) -> Function:
         first = "list(numbers)" if family is NUMBERS else "text.split()"
         body = [f"    xs = {first}", *(f"    xs = {source}" for _, source in steps), f"    return {last_source}"]
         source = "\n".join([f"def {entry_point}({family.name}):", *body])
-        arguments = sample_arguments(rng, family)
-        results = run(source, entry_point, arguments)
-        if len({repr(result) for result in results}) >= MIN_RESULTS:
+        namespace: dict = {}
+        exec(source, namespace)
+        solve = namespace[entry_point]
+        results = {repr(argument): repr(solve(argument)) for argument in sample_arguments(rng, family)}
+        if len(set(results.values())) >= MIN_RESULTS:
             tasks = "; ".join([*(text for text, _ in steps), last_text])
             text = (
                 f"Write a Python function `{entry_point}({family.name})`. Its argument is {family.argument}. "
                 f"In this order: {tasks}."
             )
-            return Function(text, entry_point, source, arguments, results)
+            tests = [f"assert {entry_point}({argument}) == {result}" for argument, result in results.items()]
+            return text, entry_point, source, tests
 
 
 def sample_arguments(rng: Random, family: Family) -> list:
     """Return different arguments, including the empty one, which solutions often forget."""
-    found = {}
+    found = []
     while len(found) < NUM_TESTS - 1:
         argument = family.sample(rng)
-        if argument:
-            found[repr(argument)] = argument
-    return [argument[:0], *found.values()]
-
-
-def run(source: str, entry_point: str, arguments: list) -> list:
-    """Return the result of a generated function for each argument."""
-    namespace: dict = {}
-    exec(source, namespace)
-    return [namespace[entry_point](argument) for argument in arguments]
+        if argument and argument not in found:
+            found.append(argument)
+    return [found[0][:0], *found]

@@ -9,27 +9,20 @@ from trl_prorl.tasks.generated import GeneratedTask
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WORD = re.compile("[A-Za-z]{2,}")
+WORD = re.compile("[a-z]{2,}")
 
 
 def has_initials(text: str, letters: str) -> bool:
     """Return whether a text has, for each of `letters` in order, one word of two or more letters starting with it."""
-    words = text.split()
-    return (
-        len(words) == len(letters)
-        and all(WORD.fullmatch(word) for word in words)
-        and "".join(word[0] for word in words).lower() == letters
-    )
+    words = text.lower().split()
+    return all(WORD.fullmatch(word) for word in words) and [word[0] for word in words] == [*letters]
 
 
 def has_lengths(text: str, count: int, length: int, letter: str) -> bool:
     """Return whether a text consists of `count` different words of `length` letters that all start with `letter`."""
     words = text.lower().split()
-    return (
-        len(words) == len(set(words)) == count
-        and all(WORD.fullmatch(word) and len(word) == length for word in words)
-        and all(word[0] == letter for word in words)
-    )
+    matching = [word for word in set(words) if WORD.fullmatch(word) and len(word) == length and word[0] == letter]
+    return len(words) == len(matching) == count
 
 
 def has_keys(text: str, keys: str) -> bool:

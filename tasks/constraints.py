@@ -97,9 +97,7 @@ CONSTRAINTS = {
 
 def describe(kind: str, parameters: dict) -> str:
     """Write the sentence of the prompt."""
-    spelt = {}
-    for key, value in parameters.items():
-        spelt[key] = ", ".join(value) if isinstance(value, list) else value
+    spelt = {key: ", ".join(value) if isinstance(value, list) else value for key, value in parameters.items()}
     return CONSTRAINTS[kind].text.format(**spelt).replace("exactly 1 times", "exactly once")
 
 

@@ -11,13 +11,10 @@ MAX_LENGTH = 200  # characters; longer texts are not parsed, because parsing is 
 
 DIGITS = "[0-9]{1,40}"
 DECIMAL = rf"(?:{DIGITS}(?:\.{DIGITS})?|\.{DIGITS})"
-FRACTION = rf"\\frac\s*(?:\{{\s*-?{DIGITS}\s*\}}|[0-9])\s*(?:\{{\s*-?{DIGITS}\s*\}}|[0-9])"
-POWER_OF_TEN = r"(?:e[+-]?[0-9]{1,3}|\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{\s*-?[0-9]{1,3}\s*\}|-?[0-9]))"
-NUMBER = re.compile(rf"[+-]?\s*(?:(?:{DIGITS}\s*)?{FRACTION}|{DECIMAL}{POWER_OF_TEN}?)", re.IGNORECASE)
-# The form that as_number writes: sign; whole, top and bottom of a fraction, or a decimal number and its power of ten.
-VALUE = re.compile(
-    r"([+-]?)(?:([0-9]+)?\\frac(\{-?[0-9]+\}|[0-9])(\{-?[0-9]+\}|[0-9])|([0-9.]+)(?:(?:\\times|\\cdot|×|\*)10\^\{?([+-]?[0-9]+)\}?)?)"
-)
+FRACTION = rf"\\frac\s*(\{{\s*-?{DIGITS}\s*\}}|[0-9])\s*(\{{\s*-?{DIGITS}\s*\}}|[0-9])"
+POWER_OF_TEN = r"(?:e([+-]?[0-9]{1,3})|\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(\{\s*-?[0-9]{1,3}\s*\}|-?[0-9]))"
+# Sign; whole, top and bottom of a fraction, or a decimal number and its power of ten in two notations.
+NUMBER = re.compile(rf"([+-]?)\s*(?:(?:({DIGITS})\s*)?{FRACTION}|({DECIMAL}){POWER_OF_TEN}?)", re.IGNORECASE)
 EXPONENT = r"(?:\^\{?[23]\}?|[²³])"
 # A unit outside \text{} must not look like a product of variables: a word of four letters, or one of these.
 SHORT_UNITS = "mm|cm|km|ft|yd|in|mi|kg|mg|lbs?|oz|ml|mL|min|hrs?|sec|mph|kph|rpm|Hz|kWh|days?|men|cups?|eggs?|USD|EUR"
@@ -73,18 +70,6 @@ def boxed(text: str) -> list[str]:
     return found
 
 
-def number_value(number: str) -> Fraction | None:
-    """Return the exact value of a number in the notation of [`as_number`]; `None` for a division by zero."""
-    sign, whole, top, bottom, decimal, power = VALUE.fullmatch(number).groups()
-    if decimal is not None:
-        value = Fraction(decimal) * Fraction(10) ** int(power or 0)
-    elif int(bottom.strip("{}")) == 0:
-        return None
-    else:
-        value = int(whole or 0) + Fraction(int(top.strip("{}")), int(bottom.strip("{}")))
-    return -value if sign == "-" else value
-
-
 def unwrapped(command: re.Match) -> str:
     """
     Return the content of a `\\text{}`: unchanged if it starts like a number, otherwise in the brackets that [`UNIT`]
@@ -103,14 +88,15 @@ def without_braces(text: str) -> str:
     return text
 
 
-def as_number(text: str) -> str | None:
+def as_number(text: str) -> Fraction | None:
     """
-    Convert a text that is one number, in any notation, to plain LaTeX without its unit; `None` for anything else.
+    Return the exact value of a text that is one number, in any notation, without its unit; `None` for anything else.
 
     Fractions (`\\frac{1}{2}`, `\\dfrac12`, `1/2`), mixed numbers, powers of ten (`4\\times 10^{3}`), thousands
     separators (`1,234`, `1{,}234`, `1\\,234`), signs, currencies, units, tags and emphasis are accepted. Calculations
-    (`40+2`, `6\\cdot 7`, `\\sqrt{9}`), several numbers (`41 42`, `1, 2`) and terms (`5x`, `2ab`) are not. A unit must
-    be in a `\\text{}`, or a word that cannot be a product of variables.
+    (`40+2`, `6\\cdot 7`, `\\sqrt{9}`), several numbers (`41 42`, `1, 2`) and terms (`5x`, `2ab`) are not. A fraction
+    that is an integer, such as `84/2`, is an unevaluated division, not a number. A unit must be in a `\\text{}`, or a
+    word that cannot be a product of variables.
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -127,5 +113,12 @@ def as_number(text: str) -> str | None:
     unit = text[match.end() :]
     if UNIT.fullmatch(unit) is None or NOT_A_UNIT.search(unit):
         return None
-    # In LaTeX a bare e would be read as Euler's number.
-    return re.sub(r"(?i)e([+-]?[0-9]+)$", r"\\times10^{\1}", "".join(match.group().split()))
+    sign, whole, top, bottom, decimal, exponent, power = match.groups()
+    if decimal is not None:
+        value = Fraction(decimal) * Fraction(10) ** int((exponent or power or "0").strip("{}"))
+    else:
+        numerator, denominator = (int(part.strip("{}")) for part in (top, bottom))
+        if denominator == 0 or numerator % denominator == 0:
+            return None
+        value = int(whole or 0) + Fraction(numerator, denominator)
+    return -value if sign == "-" else value

@@ -36,13 +36,8 @@ class GeneratedTask(Task):
     """
 
     def __init__(self, level: int = 3):
-        self.level = self.checked_level(level)
-
-    def checked_level(self, level: object) -> int:
-        check_integer("level", level)
-        if not 1 <= level <= MAX_LEVEL:
-            raise ValueError(f"level={level} must be from 1 to {MAX_LEVEL} for the task {self.name}")
-        return level
+        check_integer("level", level, 1, MAX_LEVEL)
+        self.level = level
 
     @abstractmethod
     def sample(self, rng: Random) -> tuple[str, str] | tuple[str, str, dict]:

@@ -3,22 +3,13 @@
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import lru_cache
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_prorl.tasks.base import Task
-from trl_prorl.tasks.final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
-from trl_prorl.tasks.loaded import (
-    FILES,
-    Problem,
-    by_question,
-    load_problems,
-    loaded_rows,
-    need,
-    split_training_file,
-)
-from trl_prorl.tasks.math_equality import equal_number
+from trl_prorl.tasks.final_answer import MAX_LENGTH, NOT_A_UNIT, TAG, as_number
+from trl_prorl.tasks.loaded import FILES, LoadedTask, Problem, need, parse_rows, split_training_file
 
 
 if TYPE_CHECKING:
@@ -54,6 +45,10 @@ CALCULATION = re.compile(
 HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?[0-9]{1,2}(?![0-9])", re.IGNORECASE)
 
 
+def has_digit(text: str) -> bool:
+    return any(character.isnumeric() for character in text)
+
+
 def parse_number(text: str) -> Decimal | None:
     """
     Return the number at the beginning of a text; `None` if the text does not start with a number, or if something else
@@ -70,8 +65,7 @@ def parse_number(text: str) -> Decimal | None:
         return None
     sign, number, rest = match.groups()
     rest = UNIT_SIGNS.sub("", rest)
-    has_number = any(character.isnumeric() for character in rest)
-    if has_number or CALCULATION.search(rest) or NOT_A_UNIT.search(rest):
+    if has_digit(rest) or CALCULATION.search(rest) or NOT_A_UNIT.search(rest):
         return None
     return Decimal((sign or "") + number.replace(",", ""))
 
@@ -91,12 +85,7 @@ def marked_answers(text: str) -> list[str]:
     """
     # `#### \boxed{42}` is one answer in two markers.
     marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
-    answers = []
-    for part in marked:
-        has_number = any(character.isnumeric() for character in part)
-        if has_number and not HEADING.match(part):
-            answers.append(part)
-    return answers
+    return [part for part in marked if has_digit(part) and not HEADING.match(part)]
 
 
 def is_number(part: str, gold: str) -> bool:
@@ -105,82 +94,7 @@ def is_number(part: str, gold: str) -> bool:
     comparison is exact.
     """
     number = parse_number(part)
-    return equal_number(gold, part) if number is None else number == Decimal(gold)
-
-
-def check_path(path: str) -> str:
-    """
-    Return where the data is: the absolute path of a local folder, or the name of a dataset on the Hub.
-
-    Raises:
-        `ValueError`: If the path is neither, or if a file is missing from the folder.
-    """
-    if not isinstance(path, (str, Path)):
-        raise ValueError(f"path={path!r} must be a folder or the name of a dataset on the Hub")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        for file in FILES.values():
-            if not (folder / file).is_file():
-                raise ValueError(
-                    f"path={str(path)!r}: the folder has no {file}. It needs {' and '.join(FILES.values())}"
-                )
-        return str(folder.resolve())
-    if not HUB_NAME.fullmatch(str(path)):
-        raise ValueError(
-            f"path={str(path)!r} is neither an existing folder nor a name on the Hub (owner/name). "
-            "Give a folder with train.jsonl and test.jsonl"
-        )
-    return str(path)
-
-
-def parse_problem(row: Mapping, source: str) -> Problem:
-    """
-    Convert a row with `question` and `answer`, which ends in `#### ` and a number.
-
-    Raises:
-        `ValueError`: If the row has another form.
-    """
-    question, solution = (need(row, [key], str, source) for key in ("question", "answer"))
-    _, marker, final = solution.rpartition("####")
-    number = parse_number(final) if marker else None
-    if number is None:
-        raise ValueError(f"{source}: 'answer' must end in '#### ' and a number, like '#### 42'")
-    return Problem(question, plain(number), {}, prompt=question)
-
-
-@lru_cache(maxsize=8)
-def load_from(path: str) -> dict[str, list[Problem]]:
-    """
-    Load the data, once per process, and split it by content.
-
-    Args:
-        path (`str`): the result of [`check_path`].
-
-    Returns:
-        The problems of `"train"`, `"validation"` (10 % of the training file, selected by the hash of the question) and
-        `"test"` (the test file). Training questions that occur in the test file are dropped.
-
-    Raises:
-        `ValueError`: If the data cannot be read or does not have the form described in [`GSM8K`].
-    """
-    if Path(path).is_dir():
-        return load_problems(GSM8K.name, path, parse_problem)
-    from datasets import load_dataset  # slow to import, and not needed to list tasks
-
-    try:
-        rows = {split: load_dataset(path, "main", split=split) for split in FILES}
-    except OSError as error:
-        raise ValueError(
-            f"path={path!r} is not a local folder, and could not be loaded from the Hub ({error}). Check the name and "
-            "the connection, or give a folder with train.jsonl and test.jsonl"
-        ) from error
-    files = (
-        by_question(
-            parse_problem(row, f"path='{path}, {split}', row {place}") for place, row in enumerate(rows[split])
-        )
-        for split in FILES
-    )
-    return split_training_file(GSM8K.name, *files)
+    return as_number(part) == Fraction(gold) if number is None else number == Decimal(gold)
 
 
 class MarkedNumber(Task):
@@ -199,7 +113,7 @@ class MarkedNumber(Task):
         return marked[-1].strip() if number is None else plain(number)
 
 
-class GSM8K(MarkedNumber):
+class GSM8K(MarkedNumber, LoadedTask):
     """
     Grade-school math word problems that end in a number ([Cobbe et al., 2021](https://arxiv.org/abs/2110.14168)).
 
@@ -222,17 +136,50 @@ class GSM8K(MarkedNumber):
     level = 1
 
     def __init__(self, path: str = "openai/gsm8k", instruction: str = INSTRUCTION):
-        self.path = check_path(path)
         if not isinstance(instruction, str) or not instruction.strip():
             raise ValueError(f"instruction={instruction!r} must be a non-empty string: the text below each question")
         self.instruction = instruction
+        self.path = path
+        self._problems = None  # of a dataset on the Hub, which is loaded when rows are needed
+        if Path(str(path)).expanduser().is_dir():
+            self.load(path, self.parse_problem)
+        elif not HUB_NAME.fullmatch(str(path)):
+            raise ValueError(
+                f"path={str(path)!r} is neither an existing folder nor a name on the Hub (owner/name). "
+                "Give a folder with train.jsonl and test.jsonl"
+            )
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
-        splits = {name: self._with_instruction(problems) for name, problems in load_from(self.path).items()}
-        return loaded_rows(self.name, self.path, splits, split, n, seed)
+        if self._problems is None:
+            self._problems = self._download()
+        return super().rows(split, n, seed)
 
-    def _with_instruction(self, problems: list[Problem]) -> list[Problem]:
-        return [problem._replace(prompt=f"{problem.question}\n{self.instruction}") for problem in problems]
+    def _download(self) -> dict[str, list[Problem]]:
+        from datasets import load_dataset  # slow to import, and not needed to list tasks
+
+        try:
+            files = {split: load_dataset(self.path, "main", split=split) for split in FILES}
+        except OSError as error:
+            raise ValueError(
+                f"path={self.path!r} is not a local folder, and could not be loaded from the Hub ({error}). Check the "
+                "name and the connection, or give a folder with train.jsonl and test.jsonl"
+            ) from error
+        train, test = (parse_rows(rows, f"{self.path}, {split}", self.parse_problem) for split, rows in files.items())
+        return split_training_file(self.name, train, test)
+
+    def parse_problem(self, row: Mapping, source: str) -> Problem:
+        """
+        Convert a row with `question` and `answer`, which ends in `#### ` and a number.
+
+        Raises:
+            `ValueError`: If the row has another form.
+        """
+        question, solution = (need(row, [key], str, source) for key in ("question", "answer"))
+        _, marker, final = solution.rpartition("####")
+        number = parse_number(final) if marker else None
+        if number is None:
+            raise ValueError(f"{source}: 'answer' must end in '#### ' and a number, like '#### 42'")
+        return Problem(question, plain(number), {}, f"{question}\n{self.instruction}")
 
     def gold(self, row: Mapping) -> str:
         return f"#### {row['answer']}"

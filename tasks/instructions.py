@@ -68,11 +68,10 @@ class Instructions(GeneratedTask):
         # Compose the text first and derive the constraints from it, so they can be met together.
         topic = rng.choice(TOPICS) if self._known else None
         length = rng.randint(8, 8 + 4 * self.level)
-        noun = topic.split()[-1] if topic else None
-        answer, parameters = compose(rng, kinds, length, noun)
-        wishes = "\n".join(f"- {describe(kind, parameters[kind])}" for kind in kinds)
+        answer, parameters = compose(rng, kinds, length, topic and topic.split()[-1])
+        wishes = "\n".join(f"- {describe(kind, found)}" for kind, found in parameters.items())
         prompt = f"Write a short text about {topic or rng.choice(TOPICS)}.\n{wishes}"
-        columns = {"constraints": json.dumps([{"kind": kind, **parameters[kind]} for kind in kinds])}
+        columns = {"constraints": json.dumps([{"kind": kind, **found} for kind, found in parameters.items()])}
         if topic:
             columns["topic"] = topic
         return prompt, answer, columns
@@ -89,9 +88,7 @@ class Instructions(GeneratedTask):
 
     def reward(self, completion: str, row: Mapping) -> float:
         met = self.met(completion, row)
-        if self._reward == "share":
-            return sum(met) / len(met)
-        return float(all(met))
+        return sum(met) / len(met) if self._reward == "share" else float(all(met))
 
 
 def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
@@ -111,25 +108,20 @@ def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None)
     if noun:
         drawn[rng.randrange(length)] = noun
     pieces = rng.randint(2, max(2, length // 4))
-    parameters: dict[str, dict] = {kind: {} for kind in kinds}
+    parameters: dict[str, dict] = {kind: {"n": pieces} for kind in ("bullets", "paragraphs", "sentences")}
     if "placeholders" in kinds:
         count = rng.randint(2, 3)
         parameters["placeholders"] = {"n": count}
         for position in rng.sample(range(1, length - 2), count):
             drawn[position] = f"[{drawn[position]}]"
     if "word_times" in kinds:
-        unused = [word for word in WORDS if word not in drawn and f"[{word}]" not in drawn]
-        repeated = rng.choice(unused)
+        repeated = rng.choice([word for word in WORDS if word not in drawn and f"[{word}]" not in drawn])
         count = rng.randint(1, 3)
         parameters["word_times"] = {"word": repeated, "n": count}
         plain = [position for position, word in enumerate(drawn) if word in WORDS and word != noun]
         for position in rng.sample(plain, count):
             drawn[position] = repeated
     text = lay_out(drawn, kinds, pieces)
-    for layout in ("bullets", "paragraphs", "sentences"):
-        if layout in kinds:
-            parameters[layout] = {"n": pieces}
-            break
     if "upper" in kinds:
         text = text.upper()
     elif "lower" not in kinds:
@@ -144,18 +136,16 @@ def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None)
         "start": {"word": written[0]},
         "end": {"phrase": " ".join(written[-rng.randint(2, 4) :])},
     }
-    letters = {letter for letter in text.casefold() if letter in "abcdefghilmnoprstuwy"}
-    letter = rng.choice(sorted(letters))
+    letter = rng.choice(sorted(set(text.casefold()) & set("abcdefghilmnoprstuwy")))
     parameters["letter"] = {"letter": letter, "n": text.casefold().count(letter)}
-    return text, parameters
+    return text, {kind: parameters.get(kind, {}) for kind in kinds}
 
 
 def lay_out(drawn: list[str], kinds: list[str], pieces: int) -> str:
     """Arrange words as a text; bullet points, paragraphs and sentences get `pieces` parts."""
     size = len(drawn) // pieces
-    parts = [drawn[i * size : (i + 1) * size] for i in range(pieces - 1)]
-    parts.append(drawn[(pieces - 1) * size :])
-    lines = [" ".join(part) for part in parts]
+    ends = [*range(size, size * pieces, size), len(drawn)]
+    lines = [" ".join(drawn[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     if "bullets" in kinds:
         return "\n".join(f"- {line}" for line in lines)
     if "paragraphs" in kinds:

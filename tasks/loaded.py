@@ -4,16 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trl_prorl.tasks.base import (
-    SPLITS,
-    VALIDATION_BUCKET,
-    Task,
-    build_dataset,
-    check_request,
-    content_bucket,
-    content_split,
-    stable_hash,
-)
+from trl_prorl.tasks.base import SPLITS, Task, build_dataset, check_request, content_split, stable_hash
 from trl_prorl.text import parse_json, short
 
 
@@ -84,9 +75,8 @@ def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
     Raises:
         `ValueError`: If none exists, or if the value has another type or is empty.
     """
-    wanted = " or ".join(repr(key) for key in keys)
-    types = kind if isinstance(kind, tuple) else (kind,)
-    kinds = " or ".join(KINDS[one] for one in types)
+    wanted = " or ".join(map(repr, keys))
+    kinds = " or ".join(KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
     expected = f"Every row needs {wanted} as {kinds}, not empty"
     key = next((key for key in keys if row.get(key) is not None), None)
     if key is None:
@@ -119,22 +109,19 @@ def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Prob
         raise ValueError(f"path={path!r} must be a JSON Lines file, or a folder with {' and '.join(FILES.values())}")
     place = Path(path).expanduser()
     if place.is_dir():
-        train, test = (_parse_file(place / file, parse) for file in FILES.values())
+        train, test = (parse_rows(read_jsonl(place / file), place / file, parse) for file in FILES.values())
         return split_training_file(name, train, test)
     splits: dict[str, list[Problem]] = {split: [] for split in SPLITS}
-    for text, problem in _parse_file(place, parse).items():
+    for text, problem in parse_rows(read_jsonl(place), place, parse).items():
         splits[content_split(name, text)].append(problem)
     return splits
 
 
-def _parse_file(file: Path, parse: Callable[[dict, str], Problem]) -> dict[str, Problem]:
-    return by_question(parse(row, f"path={str(file)!r}, row {index}") for index, row in enumerate(read_jsonl(file)))
-
-
-def by_question(problems: Iterable) -> dict:
+def parse_rows(rows: Iterable[Mapping], path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, Problem]:
     """Return problems by normalised question; the first of several duplicates is kept."""
-    found: dict = {}
-    for problem in problems:
+    found: dict[str, Problem] = {}
+    for index, row in enumerate(rows):
+        problem = parse(row, f"path={str(path)!r}, row {index}")
         found.setdefault(normalise_question(problem.question), problem)
     return found
 
@@ -144,7 +131,7 @@ def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[s
     splits: dict[str, list[Problem]] = {"train": [], "validation": [], "test": list(test.values())}
     for text, problem in train.items():
         if text not in test:
-            held_out = content_bucket(name, text) == VALIDATION_BUCKET
+            held_out = content_split(name, text) == "validation"
             splits["validation" if held_out else "train"].append(problem)
     return splits
 

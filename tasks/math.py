@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from trl_prorl.tasks.final_answer import as_number, boxed, number_value
+from trl_prorl.tasks.final_answer import as_number, boxed
 from trl_prorl.tasks.loaded import LoadedTask, Problem, need
-from trl_prorl.tasks.math_equality import MAX_LENGTH, equal, equal_number
+from trl_prorl.tasks.worker import Worker
 
 
+SECONDS = 5.0
+MAX_LENGTH = 1000  # characters; longer answers are not parsed, because parsing is slower than linear
+WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS)
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
 # Signs of an unevaluated calculation. An answer may contain them only if the reference answer does.
 UNEVALUATED = re.compile(
@@ -78,13 +82,33 @@ def is_answer(answer: str, gold: str) -> bool:
         return WRAPPING.sub("", short) == WRAPPING.sub("", wanted)
     number = as_number(gold)
     if number is not None:
-        return equal_number(number, VARIABLE.sub("", answer, count=1))
+        return as_number(VARIABLE.sub("", answer, count=1)) == number
     if set(UNEVALUATED.findall(answer)) - set(UNEVALUATED.findall(gold)):
         return False
     brackets = {bracketed(short), bracketed(wanted)}
     if brackets == {"(", "\\{"}:
         return False
-    return equal(plain(gold), plain(exact(answer)))
+    return equal(plain(gold), plain(answer))
+
+
+def equal(gold: str, answer: str) -> bool:
+    """
+    Return whether math-verify considers two answers equal, with exact numbers instead of its 15 digits. Never raises
+    on any text, and returns `False` after 5 s.
+
+    It runs in a separate process, which is killed at the limit: no signal interrupts the single integer power in
+    `(9^{9^{9^{9}}}, 1)`, and math-verify's signals fail outside the main thread.
+
+    Args:
+        gold (`str`), answer (`str`): LaTeX without delimiters, such as `\\frac{1}{2}`.
+
+    Raises:
+        `RuntimeError`: If math-verify cannot be started.
+    """
+    if max(len(gold), len(answer)) > MAX_LENGTH:
+        return False
+    reply = WORKER.ask({"gold": gold, "answer": answer})
+    return reply is not None and reply.get("equal", False)
 
 
 def plain(answer: str) -> str:
@@ -92,17 +116,6 @@ def plain(answer: str) -> str:
     Replace upright letters (`\\text{e}`) by plain ones; a space separates a letter from a command before it.
     """
     return UPRIGHT.sub(lambda match: f"{match.group(1)} {match.group(2)}".strip(), answer)
-
-
-def exact(answer: str) -> str:
-    """Convert a decimal number to a fraction, which math-verify does not round. Other answers stay unchanged."""
-    number = as_number(answer)
-    if number is None or "." not in number:
-        return answer
-    value = number_value(number)
-    if value is None:
-        return answer
-    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:

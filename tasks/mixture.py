@@ -11,28 +11,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def check_members(tasks: object) -> dict[str, dict]:
-    """
-    Return the members of a mixture, each with its options and a `weight` above 0.
-
-    Raises:
-        `ValueError`: If `tasks` is not such a mapping.
-    """
-    if not isinstance(tasks, Mapping) or not tasks:
-        raise ValueError(f"tasks={tasks!r} must map task names to weights, as in {{gsm8k: 0.5, code: 0.3}}")
-    members = {}
-    for name, member in tasks.items():
-        options = dict(member) if isinstance(member, Mapping) else {"weight": member}
-        weight = options.get("weight")
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not number or not 0 < weight < float("inf"):
-            raise ValueError(f"tasks: the weight of {name!r} must be a number above 0, not {weight!r}")
-        if options.get("task", name) == "mixture":
-            raise ValueError(f"tasks: {name!r} is a mixture itself. List its members instead")
-        members[str(name)] = options
-    return members
-
-
 def shares(weights: Sequence[float], n: int) -> list[int]:
     """
     Assign `n` places to members, so that every prefix matches the weights as closely as possible. Each place goes to
@@ -85,17 +63,26 @@ class Mixture(OfMembers):
     level = 0
 
     def __init__(self, tasks: dict | None = None):
-        members = check_members(tasks)
-        self.weights = {name: options.pop("weight") for name, options in members.items()}
+        if not isinstance(tasks, Mapping) or not tasks:
+            raise ValueError(f"tasks={tasks!r} must map task names to weights, as in {{gsm8k: 0.5, code: 0.3}}")
+        self.weights: dict[str, float] = {}
         self.members: dict[str, Task] = {}
-        for name, options in members.items():
+        for name, member in tasks.items():
+            options = dict(member) if isinstance(member, Mapping) else {"weight": member}
+            weight = options.pop("weight", None)
+            if type(weight) not in (int, float) or not 0 < weight < float("inf"):
+                raise ValueError(f"tasks: the weight of {name!r} must be a number above 0, not {weight!r}")
+            kind = options.pop("task", name)
+            if kind == "mixture":
+                raise ValueError(f"tasks: {name!r} is a mixture itself. List its members instead")
             try:
-                self.members[name] = get_task(options.pop("task", name), **options)
+                task = get_task(kind, **options)
             except ValueError as error:
                 raise ValueError(f"tasks, {name!r}: {error}") from error
-            turns = self.members[name].turns
-            if turns > 1:
+            if task.turns > 1:
                 raise ValueError(f"tasks: {name!r} has several turns, unsupported in a mixture. Set task: {name}.")
+            self.weights[str(name)] = weight
+            self.members[str(name)] = task
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """See [`Task.rows`]. `n=None`, and a member whose share is below one row, raise an error."""

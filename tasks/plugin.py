@@ -3,6 +3,7 @@
 a script's run. Only the command line can name such a file: recipes are shared, so they must not run code.
 """
 
+import argparse
 import importlib.util
 import sys
 import traceback
@@ -51,8 +52,6 @@ def load_plugin(file: str, may_have_rows: bool = False) -> None:
             cure += f" or, to evaluate a script's run, the functions {ROWS}() and {VERIFY}(completion, row)"
         raise InputError(f"--plugin {file} registers no task. {cure}")
     for name, place in added.items():
-        if not isinstance(name, str):
-            raise InputError(f"--plugin {file} registers a task as {name!r}. The name must be a string")
         try:
             registry.class_at(name, place)
         except ValueError as error:
@@ -71,16 +70,12 @@ def _run(file: str, path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"--plugin {file} raised {type(error).__name__}: {error}{_line_of(error, path)}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        place = f" ({path.name}, line {lines[-1]})" if lines else ""
+        raise InputError(f"--plugin {file} raised {type(error).__name__}: {error}{place}") from error
     finally:
         LOADING.remove(file)
     return module
-
-
-def _line_of(error: BaseException, path: Path) -> str:
-    """Return the last line of the file that led to an error: `" (FILE, line N)"`."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f" ({path.name}, line {lines[-1]})" if lines else ""
 
 
 def check_not_loading() -> None:
@@ -94,16 +89,9 @@ def check_not_loading() -> None:
 
 def without_plugins(argv: list[str]) -> list[str]:
     """Load each `--plugin FILE` of a command line, and return the remaining arguments."""
-    rest = []
-    words = iter(argv)
-    for word in words:
-        name, equals, file = word.partition("=")
-        if name != "--plugin":
-            rest.append(word)
-            continue
-        if not equals:
-            file = next(words, "")
-        if not file:
-            raise InputError("--plugin needs the path of a Python file")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", nargs="?", const="", action="append", default=[])
+    args, rest = parser.parse_known_args(argv)
+    for file in args.plugin:
         load_plugin(file)
     return rest

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from trl_prorl.tasks.base import check_choice
-from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.base import check_choice, check_integer
+from trl_prorl.tasks.generated import MAX_LEVEL, GeneratedTask
 from trl_prorl.tasks.worker import Worker
 
 
@@ -57,7 +57,7 @@ class ReasoningGym(GeneratedTask):
             raise ValueError(f"{self.name} needs reasoning-gym. Install it with `pip install 'trl-prorl[rg]'`")
         check_choice("reward", reward, REWARDS)
         if level is not None:
-            self.checked_level(level)
+            check_integer("level", level, 1, MAX_LEVEL)
         if config is not None and not isinstance(config, dict):
             raise ValueError(f"config={config!r} must be a mapping of {family}'s settings")
         if set(config or {}) & {"seed", "size"}:
@@ -66,11 +66,9 @@ class ReasoningGym(GeneratedTask):
         self._reward = reward
         self._settings = {"family": family, "level": level, "config": config or {}}
         reply = WORKER.ask({"do": "check", **self._settings}, MAKING_SECONDS)
-        problem = (
-            reply.get("problem", "its questions cannot be generated")
-            if reply
-            else f"generating one question takes more than {MAKING_SECONDS:g} s"
-        )
+        if reply is None:
+            raise ValueError(f"{self.name}: generating one question takes more than {MAKING_SECONDS:g} s")
+        problem = reply.get("problem", "its questions cannot be generated")
         if problem:
             raise ValueError(f"{self.name}: {' '.join(problem.split())}")
 

@@ -4,7 +4,7 @@ import inspect
 import re
 from importlib import import_module
 
-from trl_prorl.tasks.base import Task, check_task
+from trl_prorl.tasks.base import Task, check_integer
 from trl_prorl.text import nearest
 
 
@@ -59,12 +59,9 @@ def class_at(name: str, place: object) -> type[Task]:
     try:
         found = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, but one of its imports does not
-        raise ValueError(f"{entry} cannot be imported: there is no module {error.name!r}") from error
-    if not inspect.isclass(found):
-        what = "not defined" if found is None else f"a {type(found).__name__}"
-        raise ValueError(f"{entry} must name a class, but {attribute!r} is {what}")
+        raise ValueError(f"{entry} cannot be imported: {error}") from error
+    if not inspect.isclass(found) or not issubclass(found, Task):
+        raise ValueError(f"{entry} must name a class that is derived from trl_prorl.tasks.Task, not {found!r}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise ValueError(f"{entry} names an abstract class. Implement {missing}")
@@ -72,20 +69,20 @@ def class_at(name: str, place: object) -> type[Task]:
 
 
 def _place(name: str) -> str:
-    place = TASKS.get(name) if isinstance(name, str) else None
-    if isinstance(name, str) and ":" in name:
-        place = PREFIXES.get(name.partition(":")[0])
+    prefix, colon, _ = name.partition(":")
+    place = PREFIXES.get(prefix) if colon else TASKS.get(name)
     if place is None:
         raise ValueError(
-            f"task={name!r} is not a task{nearest(str(name), TASKS)}. `trl-prorl tasks` lists them. To add your own, "
-            "pass --plugin FILE.py"
+            f"task={name!r} is not a task{nearest(name, TASKS)}. `trl-prorl tasks` lists them. To add your own, pass "
+            "--plugin FILE.py"
         )
     return place
 
 
 def check_name(name: str) -> None:
     """Raise the `ValueError` of [`get_task`] if there is no such task, without importing it."""
-    for one in parse_weights(name) if isinstance(name, str) and "," in name else [name]:
+    name = str(name)
+    for one in parse_weights(name) if "," in name else [name]:
         _place(one)
 
 
@@ -118,7 +115,8 @@ def get_task(name: str, **options) -> Task:
     1.0
     ```
     """
-    if isinstance(name, str) and "," in name:
+    name = str(name)  # YAML may have read a number
+    if "," in name:
         if options:
             raise ValueError(
                 f"task={name!r} accepts no {', '.join(options)}. Set task: mixture, and give each task its options in "
@@ -136,7 +134,10 @@ def get_task(name: str, **options) -> Task:
                 f"{', '.join(known) or 'none'}"
             )
     task = cls(*first, **options)
-    check_task(task)
+    own = getattr(task, "name", None)
+    if not isinstance(own, str) or not own:
+        raise ValueError(f"{cls.__qualname__}.name={own!r} must be a non-empty string: the name of the task")
+    check_integer(f"{cls.__qualname__}.turns", task.turns, least=1)
     return task
 
 
@@ -150,17 +151,14 @@ def parse_weights(text: str) -> dict[str, dict]:
     members: dict[str, dict] = {}
     for part in text.split(","):
         name, _, weight = part.strip().rpartition(":")
-        try:
-            number = float(weight)
-        except ValueError:
-            number = None
-        if not name or number is None:
-            raise ValueError(
-                f"task={text!r}: {part.strip()!r} does not have the form TASK:WEIGHT, as in 'gsm8k:0.5,code:0.3'"
-            )
         if name in members:
             raise ValueError(f"task={text!r} names {name!r} twice. Use task: mixture with task_options instead")
-        members[name] = {"weight": number}
+        try:
+            members[name] = {"weight": float(weight)}
+        except ValueError:
+            raise ValueError(
+                f"task={text!r}: {part.strip()!r} does not have the form TASK:WEIGHT, as in 'gsm8k:0.5,code:0.3'"
+            ) from None
     return members
 
 
@@ -178,9 +176,5 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
     Raises:
         `ValueError`: As [`get_task`].
     """
-    given = {}
-    if level is not None:
-        given["level"] = level
-    if path is not None:
-        given["path"] = path
-    return get_task(name, **(options or {}), **given)
+    given = {"level": level, "path": path}
+    return get_task(name, **(options or {}), **{key: value for key, value in given.items() if value is not None})

@@ -156,12 +156,6 @@ class Sandbox:
             return list(pool.map(self.run, programs))
 
 
-def frame(content: dict) -> bytes:
-    """Return a frame for `tasks/isolated/harness.py`: 4 bytes of length, then a pickle."""
-    payload = pickle.dumps(content)
-    return len(payload).to_bytes(4, "big") + payload
-
-
 def run_here(isolation: str, limits: Limits, program: Program) -> int:
     """Call [`run_command`] with the current interpreter and user."""
     python = Path(os.path.realpath(sys.executable))
@@ -182,19 +176,16 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
     """
     nonce = secrets.token_hex(16)
     code = program.code.encode("utf-8", "replace").decode()  # lone surrogates can be neither compiled nor sent
-    open_part = {
-        "setup": program.setup,
-        "code": code,
-        "drop_root": drop_root,
-        "memory_mib": limits.memory_mib,
-        "cpu_seconds": limits.cpu_seconds,
-    }
-    secret_part = {"tests": list(program.tests), "entry_point": program.entry_point, "nonce": nonce}
+    for_code = (program.setup, code, limits.memory_mib, limits.cpu_seconds, drop_root)
+    frames = b""
+    for part in (for_code, (program.tests, program.entry_point, nonce)):
+        payload = pickle.dumps(part)
+        frames += len(payload).to_bytes(4, "big") + payload
     env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **PIPES)
     try:
         try:
-            output, errors = process.communicate(frame(open_part) + frame(secret_part), timeout=limits.wall_seconds)
+            output, errors = process.communicate(frames, timeout=limits.wall_seconds)
         except subprocess.TimeoutExpired as late:
             if late.output:
                 raise

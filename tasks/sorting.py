@@ -7,6 +7,7 @@ from decimal import Decimal
 from itertools import pairwise
 from random import Random
 
+from trl_prorl.tasks.base import check_choice
 from trl_prorl.tasks.generated import GeneratedTask
 
 
@@ -48,8 +49,7 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
         return 0.0
     # Decimal, because int() fails on texts of several thousand digits.
     numbers = [Decimal(text) for text in given]
-    occurring = set(given)
-    included = sum(number in occurring for number in required)
+    included = sum(number in given for number in required)
     in_order = sum(first <= second for first, second in pairwise(numbers))
     return (included + in_order) / (2 * len(required) - 1)
 
@@ -64,10 +64,9 @@ def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
     if not are_as_many_numbers(given, required):
         return 0.0
     # float, because int() fails on texts of several thousand digits. They become inf, which min() bounds.
-    numbers = [float(text) for text in given]
-    targets = [float(text) for text in required]
-    largest = [max(target, 9 - target) for target in targets]
-    errors = [min(abs(a - b), most) for a, b, most in zip(numbers, targets, largest, strict=True)]
+    pairs = [(float(a), float(b)) for a, b in zip(given, required, strict=True)]
+    largest = [max(b, 9 - b) for _, b in pairs]
+    errors = [min(abs(a - b), most) for (a, b), most in zip(pairs, largest, strict=True)]
     return 1.0 - sum(errors) / sum(largest)
 
 
@@ -131,8 +130,7 @@ class Sorting(GeneratedTask):
 
     def __init__(self, level: int = 3, reward: str = "exact"):
         super().__init__(level)
-        if not isinstance(reward, str) or reward not in REWARDS:
-            raise ValueError(f"reward={reward!r} must be one of {', '.join(REWARDS)}")
+        check_choice("reward", reward, REWARDS)
         self._reward = REWARDS[reward]
 
     def sample(self, rng: Random) -> tuple[str, str]:

@@ -38,16 +38,15 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     if not 2 <= len(choices) <= len(LETTERS) or not all(isinstance(choice, str) for choice in choices):
         raise ValueError(f"{source}: 'choices' must be 2 to {len(LETTERS)} strings")
     letters = LETTERS[: len(choices)]
-    letter = answer
-    if isinstance(answer, int) and 0 <= answer < len(letters):
-        letter = letters[answer]
-    if letter not in tuple(letters):
+    if answer in range(len(letters)):
+        answer = letters[answer]
+    if answer not in tuple(letters):
         raise ValueError(
             f"{source}: 'answer' is {answer!r}. It must be a letter from A to {letters[-1]}, or an index from 0"
         )
     # Other choices make it another question; the same choices in another order do not.
     content = "\n".join([question, *sorted(choices)])
-    return Problem(content, letter, {"choices": choices}, format_question(question, choices))
+    return Problem(content, answer, {"choices": choices}, format_question(question, choices))
 
 
 def extract_letter(completion: str, choices: list[str]) -> str | None:
@@ -65,11 +64,9 @@ def read_letter(text: str, choices: list[str]) -> str | None:
     if match is None:
         return None
     letter = match.group(1).upper()
-    rest = match.group(2).strip(DRESS)
-    place = LETTERS.find(letter)
-    if not 0 <= place < len(choices):
-        return None
-    return letter if rest in ("", choices[place].strip(DRESS)) else None
+    texts = dict(zip(LETTERS, choices, strict=False))
+    is_choice = letter in texts and match.group(2).strip(DRESS) in ("", texts[letter].strip(DRESS))
+    return letter if is_choice else None
 
 
 class Stem(LoadedTask, GeneratedTask):

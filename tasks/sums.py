@@ -45,7 +45,7 @@ class Sums(MarkedNumber, GeneratedTask):
     def __init__(self, level: int = 3, reward: str = "exact"):
         super().__init__(level)
         check_choice("reward", reward, REWARDS)
-        self._is_graded = reward == "steps"
+        self._reward = reward
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         count = rng.randint(2, self.level + 1)
@@ -57,17 +57,12 @@ class Sums(MarkedNumber, GeneratedTask):
         return question, str(sum(terms)), {"working": working(terms)}
 
     def reward(self, completion: str, row: Mapping) -> float:
-        if self.verify(completion, row):
-            return 1.0
-        return self._partial_reward(completion, row) if self._is_graded else 0.0
-
-    def _partial_reward(self, completion: str, row: Mapping) -> float:
-        """Return the share of points that a wrong answer gets for its mark and its additions."""
+        if self._reward == "exact" or self.verify(completion, row):
+            return super().reward(completion, row)
         required = row["working"].split()
         given = completion.partition(MARK)[0].split()
-        points = sum(a == b for a, b in zip(required, given, strict=False))
-        if len(marked_answers(completion)) == 1:
-            points += 1
+        has_mark = len(marked_answers(completion)) == 1
+        points = sum(a == b for a, b in zip(required, given, strict=False)) + has_mark
         return points / (len(required) + 2)
 
     def gold(self, row: Mapping) -> str:

@@ -6,8 +6,8 @@ tests and the nonce are never in its memory, a custom `__eq__` does not pass the
 `assert` statements.
 
 Standard input contains two frames (4 bytes of length, big endian, then a pickle). The first is for the code's process:
-`{"setup", "code", "memory_mib", "cpu_seconds", "drop_root"}`. The second, read after the fork, is for the tests'
-process only: `{"tests", "entry_point", "nonce"}`. Standard output gets `ready`, and at the end a line with the nonce
+setup, code, memory limit (MiB), time limit (s), and whether to give up root. The second, read after the fork, is for
+the tests' process only: tests, entry point, nonce. Standard output gets `ready`, and at the end a line with the nonce
 and the number of passed tests.
 """
 
@@ -85,14 +85,13 @@ def new_module(setup: str) -> dict:
     return module.__dict__
 
 
-def serve(given: dict, requests: int, replies: int) -> None:
+def serve(setup: str, code: str, requests: int, replies: int) -> None:
     """Run the code, then call its functions on request until the pipe closes."""
-    limit(given["memory_mib"], given["cpu_seconds"])
     no_more_processes()
     refuse_system_calls()
     try:
-        namespace = new_module(given["setup"])
-        exec(compile(given["code"], "<code>", "exec"), namespace)
+        namespace = new_module(setup)
+        exec(compile(code, "<code>", "exec"), namespace)
     finally:
         write_frame(replies, b"")
     while True:
@@ -155,14 +154,15 @@ def count_passed(setup: str, tests: list[str], entry_point: str, requests: int, 
 def main() -> None:
     os.environ.clear()
     sys.path.pop(0)  # the folder of this script, from which `lockdown` was imported
-    given = loads(read_frame(0))
+    setup, code, memory_mib, cpu_seconds, drop_root = loads(read_frame(0))
     nowhere = os.open(os.devnull, os.O_RDWR)
     answer = os.dup(1)
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()
-    if given["drop_root"]:
+    if drop_root:
         become_nobody()
     hide_memory()
+    limit(memory_mib, cpu_seconds)
     child = os.fork()
     if child == 0:
         # Close everything of the tests' side, above all standard input, where the nonce will arrive.
@@ -172,23 +172,22 @@ def main() -> None:
             os.close(descriptor)
         try:
             die_with_parent()
-            serve(given, requests_out, replies_in)
+            serve(setup, code, requests_out, replies_in)
         finally:
             os._exit(0)
     for descriptor in (requests_out, replies_in):
         os.close(descriptor)
-    limit(given["memory_mib"], given["cpu_seconds"])
-    secret = loads(read_frame(0))
+    tests, entry_point, nonce = loads(read_frame(0))
     os.write(answer, b"ready\n")
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     passed = 0
     try:
         read_frame(replies_out)
-        passed = count_passed(given["setup"], secret["tests"], secret["entry_point"], requests_in, replies_out)
+        passed = count_passed(setup, tests, entry_point, requests_in, replies_out)
     finally:
         os.kill(child, 9)
-        os.write(answer, f"{secret['nonce']} {passed}\n".encode())
+        os.write(answer, f"{nonce} {passed}\n".encode())
         os._exit(0)
 
 

@@ -8,7 +8,6 @@ answer get this function instead.
 import ast
 import builtins
 import sys
-from collections.abc import Callable
 
 from sympy import Basic
 
@@ -34,9 +33,8 @@ def check_plain(source: str, names: dict) -> None:
     for node in ast.walk(ast.parse(source.strip(), mode="eval")):
         if not isinstance(node, NODES):
             raise ValueError(f"{type(node).__name__} in an answer")
-        if isinstance(node, ast.Name):
-            if not is_plain_name(node.id, names.get(node.id)):
-                raise ValueError(f"the name {node.id} in an answer")
+        if isinstance(node, ast.Name) and not is_plain_name(node.id, names.get(node.id)):
+            raise ValueError(f"the name {node.id} in an answer")
 
 
 def is_plain_name(name: str, value: object) -> bool:
@@ -54,20 +52,13 @@ def guard(modules: tuple[str, ...]) -> None:
     """
     Make `eval` raise an error for text that is not plain, if the calling module's name starts with one of `modules`.
     """
-    builtins.eval = guarded(builtins.eval, modules)
-
-
-def guarded(evaluate: Callable, modules: tuple[str, ...]) -> Callable:
-    """Return the `eval` with which [`guard`] replaces Python's."""
+    evaluate = builtins.eval
 
     def plain_eval(source, *scopes):
         caller = sys._getframe(1)
         scopes = scopes or (caller.f_globals, caller.f_locals)
         if isinstance(source, str) and caller.f_globals.get("__name__", "").startswith(modules):
-            names = {}
-            for scope in scopes:
-                names.update(scope)
-            check_plain(source, names)
+            check_plain(source, {**scopes[0], **scopes[-1]})
         return evaluate(source, *scopes)
 
-    return plain_eval
+    builtins.eval = plain_eval

@@ -24,24 +24,18 @@ PROBE_SEEDS = range(4)
 NO_NUMBER = re.compile(r"(?<![A-Za-z0-9_])(?:nan|inf|infinity|oo|zoo)j?(?![A-Za-z0-9_])", re.IGNORECASE)
 
 
-def configuration(family: str, level: int | None, config: tuple) -> dict:
+@lru_cache(maxsize=4096)
+def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
     """
-    Return the settings of a family at a level of its curriculum (from 1), or its default settings. `config` overrides
-    both.
+    Return a dataset of one question, and that question. It has the settings of the family at a level of its curriculum
+    (from 1), or its default settings. `config` overrides both.
     """
     settings = {}
     if level is not None:
         curriculum: BaseCurriculum = create_curriculum(family)
         curriculum.set_global_level(level - 1)
-        settings = dict(vars(curriculum.generate_configuration()))
-    return {**settings, **dict(config)}
-
-
-@lru_cache(maxsize=4096)
-def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
-    """Return a dataset of one question, and that question."""
-    settings = {**configuration(family, level, config), "seed": seed, "size": 1}
-    dataset = reasoning_gym.create_dataset(family, **settings)
+        settings = vars(curriculum.generate_configuration())
+    dataset = reasoning_gym.create_dataset(family, **{**settings, **dict(config), "seed": seed, "size": 1})
     return dataset, dataset[0]
 
 

@@ -1,6 +1,3 @@
-import shutil
-
-import datasets
 import pytest
 from datasets import Dataset
 from hypothesis import given, settings
@@ -41,13 +38,6 @@ def questions(dataset):
     return [messages[0]["content"].split("\n")[0] for messages in dataset["prompt"]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def task(tmp_path_factory, write):
     return get_task("gsm8k", path=write(tmp_path_factory.mktemp("gsm8k")))
@@ -65,14 +55,6 @@ def test_gold_solutions_verify_and_answers_are_plain_numbers(task):
             assert (row["task"], row["level"]) == ("gsm8k", 1)
             assert row["answer"] == solutions[question].split("#### ")[1].replace(",", "")
             assert task.verify(solutions[question], row) is task.verify(task.gold(row), row) is True
-
-
-def test_data_are_loaded_once(tmp_path, write):
-    folder = write(tmp_path)
-    before = get_task("gsm8k", path=folder).rows("test", None)[:]
-    task = get_task("gsm8k", path=folder)
-    shutil.rmtree(folder)
-    assert task.rows("test", None)[:] == before
 
 
 def test_hub(monkeypatch):
@@ -100,7 +82,7 @@ def test_wrong_path(path):
 def test_missing_file(tmp_path, write):
     folder = write(tmp_path)
     (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(ValueError, match=f"path='{folder}'.* no test.jsonl"):
+    with pytest.raises(ValueError, match=f"path='{folder}/test.jsonl'"):
         get_task("gsm8k", path=folder)
 
 
@@ -109,8 +91,6 @@ def test_missing_file(tmp_path, write):
     [
         ('{"prompt": "a", "answer": "#### 1"}\n', "row 0: 'question'"),
         ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n', "row 1: 'answer'"),
-        ('{"question": "a", "answer": 1}\n', "'answer' is 1"),
-        ('{"question": "a", "answer": "1"}\n', "'answer' must end in"),
         ('{"question": "a", "answer": "#### many"}\n', "'answer' must end in"),
     ],
 )
@@ -118,7 +98,7 @@ def test_bad_file(tmp_path, write, text, message):
     folder = write(tmp_path)
     (tmp_path / "train.jsonl").write_text(text)
     with pytest.raises(ValueError, match=f"(?s)path='{folder}/train.jsonl'.*{message}"):
-        get_task("gsm8k", path=folder).rows("test", 1)
+        get_task("gsm8k", path=folder)
 
 
 # Verification: completions by the reference

@@ -75,7 +75,7 @@ def test_show_prints_square_brackets(monkeypatch, capsys):
         def sample(self, rng):
             return f"[bold]{rng.random()}", "[bold]"
 
-    monkeypatch.setattr(trl_prorl.tasks.__main__, "get_task", lambda name: Bold())
+    monkeypatch.setattr(trl_prorl.tasks.__main__, "task_of_recipe", lambda *given: Bold())
     assert run(monkeypatch, capsys, "show", "bold", "-n", "1").count("[bold]") == 2
 
 

@@ -12,12 +12,8 @@ and dip, here at the steps of the growths in every variant.
 """
 
 import argparse
-import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +25,9 @@ from matplotlib.figure import Figure
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.eval.analysis.resets import Response, mean_dip, median_reconvergence, reset_responses
-from trl_prorl.eval.analysis.statistics import Estimate, t_interval
+from trl_prorl.eval import passk
+from trl_prorl.eval.analysis.resets import mean_dip, median_reconvergence, reset_responses
+from trl_prorl.eval.analysis.statistics import t_interval
 from trl_prorl.extras.growth import resize
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.optimizer import STEP
@@ -88,12 +85,12 @@ ARMS = {
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
-def train_one(arm: str, seed: int, out: Path, overrides: list[str]) -> None:
-    """Train a run to its end, in this process."""
+def train_one(arm: str, seed: int, run: Path, overrides: list[str]) -> None:
+    """Train a run to its end."""
     (recipe, *keys), migrate, _, _ = ARMS[arm]
     torch.set_num_threads(1)
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-    given = ["--config", str(RECIPES / f"{recipe}.yaml"), *keys, "--output_dir", str(out), "--seed", str(seed)]
+    given = ["--config", str(RECIPES / f"{recipe}.yaml"), *keys, "--output_dir", str(run), "--seed", str(seed)]
     task_args, args, model_args = parser.parse_args_and_config([*given, "--disable_tqdm", "true", *overrides])
     trainer, resume = build(task_args, args, model_args)
     if migrate is not None:
@@ -102,8 +99,7 @@ def train_one(arm: str, seed: int, out: Path, overrides: list[str]) -> None:
 
 
 def run_missing(out: Path, arms: list[str], seeds: list[int], overrides: list[str]) -> None:
-    """Train and evaluate what is missing, one process after another."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    """Train and evaluate what is missing, one after another."""
     for seed in seeds:
         for arm in arms:
             run = out / f"{arm}_seed{seed}"
@@ -112,60 +108,35 @@ def run_missing(out: Path, arms: list[str], seeds: list[int], overrides: list[st
             print(f"{run.name} …", flush=True)
             if not (run / "adapter_model.safetensors").exists():
                 shutil.rmtree(run, ignore_errors=True)
-                command = [sys.executable, __file__, "one", "--arms", arm, "--seeds", str(seed), "--out", str(out)]
-                log = run.with_suffix(".log")
-                log.parent.mkdir(parents=True, exist_ok=True)
-                with log.open("w") as file:
-                    subprocess.run([*command, *overrides], env=env, stdout=file, stderr=file, check=True)
-            passk = [sys.executable, "-m", "eval.passk", "--run", str(run), "--prompts", PROMPTS, "--n", SAMPLES]
-            subprocess.run(passk, env=env, stdout=subprocess.DEVNULL, check=True, cwd=ROOT)
-
-
-# ----------------------------------------------------------------------------------------------------------- tables
-
-
-def read_run(run: Path, arm: str, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A row of `runs.csv`, and the rows of `steps.csv`."""
-    passk = json.loads((run / "passk.json").read_text())
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    grown = [event["step_applied"] for event in events if event["event"] == "growth"]
-    if grown != (list(GROWTHS) if ARMS[arm][0] == GROWN else []):
-        raise ValueError(f"{run} has grown at steps {grown}.")
-    whole = {"arm": arm, "seed": seed, "base": passk["base"]["pass@1"], "pass@1": passk["trained"]["pass@1"]}
-    keys = ("step", "reward", "update_norm")
-    return whole, [{"arm": arm, "seed": seed, **{key: round(row[key], 6) for key in keys}} for row in rows]
+                train_one(arm, seed, run, overrides)
+            passk.main(["--run", str(run), "--prompts", PROMPTS, "--n", SAMPLES])
 
 
 def write_tables(out: Path, arms: list[str], seeds: list[int]) -> None:
-    """Both tables, of the runs that are finished."""
-    found = [
-        read_run(out / f"{arm}_seed{seed}", arm, seed)
-        for arm in arms
-        for seed in seeds
-        if (out / f"{arm}_seed{seed}" / "passk.json").exists()
-    ]
-    for path, table in ((RUNS, [whole for whole, _ in found]), (STEPS, [row for _, rows in found for row in rows])):
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, table[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(table)
-        print(f"{path.relative_to(ROOT)}: {len(table)} rows")
+    """Write both tables, of the runs that are finished."""
+    runs = []
+    steps = []
+    for arm in arms:
+        for seed in seeds:
+            run = out / f"{arm}_seed{seed}"
+            if not (run / "passk.json").exists():
+                continue
+            scores = json.loads((run / "passk.json").read_text())
+            base, trained = (scores[side]["pass@1"] for side in ("base", "trained"))
+            runs.append({"arm": arm, "seed": seed, "base": base, "pass@1": trained})
+            metrics = pd.read_json(run / "metrics.jsonl", lines=True)[["step", "reward", "update_norm"]]
+            steps.append(metrics.round(6).assign(arm=arm, seed=seed)[["arm", "seed", *metrics]])
+    pd.DataFrame(runs).to_csv(RUNS, index=False)
+    pd.concat(steps).to_csv(STEPS, index=False)
 
 
 # --------------------------------------------------------------------------------------------- what they say
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def curves(arm: str, key: str) -> np.ndarray:
     """Return a metric of a variant, shape `(seeds, steps)`."""
-    rows = [row for row in read_table(STEPS) if row["arm"] == arm]
-    seeds = sorted({int(row["seed"]) for row in rows})
-    return np.array([[float(row[key]) for row in rows if int(row["seed"]) == seed] for seed in seeds])
+    steps = pd.read_csv(STEPS)
+    return steps[steps["arm"] == arm].pivot(index="seed", columns="step", values=key).to_numpy()
 
 
 def closeups(values: np.ndarray) -> np.ndarray:
@@ -174,39 +145,26 @@ def closeups(values: np.ndarray) -> np.ndarray:
     return cut / cut[:, :BEFORE].mean(axis=1, keepdims=True)
 
 
-def responses(arm: str) -> list[Response]:
-    """Dip and reconvergence at every growth of every seed."""
-    rewards = curves(arm, "reward")
-    steps = range(1, rewards.shape[1] + 1)
-    return [response for seed in rewards for response in reset_responses(pd.Series(seed, steps), list(GROWTHS))]
-
-
-def shown(estimate: Estimate) -> str:
-    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
-
-
 def numbers() -> str:
     """Return a table of all variants, in Markdown."""
-    scores = {arm: {} for arm in ARMS}
-    for row in read_table(RUNS):
-        scores[row["arm"]][int(row["seed"])] = float(row["pass@1"])
+    scores = pd.read_csv(RUNS).pivot(index="seed", columns="arm", values="pass@1")
     lines = [
         "| variant | pass@1 | paired difference to migrated | steps until the reward is back, median | not back | dip"
         " | first update | largest of 20 |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for arm, (_, _, words, _) in ARMS.items():
-        if not scores[arm]:
-            continue
-        mine = scores[arm]
-        theirs = scores["migrated"]
-        pairs = [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
-        difference = shown(t_interval(pairs)) if arm != "migrated" and len(pairs) > 1 else "–"
-        found = responses(arm)
+    for arm in scores[[arm for arm in ARMS if arm in scores]]:
+        difference = "–"
+        if arm != "migrated":
+            one = t_interval((scores[arm] - scores["migrated"]).dropna().tolist())
+            difference = f"{one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
+        rewards = curves(arm, "reward")
+        steps = range(1, rewards.shape[1] + 1)
+        # Dip and reconvergence at every growth of every seed.
+        found = [response for seed in rewards for response in reset_responses(pd.Series(seed, steps), list(GROWTHS))]
         norms = closeups(curves(arm, "update_norm"))[:, BEFORE : BEFORE + 20]
-        median = median_reconvergence(found)
         lines.append(
-            f"| {words} | {np.mean(list(mine.values())):.3f} | {difference} | {median:g} | "
+            f"| {ARMS[arm][2]} | {scores[arm].mean():.3f} | {difference} | {median_reconvergence(found):g} | "
             f"{sum(response.censored for response in found)} of {len(found)} | {mean_dip(found):.3f} | "
             f"{norms[:, 0].mean():.2f} | {norms.max(axis=1).mean():.2f} |"
         )
@@ -219,10 +177,8 @@ def draw(picture: Path) -> None:
     whole, close = figure.subplots(1, 2)
     for arm, (_, _, words, colour) in ARMS.items():
         rewards = curves(arm, "reward")
-        if not len(rewards):
-            continue
         smooth = np.apply_along_axis(lambda one: np.convolve(one, np.ones(10) / 10, mode="valid"), 1, rewards)
-        style = {"color": colour, "linewidth": 1.5, "label": f"{words}"}
+        style = {"color": colour, "linewidth": 1.5, "label": words}
         whole.plot(np.arange(10, rewards.shape[1] + 1), smooth.mean(axis=0), **style)
         norms = closeups(curves(arm, "update_norm"))
         close.plot(np.arange(1 - BEFORE, AFTER + 1), norms.mean(axis=0), **style)
@@ -242,7 +198,7 @@ def draw(picture: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("command", choices=("run", "one", "tables", "figure"))
+    parser.add_argument("command", choices=("run", "tables", "figure"))
     parser.add_argument(
         "--out", type=Path, default=ROOT / "runs" / "rank_growth", help="where the runs and the picture go"
     )
@@ -251,8 +207,6 @@ def main() -> None:
     args, overrides = parser.parse_known_args()
     if args.command == "run":
         run_missing(args.out, args.arms, args.seeds, overrides)
-    elif args.command == "one":
-        train_one(args.arms[0], args.seeds[0], args.out / f"{args.arms[0]}_seed{args.seeds[0]}", overrides)
     elif args.command == "tables":
         write_tables(args.out, args.arms, args.seeds)
     else:

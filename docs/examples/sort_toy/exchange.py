@@ -1,5 +1,6 @@
 """An optimizer that computes nothing: each update is the NumPy engine's, from files to files (docs/interchange.md)."""
 
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy_engine import engine
 BETA1 = 0.9  # torch's defaults
 BETA2 = 0.999
 EPSILON = 1e-8
-STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
 
 
 class EngineAdam:
@@ -35,10 +35,9 @@ class EngineAdam:
         self._reset = None
         self._group = {"lr": learning_rate, "beta1": BETA1, "beta2": BETA2, "eps": EPSILON, "weight_decay": 0.0}
         self._group |= {"decoupled": False, "parameters": list(weights)}
-        self._state = {"parameters": weights}
-        for moment in ("exp_avg", "exp_avg_sq"):
-            self._state[moment] = {name: np.zeros_like(array) for name, array in weights.items()}
-        self._state["steps"] = {name: np.zeros(1, dtype=np.float32) for name in weights}
+        zeros = {name: np.zeros_like(array) for name, array in weights.items()}
+        steps = {name: np.zeros(1, dtype=np.float32) for name in weights}
+        self._state = {"parameters": weights, "exp_avg": zeros, "exp_avg_sq": zeros, "steps": steps}
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -50,28 +49,16 @@ class EngineAdam:
 
     def step(self, gradients: dict[str, np.ndarray]) -> None:
         """Write the inputs of an update, let the engine make it, and read its outputs."""
-        self._write_inputs(gradients)
-        state, inputs = engine.read_inputs(self.folder)
-        engine.write_outputs(self.folder, state, inputs, engine.update(state, inputs))
-        tensors, *_ = engine.read_tensors(self.folder, "outputs")
-        self._state = {kind: {name: tensors[f"{kind}/{name}"] for name in self.weights} for kind in STATE}
-        self._reset = None
-
-    def _write_inputs(self, gradients: dict[str, np.ndarray]) -> None:
         self.updates += 1
-        names = list(self.weights)
-        kinds = {"parameters": self.weights, "gradients": gradients, **{kind: self._state[kind] for kind in STATE[1:]}}
-        tensors = {f"{kind}/{name}": arrays[name] for kind, arrays in kinds.items() for name in names}
+        kinds = {**self._state, "gradients": gradients}
+        tensors = {f"{kind}/{name}": array for kind, arrays in kinds.items() for name, array in arrays.items()}
         dtypes = {name: "F32" if name.startswith("steps/") else "F64" for name in tensors}
-        values = {
-            "names": names,
-            "groups": [self._group],
-            "clip_norm": 0.0,
-            "grad_norm": engine.norm_of(gradients),
-            "update": self.updates,
-            "growth": None,
-            "reset": self._reset,
-            "schedule": None,
-            "scaler": None,
-        }
+        values = {"names": list(self.weights), "groups": [self._group], "clip_norm": 0.0, "update": self.updates}
+        values |= {"grad_norm": engine.norm_of(gradients), "reset": self._reset}
+        values |= dict.fromkeys(("growth", "schedule", "scaler"))
         engine.write_tensors(self.folder, "inputs", values, tensors, dtypes)
+        with redirect_stdout(None):  # it says each update
+            engine.main(self.folder)
+        tensors, *_ = engine.read_tensors(self.folder, "outputs")
+        self._state = {kind: {name: tensors[f"{kind}/{name}"] for name in self.weights} for kind in engine.STATE}
+        self._reset = None

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .problem import DELTAS, LOSSES, VARIANTS, Curves, label
+from .problem import DELTAS, LOSS, LOSSES, REWARD, label
 
 
 # Paul Tol's bright palette, safe for colour-blind readers.
@@ -24,15 +25,15 @@ STYLE_OF_VARIANT = {
 
 
 def picture(
-    of_grid: Mapping[tuple[str, str, str], Curves], of_variants: Mapping[str, Curves], seeds: int, reward: str
+    of_grid: Mapping[tuple[str, str, str], np.ndarray], of_variants: Mapping[str, np.ndarray], seeds: int, reward: str
 ) -> Figure:
     """
     A column for each loss with its deltas, and one for the variants.
 
     Args:
-        of_grid (`Mapping[tuple[str, str, str], Curves]`):
+        of_grid (`Mapping[tuple[str, str, str], np.ndarray]`):
             Means over the seeds, by loss, delta and variant.
-        of_variants (`Mapping[str, Curves]`):
+        of_variants (`Mapping[str, np.ndarray]`):
             Means over the seeds, by variant.
         seeds (`int`):
             Their number.
@@ -49,7 +50,7 @@ def picture(
     axes[0, -1].set_title("anchors and resets")
     for name, curves in of_variants.items():
         colour, dashes = STYLE_OF_VARIANT[name]
-        _draw(axes[:, -1], curves, color=colour, linestyle=dashes)
+        _draw(axes[:, -1], curves, color=colour, linestyle=dashes, label=label(name))
     for panel in axes.flat:
         panel.grid(alpha=0.3)
     for panel in axes[1]:
@@ -61,16 +62,12 @@ def picture(
     dashes = [Line2D([], [], color="grey", label="no KL")]
     dashes.append(Line2D([], [], color="grey", linestyle="--", label="KL, reference frozen every 10 epochs"))
     figure.legend(handles=deltas + dashes, ncols=6, fontsize="small", loc="outside lower left")
-    named = [
-        Line2D([], [], color=STYLE_OF_VARIANT[name][0], linestyle=STYLE_OF_VARIANT[name][1], label=label(name))
-        for name in VARIANTS
-    ]
-    figure.legend(handles=named, ncols=4, fontsize="small", loc="outside lower right")
+    figure.legend(handles=axes[0, -1].get_lines(), ncols=4, fontsize="small", loc="outside lower right")
     figure.suptitle(f"Sorting three numbers: {'one seed' if seeds == 1 else f'means over {seeds} seeds'}")
     return figure
 
 
-def _draw(panels, curves: Curves, **style) -> None:
-    epochs = range(1, len(curves.reward) + 1)
-    panels[0].plot(epochs, curves.reward, linewidth=1.2, **style)
-    panels[1].plot(epochs, curves.loss, linewidth=1.0, **style)
+def _draw(panels, curves: np.ndarray, **style) -> None:
+    epochs = range(1, curves.shape[1] + 1)
+    panels[0].plot(epochs, curves[REWARD], linewidth=1.2, **style)
+    panels[1].plot(epochs, curves[LOSS], linewidth=1.0, **style)

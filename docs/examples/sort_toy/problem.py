@@ -16,11 +16,13 @@ RESPONSES = 10  # of each prompt, sampled once an epoch
 EVERY_RESPONSE = np.array(list(product(range(NUMBERS), repeat=LENGTH)))  # shape (125, 3)
 
 LOG_HEAD = "epoch\tprompt\tresponse\tlog-probability\treward\tdelta\n"
+# Rows of a run's curves: for each epoch the mean loss of its inner steps, and the *expected* reward after it, exact:
+# every response counts by its probability.
+LOSS = 0
+REWARD = 1
 DELTAS = ("raw", "centered", "group_normalized", "max")
 LOSSES = ("naive", "unclipped", "clipped")
 REWARDS = ("distance", "inclusion_ordering")
-ANCHORS = ("none", "reference", "old")
-OPTIMIZER_RESETS = ("keep", "hard", "soft", "asym", "step")
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class Setting:
         delta (`str`): the advantage of a response, one of `DELTAS`.
         loss (`str`): one of `LOSSES`.
         epsilon (`float`): how far from 1 the ratio may go before `clipped` takes its gradient away.
-        anchor (`str`): the policy to which the KL is taken, one of `ANCHORS`.
+        anchor (`str`): the policy to which the KL is taken: `none`, `reference` or `old`.
         beta (`float`): the KL's coefficient.
         bias_correction (`bool`): whether k3 is multiplied by the ratio, which makes its gradient exact.
         reset_every (`int`): epochs from one reset to the next; 0: never.
-        optimizer_reset (`str`): the effect of a reset on Adam's state, one of `OPTIMIZER_RESETS`.
+        optimizer_reset (`str`): the effect of a reset on Adam's state: `keep`, `hard`, `soft`, `asym` or `step`.
         optimizer_reset_alpha (`float`): the factor of `soft`.
         epochs (`int`): each samples `RESPONSES` responses of every prompt.
         inner_steps (`int`): updates on the samples of one epoch.
@@ -59,17 +61,6 @@ class Setting:
     inner_steps: int = 10
     learning_rate: float = 1e-3
     seed: int = 0
-
-    def __post_init__(self):
-        for name, known in (
-            ("reward", REWARDS),
-            ("delta", DELTAS),
-            ("loss", LOSSES),
-            ("anchor", ANCHORS),
-            ("optimizer_reset", OPTIMIZER_RESETS),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}.")
 
     def resets_before(self, epoch: int) -> bool:
         """Whether a reset falls on the boundary before an epoch, counted from 0."""
@@ -131,20 +122,6 @@ class Batch:
     old: Any
     anchor: Any
     weights: Any
-
-
-@dataclass
-class Curves:
-    """
-    What a run shows, an entry for each epoch.
-
-    Attributes:
-        loss (`list[float]`): the mean over the inner steps of the epoch.
-        reward (`list[float]`): the *expected* reward after the epoch, exact: every response counts by its probability.
-    """
-
-    loss: list[float]
-    reward: list[float]
 
 
 def initial_weights(seed: int) -> dict[str, np.ndarray]:

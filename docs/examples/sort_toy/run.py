@@ -21,51 +21,38 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # this folder and its nei
 import numpy as np
 
 from sort_toy.picture import picture
-from sort_toy.problem import BETA, DELTAS, LOG_HEAD, LOSSES, REWARDS, Curves, Setting, grid, label, variants
+from sort_toy.problem import BETA, DELTAS, LOG_HEAD, LOSSES, REWARD, REWARDS, Setting, grid, label, variants
 
 
 AGREEMENT = 1e-9  # of two curves, in float64
 
 
-def mean(curves: list[Curves]) -> Curves:
-    """The mean over runs, at each epoch."""
-    return Curves(
-        loss=[sum(values) / len(curves) for values in zip(*(run.loss for run in curves), strict=True)],
-        reward=[sum(values) / len(curves) for values in zip(*(run.reward for run in curves), strict=True)],
-    )
+def train_all(train: Callable[[Setting], np.ndarray], settings: dict, seeds: Iterable[int]) -> dict:
+    """The mean over seeds of every setting's curves, by the setting's name."""
+    return {
+        name: np.mean([train(replace(setting, seed=seed)) for seed in seeds], axis=0)
+        for name, setting in settings.items()
+    }
 
 
-def train_all(train: Callable[[Setting], Curves], settings: dict, seeds: Iterable[int]) -> dict:
-    """The mean over seeds of every setting, by the setting's name."""
-    return {name: mean([train(replace(setting, seed=seed)) for seed in seeds]) for name, setting in settings.items()}
-
-
-def largest_difference(first: Curves, second: Curves) -> float:
-    """The largest difference of two runs' curves, of loss and reward alike; NaN if a curve has one."""
-    one = np.array([first.loss, first.reward])
-    other = np.array([second.loss, second.reward])
-    return float(np.abs(one - other).max())
-
-
-def table_of_grid(curves: dict[tuple[str, str, str], Curves]) -> str:
+def table_of_grid(curves: dict[tuple[str, str, str], np.ndarray]) -> str:
     """The last expected rewards, in Markdown."""
     lines = [
         "| loss | " + " | ".join(f"{delta} | {delta}, KL" for delta in DELTAS) + " |",
         "|---|" + "---|" * 2 * len(DELTAS),
     ]
     for loss in LOSSES:
-        cells = [f"{curves[loss, delta, variant].reward[-1]:.3f}" for delta in DELTAS for variant in ("plain", "A")]
+        cells = [f"{curves[loss, delta, variant][REWARD, -1]:.3f}" for delta in DELTAS for variant in ("plain", "A")]
         lines.append(f"| {loss} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def table_of_variants(curves: dict[str, Curves]) -> str:
+def table_of_variants(curves: dict[str, np.ndarray], epochs: int) -> str:
     """The expected rewards of the variants at a quarter, half and the end of a run, in Markdown."""
-    epochs = len(next(iter(curves.values())).reward)
     shown = sorted({max(1, epochs // 4), max(1, epochs // 2), epochs})
     lines = ["| variant | " + " | ".join(f"epoch {epoch}" for epoch in shown) + " |", "|---|" + "---|" * len(shown)]
     for name, run in curves.items():
-        lines.append(f"| {label(name)} | " + " | ".join(f"{run.reward[epoch - 1]:.3f}" for epoch in shown) + " |")
+        lines.append(f"| {label(name)} | " + " | ".join(f"{run[REWARD, epoch - 1]:.3f}" for epoch in shown) + " |")
     return "\n".join(lines)
 
 
@@ -104,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{runs} runs by {options.engine} in {took:.0f} s of one core; β = {BETA}; reward {options.reward}")
     print(
         f"\nExpected reward at the end:\n\n{table_of_grid(of_grid)}\n\n"
-        f"Expected reward of the variants:\n\n{table_of_variants(of_variants)}\n"
+        f"Expected reward of the variants:\n\n{table_of_variants(of_variants, options.epochs)}\n"
     )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     picture(of_grid, of_variants, options.seeds, options.reward).savefig(options.output, dpi=100)
@@ -118,7 +105,7 @@ def compare(base: Setting) -> int:
 
     agree = True
     for name, setting in variants(base).items():
-        difference = largest_difference(with_torch.train(setting), with_numpy.train(setting))
+        difference = np.abs(with_torch.train(setting) - with_numpy.train(setting)).max()
         agree = agree and difference <= AGREEMENT
         print(f"{label(name):25} largest difference of the curves {difference:.1e}")
     print(f"The curves {'agree' if agree else 'DO NOT AGREE'}: bound {AGREEMENT:.0e}")

@@ -15,7 +15,6 @@ from .problem import (
     PROMPTS,
     RESPONSES,
     Batch,
-    Curves,
     Setting,
     initial_weights,
     random_numbers,
@@ -163,13 +162,14 @@ def expected_reward(logps: np.ndarray, reward: str) -> float:
     return float((probabilities * rewards_of(every, PROMPTS, reward)).sum(axis=-1).mean())
 
 
-def train(setting: Setting) -> Curves:
-    """One run. Its files lie in a folder that is removed at the end."""
+def train(setting: Setting) -> np.ndarray:
+    """Return the curves of one run, shape `(2, epochs)`. Its files lie in a folder that is removed at the end."""
     with TemporaryDirectory() as folder:
         optimizer = EngineAdam(initial_weights(setting.seed), setting.learning_rate, Path(folder))
         reference = optimizer.weights
         equally = np.full((len(PROMPTS), RESPONSES), 1.0 / (len(PROMPTS) * RESPONSES))
-        curves = Curves(loss=[], reward=[])
+        losses = []
+        expected = []
         for epoch, numbers in enumerate(random_numbers(setting)):
             if setting.resets_before(epoch):
                 reference = optimizer.weights
@@ -186,6 +186,6 @@ def train(setting: Setting) -> Curves:
                 loss, on_logps = objective(logps, batch, setting)
                 optimizer.step(backward(optimizer.weights, PROMPTS, logps, activations, on_logps))
                 total += loss
-            curves.loss.append(total / setting.inner_steps)
-            curves.reward.append(expected_reward(forward(optimizer.weights, PROMPTS)[0], setting.reward))
-        return curves
+            losses.append(total / setting.inner_steps)
+            expected.append(expected_reward(forward(optimizer.weights, PROMPTS)[0], setting.reward))
+        return np.array([losses, expected])

@@ -18,7 +18,6 @@ from .problem import (
     PROMPTS,
     RESPONSES,
     Batch,
-    Curves,
     Setting,
     initial_weights,
     log_lines,
@@ -109,15 +108,16 @@ def expected_reward(logps: torch.Tensor, table: torch.Tensor) -> float:
     return (of_tokens(logps, every).sum(dim=-1).exp() * table).sum(dim=-1).mean().item()
 
 
-def train(setting: Setting, log: TextIO | None = None) -> Curves:
-    """One run; its samples go to `log`, if that is given."""
+def train(setting: Setting, log: TextIO | None = None) -> np.ndarray:
+    """Return the curves of one run, shape `(2, epochs)`; its samples go to `log`, if that is given."""
     policy = Sorter(initial_weights(setting.seed))
     optimizer = torch.optim.Adam(policy.parameters(), lr=setting.learning_rate)
     reference = deepcopy(policy)
     prompts = torch.tensor(PROMPTS)
     table = rewards_of(torch.tensor(EVERY_RESPONSE).expand(len(PROMPTS), -1, -1), setting.reward)
     equally = torch.full((len(PROMPTS), RESPONSES), 1.0 / (len(PROMPTS) * RESPONSES), dtype=torch.float64)
-    curves = Curves(loss=[], reward=[])
+    losses = []
+    expected = []
     for epoch, numbers in enumerate(random_numbers(setting)):
         if setting.resets_before(epoch):
             reference.load_state_dict(policy.state_dict())
@@ -139,7 +139,7 @@ def train(setting: Setting, log: TextIO | None = None) -> Curves:
             loss.backward()
             optimizer.step()
             total += loss.item()
-        curves.loss.append(total / setting.inner_steps)
+        losses.append(total / setting.inner_steps)
         with torch.no_grad():
-            curves.reward.append(expected_reward(policy(prompts), table))
-    return curves
+            expected.append(expected_reward(policy(prompts), table))
+    return np.array([losses, expected])
