@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read, write
-from trl_prorl.interchange.schemas import STATE, grows, reset_factors
+from trl_prorl.interchange.schemas import STATE, reset_factors
 
 
 TEMPLATE = Path(__file__).with_name("update.noma.jinja")
@@ -106,7 +106,7 @@ def program_for(folder: str) -> str:
                 "name": name,
                 "n": f"{number:04d}",
                 "inputs": [key_of(f"{kind}/{name}", inputs.names) for kind in kinds],
-                "axis": grows(name),
+                "parts": name.split("."),
                 "has_gradient": name in inputs.gradients,
                 "group": group_of[name],
                 "decoupled": inputs.groups[group_of[name] - 1]["decoupled"],
