@@ -22,12 +22,6 @@ from trl_prorl.hub.publish import files_to_push, make_api, open_repo, stage, upl
 from trl_prorl.launch.ending import as_bad_input
 
 
-def file_table(repo: str, sizes: dict[str, int]) -> Table:
-    """Return the files of a push, with sizes in bytes."""
-    rows = [[name, f"{size:,}"] for name, size in sorted(sizes.items())]
-    return Table(f"{repo}: {len(sizes)} files", ["file", "bytes"], rows)
-
-
 KEPT = "the run folder is complete. Run the same command to push again."
 
 
@@ -48,7 +42,8 @@ def main(argv=None) -> None:
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
         sizes[CARD_FILE] = len(str(card).encode())
         print(f"Dry run: nothing was uploaded. Would push {len(sizes)} files to {name}.")
-        terminal().print(file_table(name, sizes).to_rich())
+        rows = [[path, f"{size:,}"] for path, size in sorted(sizes.items())]
+        terminal().print(Table(f"{name}: {len(sizes)} files", ["file", "bytes"], rows).to_rich())
         print(card)
         return
     api = make_api()

@@ -1,7 +1,7 @@
 """Resolve local paths in a run's configuration, from any working directory."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trl_prorl.embedded.gguf_base import gguf_model, gguf_sha256, is_gguf
@@ -26,12 +26,11 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
             out of the folder.
     """
     env = read_env(run_dir)
+    data = config.get("dataset_name")
+    may_be_folder = "/" in (data or "")  # a folder above a run may happen to have the name of a data set
     found = {
         "model_name_or_path": _model(run_dir, config.get("model_name_or_path"), env),
-        # A bare word only as a file: a folder above a run may happen to have the name of a data set.
-        "dataset_name": _find(
-            run_dir, config.get("dataset_name"), lambda path, name: path.is_file() or ("/" in name and path.is_dir())
-        ),
+        "dataset_name": _find(run_dir, data, lambda path: path.is_file() or (may_be_folder and path.is_dir())),
         "output_dir": find_output_dir(run_dir, config, env),
     }
     if (env.get("base_model") or {}).get("name") == config.get("model_name_or_path"):
@@ -45,48 +44,44 @@ def find_output_dir(run_dir: Path, config: dict, env: dict) -> str | None:
     name.
     """
 
-    def this_runs(path, name):
+    def is_this_runs(path: Path) -> bool:
         return path.is_dir() and saved_run_id(path) == env[RUN_ID]
 
     name = config.get("output_dir")
-    found = _find(run_dir, name, this_runs) if env.get(RUN_ID) else None
-    return found or _find(run_dir, name, lambda path, name: path.is_dir())
+    found = _find(run_dir, name, is_this_runs) if env.get(RUN_ID) else None
+    return found or _find(run_dir, name, Path.is_dir)
 
 
 def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
-    others = []
-
-    def is_model(path, name):
-        if not (path / "config.json").is_file():
-            return False
-        check_links(path)
-        as_then = env.get("base_weights") in (None, fingerprint(str(path)))
-        if not as_then:
-            others.append(path)
-        return as_then
-
-    if name and is_embedded(name):
+    """Return the folder of the starting model; a name on the Hub is not changed."""
+    if not name:
+        return None
+    if is_embedded(name):
         return _embedded(run_dir, name, env)
-    if name and is_gguf(name):
+    if is_gguf(name):
         return _gguf(run_dir, name, env)
-    if not name or is_model(Path(name), name):
-        return name
-    # A name on the Hub is not changed: a run folder of that name is no base model.
-    found = name
-    if others or ("/" in name and (not is_hub_name(name) or _was_local(name, env))):
-        found = _find(run_dir, name, is_model)
-    if found is None and others:
+    noted = env.get("base_model") or {}
+    was_local = noted.get("name") == name and noted.get("hub_id") is None
+    looks_local = "/" in name and (was_local or not is_hub_name(name))
+    if not looks_local and not Path(name, "config.json").is_file():
+        return name  # a run folder of that name is no base model
+    others = []
+    for path in _places(run_dir, name):
+        if (path / "config.json").is_file():
+            check_links(path)
+            if env.get("base_weights") in (None, fingerprint(str(path))):
+                return str(path)
+            others.append(path)
+    if others:
         raise InputError(
             f"'{run_dir / 'config.yaml'}' has model_name_or_path: {name}, but '{others[0]}' has other weights than "
             "the starting model; change it to the folder where the starting model is now"
         )
-    if found is None:
-        raise InputError(
-            f"'{run_dir / 'config.yaml'}' has model_name_or_path: {name}, but there is no such folder with a "
-            "config.json here, next to the run or above it; run the command where the run was trained, or change it "
-            "to the folder where the starting model is now"
-        )
-    return found
+    raise InputError(
+        f"'{run_dir / 'config.yaml'}' has model_name_or_path: {name}, but there is no such folder with a "
+        "config.json here, next to the run or above it; run the command where the run was trained, or change it "
+        "to the folder where the starting model is now"
+    )
 
 
 def _embedded(run_dir: Path, name: str, env: dict) -> str:
@@ -109,7 +104,7 @@ def _gguf(run_dir: Path, name: str, env: dict) -> str:
     """Return the folder of a GGUF file's model, if the file is that of the starting model."""
     then = (env.get("base_model") or {}).get("sha256")
     name = os.path.expanduser(name)
-    found = _find(run_dir, name, lambda path, name: path.is_file() and then in (None, gguf_sha256(str(path))))
+    found = _find(run_dir, name, lambda path: path.is_file() and then in (None, gguf_sha256(str(path))))
     if found is None:
         which = f" with SHA-256 {then[:12]}…" if then else ""
         raise InputError(
@@ -122,18 +117,16 @@ def _gguf(run_dir: Path, name: str, env: dict) -> str:
         raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
 
 
-def _was_local(name: str, env: dict) -> bool:
-    """Return whether the run recorded that its base model was a local folder."""
-    noted = env.get("base_model") or {}
-    return noted.get("name") == name and noted.get("hub_id") is None
+def _places(run_dir: Path, name: str) -> Iterator[Path]:
+    """Yield where a name may lead: as written, then from the run's folder and its parents, nearest first."""
+    yield Path(name)
+    # The parents of a link, and the parents of its target.
+    for start in (Path(os.path.abspath(run_dir)), run_dir.resolve()):
+        for folder in (start, *start.parents):
+            yield folder / name
 
 
-def _find(run_dir: Path, name: str | None, accepts: Callable[[Path, str], bool]) -> str | None:
+def _find(run_dir: Path, name: str | None, accepts: Callable[[Path], bool]) -> str | None:
     if not name:
         return None
-    if accepts(Path(name), name):
-        return name
-    # The parents of a link, and the parents of its target.
-    starts = (Path(os.path.abspath(run_dir)), run_dir.resolve())
-    paths = (folder / name for start in starts for folder in (start, *start.parents))
-    return next((str(path) for path in paths if accepts(path, name)), None)
+    return next((str(path) for path in _places(run_dir, name) if accepts(path)), None)

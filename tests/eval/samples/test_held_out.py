@@ -3,7 +3,6 @@ import json
 import os
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -247,26 +246,6 @@ def test_what_is_added_to_a_store_comes_back_once_and_in_order(tmp_path):
         assert frame["correct"].tolist() == [False, False, True, True]
         assert frame["ids"].map(list).tolist() == [[0], [0], [1], [2]]
     assert json.loads((store.folder / "_settings.json").read_text()) == {"seed": 0}
-
-
-def test_a_second_evaluation_waits_for_the_first(tmp_path, monkeypatch):
-    """It says so, and goes on when the first has ended."""
-    first, second = (SampleStore(tmp_path, "base", {}) for _ in range(2))
-    waits = threading.Event()
-    monkeypatch.setattr("trl_prorl.run_folder.print", lambda *text, **how: waits.set(), raising=False)
-    order = []
-
-    def evaluate():
-        with second.exclusive():
-            order.append("second")
-
-    thread = threading.Thread(target=evaluate, daemon=True)
-    with first.exclusive():
-        thread.start()
-        assert waits.wait(30)
-        order.append("first")
-    thread.join(30)
-    assert order == ["first", "second"]
 
 
 def test_on_a_file_system_without_locks_an_evaluation_goes_on(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import (
     Point,
     checkpoint_points,
-    evaluation_dtype,
     find_trained_model,
     identity,
     last_step,
@@ -60,27 +59,17 @@ def test_every_point_loads_its_own_weights(run_dir, base, config, add_checkpoint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is bfloat16 whatever the run says")
-@pytest.mark.parametrize(
-    ("bf16", "instructions", "expected"),
-    [
-        (True, True, torch.bfloat16),
-        (True, False, torch.float32),  # emulated, it is several times slower
-        (None, True, torch.float32),
-    ],
-)
-def test_the_precision_of_an_evaluation_on_a_cpu(monkeypatch, bf16, instructions, expected):
-    monkeypatch.setattr(models, "cpu_computes_bf16", lambda: instructions)
-    assert evaluation_dtype({"bf16": bf16}) is expected
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is bfloat16 whatever the run says")
-def test_a_run_in_bf16_is_evaluated_in_bf16(run_dir, task, monkeypatch):
-    """Its base and its adapter, and the samples are kept apart from those in float32."""
-    monkeypatch.setattr(models, "cpu_computes_bf16", lambda: True)
+def test_the_precision_of_an_evaluation_on_a_cpu(run_dir, task, monkeypatch):
+    """That of the run if the CPU computes in it; samples in bf16 are kept apart from those in float32."""
     path = run_dir / "config.yaml"
     stores = {}
-    for keys, dtype in (({}, torch.float32), ({"bf16": True}, torch.bfloat16)):
-        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | keys))
+    for bf16, instructions, dtype in (
+        (None, True, torch.float32),
+        (True, False, torch.float32),  # emulated, it is several times slower
+        (True, True, torch.bfloat16),
+    ):
+        monkeypatch.setattr(models, "cpu_computes_bf16", lambda computes=instructions: computes)
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"bf16": bf16}))
         held_out = HeldOut(run_dir, "test", 2)
         for point in (held_out.base, held_out.trained):
             loaded = load_point(point, held_out.config)
