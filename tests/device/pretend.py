@@ -1,5 +1,5 @@
 """
-A device named `pretend`, in Python: its values are real and lie in the host's memory, and its work is counted.
+A device named `pretend`, in Python: its values are real and lie in the host's memory, and its copies are counted.
 
 To torch it is not the CPU. A tensor on it does not mix with one on the CPU, and reaching its values from the host is a
 transfer. Every kernel that a GPU would launch arrives at [`compute`], which runs the CPU's kernel on the same memory.
@@ -10,7 +10,6 @@ torch knows one such device in a process, for good: only a process of its own ma
 import contextlib
 import ctypes
 import re
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -65,48 +64,9 @@ def _is_here(value) -> bool:
 # ---------------------------------------------------------------------------------------------------- its work
 
 
-class Work:
-    """
-    Counts what a device was asked to do.
+copies: list[torch.Size] = []  # shapes of the copies within the device, of which a conversion is one
 
-    Attributes:
-        launches (`Counter`): Kernels, by operator: at least one for each operator that is no view.
-        bytes (`int`): Bytes of the operators' tensors, read and written.
-    """
-
-    def __init__(self):
-        self.clear()
-
-    def clear(self) -> None:
-        self.launches = Counter()
-        self.bytes = 0
-
-    def launch(self, name: str, *tensors) -> None:
-        self.launches[name] += 1
-        self.bytes += _bytes_of(tensors)
-
-
-def _bytes_of(value) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, list | tuple):
-        return sum(_bytes_of(one) for one in value)
-    return 0
-
-
-work = Work()
-
-# They allocate, or change what a tensor says of its memory.
-NO_KERNEL = {
-    "aten::_local_scalar_dense",
-    "aten::_unsafe_view",
-    "aten::empty",
-    "aten::empty_strided",
-    "aten::resize_",
-}
 TAKES_HOST_INDICES = {"aten::index", "aten::_index_put_impl_"}  # and copies them
-# They read as much of their first tensor as they write.
-GATHERS = {"aten::embedding", "aten::gather", "aten::index", "aten::index_select"}
 
 MIXED = "Expected all tensors to be on the same device, but found at least two devices, pretend:0 and cpu! ({})"
 OTHER_GENERATOR = "Expected a 'pretend' device type for generator but found 'cpu' ({})"
@@ -116,7 +76,6 @@ class _Signature(NamedTuple):
     """What matters of an operator's schema."""
 
     name: str
-    launches: bool
     draws: bool
     number_places: tuple[int, ...]  # of tensors for which torch may hand on a number
     written_places: tuple[int, ...]
@@ -129,13 +88,10 @@ def _signature(op) -> _Signature:
     schema = op._schema
     positional = [(place, one) for place, one in enumerate(schema.arguments) if not one.kwarg_only]
     named = [one for one in schema.arguments if one.kwarg_only]
-    aliased = any(one.alias_info is not None for one in schema.arguments)
     written_places = tuple(place for place, one in positional if _is_written(one))
     written_names = tuple(one.name for one in named if _is_written(one))
-    is_view = aliased and not written_places and not written_names
     return _Signature(
         name=schema.name,
-        launches=not is_view and schema.name not in NO_KERNEL,
         draws=any(one.name == "generator" for one in schema.arguments),
         number_places=tuple(place for place, one in positional if str(one.type) == "Tensor"),
         written_places=written_places,
@@ -177,11 +133,6 @@ def compute(op, *args, **kwargs):
 
     result = op(*host_args, **host_kwargs)
 
-    if signature.launches:
-        new = () if signature.returns and all(signature.returns) else result
-        read = [result, *host_args[1:]] if name in GATHERS else host_args
-        work.launch(name, read, list(host_kwargs.values()), new)
-
     for key in empty:
         if host_kwargs[key].shape != kwargs[key].shape:
             kwargs[key].data = to_device_label(host_kwargs[key])
@@ -222,9 +173,7 @@ def _copy(source, target, non_blocking=False):
     host_target = to_host_label(target) if _is_here(target) else target
     host_target.copy_(host_source)
     if source.device == target.device:
-        work.launch("aten::copy_", source, target)
-    else:
-        work.bytes += target.nbytes
+        copies.append(target.shape)
     return target
 
 
@@ -314,11 +263,6 @@ def _overload(name: str):
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _one_launch(op):
-    """Make a kernel of an operator over lists, which torch would take apart here, and which is fused on a GPU."""
-    return lambda *args, **kwargs: compute(op, *args, **kwargs)
-
-
 def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """
     Attend as CUDA does: by flash attention without a mask, by memory-efficient attention with one, and in single steps
@@ -353,7 +297,6 @@ class _FusedAttention(torch.autograd.Function):
         attend_on_host = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         result, sums = attend_on_host(*repeated, 0.0, is_causal, **ctx.keys)
         ctx.host = (*repeated, result, sums)
-        work.launch("aten::scaled_dot_product_attention", host, list(ctx.keys.values()), result)
         return to_device_label(result)
 
     @staticmethod
@@ -362,7 +305,6 @@ class _FusedAttention(torch.autograd.Function):
         backward_on_host = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, *repeated = backward_on_host(gradient, *ctx.host, 0.0, ctx.is_causal, **ctx.keys)
         key, value = (one.unflatten(-3, (-1, ctx.groups)).sum(-3) for one in repeated)
-        work.launch("aten::scaled_dot_product_attention_backward", gradient, query, key, value)
         return to_device_label(query), to_device_label(key), to_device_label(value), None, None, None
 
 
@@ -447,9 +389,6 @@ def _register() -> list[torch.library.Library]:
     fallback.fallback(compute, "PrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     kernels = torch.library.Library("aten", "IMPL")
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::_foreach_"):
-            kernels.impl(name, _one_launch(_overload(name)), "PrivateUse1")
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         kernels.impl("aten::scaled_dot_product_attention", attend, key)
     calls = {
