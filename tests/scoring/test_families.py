@@ -55,7 +55,7 @@ MODELS = {
     "mixtral": lambda: build("mixtral", **MOE),
 }
 SAMPLED = MODELS | {
-    "gemma2": lambda: build("gemma2", head_dim=8, sliding_window=4),
+    "gemma2": lambda: build("gemma2", attention="eager", head_dim=8, sliding_window=4),
     "gpt2": lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48),
     "mamba": lambda: build("mamba", attention=None, state_size=4),
 }

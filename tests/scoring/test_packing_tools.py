@@ -5,8 +5,6 @@ A tool's answer stands in the completion, so later tokens attend to it, and `too
 Packing computes every token of a completion and leaves the mask to TRL.
 """
 
-import functools
-
 import pytest
 import torch
 from run_record import read_rows
@@ -70,20 +68,6 @@ def test_rows_that_are_left_out_leave_the_entropy_of_the_model_s_tokens(trained,
     assert read_rows(less)[0]["entropy"] == pytest.approx(mean, rel=1e-5)
     # TRL logs a mean over all rows, those that were left out too.
     assert less.state.log_history[0]["entropy"] == pytest.approx(mean, rel=1e-5)
-
-
-def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
-    """Another answer of the same length is scored nowhere, earns the same, and still changes the training."""
-
-    @functools.wraps(add)
-    def wrongly(a, b):
-        return a + b + (1 if str(a + b)[-1] != "9" else -1)
-
-    first = trained(pack_groups="on")
-    second = trained(pack_groups="on", tool=wrongly)
-    for key in ("tool_mask", "advantages"):
-        assert all(torch.equal(a[key], b[key]) for a, b in zip(first.made, second.made, strict=True))
-    assert largest_difference(first, second) > 1e-5
 
 
 def test_a_tool_s_tokens_are_not_counted_as_sampled(trained):

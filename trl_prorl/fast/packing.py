@@ -46,8 +46,7 @@ def packed_logps(
     `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model against which nothing stands.
 
     Equal prompts are found anywhere in the batch. Completions without tokens are not computed; if there are no others,
-    one prompt is computed, so that the returned zeros have a gradient, as TRL's have. Dropout draws other masks than
-    in padded rows.
+    one prompt is computed, so that the returned zeros have a gradient, as TRL's have.
 
     Args:
         model (`Callable`): A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`),

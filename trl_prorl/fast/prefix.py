@@ -184,7 +184,6 @@ def prefix_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     layout: Layout,
-    dropout: float = 0.0,
     scale: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
@@ -196,13 +195,12 @@ def prefix_attention(
         key (`torch.Tensor` of shape `(1, H', T, D)`): Keys; H' divides H (grouped-query attention).
         value (`torch.Tensor` of shape `(1, H', T, D)`): Values.
         layout ([`Layout`]): The layout of a row of T tokens, on the device of `query`.
-        dropout (`float`, *optional*, defaults to `0.0`): Probability with which a weight is dropped.
         scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
         window (`int`, *optional*): How many keys a query sees at most, itself included.
 
     Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
-    by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16 and not dropout
+    by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16
     groups = query.shape[1] // key.shape[1]
     shares_keys = by_products or keeps_keys_shared(query)
     keys = gather_places(key, layout.keys)
@@ -229,9 +227,7 @@ def prefix_attention(
             factor = scale or states.shape[-1] ** -0.5
             result = BackwardByProducts.apply(grouped, seen_keys, seen_values, added, factor)
         else:
-            result = scaled_dot_product_attention(
-                grouped, seen_keys, seen_values, attn_mask=added, dropout_p=dropout, scale=scale
-            )
+            result = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=added, scale=scale)
         by_group = result.unflatten(2, (groups, queries))
         results.append(by_group.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1))
     return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
@@ -295,13 +291,14 @@ def sdpa_or_prefix_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    unknown = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
+    given = {**kwargs, "dropout": dropout or None}
+    unknown = [name for name in ("dropout", "softcap", "position_bias") if given.get(name) is not None]
     if unknown:
         raise ValueError(f"Attention with {' and '.join(unknown)} cannot be packed: set pack_groups: 'off'.")
     window = kwargs.get("sliding_window")
     if window is None and slides(module):
         raise ValueError("Attention that does not get its sliding window cannot be packed: set pack_groups: 'off'.")
-    return prefix_attention(query, key, value, prefix_layout, dropout, scaling, window), None
+    return prefix_attention(query, key, value, prefix_layout, scaling, window), None
 
 
 def slides(module: torch.nn.Module) -> bool:
