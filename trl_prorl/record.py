@@ -297,7 +297,6 @@ class Means(Part):
         meter ([`Meter`]): Knows the tokens of each micro-batch of a step.
     """
 
-    remembers = ("weights",)
     may_join = True  # with what is logged from then on
 
     def __init__(self, args, metrics: Mapping[str, dict[str, list[float]]], meter: Meter):
@@ -311,6 +310,12 @@ class Means(Part):
 
     def begin(self) -> None:
         self.weights: dict[str, dict[str, list]] = {"train": {}, "eval": {}}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights["train"]}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.weights["train"] = state["weights"]
 
     def add(self, mode: str, metric: str, weight: float | torch.Tensor) -> None:
         """Record what the newest value of a metric is a mean of: so many rows or tokens, 0 if of none."""
