@@ -54,7 +54,7 @@ class Recorder(Part):
         accelerator: Sums over processes.
     """
 
-    remembers = ("kl_ref", "batches")
+    remembers = ("kl_ref", "generation_row", "generation_counts")
 
     def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
         self.args = args
@@ -72,9 +72,10 @@ class Recorder(Part):
 
     def begin(self) -> None:
         self.kl_ref: float | None = None  # of the last finished step
-        # The entries of the generation batches of a step, each with the number of rows that it is a mean of. The steps
-        # after it, which train on the same batches, have them too.
-        self.batches: dict[str, list[Sequence[float]]] = {}
+        # The entries of the generation batches of a step, and of how many rows each of these is. The steps after it,
+        # which train on the same batches, have them too.
+        self.generation_row: dict[str, list[float]] = {}
+        self.generation_counts: dict[str, list[int]] = {}
         self._counts: Mapping[str, int] = {}
         self._begin_row()
         self.meter.abandon_step()
@@ -107,11 +108,13 @@ class Recorder(Part):
         advantages = self.accelerator.gather(batch["advantages"].float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
         if "tokens_generated" not in self.of_step:  # the first generation of this step
-            self.batches = {}
+            self.generation_row = {}
+            self.generation_counts = {}
             self.of_step["tokens_generated"] = 0
         self.of_step["tokens_generated"] += tokens
         for name, value in {"advantage_mean": mean, "advantage_std": deviation, **measured}.items():
-            self.batches.setdefault(name, []).append((value, self._counts.get(name, len(advantages))))
+            self.generation_row.setdefault(name, []).append(value)
+            self.generation_counts.setdefault(name, []).append(self._counts.get(name, len(advantages)))
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Add one micro-batch to the means over tokens."""
@@ -162,8 +165,8 @@ class Recorder(Part):
             skips (`int`): Optimizer steps that were left out so far.
         """
         row: dict[str, float | None] = {"step": step}
-        for name, values_and_rows in self.batches.items():
-            row[name] = weighted_mean(*zip(*values_and_rows, strict=True))
+        for name, values in self.generation_row.items():
+            row[name] = weighted_mean(values, self.generation_counts[name])
         row.update(self.meter.end_step(self.total, self.accelerator.num_processes))
         if self._clipped:
             of_tokens = self.args.importance_sampling_level == "token"
@@ -309,7 +312,11 @@ class Means(Part):
         self.begin()
 
     def begin(self) -> None:
-        self.weights: dict[str, dict[str, list]] = {"train": {}, "eval": {}}
+        self.weights: dict[str, list] = {}  # of the training's metrics
+        self.eval_weights: dict[str, list] = {}
+
+    def _weights(self, mode: str) -> dict[str, list]:
+        return self.weights if mode == "train" else self.eval_weights
 
     def state_dict(self) -> dict[str, Any]:
         return {"weights": self.weights["train"]}
@@ -319,7 +326,7 @@ class Means(Part):
 
     def add(self, mode: str, metric: str, weight: float | torch.Tensor) -> None:
         """Record what the newest value of a metric is a mean of: so many rows or tokens, 0 if of none."""
-        self.weights[mode].setdefault(metric, []).append(weight)
+        self._weights(mode).setdefault(metric, []).append(weight)
 
     def lengths(self, mode: str) -> dict[str, int]:
         """Return how many values each metric has."""
@@ -348,7 +355,7 @@ class Means(Part):
 
     def add_tokens(self, mode: str, tokens: Sequence[float]) -> None:
         """Record the tokens of the newest micro-batches, of which means over tokens have no weight yet."""
-        weights = self.weights[mode]
+        weights = self._weights(mode)
         for metric in self.of_tokens:
             missing = len(self.metrics[mode].get(metric, ())) - len(weights.get(metric, ()))
             if missing == len(tokens):
@@ -368,14 +375,14 @@ class Means(Part):
 
     def read(self) -> None:
         """Read what micro-batches of training have left on the device."""
-        for values in [*self.metrics["train"].values(), *self.weights["train"].values()]:
+        for values in [*self.metrics["train"].values(), *self.weights.values()]:
             values[:] = [value.item() if torch.is_tensor(value) else value for value in values]
 
     def combine(self, mode: str) -> None:
         """Leave of each metric one value, over all rows and tokens since the last log."""
         metrics = self.metrics[mode]
         for metric, values in list(metrics.items()):
-            weights = self.weights[mode].get(metric, [])
+            weights = self._weights(mode).get(metric, [])
             if len(weights) != len(values):
                 weights = [1.0] * len(values)
             pairs = zip(values, weights, strict=True)
@@ -386,4 +393,4 @@ class Means(Part):
                 metrics[metric] = [weighted_mean(values, weights)]
             elif metric in self.of_tokens:
                 del metrics[metric]  # of no token
-        self.weights[mode].clear()
+        self._weights(mode).clear()

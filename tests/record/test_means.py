@@ -88,14 +88,15 @@ def test_means_over_tokens(make_trainer, keys):
 
 
 def letters(seen):
-    """Make two rewards that keep what they are called with; the second is silent about every third completion."""
+    """Make two rewards that keep what they are called with; the second is silent about every third, or second."""
 
     def length(completions, completion_ids, **columns):
         seen.append({"ids": completion_ids, "length": [len(ids) / 2 for ids in completion_ids]})
         return seen[-1]["length"]
 
     def sometimes(completions, **columns):
-        values = [len(text[0]["content"]) if place % 3 else None for place, text in enumerate(completions)]
+        every = 2 + len(seen) % 2  # from batch to batch another number
+        values = [len(text[0]["content"]) if place % every else None for place, text in enumerate(completions)]
         seen[-1]["sometimes"] = values
         return values
 
@@ -185,6 +186,8 @@ def test_each_reward_and_its_time_are_recorded(make_trainer):
         for place in (row, entry):
             assert place["rewards/length/mean"] == pytest.approx(statistics.mean(lengths))
             assert place["rewards/sometimes/mean"] == pytest.approx(statistics.mean(others))
+        tokens = [len(ids) for batch in batches for ids in batch["ids"]]
+        assert entry["completions/min_length"] == min(tokens) < max(tokens) == entry["completions/max_length"]
         assert 0 < row["time_reward"] < row["time_rollout"]
 
 
