@@ -80,13 +80,6 @@ class Recorder(Part):
         self._begin_row()
         self.meter.abandon_step()
 
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        batches = state.get("batches")
-        if batches is None:  # an earlier layout: values and rows by themselves
-            counts = state["generation_counts"]
-            batches = {name: [*zip(row, counts[name], strict=True)] for name, row in state["generation_row"].items()}
-        super().load_state_dict({**state, "batches": batches}, changed)
-
     def _begin_row(self) -> None:
         self.of_step: dict[str, float | None] = {"time_reward": 0.0, "time_eval": 0.0}  # entries that are known
         self._clipped: list[float] = []  # share of each micro-batch
@@ -300,6 +293,7 @@ class Means(Part):
         meter ([`Meter`]): Knows the tokens of each micro-batch of a step.
     """
 
+    remembers = ("weights",)
     may_join = True  # with what is logged from then on
 
     def __init__(self, args, metrics: Mapping[str, dict[str, list[float]]], meter: Meter):
@@ -317,12 +311,6 @@ class Means(Part):
 
     def _weights(self, mode: str) -> dict[str, list]:
         return self.weights if mode == "train" else self.eval_weights
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weights": self.weights["train"]}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.weights["train"] = state["weights"]
 
     def add(self, mode: str, metric: str, weight: float | torch.Tensor) -> None:
         """Record what the newest value of a metric is a mean of: so many rows or tokens, 0 if of none."""
