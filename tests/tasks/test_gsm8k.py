@@ -89,7 +89,6 @@ def test_missing_file(tmp_path, write):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('{"prompt": "a", "answer": "#### 1"}\n', "row 0: 'question'"),
         ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n', "row 1: 'answer'"),
         ('{"question": "a", "answer": "#### many"}\n', "'answer' must end in"),
     ],

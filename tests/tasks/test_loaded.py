@@ -69,11 +69,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
         ("", "has no rows"),
         ("{}\nnot json\n", "line 2 cannot be read as JSON Lines"),
         ("[1]\n", "line 1 is not an object.*1"),
-        ("{}\n" + '{"a":' * 50_000 + "1" + "}" * 50_000 + "\n", "line 2 cannot be read as JSON Lines: it is nested"),
-        (
-            f'{{"problem": {"1" * 5000}}}\n',
-            "line 1 cannot be read as JSON Lines: it holds a whole number of thousands",
-        ),
+        ("{}\n" + '{"a":' * 50_000 + "1" + "}" * 50_000 + "\n", "line 2 cannot be read as JSON Lines"),
+        (f'{{"problem": {"1" * 5000}}}\n', "line 1 cannot be read as JSON Lines"),
     ],
 )
 def test_a_bad_file(tmp_path, text, message):
@@ -93,5 +90,3 @@ def test_too_many_rows(tmp_path, write_jsonl):
     task = get_task("math", path=write_jsonl(tmp_path / "few.jsonl", rows_of(range(3))))
     with pytest.raises(ValueError, match="^n=10: math has "):
         task.rows("train", 10)
-    with pytest.raises(ValueError, match="split='dev'"):
-        task.rows("dev", 1)

@@ -121,7 +121,6 @@ def test_names_with_weights_take_no_options():
     [
         ("train", None, "n=None.*train_rows"),
         ("train", 2, "n=2: the weight 1 of 'stem' gives it no row"),
-        ("dev", 8, "split='dev'"),
     ],
 )
 def test_wrong_requests(mixture, split, n, message):
