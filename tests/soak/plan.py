@@ -5,11 +5,12 @@ from random import Random
 
 from cases import ALONE, CASES
 from damage import CHECKPOINT_DAMAGE, RECORD_DAMAGE, RECORDS
-from stages import SIGNALS
 
 
-# A deck, so that every stage has its turn; what lies between two kills is drawn from it.
+# Where the accidents of a trial happen is drawn from these, each once.
 DECK = ("generation", "update", "save", "evaluation") * 2 + ("start", "end")
+LIVES = 5  # of one trial
+KINDS = ("SIGKILL",) * 7 + ("SIGTERM", "SIGINT") * 2 + ("no room", "any time") * 3
 PLACES = ("scratch", "root", "repository", "run", "deep")  # working directories
 
 
@@ -21,11 +22,10 @@ class Life:
     at_step: float
     at_place: float
     counts: str
-    kind: str  # a signal, "full disk", "file size", or "any time": every process is killed, at no stage in particular
+    kind: str  # a signal, "no room", or "any time": every process is killed, at no stage in particular
     room: float  # what a full disk still holds
-    rank: float  # with several processes: which one, whether the others die with it, how they are started
+    rank: float  # with several processes: which one, and whether the others die with it
     all_die: bool
-    torchrun: bool
     place: str  # working directory, and whether `output_dir` is relative to it
     relative: bool
     resume: str  # "newest", or "older": by name, the one before
@@ -47,20 +47,16 @@ class Trial:
     seed: str  # for what is drawn on the way
 
 
-def life(rng: Random, stage: str, torchrun: bool, small_disk: bool) -> Life:
-    # A launcher of its own would outlive a kill at any time.
-    kinds = {**dict(zip(SIGNALS, (14, 4, 4), strict=True)), "full disk" if small_disk else "file size": 6}
-    kinds |= {} if torchrun else {"any time": 6}
+def life(rng: Random, stage: str) -> Life:
     return Life(
         stage=stage,
         at_step=rng.random(),
         at_place=rng.random(),
         counts=rng.choice(("calls", "files")) if stage in ("save", "start", "end") else "calls",
-        kind=rng.choices(list(kinds), list(kinds.values()))[0],
+        kind=rng.choice(KINDS),
         room=rng.random() ** 3,
         rank=rng.random(),
         all_die=rng.random() < 0.5,
-        torchrun=torchrun,
         place=rng.choice(PLACES),
         relative=rng.random() < 0.5,
         resume="older" if rng.random() < 0.25 else "newest",
@@ -69,27 +65,19 @@ def life(rng: Random, stage: str, torchrun: bool, small_disk: bool) -> Life:
     )
 
 
-def trial(
-    seed: int, number: int, cases: list[str] | None = None, processes: int | None = None, kills: int = 5
-) -> Trial:
+def trial(seed: int, number: int, cases: list[str] | None, processes: int | None) -> Trial:
     """The trial of a number from 0, fixed by it and the seed, of these cases and with so many processes only."""
     order = Random(f"{seed} cases").sample(cases or list(CASES), len(cases or CASES))
+    case = order[number % len(order)]
     rng = Random(f"{seed} {number}")
-    # An even number of cases would meet the same pairs in every round, and an odd one meets others by itself.
-    shift = number // len(order) if len(order) % 2 == 0 else 0
-    case = order[(number + shift) % len(order)]
-    # Every fourth with two processes; over the rounds every case has its turn.
-    pair = (number % 4 == 3 if processes is None else processes == 2) and case not in ALONE
-    small_disk = rng.random() < 0.6
-    deck = rng.sample(DECK, len(DECK))
-    torchrun = rng.randrange(kills)
+    processes = processes or (2 if rng.random() < 0.25 else 1)
     return Trial(
         number=number,
         case=case,
-        processes=2 if pair else 1,
-        small_disk=small_disk,
-        lives=[life(rng, deck[i % len(deck)], pair and i == torchrun, small_disk) for i in range(kills)],
-        last=life(rng, "end", False, small_disk),
+        processes=1 if case in ALONE else processes,
+        small_disk=rng.random() < 0.6,
+        lives=[life(rng, stage) for stage in rng.sample(DECK, LIVES)],
+        last=life(rng, "end"),
         once_more=rng.random() < 0.3,
         seed=f"{seed} {number} on the way",
     )

@@ -1,11 +1,10 @@
 """
-Trainings as real processes: forks of this one, which has paid for the imports, or `torchrun`, which starts this file.
+Trainings as real processes: forks of this one, which has paid for the imports.
 
 A process runs the recipe script itself, with what its `Job` holds done to it first: see stages.py and mutants.py.
 """
 
 import faulthandler
-import json
 import os
 import pickle
 import runpy
@@ -38,28 +37,26 @@ class Job:
 
     script: str
     argv: list[str]
-    cwd: str
+    cwd: Path
     folder: Path  # for logs, notes and counts
     processes: int = 1
-    torchrun: bool = False
     accident: Accident | None = None
     rank: int = 0  # of the process to which the accident happens
     kill_after: float = 0.0  # seconds after which every process is killed, wherever it is
     all_die: bool = False  # the others die with the process that an accident kills, as in a power loss
     mutant: str | None = None  # a defect, see mutants.py
     count: bool = False  # count calls and file operations by stage
-    port: int = 0  # at which several processes meet
 
 
 @dataclass
 class Ended:
     """How it ended."""
 
-    statuses: list[int]  # of every process, a signal's negative; with torchrun the launcher's alone
+    statuses: list[int]  # of every process, a signal's negative
     log: str
     seconds: float
     counts: dict[tuple[str, int], Counter] = field(default_factory=dict)  # of calls and file operations
-    struck: dict | None = None  # stage, step and line of the accident, if it came
+    struck: str = ""  # stage, step and line of the accident, if it came
 
     @property
     def hung(self) -> bool:
@@ -68,23 +65,22 @@ class Ended:
     @property
     def failed(self) -> str:
         """How it did not end well, with the end of its log; empty if it did."""
-        last = self.log.strip().splitlines()[-40 if self.hung else -12 :]
-        return "\n".join(["failed:", *last]) if any(self.statuses) else ""
+        return "\n".join(["failed:", *self.log.strip().splitlines()[-40:]]) if any(self.statuses) else ""
 
 
-def train(job: Job, rank: int, log: int | None = None) -> None:
+def train(job: Job, rank: int, port: int, log: int) -> None:
     """The body of every process."""
-    if log is not None:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     os.chdir(job.cwd)
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(HANGS, exit=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     signal.setitimer(signal.ITIMER_REAL, job.kill_after)  # nothing handles its signal, so that it kills
-    if job.processes > 1 and not job.torchrun:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job.port), "RANK": str(rank)}
-        os.environ |= {"LOCAL_RANK": str(rank)} | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job.processes))
+    if job.processes > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+        os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job.processes))
     if job.mutant:
         MUTANTS[job.mutant]()
     watched = rank == job.rank and (job.accident or job.count)
@@ -96,15 +92,6 @@ def train(job: Job, rank: int, log: int | None = None) -> None:
         (job.folder / "counts").write_bytes(pickle.dumps(dict(watch.counts)))
 
 
-def torchrun(job: Job, log: int) -> None:
-    """Become the launcher of a job."""
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    (job.folder / "job").write_bytes(pickle.dumps(job))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
-    os.execv(sys.executable, [*command, __file__, str(job.folder / "job")])
-
-
 def run(job: Job) -> Ended:
     """A run, from its start to its end, whatever that is."""
     os.environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
@@ -112,13 +99,13 @@ def run(job: Job) -> Ended:
     began = time.monotonic()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        job.port = probe.getsockname()[1]
+        port = probe.getsockname()[1]
     with open(job.folder / "log", "wb") as written:
         # Through a pipe, as a terminal is none of the files that a full disk or a limit of their size reaches.
         cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=written, start_new_session=True)
     log = cat.stdin.fileno()
-    bodies = [(torchrun, (job, log))] if job.torchrun else [(train, (job, rank, log)) for rank in range(job.processes)]
-    group = [get_context("fork").Process(target=target, args=args) for target, args in bodies]
+    fork = get_context("fork").Process
+    group = [fork(target=train, args=(job, rank, port, log)) for rank in range(job.processes)]
     for process in group:
         process.start()
     cat.stdin.close()
@@ -129,20 +116,17 @@ def run(job: Job) -> Ended:
                 process.join(0 if job.all_die else GRACE)
                 (process.kill if job.all_die else process.terminate)()
     cat.wait()
-    statuses = [process.exitcode for process in group]
+    ended = Ended(
+        statuses=[process.exitcode for process in group],
+        log=(job.folder / "log").read_text(errors="replace"),
+        seconds=time.monotonic() - began,
+    )
     note = job.folder / "note"
     counts = job.folder / "counts"
-    struck = json.loads(note.read_text()) if note.exists() else None
-    if -signal.SIGALRM in statuses:
-        struck = {"stage": "any", "step": "time", "where": "anywhere"}
-    log = (job.folder / "log").read_text(errors="replace")
-    counted = pickle.loads(counts.read_bytes()) if counts.exists() else {}
-    return Ended(statuses, log, time.monotonic() - began, counted, struck)
-
-
-if __name__ == "__main__":
-    import processes  # the job's class is that module's
-
-    processes.train(pickle.loads(Path(sys.argv[1]).read_bytes()), int(os.environ["RANK"]))
-    # Torn down by the interpreter, gloo's threads abort the process about once in twenty runs.
-    os._exit(0)
+    if note.exists():
+        ended.struck = note.read_text()
+    elif -signal.SIGALRM in ended.statuses:
+        ended.struck = "any time"
+    if counts.exists():
+        ended.counts = pickle.loads(counts.read_bytes())
+    return ended

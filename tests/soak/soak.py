@@ -7,7 +7,7 @@ printed with the command that repeats it. The trainings are in cases.py, the acc
 
 import argparse
 import ctypes
-import functools
+import itertools
 import os
 import shlex
 import shutil
@@ -64,29 +64,30 @@ class Soak:
     def __init__(self, folder: Path, mutant: str | None = None):
         self.folder = folder
         self.mutant = mutant
-        (folder / "some" / "where" / "else").mkdir(parents=True)
+        self.deep = folder / "some" / "where" / "else"
+        self.deep.mkdir(parents=True)
         self.model = make_model(folder / "model")
         self.disk = small_disk(folder / "disk")
         self.accidents: Counter = Counter()  # by stage and kind
-        self.control = functools.cache(self._control)
+        self.controls: dict[tuple[str, int], tuple[Path, Ended]] = {}
 
-    def _control(self, case: str, processes: int) -> tuple[Path, Ended]:
+    def control(self, case: str, processes: int) -> tuple[Path, Ended]:
         """An undisturbed run of a case: its folder and its end."""
-        out = self.folder / "controls" / f"{case.replace(' ', '_').replace(',', '')}-{processes}"
-        script, arguments = command(case, self.model, processes)
-        arguments += ["--output_dir", str(out)]
-        ended = run(Job(script, arguments, str(self.folder), out.with_name(f"{out.name}.logs"), processes, count=True))
-        if ended.failed:
-            raise RuntimeError(f"{case}, {processes} processes: a run left alone {ended.failed}")
-        return out, ended
+        if (case, processes) not in self.controls:
+            out = self.folder / "controls" / f"{case.replace(' ', '_').replace(',', '')}-{processes}"
+            script, arguments = command(case, self.model, processes)
+            arguments += ["--output_dir", str(out)]
+            ended = run(Job(script, arguments, self.folder, out.with_suffix(".logs"), processes, count=True))
+            if ended.failed:
+                raise RuntimeError(f"{case}, {processes} processes: a run left alone {ended.failed}")
+            self.controls[case, processes] = out, ended
+        return self.controls[case, processes]
 
     def table(self) -> str:
         """What was tried and how many times."""
-        table = pandas.Series(self.accidents or {("none", "none"): 0}).unstack(fill_value=0)
-        table["sum"] = table.sum(axis=1)
-        table.loc["sum"] = table.sum()
-        filled = "a file system of 64 MiB (full disk)" if self.disk else "none, because this user may not mount one"
-        return f"{table.to_string()}\nFull disks: {filled}; elsewhere RLIMIT_FSIZE (file size)."
+        stages, kinds = zip(*self.accidents.elements(), strict=True) if self.accidents else ([], [])
+        table = pandas.crosstab(pandas.Series(stages, name="stage"), pandas.Series(kinds, name="kind"), margins=True)
+        return f"{table.to_string()}\nA disk of 64 MiB to fill: {self.disk or 'none, this user may not mount one'}"
 
 
 class Attempt:
@@ -107,16 +108,11 @@ class Attempt:
         """What is wrong, and what had been done."""
         self.place.mkdir()
         found = self._lives()
-        if self.disk is not None:
-            (self.disk / BALLAST).unlink(missing_ok=True)
         if found:
             kept = self.soak.folder / "found" / self.place.name
             shutil.copytree(self.place, kept)
             found = [*self.story, *found, f"Kept: {kept}, logs in {self.logs}; undisturbed: {self.control}"]
-        else:
-            shutil.rmtree(self.logs)
-        if self.disk is not None or not found:
-            shutil.rmtree(self.place)
+        shutil.rmtree(self.place)
         return found
 
     def _lives(self) -> list[str]:
@@ -125,25 +121,26 @@ class Attempt:
                 return found
         for name in ("last", "once_more")[: 1 + self.plan.once_more]:
             ended = self._start(self.plan.last, name)
-            if found := [ended.failed] if ended.failed else differences(self.out, self.control)[0]:
+            if found := [ended.failed] if ended.failed else differences(self.out, self.control):
                 return found
         return []
 
     def _life(self, life: Life, name: str) -> list[str]:
         """A start that ends by accident: what is wrong with its end."""
         ended = self._start(life, name, **self._accident(life))
-        # The line may stand beside an error of the launcher, or of another process that waited for this one.
-        said = any(line.startswith("error: ") for line in ended.log.splitlines())
-        explained = ended.struck and (said or life.kind not in ("full disk", "file size"))
-        if ended.hung or any(ended.statuses) and not explained:
-            return [f"{'after' if ended.struck else 'before'} the accident it {ended.failed}"]
-        self.soak.accidents.update([(ended.struck["stage"], life.kind)] if ended.struck else [])
         if self.disk is not None:
             (self.disk / BALLAST).unlink(missing_ok=True)
+        # The line may stand beside an error of another process that waited for this one.
+        said = any(line.startswith("error: ") for line in ended.log.splitlines())
+        explained = ended.struck and (said or life.kind != "no room")
+        if ended.hung or any(ended.statuses) and not explained:
+            return [f"{'after' if ended.struck else 'before'} the accident it {ended.failed}"]
+        if ended.struck:
+            self.soak.accidents[ended.struck.split()[0], life.kind] += 1
         there = complete(self.out)
+        done = step_of(there[-1]) if there else 0
         for record, (kind, place) in life.record.items():
             if (self.out / record).exists():
-                done = step_of(there[-1]) if there else 0
                 self.story.append(f"   {cut_record(self.out / record, done, kind, place)}")
         if life.checkpoint is not None and len(there) > 1:
             self.story.append(f"   {damage_checkpoint(there[-1], life.checkpoint, self.rng)}")
@@ -169,27 +166,27 @@ class Attempt:
         step = steps[int(life.at_step * len(steps))]
         place = 1 + int(life.at_place * counts[stage, step][life.counts])
         room = int(life.room * LARGEST_FILE)
-        disk = str(self.disk or "")
-        return {"accident": Accident(stage, step, place, life.counts, life.kind, room, disk)}
+        return {"accident": Accident(stage, step, place, life.counts, life.kind, room, self.disk)}
 
     def _start(self, life: Life, name: str, **accident) -> Ended:
         folders = {"scratch": self.soak.folder, "root": Path("/"), "repository": REPOSITORY, "run": self.out.parent}
-        cwd = (folders | {"deep": self.soak.folder / "some" / "where" / "else"})[life.place]
+        cwd = (folders | {"deep": self.soak.deep})[life.place]
         script, arguments = command(self.plan.case, self.soak.model, self.plan.processes)
         at = (lambda path: os.path.relpath(path, cwd)) if life.relative else str
         arguments += ["--output_dir", at(self.out)]
         checkpoint = self._resumed_from(life)
         record = self.out / "metrics.jsonl"
-        if checkpoint is not None or record.exists() and record.stat().st_size > 0:
-            older = life.resume == "older" and checkpoint is not None
-            arguments += ["--resume_from_checkpoint", at(checkpoint) if older else "True"]
-        job = Job(script, arguments, str(cwd), self.logs / name, self.plan.processes, life.torchrun, **accident)
+        if checkpoint is not None and life.resume == "older":
+            arguments += ["--resume_from_checkpoint", at(checkpoint)]
+        elif checkpoint is not None or record.exists() and record.stat().st_size > 0:
+            arguments += ["--resume_from_checkpoint", "True"]
+        job = Job(script, arguments, cwd, self.logs / name, self.plan.processes, **accident)
         job.rank = int(life.rank * job.processes)
         job.all_die = life.all_die
         job.mutant = self.soak.mutant
         ended = run(job)
-        what = f"{life.kind}: {{stage}} {{step}}, {{where}}".format(**ended.struck) if ended.struck else "left alone"
         begin = checkpoint.name if checkpoint is not None else "step 0"
+        what = f"{life.kind}, {ended.struck}" if ended.struck else "left alone"
         self.story.append(f"{name}: from {begin}; {what}; exit {ended.statuses}")
         return ended
 
@@ -200,9 +197,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=30, help="how many accidents, at least (30)")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000, help="what is drawn (from the clock)")
     parser.add_argument("--trial", type=int, help="this one trial only")
-    parser.add_argument("--lives", type=int, default=5, help="accidents of one trial (5)")
     parser.add_argument("--case", action="append", choices=list(CASES), help="only this case, or these")
-    parser.add_argument("--processes", type=int, choices=(1, 2), help="only so many (1, and 2 in every fourth trial)")
+    parser.add_argument(
+        "--processes", type=int, choices=(1, 2), help="only so many (1, and 2 in a fourth of the trials)"
+    )
     parser.add_argument("--first", action="store_true", help="stop when anything was found")
     parser.add_argument("--mutant", choices=list(MUTANTS), help="a defect on purpose, which should be found")
     parser.add_argument("--folder", type=Path, help="scratch space, kept (a temporary one, kept for what was found)")
@@ -211,9 +209,9 @@ def arguments() -> argparse.Namespace:
 
 def repeat(args: argparse.Namespace, number: int) -> str:
     """The command that does one trial again."""
-    given = {"seed": args.seed, "trial": number, "lives": args.lives, "processes": args.processes}
-    pairs = [*(given | {"mutant": args.mutant}).items(), *(("case", case) for case in args.case or [])]
-    words = [word for name, value in pairs if value is not None for word in (f"--{name}", str(value))]
+    given = {"seed": args.seed, "trial": number, "processes": args.processes, "mutant": args.mutant}
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    words += [f"--case={case}" for case in args.case or []]
     return f"python tests/soak/soak.py {shlex.join(words)}"
 
 
@@ -225,11 +223,9 @@ def main() -> int:
     torch.set_num_threads(1)
     disable_progress_bar()
     soak = Soak(folder, args.mutant)
-    number = args.trial or 0
-    over = False
     print(f"seed {args.seed}, in {folder}", flush=True)
-    while not over:
-        plan = trial(args.seed, number, args.case, args.processes, args.lives)
+    for number in itertools.count(args.trial or 0):
+        plan = trial(args.seed, number, args.case, args.processes)
         found = Attempt(soak, plan).found()
         accidents = soak.accidents.total()
         processes = f", {plan.processes} processes" if plan.processes > 1 else ""
@@ -238,10 +234,10 @@ def main() -> int:
         if found:
             findings += 1
             print(textwrap.indent("\n".join([*found, f"Again: {repeat(args, number)}"]), "    "), flush=True)
-        number += 1
-        enough = accidents >= args.kills and MUST_BE_HIT <= {stage for stage, _ in soak.accidents}
-        over = args.trial is not None or bool(args.first and findings)
-        over = over or enough and time.monotonic() - began >= 60 * args.minutes
+        late = time.monotonic() - began >= 60 * args.minutes
+        enough = late and accidents >= args.kills and MUST_BE_HIT <= {stage for stage, _ in soak.accidents}
+        if enough or args.trial is not None or args.first and findings:
+            break
     print(soak.table())
     minutes = (time.monotonic() - began) / 60
     print(f"seed {args.seed}, {minutes:.1f} minutes: {accidents} accidents, {findings} found")

@@ -6,7 +6,6 @@ file operations, since the stage of one step began. The runs are deterministic, 
 """
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -20,8 +19,6 @@ from trl_prorl import ProRLTrainer
 
 # `update` is everything between the others once the first step has begun; `start` and `end` are before and after all.
 OUTER = ("start", "update", "end")
-STAGES = ("start", "generation", "update", "evaluation", "save", "end")
-SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 BALLAST = "ballast"
 
 
@@ -33,18 +30,17 @@ class Accident:
     step: int
     place: int  # at which call, or file operation; where there are fewer, when the stage is left
     counts: str  # "calls" or "files"
-    kind: str  # a signal, "full disk" (it has `room` bytes left) or "file size" (no file grows beyond `room` bytes)
-    room: int
-    disk: str  # folder of the file system that is filled
+    kind: str  # a signal, or "no room"
+    room: int  # bytes that are left, or that a file may have
+    disk: Path | None  # a file system that can be filled; without one the size of files is limited
 
 
 class Watch:
-    """Counts calls and file operations of every stage and step, or makes an accident, which it notes in a file."""
+    """Makes an accident, which it notes in a file, or counts calls and file operations of every stage and step."""
 
     def __init__(self, note: Path, accident: Accident | None):
         self.note = note
         self.accident = accident
-        self.counting = accident is None
         self.counts: dict[tuple[str, int], Counter] = defaultdict(Counter)
         self.enter("start", 0)
         cls = ProRLTrainer
@@ -69,7 +65,7 @@ class Watch:
 
     def enter(self, stage: str, step: int) -> None:
         self.now = (stage, step)
-        sys.setprofile(self._on_call if self.counting or self._aimed else None)
+        sys.setprofile(self._on_call if self.accident is None or self._aimed else None)
 
     def over(self) -> None:
         """This stage of this step does not come again: if the accident has not come yet, it comes now."""
@@ -116,13 +112,13 @@ class Watch:
         self.accident = None
         code = frame.f_code
         where = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-        self.note.write_text(json.dumps({"stage": accident.stage, "step": accident.step, "where": where}))
-        if accident.kind in SIGNALS:
-            os.kill(os.getpid(), getattr(signal, accident.kind))
-        elif accident.kind == "file size":
+        self.note.write_text(f"{accident.stage} {accident.step}, {where}")
+        if accident.kind != "no room":
+            os.kill(os.getpid(), signal.Signals[accident.kind])
+        elif accident.disk is None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (accident.room, resource.RLIM_INFINITY))
         else:
-            fill(Path(accident.disk), accident.room)
+            fill(accident.disk, accident.room)
 
 
 def fill(disk: Path, room: int) -> None:

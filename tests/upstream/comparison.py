@@ -24,12 +24,16 @@ def read_outcomes(report: str) -> dict[str, Outcome]:
     for case in ElementTree.fromstring(report).iter("testcase"):
         test = f"{case.get('classname').rpartition('.')[2]}::{case.get('name')}"
         failures = [*case.findall("failure"), *case.findall("error")]
-        for told in [*failures, *case.findall("skipped")][:1]:
-            error = re.search(r"^E +(.+)", told.text or "", re.MULTILINE)
-            reason = error[1] if failures and error else (told.get("message") or "").partition("\n")[0]
-            outcome = "failed" if failures else "xfailed" if told.get("type") == "pytest.xfail" else "skipped"
-            outcomes[test] = Outcome(outcome, reason.removeprefix("AssertionError: "))
-        outcomes.setdefault(test, Outcome("passed"))
+        skips = case.findall("skipped")
+        if failures:
+            error = re.search(r"^E +(.+)", failures[0].text or "", re.MULTILINE)
+            reason = error[1] if error else failures[0].get("message").partition("\n")[0]
+            outcomes[test] = Outcome("failed", reason.removeprefix("AssertionError: "))
+        elif skips:
+            outcome = "xfailed" if skips[0].get("type") == "pytest.xfail" else "skipped"
+            outcomes[test] = Outcome(outcome, skips[0].get("message"))
+        else:
+            outcomes.setdefault(test, Outcome("passed"))
     return outcomes
 
 
@@ -48,9 +52,18 @@ class Comparison:
         self.found = {title: {} for title in (BOTH, LOST, GAINED, NEITHER, NOT_RUN)}
         for test in theirs | ours:
             ends = theirs.get(test, ABSENT), ours.get(test, ABSENT)
-            passed = {(True, True): BOTH, (True, False): LOST, (False, True): GAINED}
-            neither = NOT_RUN if all(end.outcome == "skipped" for end in ends) else NEITHER
-            self.found[passed.get(tuple(end.outcome == "passed" for end in ends), neither)][test] = ends
+            match [end.outcome for end in ends]:
+                case "passed", "passed":
+                    title = BOTH
+                case "passed", _:
+                    title = LOST
+                case _, "passed":
+                    title = GAINED
+                case "skipped", "skipped":
+                    title = NOT_RUN
+                case _:
+                    title = NEITHER
+            self.found[title][test] = ends
 
     @property
     def agrees(self) -> bool:
@@ -64,6 +77,7 @@ class Comparison:
         for title in (LOST, GAINED, NEITHER):
             lines += ["", f"{title}:"] if self.found[title] else []
             for test, ends in self.found[title].items():
-                told = [f"{end.outcome}: {shorten(end.reason, 160, placeholder=' ...')}" for end in ends]
-                lines += [f"  {test}", f"    TRL's: {told[0]}", f"    ours : {told[1]}"]
+                lines.append(f"  {test}")
+                for whose, end in zip(("TRL's", "ours "), ends, strict=True):
+                    lines.append(f"    {whose}: {end.outcome}: {shorten(end.reason, 160, placeholder=' ...')}")
         return "\n".join(lines)

@@ -6,48 +6,36 @@ Which seam of TRL moved: the contract, parity and TRL's own suite, run with the 
 """
 
 import argparse
-import configparser
 import json
+import os
 import re
 import subprocess
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from comparison import read_outcomes
-
 
 HERE = Path(__file__).resolve().parent
-TESTS = {"Contract": "test_upstream_contract.py", "Parity": "test_equivalence.py"}
+ROOT = HERE.parents[1]
+TESTS = {"Contract": ROOT / "tests" / "test_upstream_contract.py", "Parity": ROOT / "tests" / "test_equivalence.py"}
 
 
-def versions(setup: str, upstream: str) -> list[str]:
-    """The lower bound in the text of `setup.cfg`, the newest tested in that of `upstream.py`, the newest there is."""
-    parser = configparser.ConfigParser()
-    parser.read_string(setup)
-    lowest = re.search(r"^trl>=(\d+\.\d+),", parser["options"]["install_requires"], re.MULTILINE)
-    tested = re.search(r'"trl": "(\d+\.\d+)', upstream)
+def versions() -> list[str]:
+    """The lower bound of `setup.cfg`, the newest version in `upstream.py` that was tested, the newest there is."""
+    lowest = re.search(r"^ *trl>=(\d+\.\d+),", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    tested = re.search(r'"trl": "(\d+\.\d+)', (ROOT / "trl_prorl" / "upstream.py").read_text())
     return [f"trl=={lowest[1]}.*", f"trl=={tested[1]}.*", "trl"]
 
 
-def moved(report: str) -> list[str]:
-    """A line for each test that failed, of pytest's report in XML: its name, and the first line of its error."""
-    found = read_outcomes(report).items()
-    return [f"- `{test.partition('::')[2]}`: {end.reason[:300]}" for test, end in found if end.outcome == "failed"]
-
-
-def tested(file: str) -> tuple[str, list[str]]:
-    """The last line of pytest for a file of ours, and what moved."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}", str(HERE.parent / file)]
-        ran = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
-        lines = moved(report.read_text()) if report.exists() else []
-    last = (ran.stdout.strip().splitlines() or ["no output"])[-1]
+def tested(file: Path) -> tuple[str, list[str]]:
+    """The last line of pytest for a file of tests, and its line for each test that failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=no", str(file)]
+    # In lines as long as they are.
+    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, "COLUMNS": "400"}, capture_output=True, text=True)
+    lines = [f"- {line}" for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if ran.returncode and not lines:  # not one test began
         lines = [f"- pytest ended with status {ran.returncode}: {(ran.stderr or ran.stdout).strip()[-1500:]}"]
-    return last, lines
+    return (ran.stdout.strip().splitlines() or ["no output"])[-1], lines
 
 
 def upstream_suite(checkout: str) -> tuple[str, list[str]]:
@@ -72,8 +60,7 @@ def main() -> int:
     parser.add_argument("--versions", action="store_true", help="print what CI installs, and no more")
     args = parser.parse_args()
     if args.versions:
-        texts = [(HERE.parents[1] / file).read_text() for file in ("setup.cfg", "trl_prorl/upstream.py")]
-        print(json.dumps(versions(*texts)))
+        print(json.dumps(versions()))
         return 0
     results = {name: tested(file) for name, file in TESTS.items()}
     if args.trl:

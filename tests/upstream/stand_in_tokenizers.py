@@ -10,6 +10,7 @@ from pathlib import Path
 import trl
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 BYTES = 256
@@ -68,22 +69,10 @@ WORDS = {
 NUMBERS = {number: BYTES + place for place, number in enumerate([*MARKERS, *TAGS, *WORDS])}
 
 
-def byte_characters() -> dict[int, str]:
-    """How a byte-level vocabulary writes each byte, in the order of GPT-2's vocabulary, which is Qwen's too."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(BYTES) if byte not in printable]
-    return {**{byte: chr(byte) for byte in printable}, **{byte: chr(BYTES + n) for n, byte in enumerate(others)}}
-
-
-def chat_template(name: str) -> str:
-    """A template that TRL ships."""
-    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
-
-
 def make_tokenizer(template: str, named: dict[str, str] | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer, of a chat template that TRL ships, with more markers, which a processor asks for by name."""
     named = named or {}
-    characters = byte_characters()
+    characters = bytes_to_unicode()  # in the order of GPT-2's vocabulary, which is Qwen's too
     words = ["".join(characters[byte] for byte in word.encode()) for word in WORDS.values()]
     tokens = [*characters.values(), *MARKERS.values(), *TAGS.values(), *words, *named.values()]
     # Filler makes completions differ in length too, and a reward model sees that.
@@ -99,5 +88,5 @@ def make_tokenizer(template: str, named: dict[str, str] | None = None) -> PreTra
         extra_special_tokens={"start_token": START, **named},
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = chat_template(template)
+    fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja").read_text()
     return fast

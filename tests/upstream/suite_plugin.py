@@ -82,15 +82,11 @@ def pytest_collection_modifyitems(items):
         module.torch = _RenumberedTorch("torch")
 
 
-def _models(item) -> set[str]:
-    """The names of the models that a test asks for: those among its parameters, else those in its text."""
+def pytest_runtest_setup(item):
+    """A test is skipped if a model among its parameters, or else in its text, has no stand-in."""
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     named = f"{OWNER}/(tiny-[A-Za-z0-9_.-]+)"
     found = re.findall(named, " ".join(map(str, parameters)))
-    return set(found or re.findall(named, inspect.getsource(inspect.unwrap(item.function))))
-
-
-def pytest_runtest_setup(item):
-    for name in sorted(_models(item)):
+    for name in found or re.findall(named, inspect.getsource(inspect.unwrap(item.function))):
         if not repository(HOME / "hub", name).is_dir():
             pytest.skip(f"no stand-in for the model {name}")

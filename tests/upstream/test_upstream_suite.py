@@ -26,6 +26,11 @@ def seams(monkeypatch):
     return import_module("seams")
 
 
+@pytest.fixture
+def comparison(seams):
+    return import_module("comparison")
+
+
 def test_ci_installs_the_lower_bound_the_tested_version_and_the_newest():
     found = subprocess.run(
         [sys.executable, str(FOLDER / "seams.py"), "--versions"], capture_output=True, text=True, check=True
@@ -52,20 +57,31 @@ E       assert False</failure>
 </testsuite></testsuites>"""
 
 
-def test_a_page_names_the_seams_that_moved_and_no_others(seams):
-    """And of a report each test's end is read; what failed once, as in its teardown, has failed."""
-    ends = {test: end.outcome for test, end in seams.read_outcomes(REPORT).items()}
+def test_each_test_s_end_is_read_and_what_failed_once_has_failed(comparison):
+    found = comparison.read_outcomes(REPORT)
     of_c = {"test_not_run": "skipped", "test_known": "xfailed", "test_broken": "failed"}
     of_c["test_still_has[_compute_loss]"] = "failed"
+    ends = {test: end.outcome for test, end in found.items()}
     assert ends == {"C::test_holds": "passed"} | {f"c::{name}": end for name, end in of_c.items()}
-    assert seams.read_outcomes(REPORT)["c::test_not_run"].reason == "no package"
-    lines = seams.moved(REPORT)
-    assert lines == [
-        "- `test_still_has[_compute_loss]`: TRL no longer has GRPOTrainer._compute_loss, where penalties are added",
-        "- `test_broken`: ImportError: no name Ratio",
-    ]
-    text = seams.page({"Contract": ("2 failed, 1 passed", lines), "Parity": ("28 passed", [])})
+    assert found["c::test_not_run"].reason == "no package"
+    assert found["c::test_broken"].reason == "ImportError: no name Ratio"
+    moved = found["c::test_still_has[_compute_loss]"].reason
+    assert moved == "TRL no longer has GRPOTrainer._compute_loss, where penalties are added"
+
+
+def test_a_page_names_the_seams_that_moved_and_no_others(seams, tmp_path):
+    tests = tmp_path / "test_seams.py"
+    tests.write_text(
+        "def test_holds():\n    pass\n\n\ndef test_moved():\n    assert False, 'TRL has no ' + 100 * 'o'\n"
+    )
+    last, lines = seams.tested(tests)
+    assert "1 failed, 1 passed" in last
+    (line,) = lines
+    assert "test_moved" in line and "o" * 100 in line
+    text = seams.page({"Contract": (last, lines), "Parity": ("28 passed", [])})
     assert "## Contract" in text and "## Parity" not in text
+    tests.unlink()
+    assert "status 4" in seams.tested(tests)[1][0]  # pytest's for what is not there
 
 
 @pytest.mark.parametrize("triton", [True, False])
@@ -142,9 +158,7 @@ def run(*arguments):
         ("skipped", "skipped", "NOT_RUN"),
     ],
 )
-def test_a_pair_of_outcomes(seams, theirs, ours, where):
-    comparison = import_module("comparison")
-
+def test_a_pair_of_outcomes(comparison, theirs, ours, where):
     def outcomes(outcome, **others):
         return others if outcome is None else {**others, "test": comparison.Outcome(outcome, "why")}
 
