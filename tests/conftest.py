@@ -58,21 +58,15 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(scope="session")
-def make_tiny_model(tmp_path_factory):
-    """Return a function that saves a tiny model for a tokenizer, and returns its path."""
-    return lambda tokenizer: save_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer)
-
-
-@pytest.fixture(scope="session")
-def tiny_model(make_tiny_model):
+def tiny_model(tmp_path_factory):
     """Return the path of a tiny Qwen2 that reads bytes."""
-    return make_tiny_model(byte_tokenizer())
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), byte_tokenizer())
 
 
 @pytest.fixture(scope="session")
-def tools_model(make_tiny_model):
+def tools_model(tmp_path_factory):
     """Return the path of a tiny Qwen2 whose chat template has tools."""
-    return make_tiny_model(tools_tokenizer())
+    return save_tiny_model(tmp_path_factory.mktemp("tools"), tools_tokenizer())
 
 
 class Forks:

@@ -228,19 +228,20 @@ TWO_ROWS = torch.tensor([[1, 1, 0], [1, 0, 0]])
 
 
 @pytest.mark.parametrize(
-    "loss_type, keys, expected",
+    "loss_type, keys, first, second",
     [
-        ("grpo", {}, [[1 / 8, 1 / 8, 0], [1 / 4, 0, 0]]),
-        ("sapo", {}, [[1 / 8, 1 / 8, 0], [1 / 4, 0, 0]]),
-        ("bnpo", {}, [[1 / 6, 1 / 6, 0], [1 / 6, 0, 0]]),
-        ("dr_grpo", {"max_completion_length": 5}, [[1 / 20, 1 / 20, 0], [1 / 20, 0, 0]]),
-        ("dapo", {"items_per_window": 12.0}, [[1 / 12, 1 / 12, 0], [1 / 12, 0, 0]]),
-        ("luspo", {}, [[1 / 4, 1 / 4, 0], [1 / 4, 0, 0]]),
+        ("grpo", {}, 1 / 8, 1 / 4),
+        ("sapo", {}, 1 / 8, 1 / 4),
+        ("bnpo", {}, 1 / 6, 1 / 6),
+        ("dr_grpo", {"max_completion_length": 5}, 1 / 20, 1 / 20),
+        ("dapo", {"items_per_window": 12.0}, 1 / 12, 1 / 12),
+        ("luspo", {}, 1 / 4, 1 / 4),
     ],
 )
-def test_weights_by_hand_with_two_accumulation_steps(loss_type, keys, expected):
+def test_weights_by_hand_with_two_accumulation_steps(loss_type, keys, first, second):
+    """Of each token of the first row, and of the second."""
     weights = token_weights(TWO_ROWS, loss_type, accumulation_steps=2, **keys)
-    assert torch.allclose(weights, torch.tensor(expected, dtype=torch.float32))
+    assert torch.allclose(weights, torch.tensor([[first, first, 0.0], [second, 0.0, 0.0]]))
 
 
 def test_a_row_without_tokens_weighs_nothing_and_breaks_nothing():

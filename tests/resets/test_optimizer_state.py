@@ -49,29 +49,22 @@ def by_hand(m, v, t, gradient, largest=0.0):
     return -LR * (m / (1 - B1**t)) / ((max(v, largest) / (1 - B2**t)) ** 0.5 + EPS)
 
 
-ALL_MODES = [
-    ("keep", 1.0),
-    ("hard", 1.0),
-    ("soft", 0.25),
-    ("asym", 1.0),
-    ("step", 1.0),
-    ("scale(0.2, 0.8)", 1.0),
-    ("scale(0.5,0.25, step)", 1.0),
-    ("scale(0, 1)", 1.0),
-]
+# What is left of m, of v and of the step count, by mode and α.
+ALL_MODES = {
+    ("keep", 1.0): (1.0, 1.0, 1),
+    ("hard", 1.0): (0.0, 0.0, 0),
+    ("soft", 0.25): (0.25, 0.25, 1),
+    ("asym", 1.0): (0.0, 1.0, 1),
+    ("step", 1.0): (1.0, 1.0, 0),
+    ("scale(0.2, 0.8)", 1.0): (0.2, 0.8, 1),
+    ("scale(0.5,0.25, step)", 1.0): (0.5, 0.25, 0),
+    ("scale(0, 1)", 1.0): (0.0, 1.0, 1),
+}
 
 
 def after(mode, alpha, m, v, t):
-    cleared = {
-        "keep": (m, v, t),
-        "hard": (0.0, 0.0, 0),
-        "asym": (0.0, v, t),
-        "step": (m, v, 0),
-        "scale(0.2, 0.8)": (0.2 * m, 0.8 * v, t),
-        "scale(0.5,0.25, step)": (0.5 * m, 0.25 * v, 0),
-        "scale(0, 1)": (0.0, v, t),
-    }
-    return (alpha * m, alpha * v, t) if mode == "soft" else cleared[mode]
+    of_m, of_v, of_t = ALL_MODES[mode, alpha]
+    return of_m * m, of_v * v, of_t * t
 
 
 @pytest.mark.gpu

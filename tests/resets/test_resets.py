@@ -277,15 +277,6 @@ def test_an_evaluation_outside_the_training_is_no_validation(make_trainer):
     assert (stall.without_improvement, callback.take_requests()) == (1, [])
 
 
-def test_the_keys_of_a_stall_reach_it(make_trainer):
-    keys = {"stall": 3, "cooldown": 9, "metric": "eval_loss", "metric_mode": "min", "min_delta": 0.01}
-    trainer = make_trainer(beta=0.1, **{f"ref_reset_{key}": value for key, value in keys.items()}, **EVALUATED)
-    (callback,) = trainer.resets.callbacks
-    (stall,) = callback.triggers.triggers
-    assert callback.triggers.cooldown == 9
-    assert (stall.metric, stall.patience, stall.min_delta, stall.sign) == ("eval_loss", 3, 0.01, -1.0)
-
-
 def test_hard_starts_the_schedule_again_and_a_key_of_its_own_decides_otherwise(run):
     shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
     hard = {"optimizer_reset": "hard"}
@@ -326,12 +317,16 @@ def test_the_update_after_a_reset_by_hand(run, mode):
     keys = {"optimizer_reset_alpha": alpha} if mode == "soft" else {}
     keys |= {"beta": 0.1, "ref_reset_every": 3, "max_steps": 4, "num_iterations": 1, "log_update_norm": True}
     trainer = run(optimizer_reset=mode, trainer_kwargs={"callbacks": [witness]}, **keys)
-    factors = {"keep": (1, 1), "hard": (0, 0), "soft": (alpha, alpha), "asym": (0, 1), "step": (1, 1)}
-    on_first, on_second = factors[mode]
+    on_first, on_second, t = {
+        "keep": (1, 1, 4),
+        "hard": (0, 0, 1),
+        "soft": (alpha, alpha, 4),
+        "asym": (0, 1, 4),
+        "step": (1, 1, 1),
+    }[mode]
     square = 0.0
-    for (m, v, t), gradient in zip(witness.states[2], witness.gradients[3], strict=True):
-        assert t == 3
-        t = 1 if mode in ("hard", "step") else 4
+    for (m, v, before), gradient in zip(witness.states[2], witness.gradients[3], strict=True):
+        assert before == 3
         m = 0.9 * on_first * m + 0.1 * gradient
         v = 0.999 * on_second * v + 0.001 * gradient**2
         update = 5e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
@@ -395,7 +390,7 @@ def test_triggers_of_a_script_and_of_the_keys_each_keep_their_memory(make_traine
 
 
 @pytest.mark.parametrize("now", ["a key", "a callback"])
-def test_a_full_model_that_may_reset_from_now_on_keeps_its_reference(run, make_trainer, now):
+def test_a_full_model_that_may_reset_from_now_on_keeps_its_reference(run, resume, now):
     keys = {"beta": 0.1, "lora": False, "max_steps": 2, "save_strategy": "steps", "save_steps": 2, "num_iterations": 1}
     first = run(**keys)
     begun = {name: tensor.clone() for name, tensor in first.ref_model.state_dict().items()}
@@ -404,8 +399,7 @@ def test_a_full_model_that_may_reset_from_now_on_keeps_its_reference(run, make_t
         keys |= {"ref_reset_kl": 9.0}
     else:
         keys |= {"trainer_kwargs": {"callbacks": [ReferenceResetCallback([Periodic(9)])]}}
-    again = make_trainer(**keys)
-    again.train(resume_from_checkpoint=str(Path(first.args.output_dir, "checkpoint-2")))
+    again = resume(first, 2, **keys)
     assert all(torch.equal(tensor, begun[name]) for name, tensor in again.ref_model.state_dict().items())
     assert again.args.variant == "A"
 

@@ -4,6 +4,7 @@ content of their checkpoints.
 """
 
 from pathlib import Path
+from random import Random
 
 from tiny_run import save_tiny_model
 
@@ -91,6 +92,14 @@ CASES = {
 ALONE = ("A, growth",)  # with one process only
 # Several processes share a case's prompts.
 SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size")
+
+
+def draw_case(seed: int, number: int, cases: list[str], processes: int | None) -> tuple[str, int]:
+    """The case of the trial of a number from 0, and how many processes it has, unless that is given."""
+    order = Random(f"{seed} cases").sample(cases, len(cases))
+    case = order[number % len(order)]
+    drawn = processes or Random(f"{seed} {number} processes").choice((1, 1, 1, 2))
+    return case, 1 if case in ALONE else drawn
 
 
 def command(case: str, model: str, processes: int) -> tuple[str, list[str]]:

@@ -9,8 +9,6 @@ from trl_prorl.run_folder import CHECKPOINT
 
 
 RECORDS = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl")
-RECORD_DAMAGE = ("cut", "zeros", "half a line more")
-CHECKPOINT_DAMAGE = ("cut", "empty", "missing", "zeros", "one byte")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -30,44 +28,41 @@ def synced(row: dict, step: int) -> bool:
     return row["step_applied"] < step or row["step_applied"] == step and row["event"] not in ("resume", "reset")
 
 
-def cut_record(path: Path, step: int, kind: str, place: float) -> str:
+def cut_record(path: Path, step: int, rng: Random) -> str:
     """
-    Lose what was written to a record after the checkpoint of `step`, the newest complete one's or 0, was saved: from a
-    place on, 0 to 1 in the part that can be lost. Returns what was done.
+    Lose what was written to a record after the checkpoint of `step`, the newest complete one's or 0, was saved, from
+    some place on. Returns what was done.
     """
+    kind = rng.choice(("cut", "zeros", "half a line more"))
     content = path.read_bytes()
     safe = 0
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n") or not synced(json.loads(line), step):
             break
         safe += len(line)
-    tail = len(content) - safe
-    if kind == "half a line more" or tail < 2:
-        begin = '{"step": ' if "events" not in path.name else '{"event": "reset", "step_requested": '
-        content += f'{begin}{step + 1}, "something": 0.{"123456789" * 9}'.encode()[: 3 + int(place * 60)]
-        path.write_bytes(content)
+    if kind == "half a line more" or len(content) - safe < 2:
+        line = f'{{"step": {step + 1}, "something": 0.{"123456789" * 9}'
+        path.write_bytes(content + line.encode()[: rng.randrange(3, 63)])
         return f"{path.name}: half a line more"
-    cut = safe + int(place * (tail - 1))
-    path.write_bytes(content[:cut] + (b"\0" * (len(content) - cut) if kind == "zeros" else b""))
-    return f"{path.name}: {'zeros' if kind == 'zeros' else 'cut'} from byte {cut} of {len(content)}"
+    cut = rng.randrange(safe, len(content) - 1)
+    path.write_bytes(content[:cut] + (bytes(len(content) - cut) if kind == "zeros" else b""))
+    return f"{path.name}: {kind} from byte {cut} of {len(content)}"
 
 
-def damage_checkpoint(checkpoint: Path, kind: str, rng: Random) -> str:
-    """Damage one file of a checkpoint; `kind` is one of `CHECKPOINT_DAMAGE`."""
+def damage_checkpoint(checkpoint: Path, rng: Random) -> str:
+    """Damage one file of a checkpoint, and return what was done."""
     path = rng.choice(sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.stat().st_size))
-    content = bytearray(path.read_bytes())
-    place = rng.randrange(len(content))
+    content = path.read_bytes()
+    place = rng.choice([i for i, byte in enumerate(content) if byte])  # zeros from there on are a damage
+    damaged = {
+        "cut": content[:place],
+        "empty": b"",
+        "zeros": content[:place] + bytes(len(content) - place),
+        "one byte": content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :],
+    }
+    kind = rng.choice([*damaged, "missing"])
     if kind == "missing":
         path.unlink()
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "cut":
-        path.write_bytes(content[:place])
     else:
-        end = len(content) if kind == "zeros" else place + 1
-        # A byte that was 0 would not be damaged by zeros.
-        content[place:end] = (b"\0" if content[place] and kind == "zeros" else b"\x01") * (end - place)
-        if kind == "one byte":
-            content[place] ^= 0x55
-        path.write_bytes(content)
+        path.write_bytes(damaged[kind])
     return f"{path.relative_to(checkpoint.parent)}: {kind}, byte {place}"

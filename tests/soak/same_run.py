@@ -60,7 +60,8 @@ def content(path: Path) -> Any:
         return path.read_bytes()
     keys = without_times(json.loads(path.read_text()))
     if path.name == "trainer_state.json":
-        keys["best_model_checkpoint"] = Path(keys["best_model_checkpoint"] or "").name
+        # A path; `best_global_step` says the same, of a checkpoint that may be gone by now too.
+        del keys["best_model_checkpoint"]
         # Trainer's own log has the mean loss since its last line; a resume knows only the steps since the checkpoint.
         for line in keys["log_history"]:
             line.pop("loss", None)

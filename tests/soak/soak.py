@@ -2,11 +2,12 @@
 Kill, fill, cut and resume trainings for minutes or hours, and compare each with one that was left alone.
 
 `make soak`, or `python tests/soak/soak.py --minutes 60 --seed 7`. Exit code 1 if anything was found; a finding is
-printed with the command that repeats it. The trainings are in cases.py, the accidents in plan.py.
+printed with the command that repeats it. The trainings are in cases.py.
 """
 
 import argparse
 import ctypes
+import functools
 import itertools
 import os
 import shlex
@@ -27,10 +28,9 @@ sys.path[:] = [str(Path(__file__).parent), *sys.path, str(Path(__file__).parents
 
 import pandas  # noqa: E402
 import torch  # noqa: E402
-from cases import CASES, command, make_model  # noqa: E402
-from damage import complete, cut_record, damage_checkpoint, step_of  # noqa: E402
+from cases import CASES, command, draw_case, make_model  # noqa: E402
+from damage import RECORDS, complete, cut_record, damage_checkpoint, step_of  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
-from plan import Life, Trial, trial  # noqa: E402
 from processes import Ended, Job, run  # noqa: E402
 from same_run import differences  # noqa: E402
 from stages import BALLAST, Accident  # noqa: E402
@@ -38,6 +38,11 @@ from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
 
 REPOSITORY = Path(__file__).parents[2]
+# Where the accidents of a trial happen is drawn from these, each once.
+DECK = ("generation", "update", "save", "evaluation") * 2 + ("start", "end")
+LIVES = 5  # starts of one trial that end by accident
+# A signal, no room for files, or "any time": every process is killed, at no stage in particular.
+KINDS = ("SIGKILL",) * 7 + ("SIGTERM", "SIGINT") * 2 + ("no room", "any time") * 3
 MUST_BE_HIT = {"generation", "update", "save", "evaluation"}
 DISK = 64 << 20  # bytes of the file system that is filled
 LARGEST_FILE = 200_000  # bytes: most files of a checkpoint are smaller
@@ -91,17 +96,25 @@ class Soak:
 
 
 class Attempt:
-    """Everything that is done to one run; `story` is told of a run that turns out to be another."""
+    """
+    Everything that is done to one run, drawn from `seed`: of each start from a generator of its own, so that a moment
+    that another machine meets later moves no other draw. `story` is told of a run that turns out to be another.
+    """
 
-    def __init__(self, soak: Soak, plan: Trial):
+    def __init__(self, soak: Soak, seed: str, case: str, processes: int):
+        rng = Random(seed)
         self.soak = soak
-        self.plan = plan
-        self.control, self.undisturbed = soak.control(plan.case, plan.processes)
-        self.disk = soak.disk if plan.small_disk else None
-        self.place = (self.disk or soak.folder) / f"trial{plan.number}"
+        self.seed = seed
+        self.case = case
+        self.processes = processes
+        self.control, self.undisturbed = soak.control(case, processes)
+        self.disk = soak.disk if rng.random() < 0.6 else None
+        self.stages = rng.sample(DECK, LIVES)
+        self.once_more = rng.random() < 0.3  # the finished run is told to resume again
+        name = f"trial{seed.split()[-1]}"
+        self.place = (self.disk or soak.folder) / name
         self.out = self.place / "run"
-        self.logs = soak.folder / "processes" / f"trial{plan.number}"
-        self.rng = Random(plan.seed)
+        self.logs = soak.folder / "processes" / name
         self.story = []
 
     def found(self) -> list[str]:
@@ -116,78 +129,76 @@ class Attempt:
         return found
 
     def _lives(self) -> list[str]:
-        for number, life in enumerate(self.plan.lives):
-            if found := self._life(life, f"life{number}"):
+        for number, stage in enumerate(self.stages):
+            if found := self._life(f"life{number}", stage):
                 return found
-        for name in ("last", "once_more")[: 1 + self.plan.once_more]:
-            ended = self._start(self.plan.last, name)
+        for name in ("last", "once_more")[: 1 + self.once_more]:
+            ended = self._start(name, Random(f"{self.seed} {name}"), self._newest())
             if found := [ended.failed] if ended.failed else differences(self.out, self.control):
                 return found
         return []
 
-    def _life(self, life: Life, name: str) -> list[str]:
+    def _newest(self) -> Path | None:
+        return next(reversed(complete(self.out)), None)
+
+    def _life(self, name: str, stage: str) -> list[str]:
         """A start that ends by accident: what is wrong with its end."""
-        ended = self._start(life, name, **self._accident(life))
+        rng = Random(f"{self.seed} {name}")
+        kind = rng.choice(KINDS)
+        there = complete(self.out)
+        begin = rng.choice([*there[-1:] * 3, *there[-2:-1]] or [None])
+        ended = self._start(name, rng, begin, **self._accident(rng, stage, kind, begin))
         if self.disk is not None:
             (self.disk / BALLAST).unlink(missing_ok=True)
         # The line may stand beside an error of another process that waited for this one.
         said = any(line.startswith("error: ") for line in ended.log.splitlines())
-        explained = ended.struck and (said or life.kind != "no room")
+        explained = ended.struck and (said or kind != "no room")
         if ended.hung or any(ended.statuses) and not explained:
             return [f"{'after' if ended.struck else 'before'} the accident it {ended.failed}"]
         if ended.struck:
-            self.soak.accidents[ended.struck.split()[0], life.kind] += 1
+            self.soak.accidents[ended.struck.split()[0], kind] += 1
+        self.story.append(f"   {kind}, {ended.struck}" if ended.struck else "   the accident did not come")
         there = complete(self.out)
         done = step_of(there[-1]) if there else 0
-        for record, (kind, place) in life.record.items():
-            if (self.out / record).exists():
-                self.story.append(f"   {cut_record(self.out / record, done, kind, place)}")
-        if life.checkpoint is not None and len(there) > 1:
-            self.story.append(f"   {damage_checkpoint(there[-1], life.checkpoint, self.rng)}")
+        for record in RECORDS:
+            if rng.random() < 0.3 and (self.out / record).exists():
+                self.story.append(f"   {cut_record(self.out / record, done, rng)}")
+        if rng.random() < 0.3 and len(there) > 1:
+            self.story.append(f"   {damage_checkpoint(there[-1], rng)}")
         return []
 
-    def _resumed_from(self, life: Life) -> Path | None:
-        there = complete(self.out)
-        return there[-2] if life.resume == "older" and len(there) > 1 else there[-1] if there else None
-
-    def _accident(self, life: Life) -> dict:
-        """What of a job is the accident of a life, at a moment that the undisturbed run has."""
-        if life.kind == "any time":
+    def _accident(self, rng: Random, stage: str, kind: str, begin: Path | None) -> dict:
+        """What of a job is an accident, at a moment that the undisturbed run has."""
+        if kind == "any time":
             # Half, because the undisturbed run was slowed by the counting.
-            return {"kill_after": max(0.001, life.at_place * self.undisturbed.seconds / 2)}
-        checkpoint = self._resumed_from(life)
+            return {"kill_after": max(0.001, rng.random() * self.undisturbed.seconds / 2)}
         counts = self.undisturbed.counts
-        stage = life.stage
-        done = step_of(checkpoint) if checkpoint is not None else 0
+        done = step_of(begin) if begin is not None else 0
         steps = sorted(step for of, step in counts if of == stage and (step > done or not step))
         if not steps:  # the run is over, or an evaluation does not come again
             stage = "end"
             steps = [0]
-        step = steps[int(life.at_step * len(steps))]
-        place = 1 + int(life.at_place * counts[stage, step][life.counts])
-        room = int(life.room * LARGEST_FILE)
-        return {"accident": Accident(stage, step, place, life.counts, life.kind, room, self.disk)}
+        step = rng.choice(steps)
+        unit = rng.choice(("calls", "files")) if stage in ("save", "start", "end") else "calls"
+        place = rng.randint(1, counts[stage, step][unit] + 1)
+        return {"accident": Accident(stage, step, place, unit, kind, int(rng.random() ** 3 * LARGEST_FILE), self.disk)}
 
-    def _start(self, life: Life, name: str, **accident) -> Ended:
-        folders = {"scratch": self.soak.folder, "root": Path("/"), "repository": REPOSITORY, "run": self.out.parent}
-        cwd = (folders | {"deep": self.soak.deep})[life.place]
-        script, arguments = command(self.plan.case, self.soak.model, self.plan.processes)
-        at = (lambda path: os.path.relpath(path, cwd)) if life.relative else str
+    def _start(self, name: str, rng: Random, begin: Path | None, **accident) -> Ended:
+        """Start the run from a checkpoint, in some working directory, and wait for its end."""
+        cwd = rng.choice((self.soak.folder, Path("/"), REPOSITORY, self.place, self.soak.deep))
+        at = rng.choice((str, functools.partial(os.path.relpath, start=cwd)))
+        script, arguments = command(self.case, self.soak.model, self.processes)
         arguments += ["--output_dir", at(self.out)]
-        checkpoint = self._resumed_from(life)
         record = self.out / "metrics.jsonl"
-        if checkpoint is not None and life.resume == "older":
-            arguments += ["--resume_from_checkpoint", at(checkpoint)]
-        elif checkpoint is not None or record.exists() and record.stat().st_size > 0:
+        if begin != self._newest():
+            arguments += ["--resume_from_checkpoint", at(begin)]
+        elif begin is not None or record.exists() and record.stat().st_size > 0:
             arguments += ["--resume_from_checkpoint", "True"]
-        job = Job(script, arguments, cwd, self.logs / name, self.plan.processes, **accident)
-        job.rank = int(life.rank * job.processes)
-        job.all_die = life.all_die
-        job.mutant = self.soak.mutant
+        job = Job(script, arguments, cwd, self.logs / name, self.processes, mutant=self.soak.mutant, **accident)
+        job.rank = rng.randrange(self.processes)
+        job.all_die = rng.random() < 0.5
         ended = run(job)
-        begin = checkpoint.name if checkpoint is not None else "step 0"
-        what = f"{life.kind}, {ended.struck}" if ended.struck else "left alone"
-        self.story.append(f"{name}: from {begin}; {what}; exit {ended.statuses}")
+        self.story.append(f"{name}: from {begin.name if begin is not None else 'step 0'}; exit {ended.statuses}")
         return ended
 
 
@@ -225,12 +236,11 @@ def main() -> int:
     soak = Soak(folder, args.mutant)
     print(f"seed {args.seed}, in {folder}", flush=True)
     for number in itertools.count(args.trial or 0):
-        plan = trial(args.seed, number, args.case, args.processes)
-        found = Attempt(soak, plan).found()
+        case, processes = draw_case(args.seed, number, args.case or list(CASES), args.processes)
+        found = Attempt(soak, f"{args.seed} {number}", case, processes).found()
         accidents = soak.accidents.total()
-        processes = f", {plan.processes} processes" if plan.processes > 1 else ""
         state = "found" if found else "same run"
-        print(f"trial {number}: {plan.case}{processes}: {state}; {accidents} accidents so far", flush=True)
+        print(f"trial {number}: {case}, processes: {processes}: {state}; {accidents} accidents so far", flush=True)
         if found:
             findings += 1
             print(textwrap.indent("\n".join([*found, f"Again: {repeat(args, number)}"]), "    "), flush=True)

@@ -29,8 +29,13 @@ def suite_of(path: Path) -> Path:
     raise FileNotFoundError(f"{path} has neither {SUITE} nor tests/{SUITE}: give the path of a checkout of TRL.")
 
 
-def run_python(arguments: list[str], work: Path, allowed: tuple[int, ...] = (0,), **variables: str) -> None:
-    """Run a process that finds the stand-ins below `work`, reaches no Hub and writes no bytecode."""
+def run_suite(suite: Path, classes: str, work: Path, arguments: list[str]) -> dict[str, Outcome]:
+    """The outcomes with `classes`, `"trl"` or `"prorl"`, with stand-ins below `work`, no Hub and no bytecode."""
+    report = work / f"{classes}.xml"
+    command = [sys.executable, "-m", "pytest", str(suite), "-p", "suite_plugin", "-q", "--tb=short", *arguments]
+    # Neither a configuration nor a cache of whatever folder the suite is in.
+    command += ["-c", os.devnull, "--rootdir", str(suite.parent), "-p", "no:cacheprovider"]
+    command += [f"--junitxml={report}", "--basetemp", str(work / f"temporary_{classes}")]
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
@@ -39,23 +44,13 @@ def run_python(arguments: list[str], work: Path, allowed: tuple[int, ...] = (0,)
         "HF_HOME": str(work),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **variables,
+        "UPSTREAM_CLASSES": classes,
     }
     for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE"):  # they would take precedence
         environment.pop(name, None)
-    done = subprocess.run([sys.executable, *arguments], cwd=work, env=environment, capture_output=True, text=True)
-    if done.returncode not in allowed:
-        raise RuntimeError(f"{arguments[:3]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-
-
-def run_suite(suite: Path, classes: str, work: Path, arguments: list[str]) -> dict[str, Outcome]:
-    """The outcomes with `classes`, `"trl"` or `"prorl"`."""
-    report = work / f"{classes}.xml"
-    pytest = ["-m", "pytest", str(suite), "-p", "suite_plugin", "-q", "--tb=short", f"--junitxml={report}", *arguments]
-    # Neither a configuration nor a cache of whatever folder the suite is in.
-    pytest += ["-c", os.devnull, "--rootdir", str(suite.parent), "-p", "no:cacheprovider"]
-    pytest += ["--basetemp", str(work / f"temporary_{classes}")]
-    run_python(pytest, work, allowed=(0, 1), UPSTREAM_CLASSES=classes)  # all passed, some failed
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # all passed, some failed
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
     return read_outcomes(report.read_text())
 
 
@@ -70,7 +65,6 @@ def main() -> int:
     suite = suite_of(Path(trl))
     chosen = ["-k", args.k] if args.k else []
     with tempfile.TemporaryDirectory() as work:
-        run_python([str(HERE / "stand_in_models.py"), work], Path(work))
         comparison = Comparison(*(run_suite(suite, classes, Path(work), chosen) for classes in ("trl", "prorl")))
     print(comparison.text())
     return 0 if comparison.agrees else 1

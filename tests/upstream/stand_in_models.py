@@ -1,11 +1,9 @@
 """Tiny models with random weights under the names of TRL's test models, in a folder laid out as a Hub cache.
 
-With that folder as `HF_HOME` and the Hub switched off, `from_pretrained` finds them with nothing patched:
-`python stand_in_models.py FOLDER`.
+With that folder as `HF_HOME` and the Hub switched off, `from_pretrained` finds them with nothing patched.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import stand_in_datasets
@@ -139,7 +137,3 @@ def make_all(folder: Path) -> None:
         torch.manual_seed(0)
         _save(*build(), folder / "hub", name)
     stand_in_datasets.make_all(folder / "stand_in_datasets")
-
-
-if __name__ == "__main__":
-    make_all(Path(sys.argv[1]))
