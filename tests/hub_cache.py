@@ -18,22 +18,11 @@ MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 def gsm8k_rows(count: int, first: int = 0) -> list[dict[str, str]]:
     """Rows in GSM8K's form: a question in words, and an answer whose last line is `#### ` and the number."""
     rows = []
-    for number in range(first, first + count):
-        apples = 3 + number
-        more = 2 + number % 7
-        total = 5 + number + number % 7
-        question = f"Ann has {apples} apples and buys {more} more. How many apples does she have?"
-        answer = f"She has {apples} + {more} = <<{apples}+{more}={total}>>{total}.\n#### {total}"
+    for apples in range(first + 3, first + 3 + count):
+        question = f"Ann has {apples} apples and buys 2 more. How many apples does she have?"
+        answer = f"She has {apples} + 2 = <<{apples}+2={apples + 2}>>{apples + 2}.\n#### {apples + 2}"
         rows.append({"question": question, "answer": answer})
     return rows
-
-
-def write_gsm8k(folder: Path, train: int, test: int) -> Path:
-    """A folder with `train.jsonl` and `test.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, rows in (("train", gsm8k_rows(train)), ("test", gsm8k_rows(test, first=train))):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def save_brief_model(folder: Path) -> None:
@@ -63,8 +52,10 @@ def fill_hf_home(home: Path, train: int, test: int) -> None:
         save_brief_model(repo / "snapshots" / COMMIT)
         (repo / "refs").mkdir()
         (repo / "refs" / "main").write_text(COMMIT)
-    data = write_gsm8k(home / "gsm8k", train, test)
-    files = {split: str(data / f"{split}.jsonl") for split in ("train", "test")}
+    files = {}
+    for split, rows in (("train", gsm8k_rows(train)), ("test", gsm8k_rows(test, first=train))):
+        files[split] = str(home / f"{split}.json")
+        Path(files[split]).write_text(json.dumps(rows))
     load_dataset("json", data_files=files, cache_dir=str(home / "made"))
     (made,) = {path.parent for path in (home / "made").rglob("dataset_info.json")}
     cached = home / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT

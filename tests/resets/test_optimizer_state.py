@@ -146,11 +146,11 @@ def test_factored_moments_and_the_maxima_of_8_bit_codes_are_scaled_and_never_the
     reset_optimizer(optimizer, mode, alpha)
     found = optimizer.state[param]
     first, second, steps = after(mode, alpha, 1.0, 1.0, 3)
+    factors = dict.fromkeys(FIRST, first) | dict.fromkeys(SECOND, second)
     for key, value in before.items():
         if isinstance(value, torch.Tensor) and key != "step":
-            codes = value.dtype == torch.uint8
-            factor = 1.0 if codes else first if key in FIRST else second if key in SECOND else 1.0
-            assert torch.equal(found[key], value * factor if factor != 1.0 else value), key
+            factor = 1 if value.dtype == torch.uint8 else factors.get(key, 1)
+            assert torch.equal(found[key], value * factor), key
     assert float(found["step"]) == steps
 
 

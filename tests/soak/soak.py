@@ -212,8 +212,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--processes", type=int, choices=(1, 2), help="only so many (1, and 2 in a fourth of the trials)"
     )
-    parser.add_argument("--first", action="store_true", help="stop when anything was found")
-    parser.add_argument("--mutant", choices=list(MUTANTS), help="a defect on purpose, which should be found")
+    parser.add_argument("--mutant", choices=list(MUTANTS), help="a defect on purpose; the first finding ends the soak")
     parser.add_argument("--folder", type=Path, help="scratch space, kept (a temporary one, kept for what was found)")
     return parser.parse_args()
 
@@ -246,7 +245,7 @@ def main() -> int:
             print(textwrap.indent("\n".join([*found, f"Again: {repeat(args, number)}"]), "    "), flush=True)
         late = time.monotonic() - began >= 60 * args.minutes
         enough = late and accidents >= args.kills and MUST_BE_HIT <= {stage for stage, _ in soak.accidents}
-        if enough or args.trial is not None or args.first and findings:
+        if enough or args.trial is not None or args.mutant and findings:
             break
     print(soak.table())
     minutes = (time.monotonic() - began) / 60

@@ -46,10 +46,9 @@ class Watch:
         cls = ProRLTrainer
         step = cls.training_step
         train = cls.train
-        generate = cls._generate_and_score_completions
-        cls._generate_and_score_completions = self._inside(generate, "generation", training=True, ahead=1)
-        cls.evaluate = self._inside(cls.evaluate, "evaluation")
-        cls._save_checkpoint = self._inside(cls._save_checkpoint, "save")
+        self._wrap("_generate_and_score_completions", "generation", training=True, ahead=1)
+        self._wrap("evaluate", "evaluation")
+        self._wrap("_save_checkpoint", "save")
 
         def training_step(trainer, *args, **kwargs):
             self._begin("update", trainer.state.global_step + 1)
@@ -82,8 +81,9 @@ class Watch:
             self.over()
             self.enter(stage, step)
 
-    def _inside(self, method, stage: str, training: bool = False, ahead: int = 0):
-        """`method` of the trainer as a stage of its own, in training mode only if so asked."""
+    def _wrap(self, name: str, stage: str, training: bool = False, ahead: int = 0) -> None:
+        """Make a method of the trainer a stage of its own, in training mode only if so asked."""
+        method = getattr(ProRLTrainer, name)
 
         def watched(trainer, *args, **kwargs):
             if training and not trainer.model.training or self.now[0] not in OUTER:
@@ -97,7 +97,7 @@ class Watch:
             finally:
                 self.enter(*outer)
 
-        return watched
+        setattr(ProRLTrainer, name, watched)
 
     def _on_call(self, frame, event, arg) -> None:
         seen = self.counts[self.now]
