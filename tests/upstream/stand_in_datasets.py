@@ -20,27 +20,18 @@ WORDS = {"train": (4, 2, 3, 1, 4, 3, 1, 4, 3, 3, 2, 6, 4, 5, 4, 5, 6), "test": (
 MESSAGES = List({"role": Value("string"), "content": Value("string")})
 
 
-def zen() -> list[str]:
-    with contextlib.redirect_stdout(io.StringIO()):
-        this = importlib.import_module("this")
-    return codecs.decode(this.s, "rot13").splitlines()[2:]
-
-
 def prompts() -> dict[str, list[str]]:
     """The prompts of each split."""
-    lines = iter(zen())
+    with contextlib.redirect_stdout(io.StringIO()):
+        this = importlib.import_module("this")
+    lines = iter(codecs.decode(this.s, "rot13").splitlines()[2:])
     return {split: [" ".join(next(lines).split()[:count]) for count in counts] for split, counts in WORDS.items()}
-
-
-def pictures(count: int) -> list[Pixels.Image]:
-    """Small pictures of one colour each."""
-    return [Pixels.new("RGB", (32, 32), (10 * number % 256, 100, 200)) for number in range(count)]
 
 
 def tables(texts: list[str]) -> dict[str, Dataset]:
     """What each configuration of each data set is made of."""
     messages = [[{"role": "user", "content": text}] for text in texts]
-    seen = pictures(len(texts))
+    seen = [Pixels.new("RGB", (32, 32), (10 * number, 100, 200)) for number in range(len(texts))]  # of one colour each
     return {
         "zen/standard_prompt_only": Dataset.from_dict({"prompt": texts}),
         "zen/conversational_prompt_only": Dataset.from_dict({"prompt": messages}),
