@@ -38,7 +38,7 @@ def test_a_defect_is_found(forks, tmp_path, mutant):
     cases = {"reference": "A, full", "rewarmup": "C by a KL spike, hard", "growth": "A, growth", "means": "B, full"}
     case = cases.get(mutant, "B")
     # In most trials of another seed no run that has gone back is killed before it saves again.
-    seed = {"future": "390"}.get(mutant, "3")
+    seed = {"future": "4897"}.get(mutant, "3")
     arguments = ["--seed", seed, "--mutant", mutant, "--case", case, "--processes", "1", "--minutes", "0"]
     status, written = soak(forks, *arguments, "--kills", "60", "--folder", str(tmp_path / "first"))
     assert status == 1, written[-3000:]
