@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
-from trl_prorl.eval.gpucheck.parts import PARTS
+from trl_prorl.eval.gpucheck.runner import PARTS
 from trl_prorl.eval.run_folder.reading import (
     add_run_option,
     find_recorded_runs,

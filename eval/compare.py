@@ -14,7 +14,8 @@ from itertools import combinations
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.compare import (
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
+from trl_prorl.eval.analysis.pairs import (
     GREEDY,
     Comparison,
     common_sizes,
@@ -24,7 +25,6 @@ from trl_prorl.eval.analysis.compare import (
     pair_notes,
     without_partner,
 )
-from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.timing import parallel_notes, trained_in_parallel
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_table

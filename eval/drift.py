@@ -23,13 +23,13 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis import language
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.drift import drift_picture, points_tables
+from trl_prorl.eval.pages.drift_curves import drift_picture, points_tables
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json, writing
-from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
+from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.run_files import RUN_ID

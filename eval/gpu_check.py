@@ -20,7 +20,7 @@ from trl_prorl.errors import RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.gpucheck.page import page, publish
-from trl_prorl.eval.gpucheck.parts import ROOT, run_parts
+from trl_prorl.eval.gpucheck.runner import ROOT, run_parts
 from trl_prorl.launch.environment import installed
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pandas as pd
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.boundary import boundary
-from trl_prorl.eval.analysis.passk import (
+from trl_prorl.eval.analysis.fitted_rate import rates
+from trl_prorl.eval.analysis.sampled_scores import (
     SIDES,
     by_task_and_level,
     complete_result,
@@ -28,17 +28,23 @@ from trl_prorl.eval.analysis.passk import (
     require_same_evaluation,
     summarise_samples,
 )
+from trl_prorl.eval.analysis.solved_lost import boundary
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_difference
-from trl_prorl.eval.analysis.trajectory import rates
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, default_ks, passk
-from trl_prorl.eval.pages.boundary import boundary_statements
 from trl_prorl.eval.pages.measured import Measured
-from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, rate_table, result_table, write_pictures
+from trl_prorl.eval.pages.prompt_changes import boundary_statements
+from trl_prorl.eval.pages.score_sections import (
+    checkpoint_table,
+    parts_table,
+    rate_table,
+    result_table,
+    write_pictures,
+)
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json, writing
-from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
+from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.run_files import RUN_ID
 from trl_prorl.tasks.plugin import OWN

@@ -16,17 +16,17 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages import (
-    boundary,
     caveats,
     comparison,
     completions,
     curves,
-    drift,
+    drift_curves,
     matrix,
-    passk,
+    prompt_changes,
     reproduce,
-    resets,
+    reset_panels,
     runs,
+    score_sections,
 )
 from trl_prorl.eval.pages.document import Report, Section, bullets, to_html, to_markdown
 from trl_prorl.eval.pages.table import print_bullets, terminal
@@ -41,16 +41,16 @@ CONTENTS = (
     matrix.section,
     completions.section,
     curves.section,
-    resets.around,
+    reset_panels.around,
     comparison.section,
     runs.learned,
-    passk.checkpoints,
-    passk.against_k,
-    boundary.section,
-    passk.by_task,
-    passk.forgetting,
-    drift.section,
-    resets.effects,
+    score_sections.checkpoints,
+    score_sections.against_k,
+    prompt_changes.section,
+    score_sections.by_task,
+    score_sections.forgetting,
+    drift_curves.section,
+    reset_panels.effects,
     runs.costs,
     caveats.section,
 )

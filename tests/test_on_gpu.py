@@ -12,8 +12,8 @@ import pytest
 import torch
 from run_record import read_rows as rows
 
-from trl_prorl.extras.finite import all_finite
 from trl_prorl.fast.compact import draw
+from trl_prorl.finite import all_finite
 from trl_prorl.meter import StageTimer, measure_gpu
 
 

@@ -10,9 +10,9 @@ import pytest
 from run_record import write_run
 
 from trl_prorl import ProRLConfig
-from trl_prorl.eval.analysis.compare import pair_notes
 from trl_prorl.eval.analysis.configurations import group_labels
 from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.analysis.pairs import pair_notes
 from trl_prorl.eval.pages.caveats import lead
 from trl_prorl.eval.pages.plotting import colour_of
 from trl_prorl.eval.pages.runs import learning_table

@@ -2,7 +2,7 @@
 
 import sys
 
-from .commands import main
+from .launch.commands import main
 
 
 if __name__ == "__main__":

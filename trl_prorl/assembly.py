@@ -16,11 +16,22 @@ from .extras.guard_gap import GuardGap
 from .extras.restart import Restart, warn_of_rounding
 from .extras.rollback import Rollback
 from .extras.stacking import FrozenRanks, frozen_parts
-from .extras.vllm import RequestSeeds, hand_over_adapters, keep_base_in_syncs, keep_unpacked, seed_requests
+from .extras.vllm import (
+    RequestSeeds,
+    hand_over_adapters,
+    keep_base_in_syncs,
+    keep_unpacked,
+    seed_requests,
+)
 from .fast.acceleration import Acceleration
 from .identity import FROZEN_RANKS, base_parameters, dataset_hash, weights_hash
 from .launch.adapters import check_growing_model
-from .launch.checks import check_adapter_names, check_generation_kwargs, check_in_one_place, shards_weights
+from .launch.checks import (
+    check_adapter_names,
+    check_generation_kwargs,
+    check_in_one_place,
+    shards_weights,
+)
 from .launch.dropout import check_dropout, check_randomness
 from .launch.fp32_head import cast_head_to_fp32, give_bias
 from .launch.model_defaults import describe_unused

@@ -9,7 +9,14 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from .optimizer import Rewarmup, apply_reset, plan_reset, reset_scaler, restart_schedule, snapshot_schedule
+from .optimizer import (
+    Rewarmup,
+    apply_reset,
+    plan_reset,
+    reset_scaler,
+    restart_schedule,
+    snapshot_schedule,
+)
 from .parts import Part, make_event
 from .run_files import RESET
 from .treatments import treatment_of

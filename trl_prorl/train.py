@@ -35,13 +35,7 @@ from .launch.ending import (
 )
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
-from .run_files import (
-    METRICS_FILE,
-    WEIGHTS,
-    check_record,
-    recorded_run_id,
-    saved_run_id,
-)
+from .run_files import METRICS_FILE, WEIGHTS, check_record, recorded_run_id, saved_run_id
 from .run_folder import LOCK_FILE, RunFolders, by_main_process, check_free
 from .tasks.base import check_dataset
 from .text import shell_quote

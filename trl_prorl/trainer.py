@@ -41,15 +41,21 @@ from .checkpoint import CheckpointMixin
 from .columns import METRICS
 from .errors import RewardError
 from .evaluation import EvaluationMixin, EvaluationRows, Verdicts
-from .extras.finite import FiniteGuard
 from .extras.turns import ReplyFailed
 from .extras.vllm import keep_weights
+from .finite import FiniteGuard
 from .hub.uploads import Uploads
 from .keys import Effect
-from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
+from .kl import (
+    Aggregation,
+    Anchors,
+    Penalty,
+    completion_mask,
+    without_ratio,
+    zero_masked,
+)
 from .launch.checks import check_optim_args, check_schedule, choose_best_metric, shards_weights
 from .launch.ending import describe_saved_state, tell_interrupted
-from .launch.held_out import TrainingPrompts
 from .launch.model_defaults import plain_generation_config
 from .launch.plan import Plan
 from .launch.prompt_rows import (
@@ -62,13 +68,27 @@ from .launch.prompt_rows import (
     reserved_names,
 )
 from .launch.terminal import Terminal, write_event_line
+from .launch.training_prompts import TrainingPrompts
 from .meter import Meter
 from .parts import MicroBatch, Parts
 from .record import OF_TRL, OF_TRLS_REWARDS, Means, Recorder
-from .reference import AdapterReference, AnchorModels, InitialAdapter, PolicyPass, Scorer, check_trained
+from .reference import (
+    AdapterReference,
+    AnchorModels,
+    InitialAdapter,
+    PolicyPass,
+    Scorer,
+    check_trained,
+)
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rewards import check_scored, guard_reward, settle_models
-from .rollout import Outcome, Sampled, count_written_by_others, keep_groups_together, set_advantages
+from .rollout import (
+    Outcome,
+    Sampled,
+    count_written_by_others,
+    keep_groups_together,
+    set_advantages,
+)
 from .run_files import RESET
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from trl_prorl.eval.analysis.passk import EVALUATION, SAMPLING
+from trl_prorl.eval.analysis.sampled_scores import EVALUATION, SAMPLING
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
 from trl_prorl.provenance import passk_command

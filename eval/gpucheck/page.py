@@ -5,7 +5,7 @@ import re
 import statistics
 from pathlib import Path
 
-from trl_prorl.eval.gpucheck.parts import PARTS, Result
+from trl_prorl.eval.gpucheck.runner import PARTS, Result
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.tables import ratio

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from rich.table import Table as RichTable
 
-from trl_prorl.eval.analysis.compare import Comparison, Verdict, compare_with_references, verdicts
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
+from trl_prorl.eval.analysis.pairs import Comparison, Verdict, compare_with_references, verdicts
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
 from trl_prorl.eval.analysis.timing import parallel_notes
 from trl_prorl.eval.pages.document import Section, bullets

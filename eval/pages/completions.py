@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pandas as pd
 
-from trl_prorl.eval.analysis.compare import verdicts
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.passk import SIDES
+from trl_prorl.eval.analysis.pairs import verdicts
+from trl_prorl.eval.analysis.sampled_scores import SIDES
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from trl_prorl.eval.analysis.compare import verdicts
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
-from trl_prorl.eval.analysis.passk import largest_k
+from trl_prorl.eval.analysis.pairs import verdicts
+from trl_prorl.eval.analysis.sampled_scores import largest_k
 from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
     ENTROPY_SPIKE,

@@ -7,7 +7,7 @@ import numpy as np
 
 from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
-from trl_prorl.eval.analysis.passk import SIDES, largest_k, score
+from trl_prorl.eval.analysis.sampled_scores import SIDES, largest_k, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
 from trl_prorl.eval.analysis.timing import parallel_notes
 from trl_prorl.eval.pages.document import Section

@@ -14,8 +14,8 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.compare import compare_runs
 from trl_prorl.eval.report import build_report
 from trl_prorl.eval.run_folder.reading import load_run
-from trl_prorl.eval.samples.held_out import check_run
 from trl_prorl.eval.samples.models import find_trained_model
+from trl_prorl.eval.samples.run_samples import check_run
 from trl_prorl.hub.card import model_card
 from trl_prorl.run_files import JsonLines, check_record, read_jsonl, read_yaml
 

@@ -16,8 +16,8 @@ from transformers import TrainerCallback
 from trl_prorl.checkpoint_files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError
 from trl_prorl.extras.entropy import EntropyWatch
-from trl_prorl.extras.finite import FiniteGuard, all_finite, first_nonfinite
 from trl_prorl.extras.guard_gap import WINDOW, GuardGap
+from trl_prorl.finite import FiniteGuard, all_finite, first_nonfinite
 from trl_prorl.kl import Anchors
 from trl_prorl.meter import Meter
 from trl_prorl.parts import MicroBatch

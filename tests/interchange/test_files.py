@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from trl_prorl.errors import InputError
-from trl_prorl.interchange import UpdateInputs, UpdateOutputs, files, read, write
+from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read, write
+from trl_prorl.interchange import update_folder as files
 
 
 def same(first, second):

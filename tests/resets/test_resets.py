@@ -24,7 +24,14 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_prorl import KLSpike, Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
+from trl_prorl import (
+    KLSpike,
+    Periodic,
+    ProRLTrainer,
+    Reason,
+    ReferenceResetCallback,
+    Trigger,
+)
 from trl_prorl.optimizer import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 

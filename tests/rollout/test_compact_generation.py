@@ -18,9 +18,9 @@ from transformers.cache_utils import DynamicLayer
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.fast.compact import BLOCK, RoomyLayer, compact_sample, draw
+from trl_prorl.fast.generation import MERGED_BOUND
 from trl_prorl.fast.merged_copy import MergedCopy
 from trl_prorl.fast.probes import generation_obstacle, merge_obstacle
-from trl_prorl.fast.sampling import MERGED_BOUND
 from trl_prorl.launch.dropout import evaluation_mode
 from trl_prorl.launch.fp32_head import cast_head_to_fp32
 from trl_prorl.launch.prompts import cut_at_end, find_distinct, pad_left
@@ -405,9 +405,9 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     assert trainer.parts["generation"].merged.on
 
     # Above the bound the next generation comes from the policy, which rounds too: it may be as far from itself.
-    monkeypatch.setattr("trl_prorl.fast.sampling.MERGED_BOUND", below[0] / 2)
+    monkeypatch.setattr("trl_prorl.fast.generation.MERGED_BOUND", below[0] / 2)
     for more, leaves in ((100.0, False), (0.01, True)):
-        monkeypatch.setattr("trl_prorl.fast.sampling.MORE_THAN_POLICY", more)
+        monkeypatch.setattr("trl_prorl.fast.generation.MORE_THAN_POLICY", more)
         trainer = bf16()
         refreshed = record_results(trainer.parts["generation"].copy, "refresh")
         trainer.train()

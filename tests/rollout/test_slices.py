@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.fast import merged_copy
 from trl_prorl.fast.compact import compact_sample
-from trl_prorl.fast.sampling import CompactGeneration, slice_rows
+from trl_prorl.fast.generation import CompactGeneration, slice_rows
 from trl_prorl.launch.prompts import pad_left
 
 

@@ -23,7 +23,14 @@ from peft import PeftModel
 
 from ..parts import Part
 from ..run_files import read_json
-from .growth import CONFIG_FILE, draw_rows, list_factors, random_state, resize, set_factors
+from .growth import (
+    CONFIG_FILE,
+    draw_rows,
+    list_factors,
+    random_state,
+    resize,
+    set_factors,
+)
 
 
 logger = logging.getLogger(__name__)

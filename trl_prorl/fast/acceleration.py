@@ -11,12 +11,12 @@ from accelerate.utils import gather_object, is_peft_model
 from ..launch.checks import check_prompts_fit, shards_weights
 from ..launch.prompt_rows import has_images
 from .choice import Choice
+from .generation import CompactGeneration, settings_obstacle
 from .head import add_frozen_head
 from .lean_lora import use_lean_layers
 from .packing import PackedScorer
 from .prefix import accept_prefixes, has_state
 from .probes import generation_obstacle, known_packing_obstacle, packing_obstacle
-from .sampling import CompactGeneration, settings_obstacle
 
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,15 @@ from transformers.utils import PushInProgress
 from ..errors import PushError
 from ..files import STAGED
 from .card import CARD_FILE, model_card, write_card
-from .publish import ADAPTER_CONFIG, files_to_push, make_api, open_repo, push_command, stage, upload
+from .publish import (
+    ADAPTER_CONFIG,
+    files_to_push,
+    make_api,
+    open_repo,
+    push_command,
+    stage,
+    upload,
+)
 
 
 logger = logging.getLogger(__name__)

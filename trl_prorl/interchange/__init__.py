@@ -5,9 +5,9 @@ The algorithm's state in files, apart from the engine that computes it: see docs
 engine.
 """
 
-from .files import read, write
 from .live import export_update, import_update
 from .schemas import Rollout, UpdateInputs, UpdateOutputs
+from .update_folder import read, write
 
 
 __all__ = ["Rollout", "UpdateInputs", "UpdateOutputs", "export_update", "import_update", "read", "write"]

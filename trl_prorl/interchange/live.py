@@ -7,9 +7,9 @@ from pathlib import Path
 from ..errors import InputError
 from ..treatments import factors
 from .adam_state import live_state, named_parameters, set_state
-from .files import read, read_sidecar
 from .next_update import EXPORT, NextUpdate, writing
 from .schemas import STATE, UpdateInputs, UpdateOutputs
+from .update_folder import read, read_sidecar
 
 
 def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:

@@ -32,8 +32,8 @@ from ..kl import completion_mask
 from ..parts import MicroBatch, Part
 from ..run_files import GROWTH, RESET
 from .adam_state import Parameters, State, describe_groups, named_parameters, state_on_cpu
-from .files import write
 from .schemas import Rollout, UpdateInputs
+from .update_folder import write
 
 
 EXPORT = "export"  # its name among the parts

@@ -7,8 +7,8 @@ migrated, cleared, cleared except for the step count, or moved as a flat prefix,
     python docs/examples/rank_growth/measure.py figure   # draw a picture into --out, and print the numbers
 
 A run takes two to three minutes on one core, its evaluation one more. `run` can be killed at any time and continues
-with the interrupted run. `--seeds 1` and `--arms` select fewer runs. `eval/analysis/resets.py` defines reconvergence
-and dip, here at the steps of the growths in every variant.
+with the interrupted run. `--seeds 1` and `--arms` select fewer runs. `eval/analysis/around_resets.py` defines
+reconvergence and dip, here at the steps of the growths in every variant.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
 from trl_prorl.eval import passk
-from trl_prorl.eval.analysis.resets import mean_dip, median_reconvergence, reset_responses
+from trl_prorl.eval.analysis.around_resets import mean_dip, median_reconvergence, reset_responses
 from trl_prorl.eval.analysis.statistics import t_interval
 from trl_prorl.extras.growth import resize
 from trl_prorl.launch.recipe import RecipeParser

@@ -2,7 +2,7 @@ from math import comb
 
 import pytest
 
-from trl_prorl.eval.analysis.boundary import boundary
+from trl_prorl.eval.analysis.solved_lost import boundary
 
 
 def separation(n):

@@ -8,8 +8,8 @@ from scipy import stats
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import compare as command
-from trl_prorl.eval.analysis.compare import GREEDY, compare, pair_notes
 from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.analysis.pairs import GREEDY, compare, pair_notes
 from trl_prorl.eval.analysis.timing import trained_in_parallel
 from trl_prorl.eval.compare import compare_runs
 from trl_prorl.variants import DIFFERENT_OBJECTIVE

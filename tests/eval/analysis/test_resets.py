@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from trl_prorl.eval.analysis import resets as module
-from trl_prorl.eval.analysis.resets import (
+from trl_prorl.eval.analysis import around_resets as module
+from trl_prorl.eval.analysis.around_resets import (
     Response,
     align_at_resets,
     band_over_resets,

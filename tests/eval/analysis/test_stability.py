@@ -5,7 +5,13 @@ import pandas as pd
 import pytest
 
 from trl_prorl.eval.analysis import stability
-from trl_prorl.eval.analysis.stability import ENTROPY_SPIKE, GRADIENT_SPIKE, KL_SPIKE, find_spikes, neighbour_medians
+from trl_prorl.eval.analysis.stability import (
+    ENTROPY_SPIKE,
+    GRADIENT_SPIKE,
+    KL_SPIKE,
+    find_spikes,
+    neighbour_medians,
+)
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from trl_prorl.eval.analysis import trajectory
-from trl_prorl.eval.analysis.trajectory import check_rate, fit_rate, rates, standard_errors
+from trl_prorl.eval.analysis import fitted_rate as trajectory
+from trl_prorl.eval.analysis.fitted_rate import check_rate, fit_rate, rates, standard_errors
 
 
 STEPS = np.array([0.0, 50, 100, 150, 200, 300, 400, 500])

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval import drift
 from trl_prorl.eval.analysis.language import real_text
-from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import load_tokenizer
+from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.eval.samples.task_name import TaskName
 
 

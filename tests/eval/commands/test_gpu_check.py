@@ -13,8 +13,8 @@ import torch
 
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval import gpu_check
-from trl_prorl.eval.gpucheck import page, parts, steps
-from trl_prorl.eval.gpucheck.parts import COST, LARGE, PARTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
+from trl_prorl.eval.gpucheck import page, runner, steps
+from trl_prorl.eval.gpucheck.runner import COST, LARGE, PARTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
 from trl_prorl.eval.stepcost import settings
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.trainers import mixed_precision
@@ -52,8 +52,8 @@ def call(tmp_path, monkeypatch):
     """A function that runs parts whose commands are lines of Python: what failed, and what was left."""
 
     def call(minutes=5.0, again=False, made_with="x", **codes):
-        monkeypatch.setattr(parts, "reason_to_skip", lambda name, cpu: None)
-        monkeypatch.setattr(parts, "command", lambda name, cpu, report: python(codes[name]))
+        monkeypatch.setattr(runner, "reason_to_skip", lambda name, cpu: None)
+        monkeypatch.setattr(runner, "command", lambda name, cpu, report: python(codes[name]))
         return run_parts(codes, True, tmp_path, {"code": made_with}, minutes, again)
 
     return call
@@ -117,12 +117,12 @@ def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path):
             (tmp_path / "tests.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
         return "ended"
 
-    monkeypatch.setattr(parts, "run_command", run_command)
-    found = parts.run_part(TESTS, False, tmp_path, 9, {})
+    monkeypatch.setattr(runner, "run_command", run_command)
+    found = runner.run_part(TESTS, False, tmp_path, 9, {})
     assert (found.passed, found.skipped) == (1, {"b: other": "not installed"})
     assert found.failed == {"a: wrong": "assert 1 == 2", "b: broken": "no fixture"}
     cases.clear()  # they did not run to their end
-    found = parts.run_part(TESTS, False, tmp_path, 9, {})
+    found = runner.run_part(TESTS, False, tmp_path, 9, {})
     assert (found.passed, list(found.failed)) == (0, [PARTS[TESTS].title])
 
 
@@ -132,18 +132,18 @@ def test_what_a_part_has_found(monkeypatch, tmp_path, failed):
         (tmp_path / "steps").mkdir()
         (tmp_path / "steps" / "measured.json").write_text(json.dumps({"numbers": {"a": 2.0}, "failed": failed}))
 
-    monkeypatch.setattr(parts, "run_command", run_command)
-    found = parts.run_part(STEPS, True, tmp_path, 9, {})
+    monkeypatch.setattr(runner, "run_command", run_command)
+    found = runner.run_part(STEPS, True, tmp_path, 9, {})
     assert (found.numbers, found.failed, found.passed) == ({"a": 2.0}, failed, not failed)
 
 
 def test_why_a_part_does_not_run(monkeypatch):
-    assert parts.reason_to_skip(TESTS, True) and parts.reason_to_skip(VLLM, True)
-    assert parts.reason_to_skip(TESTS, False) is parts.reason_to_skip(COST, True) is None
+    assert runner.reason_to_skip(TESTS, True) and runner.reason_to_skip(VLLM, True)
+    assert runner.reason_to_skip(TESTS, False) is runner.reason_to_skip(COST, True) is None
     for gib in (15, 24):
         card = SimpleNamespace(total_memory=gib * 2**30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, card=card: card)
-        assert (parts.reason_to_skip(LARGE, False) is None) == (gib == 24)
+        assert (runner.reason_to_skip(LARGE, False) is None) == (gib == 24)
 
 
 def test_the_page(tmp_path):

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval import passk
-from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import load_tokenizer
+from trl_prorl.eval.samples.run_samples import HeldOut
 
 
 def result_of(folder):

@@ -6,7 +6,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import curves, matrix, resets
+from trl_prorl.eval.pages import curves, matrix, reset_panels
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.variants import VARIANTS
@@ -114,7 +114,7 @@ def test_dips_beside_the_control_of_the_same_seeds(read_run):
     a = run("A", "A", lambda step: 0.5 if step <= 100 else 0.3 if step <= 110 else 0.7)
     control = run("control", "control", lambda step: min(step, 40) / 100)
     other_base = run("other", "control", 0.9, model_name_or_path="embedded:sums:4")
-    (row,) = resets.effects(Frame([a, control, other_base])).blocks[0].rows
+    (row,) = reset_panels.effects(Frame([a, control, other_base])).blocks[0].rows
     # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
     assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
 
@@ -137,7 +137,7 @@ def test_spikes_in_the_matrix(read_run):
 
 
 def around_a_reset(runs):
-    (picture,) = resets.around(Frame(runs)).blocks
+    (picture,) = reset_panels.around(Frame(runs)).blocks
     return [drawn(panel) for panel in picture.panels]
 
 

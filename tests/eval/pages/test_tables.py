@@ -2,10 +2,10 @@
 
 import pytest
 
-from trl_prorl.eval.analysis import compare
+from trl_prorl.eval.analysis import pairs as compare
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import drift
-from trl_prorl.eval.pages import passk as page
+from trl_prorl.eval.pages import drift_curves as drift
+from trl_prorl.eval.pages import score_sections as page
 from trl_prorl.eval.pages.matrix import result_matrix
 from trl_prorl.eval.pages.runs import learning_table, overview_table
 

@@ -18,8 +18,8 @@ from trl_prorl.eval.readiness.memory import (
     rows_that_fit,
     whole_groups,
 )
+from trl_prorl.fast.generation import CompactGeneration
 from trl_prorl.fast.merged_copy import MergedCopy
-from trl_prorl.fast.sampling import CompactGeneration
 
 
 QWEN = {

@@ -14,9 +14,9 @@ from run_record import hash_files
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
-from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import hub_errors
+from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.provenance import fingerprint
 
 

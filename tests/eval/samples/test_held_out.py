@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import trl_prorl.tasks
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import write_json
-from trl_prorl.eval.samples import held_out
-from trl_prorl.eval.samples.held_out import HeldOut, plan
+from trl_prorl.eval.samples import run_samples as held_out
+from trl_prorl.eval.samples.run_samples import HeldOut, plan
 from trl_prorl.eval.samples.store import SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 

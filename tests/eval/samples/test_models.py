@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from trl_prorl.errors import InputError
 from trl_prorl.eval import drift, passk, push
 from trl_prorl.eval.samples import models
-from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import (
     Point,
     checkpoint_points,
@@ -21,6 +20,7 @@ from trl_prorl.eval.samples.models import (
     load_tokenizer,
     trained_point,
 )
+from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.run_files import write_run_id
 
 

@@ -37,8 +37,8 @@ from trl_prorl.eval.samples.sampling import (
 from trl_prorl.eval.samples.store import COLUMNS, SAMPLES_FOLDER, SampleStore, content_ids, digest
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.launch.environment import installed
-from trl_prorl.launch.held_out import TrainingPrompts
 from trl_prorl.launch.prompt_rows import check_prompts
+from trl_prorl.launch.training_prompts import TrainingPrompts
 from trl_prorl.provenance import describe_evaluation, plugin_options
 from trl_prorl.run_folder import check_links
 from trl_prorl.tasks import plugin

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trl_prorl.eval.analysis.frame import Frame, RunGroup
-from trl_prorl.eval.analysis.resets import (
+from trl_prorl.eval.analysis.around_resets import (
     AFTER,
     AROUND,
     BEFORE,
@@ -21,15 +20,9 @@ from trl_prorl.eval.analysis.resets import (
     median_reconvergence,
     reset_responses,
 )
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.pages.document import Section, table_section
-from trl_prorl.eval.pages.plotting import (
-    Panel,
-    Picture,
-    colour_of,
-    curve_sheets,
-    label_axes,
-    style_of,
-)
+from trl_prorl.eval.pages.plotting import Panel, Picture, colour_of, curve_sheets, label_axes, style_of
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, cell, table_of
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 

@@ -10,7 +10,7 @@ import numpy as np
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.configurations import pairing_obstacle
 from trl_prorl.eval.analysis.frame import Frame, Row, RunGroup
-from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.analysis.sampled_scores import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
     detectable_difference,

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from accelerate.utils import gather_object
 
-from ..anchors import ANCHORS
-from ..errors import NonFiniteError
-from ..kl import completion_mask, zero_masked
-from ..parts import MicroBatch, Part
-from ..run_files import NONFINITE
-from ..text import quoted
+from .anchors import ANCHORS
+from .errors import NonFiniteError
+from .kl import completion_mask, zero_masked
+from .parts import MicroBatch, Part
+from .run_files import NONFINITE
+from .text import quoted
 
 
 # In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.

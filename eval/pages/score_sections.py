@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from trl_prorl.eval.analysis.fitted_rate import ConstantRate, rates
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
-from trl_prorl.eval.analysis.passk import (
+from trl_prorl.eval.analysis.sampled_scores import (
     SIDES,
     checkpoint_curve,
     checkpoint_ks,
@@ -19,7 +20,6 @@ from trl_prorl.eval.analysis.passk import (
     summary_score,
 )
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.analysis.trajectory import ConstantRate, rates
 from trl_prorl.eval.pages.document import Section, table_section
 from trl_prorl.eval.pages.plotting import (
     OTHER_COLOUR,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import fisher_exact
 
-from trl_prorl.eval.analysis.passk import SIDES
+from trl_prorl.eval.analysis.sampled_scores import SIDES
 from trl_prorl.eval.analysis.statistics import holm, mcnemar_p_value
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import leastsq
 
-from trl_prorl.eval.analysis.passk import ends, per_prompt
+from trl_prorl.eval.analysis.sampled_scores import ends, per_prompt
 from trl_prorl.eval.analysis.statistics import Estimate, pass_at_k_per_prompt
 
 

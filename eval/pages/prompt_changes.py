@@ -1,7 +1,7 @@
 """Newly solved and lost prompts: of one run in sentences, of all runs in a table."""
 
-from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.analysis.solved_lost import Boundary, PromptChange, boundary
 from trl_prorl.eval.pages.document import Section, table_section
 from trl_prorl.eval.pages.table import Column, table_of
 
