@@ -183,13 +183,13 @@ def learned(frame: Frame) -> Section:
 
 
 def stages_panel(frame: Frame) -> Panel | None:
-    """Return the mean seconds of a step by stage, over the timed runs of a variant; `None` if no stage was timed."""
+    """Return the mean seconds of a step by stage, over the timed runs of a variant; `None` without one."""
     groups = with_curves(frame.groups)
     means = {}
     for stage in STAGES:
         seconds = [group.values(lambda row, stage=stage: row.stage_seconds(stage)) for group in groups]
         means[stage] = np.array([np.mean(values) if values else 0.0 for values in seconds])
-    if not any(stage.any() for stage in means.values()):
+    if not any(row.timed for group in groups for row in group.rows):
         return None
 
     def draw(axes):
