@@ -10,6 +10,7 @@ from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.sampled_scores import SIDES, largest_k, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
 from trl_prorl.eval.analysis.timing import parallel_notes
+from trl_prorl.eval.pages.curves import obstacle_to_curves
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.plotting import Panel, Picture, bars_panel, run_label, with_curves
 from trl_prorl.eval.pages.table import (
@@ -183,13 +184,13 @@ def learned(frame: Frame) -> Section:
 
 
 def stages_panel(frame: Frame) -> Panel | None:
-    """Return the mean seconds of a step by stage, over the timed runs of a variant; `None` without one."""
+    """Return the mean seconds of a step by stage, over the timed runs of a variant; `None` without one that has curves."""
     groups = with_curves(frame.groups)
     means = {}
     for stage in STAGES:
         seconds = [group.values(lambda row, stage=stage: row.stage_seconds(stage)) for group in groups]
         means[stage] = np.array([np.mean(values) if values else 0.0 for values in seconds])
-    if not any(row.timed for group in groups for row in group.rows):
+    if not any(row.timed and obstacle_to_curves(row.run) is None for row in frame.rows):
         return None
 
     def draw(axes):
