@@ -9,7 +9,7 @@ CHECKOUT = str(Path(__file__).parents[1].resolve())  # this one, whichever is in
 sys.path.insert(0, CHECKOUT)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH")]))
 
-from trl_prorl.launch.commands import main  # noqa: E402
+from trl_prorl.commands import main  # noqa: E402
 
 
 if __name__ == "__main__":

@@ -177,4 +177,5 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
         `ValueError`: As [`get_task`].
     """
     given = {"level": level, "path": path}
-    return get_task(name, **(options or {}), **{key: value for key, value in given.items() if value is not None})
+    given = {key: value for key, value in given.items() if value is not None}
+    return get_task(name, **{**(options or {}), **given})  # a key of the recipe wins

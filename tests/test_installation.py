@@ -164,7 +164,7 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
         f"passk --run {a_run} --prompts 4 --n 2 --no-greedy",
         f"report --runs {a_run} --out {tmp_path / 'page'}",
     ]
-    code = f"from trl_prorl.launch.commands import main; assert not any(main(line.split()) for line in {lines})"
+    code = f"from trl_prorl.commands import main; assert not any(main(line.split()) for line in {lines})"
     shown = run("python", "-c", code, imports_all=True)
     assert "reward " in shown
     assert "pass@1" in shown

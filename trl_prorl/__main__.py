@@ -2,7 +2,7 @@
 
 import sys
 
-from .launch.commands import main
+from .commands import main
 
 
 if __name__ == "__main__":

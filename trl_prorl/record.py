@@ -362,9 +362,13 @@ class Means(Part):
         self.add_tokens("train", tokens)
 
     def read(self) -> None:
-        """Read what micro-batches of training have left on the device."""
-        for values in [*self.metrics["train"].values(), *self.weights.values()]:
-            values[:] = [value.item() if torch.is_tensor(value) else value for value in values]
+        """Read what micro-batches of training have left on the device, all at once."""
+        lists = [*self.metrics["train"].values(), *self.weights.values()]
+        places = [(values, place) for values in lists for place, value in enumerate(values) if torch.is_tensor(value)]
+        if places:
+            numbers = torch.stack([values[place] for values, place in places]).tolist()
+            for (values, place), number in zip(places, numbers, strict=True):
+                values[place] = number
 
     def combine(self, mode: str) -> None:
         """Leave of each metric one value, over all rows and tokens since the last log."""

@@ -184,7 +184,7 @@ def learned(frame: Frame) -> Section:
 
 
 def stages_panel(frame: Frame) -> Panel | None:
-    """Return the mean seconds of a step by stage, over the timed runs of a variant; `None` without one that has curves."""
+    """Return the mean seconds of a step by stage, over the timed runs of a variant; `None` without one."""
     groups = with_curves(frame.groups)
     means = {}
     for stage in STAGES:

@@ -12,9 +12,9 @@ from run_record import write_run
 
 import trl_prorl
 from trl_prorl import train
+from trl_prorl.commands import COMMANDS
 from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.launch.command_line import check_arguments
-from trl_prorl.launch.commands import COMMANDS
 from trl_prorl.launch.help import help_text
 from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 
@@ -134,7 +134,7 @@ def test_a_script_beside_such_packages_has_its_own_and_ours(beside):
 
 COMMAND_LINES = """
 import contextlib, io, json, sys
-from trl_prorl.launch.commands import COMMANDS, main
+from trl_prorl.commands import COMMANDS, main
 
 pages, heavy = {}, {*sys.argv[1].split()}
 for name in COMMANDS:

@@ -128,13 +128,22 @@ def count_first_layers(layers: torch.nn.ModuleList, config: Any) -> int:
     return max(MIN_LAYERS, last_new + 1)
 
 
-def describe_module(module: torch.nn.Module) -> tuple[type, Any]:
+def describe_module(module: torch.nn.Module) -> list[Any]:
     """
     Describe everything in which a module may differ from another but for the values of its weights: class, settings,
     hooks, replaced methods, and shapes, dtypes, devices and training of its tensors.
     """
-    own = {name: value for name, value in vars(module).items() if name != "_modules"}  # which have paths of their own
-    return type(module), describe(own)
+    found: list[Any] = [type(module)]
+    for name, value in vars(module).items():
+        if name == "_modules":  # which have paths of their own
+            continue
+        entries = value.items() if isinstance(value, Mapping) else [(name, value)]
+        for key, entry in entries:
+            if key not in PLACES:
+                # A hook's key is a number that no other hook has.
+                known = key if isinstance(key, str) else None
+                found.append((name, known, entry if isinstance(entry, PLAIN) else describe(entry)))
+    return found
 
 
 def describe(value: Any) -> Any:
@@ -143,9 +152,8 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.dtype, value.device, value.requires_grad)
-    if isinstance(value, Mapping):  # a hook's key is a number that no other hook has
-        items = [(key, entry) for key, entry in value.items() if key not in PLACES]
-        return [(key if isinstance(key, str) else None, describe(entry)) for key, entry in items]
+    if isinstance(value, Mapping):
+        return [(key, describe(entry)) for key, entry in value.items() if key not in PLACES]
     if isinstance(value, (list, tuple)):
         return [describe(entry) for entry in value]
     if isinstance(value, (set, frozenset)):

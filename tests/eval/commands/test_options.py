@@ -66,7 +66,7 @@ HEAVY = "torch transformers trl peft datasets evaluate pandas scipy matplotlib"
 LOOK = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
-from trl_prorl.launch.commands import main
+from trl_prorl.commands import main
 
 heavy, found = set(sys.argv[1].split()), []
 for words in json.loads(sys.argv[2]):

@@ -3,10 +3,10 @@
 import sys
 from importlib import import_module
 
-from .. import __version__
-from ..text import nearest
-from .ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
-from .shipped_recipes import short_list, whole_list
+from . import __version__
+from .launch.ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
+from .launch.shipped_recipes import short_list, whole_list
+from .text import nearest
 
 
 # Command: its module in `trl_prorl`, imported when the command runs, and its line in the help.
