@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig
+from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events
 from run_record import read_rows as rows
 from tiny_run import (
@@ -19,7 +19,7 @@ from tiny_run import (
     logits,
     set_evaluations,
 )
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
 from trl_prorl.extras.growth import list_factors
 from trl_prorl.extras.restart import Restart
@@ -80,6 +80,18 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
     with part.undone():
         assert torch.equal(logits(model, None), begun)
     assert far(logits(saved), logits(model)) < 1e-5
+
+
+def test_weights_that_are_stored_transposed_are_merged_so():
+    """GPT-2's linear layers hold the transpose, and this one is not square."""
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    adapter = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    model = get_peft_model(GPT2LMHeadModel(config).eval().double(), adapter).double()
+    disturb_adapter(model)
+    tokens = torch.arange(8)[None]
+    before = model(tokens).logits
+    Restart(model, SimpleNamespace(seed=7)).apply()
+    assert (model(tokens).logits - before).abs().max() < 1e-12
 
 
 def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
