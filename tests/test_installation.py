@@ -139,7 +139,7 @@ def test_the_packages_are_found_in_another_folder(installed, run):
         "from trl_prorl.embedded.shipped import shipped, weights_sha256\n"
         "from trl_prorl.launch.recipe_yaml import read_recipe\n"
         "from trl_prorl.launch.shipped_recipes import shipped_recipes\n"
-        f"print(json.dumps([shipped(), weights_sha256({DEFAULT!r})]))\n"
+        f"print(json.dumps([[*shipped()], weights_sha256({DEFAULT!r})]))\n"
         "found = shipped_recipes()\n"
         "print(json.dumps({name: read_recipe(file) for name, file in found.items()}))\n"
         "print(trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), *found.values(), sep='\\n')\n"
@@ -147,7 +147,7 @@ def test_the_packages_are_found_in_another_folder(installed, run):
     bases, recipes, *paths = run("python", "-c", code).splitlines()
     assert all(Path(path).is_relative_to(installed[0]) for path in paths)
     assert len(paths) > 40
-    assert json.loads(bases) == [SHIPPED, weights_sha256(DEFAULT)]
+    assert json.loads(bases) == [[*SHIPPED], weights_sha256(DEFAULT)]
     assert json.loads(recipes) == {name: read_recipe(file) for name, file in shipped_recipes().items()}
 
 
