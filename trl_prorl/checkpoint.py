@@ -252,7 +252,7 @@ class CheckpointMixin:
             by_main_process(is_main, lambda: folders.set_earlier_run_aside(self.base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
         checkpoint = resume.checkpoint if resume is not None else None
-        # On several nodes, each may save.
+        # One process chooses the id for all: on several nodes, several may save.
         self._run_id = by_main_process(is_main, lambda: folders.id_of_run(checkpoint))
         if is_main:
             folders.clear_leftovers()
@@ -264,7 +264,7 @@ class CheckpointMixin:
                 resume.abandoned = list(folders.abandon_newer(resume.checkpoint, resume.skipped))
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
-            # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
+            # Before any other file with content: it has the id by which they are known as this run's.
             write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
             write_config(self.run_dir, self.args, self.recipe)
             if self.initial_adapter is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
@@ -295,7 +295,7 @@ class CheckpointMixin:
             values.clear()
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        # The one step of a resume that every kind of set-up takes, and after the model's.
+        # Trainer calls this in every set-up, DDP, FSDP and DeepSpeed too, after it has loaded the weights.
         made_with = hyperparameters(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:

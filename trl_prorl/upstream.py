@@ -2,7 +2,7 @@
 Internals of TRL and transformers that trl-prorl depends on, checked when the first trainer is made.
 
 If a new version no longer calls a method that we override, or no longer reads a column or an attribute, nothing fails:
-the run would train something else. So the code of an untested version is searched for these names.
+the run would train something else. So the code of the installed version is searched for these names.
 """
 
 import inspect
