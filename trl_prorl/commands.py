@@ -61,5 +61,5 @@ def run(argv: list[str]) -> int:
     sys.argv = [f"trl-prorl {name}", *arguments]
     module = COMMANDS[name][0]
     if module.startswith("eval."):
-        import_module(".eval.command_lines", __package__).check_arguments(module.removeprefix("eval."))
-    return import_module(f".{module}", __package__).main() or 0
+        import_module("trl_prorl.eval.command_lines").check_arguments(module.removeprefix("eval."))
+    return import_module(f"trl_prorl.{module}").main() or 0

@@ -98,6 +98,7 @@ class Recorder(Part):
         self.of_step["time_reward"] += seconds
 
     def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
+        """Add a generation batch to the entries of its step, which `finish_step` joins by a mean weighted by rows."""
         advantages = self.accelerator.gather(batch["advantages"].float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
         if "tokens_generated" not in self.of_step:  # the first generation of this step

@@ -1,6 +1,6 @@
 """
-The outcome of sampling a generation batch: rewards by function, tokens, tasks, interruptions; and its advantages
-where they are not TRL's: another estimator, rows to leave out, rewards without bounds.
+The outcome of sampling a generation batch: rewards by function, tokens, tasks, interruptions; and [`set_advantages`],
+which replaces TRL's advantages: by another estimator, for rows to leave out, for rewards without bounds.
 """
 
 import math

@@ -12,7 +12,7 @@ from trl_prorl.pass_at_k import pass_at_k
 
 MIN_PROMPTS = 20
 RESAMPLES = 2000
-METHOD = "percentile bootstrap"  # of the 95 % intervals over prompts, as a report says it
+METHOD = "percentile bootstrap"  # of `prompt_interval`, as a report says it
 NO_INTERVAL = (math.nan, math.nan)
 NO_INTERVAL_NOTE = f"n/a: no interval with fewer than {MIN_PROMPTS} prompts, because it would be unreliable."
 
@@ -52,7 +52,7 @@ def _draws(prompts: int) -> np.ndarray:
     return counts.reshape(RESAMPLES, prompts).astype(float)
 
 
-def _interval_of(statistic, *samples: np.ndarray) -> tuple[float, float]:
+def _bootstrap_interval(statistic, *samples: np.ndarray) -> tuple[float, float]:
     """
     Return the percentile-bootstrap interval (Efron 1979) of a function of means; samples of shape (P,) each are
     resampled together, prompt by prompt. NaN below `MIN_PROMPTS`, where its coverage is far below the nominal level.
@@ -90,7 +90,7 @@ def prompt_interval(per_prompt_values, bounds: tuple[float, float] = (0.0, 1.0))
         unseen = _share_unseen(len(values))
         least, greatest = bounds
         return value - unseen * (value - least), value + unseen * (greatest - value)
-    return _interval_of(lambda mean: mean, values)
+    return _bootstrap_interval(lambda mean: mean, values)
 
 
 def paired_difference(a, b) -> Estimate:
@@ -124,7 +124,7 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
         return np.divide(numerator, denominator, out=np.full_like(numerator, np.inf), where=denominator != 0)
 
     with np.errstate(invalid="ignore"):
-        return _interval_of(ratio, a, b)
+        return _bootstrap_interval(ratio, a, b)
 
 
 def detectable_difference(estimate: Estimate) -> float:
