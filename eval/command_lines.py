@@ -28,7 +28,7 @@ from trl_prorl.tasks.plugin import load_plugin
 
 MAX_SAMPLES = 256
 PROMPTS = 32  # of a preflight
-LEAST_PROMPTS = 2
+MIN_PREFLIGHT_PROMPTS = 2
 RUNS_HELP = "run folders, folders of runs, or quoted globs"
 
 
@@ -199,8 +199,8 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--all", action="store_true", help="show the checks that passed, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings to this file, too")
     args, others = parser.parse_known_args(argv)
-    if args.prompts < LEAST_PROMPTS:
-        raise InputError(f"--prompts {args.prompts} must be at least {LEAST_PROMPTS}, and 20 for an interval")
+    if args.prompts < MIN_PREFLIGHT_PROMPTS:
+        raise InputError(f"--prompts {args.prompts} must be at least {MIN_PREFLIGHT_PROMPTS}, and 20 for an interval")
     if args.json is not None:
         check_writable(args.json)
     if not others:
