@@ -353,11 +353,8 @@ class SnapshotReference(Reference):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Read the snapshot of a checkpoint. Raises `ValueError`: the checkpoint has none."""
-        path = folder / SNAPSHOT_FILE
-        if not path.exists():
-            raise ValueError(f"{folder} has no {SNAPSHOT_FILE}: the moved reference of this run cannot be restored.")
-        copy_tensors(path, unique_tensors(self.ref_model))
+        """Read the snapshot of a checkpoint."""
+        copy_tensors(folder / SNAPSHOT_FILE, unique_tensors(self.ref_model))
 
 
 class InitialAdapter:
@@ -550,7 +547,7 @@ class Scorer:
 
         Args:
             policy_pass ([`PolicyPass`]): What is asked for.
-            counts (`bool`): Whether the record counts the call; those of an evaluation it does not.
+            counts (`bool`): Whether the call is counted; those of an evaluation are not.
             trl_score, model: As in [`Scorer.answer_request`].
 
         Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises

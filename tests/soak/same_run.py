@@ -61,8 +61,9 @@ def content(path: Path) -> Any:
         return path.read_bytes()
     keys = without_times(json.loads(path.read_text()))
     if path.name == "trainer_state.json":
-        # A path; `best_global_step` says the same, of a checkpoint that may be gone by now too.
-        del keys["best_model_checkpoint"]
+        # A path; of a checkpoint that has been removed since, a resume may know no more than its step.
+        best = path.parent.with_name(Path(keys["best_model_checkpoint"] or "none").name)
+        keys["best_model_checkpoint"] = best.name if best.is_dir() else None
         # Trainer's own log has the mean loss since its last line; a resume knows only the steps since the checkpoint.
         for line in keys["log_history"]:
             line.pop("loss", None)

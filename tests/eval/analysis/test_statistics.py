@@ -144,7 +144,7 @@ def test_where_all_prompts_agree_the_p_value_is_the_level_of_the_interval(prompt
     ],
 )
 def test_fieller_by_hand(b, a, paired, estimate):
-    assert fieller_ratio(b, a, paired) == pytest.approx(estimate, rel=1e-3)
+    assert fieller_ratio(b, a, paired) == pytest.approx(estimate, rel=1e-4)
 
 
 def test_no_ratio_to_nothing():
