@@ -5,7 +5,7 @@ The accelerations of a step, none of which changes a number by more than roundin
   batch into one row, [`prefix`] keeps its sequences apart in every layer; [`head`] and [`lean_lora`] compute a frozen
   LM head and LoRA in fewer passes over memory.
 - **Sampling** (`compact_generation`): [`compact`] is a loop for `generate` that computes a prompt once and drops a
-  completion that has ended; [`merged_copy`] is the policy with its LoRA merged, and [`sampling`] the part that uses
+  completion that has ended; [`merged_copy`] is the policy with its LoRA merged, and [`generation`] the part that uses
   both.
 
 What makes it exact: every token attends to the same tokens at the same positions and is drawn from the same
