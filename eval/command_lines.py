@@ -101,6 +101,16 @@ def check_sampling(
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of every evaluation that samples."""
     add_run_option(parser)
+    add_held_out_arguments(parser)
+    known = "evaluate these checkpoints, too: their steps, or all"
+    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help=known)
+    known = "measure forgetting on other tasks, each NAME[@LEVEL][=PATH]"
+    parser.add_argument("--others", "--other", nargs="+", default=[], metavar="TASK", help=known)
+    parser.set_defaults(greedy=False)
+
+
+def add_held_out_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the held-out prompts, and of the sampling."""
     add_plugin_option(parser)
     parser.add_argument("--split", default="test", help="split of the run's task (default: test)")
     parser.add_argument("--prompts", type=int, help="number of prompts (default: 128; own rows: all)")
@@ -108,11 +118,31 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, help="maximum number of new tokens (default: as in training)")
     parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call (default: 512)")
     parser.add_argument("--seed", type=int, default=0, help="sampling seed (default: 0)")
-    known = "evaluate these checkpoints, too: their steps, or all"
-    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help=known)
-    known = "measure forgetting on other tasks, each NAME[@LEVEL][=PATH]"
-    parser.add_argument("--others", "--other", nargs="+", default=[], metavar="TASK", help=known)
-    parser.set_defaults(greedy=False)
+
+
+def add_passk_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of pass@k."""
+    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MAX_SAMPLES} (default: 16)")
+    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: 1, 4 and 8, up to n)")
+    no_greedy = ("--no-greedy", "--no_greedy")
+    parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="skip greedy decoding")
+    parser.add_argument("--replace", action="store_true", help="overwrite an existing passk.json with other settings")
+
+
+def complete_passk(args: argparse.Namespace) -> None:
+    """
+    Fill in the defaults of pass@k, and check its settings.
+
+    Raises:
+        InputError: With the option, its value and the cure.
+    """
+    if args.n is None:
+        args.n = 1 if args.greedy else 16
+    if args.k is None:
+        args.k = default_ks(args.n)
+    if args.greedy and args.n > 1:
+        raise InputError(f"--n {args.n} with --greedy gives the same sample {args.n} times; leave out --n")
+    check_passk(args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
 
 
 def passk(argv=None) -> argparse.Namespace:
@@ -121,20 +151,10 @@ def passk(argv=None) -> argparse.Namespace:
         description="Measure held-out pass@k and greedy accuracy of runs: trained model against starting model.",
     )
     add_sampling_arguments(parser)
-    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MAX_SAMPLES} (default: 16)")
-    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: 1, 4 and 8, up to n)")
+    add_passk_arguments(parser)
     parser.add_argument("--greedy", action="store_true", help="only decode greedily, one sample per prompt")
-    no_greedy = ("--no-greedy", "--no_greedy")
-    parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="skip greedy decoding")
-    parser.add_argument("--replace", action="store_true", help="overwrite an existing passk.json with other settings")
     args = parser.parse_args(argv)
-    if args.n is None:
-        args.n = 1 if args.greedy else 16
-    if args.k is None:
-        args.k = default_ks(args.n)
-    if args.greedy and args.n > 1:
-        raise InputError(f"--n {args.n} with --greedy gives the same sample {args.n} times; leave out --n")
-    check_passk(args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
+    complete_passk(args)
     return _find_runs(args)
 
 
@@ -298,6 +318,35 @@ def compare(argv=None) -> argparse.Namespace:
             f"--runs {' '.join(args.runs)}: '{folders[0]}' is the only run with a finished step"
             f"{in_brackets(left_out)}; a comparison needs two, so add another run"
         )
+    if args.json is not None:
+        check_writable(args.json)
+    return args
+
+
+def branch(argv=None) -> argparse.Namespace:
+    parser = Parser(
+        prog=program_name("branch"),
+        description="Try several continuations of a run from one of its checkpoints, and compare them on held-out "
+        "prompts. The run itself is not changed.",
+        epilog="A try is 'ref_reset' (one reset, before the next batch), KEY=VALUE, or several of these, separated by "
+        "spaces: --try 'ref_reset optimizer_reset=hard'. The control, 'keep', is always trained, first.",
+    )
+    parser.add_argument("--run", required=True, type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--at", type=int, metavar="STEP", help="checkpoint to start from (default: the newest)")
+    parser.add_argument("--steps", type=int, required=True, metavar="N", help="optimizer steps of each trial")
+    parser.add_argument(
+        "--try", dest="tries", required=True, action="append", metavar="'WORDS'", help="a trial; may be repeated"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the trials (default: RUN-branch-STEP)")
+    add_held_out_arguments(parser)
+    add_passk_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
+    parser.set_defaults(greedy=False, others=[], checkpoints=[])
+    args = parser.parse_args(argv)
+    if args.steps < 1:
+        raise InputError(f"--steps must be at least 1, not {args.steps}")
+    complete_passk(args)
+    load_config(args.run)
     if args.json is not None:
         check_writable(args.json)
     return args

@@ -8,7 +8,6 @@ The first line answers whether they differ. Two runs are compared directly. With
 their seeds, and p-values are corrected for all pairs.
 """
 
-import dataclasses
 import sys
 from itertools import combinations
 
@@ -20,6 +19,7 @@ from trl_prorl.eval.analysis.pairs import (
     Comparison,
     common_sizes,
     compare_pairs,
+    comparisons_to_json,
     has_greedy,
     pair_by_seed,
     pair_notes,
@@ -130,9 +130,7 @@ def main(argv=None) -> None:
     console.print("", terminal_table(comparisons), sep="\n")
     print_bullets(console, notes)
     if args.json is not None:
-        rows = []
-        for each in comparisons:
-            rows.append({"outcome": each.outcome, **dataclasses.asdict(each), "detectable": each.detectable})
+        rows = comparisons_to_json(comparisons)
         write_json(args.json, {"answer": sentence, "comparisons": rows, "notes": notes})
 
 

@@ -1,7 +1,7 @@
 """Compare runs, or variants over their seeds, on the same prompts; find the best variant."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -266,6 +266,11 @@ def compare_pairs(
         adjusted = holm([each.p_value for each in comparisons])
         rows += [replace(each, adjusted=float(p)) for each, p in zip(comparisons, adjusted, strict=True)]
     return rows, [*dict.fromkeys(skipped), *without_partner(list(compared.values()))]
+
+
+def comparisons_to_json(comparisons: list[Comparison]) -> list[dict]:
+    """Return comparisons as JSON values."""
+    return [{"outcome": row.outcome, **asdict(row), "detectable": row.detectable} for row in comparisons]
 
 
 @dataclass(frozen=True)

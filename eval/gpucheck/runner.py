@@ -205,10 +205,14 @@ def command(name: str, cpu: bool, report: Path) -> list[str]:
     return [sys.executable, "-m", part.module, *options, "--out", str(report.parent)]
 
 
-def run_command(command: list[str], log: Path, limit: float) -> str | None:
-    """Run a command. Return `None` if it succeeds, otherwise the reason with its last line."""
+def run_command(command: list[str], log: Path, limit: float | None = None) -> str | None:
+    """
+    Run a command. Return `None` if it succeeds, otherwise the reason with its last line. Its stdin has no content, and
+    ends with this process.
+    """
     with log.open("w") as written:
-        process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True)
+        streams = {"stdin": subprocess.PIPE, "stdout": written, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, **streams, start_new_session=True)
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:

@@ -35,7 +35,8 @@ def _share_cell(row: Comparison) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _p_cell(row: Comparison) -> str:
+def p_cell(row: Comparison) -> str:
+    """Return p after Holm, or n/a."""
     return "n/a" if math.isnan(row.adjusted) else f"{row.adjusted:.2g}"
 
 
@@ -47,7 +48,7 @@ DIFFERENCE_COLUMNS = [
     Column("first", lambda row: f"{row.first_value:.3f}"),
     Column("second", lambda row: f"{row.second_value:.3f}"),
     Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
-    Column("p (Holm)", _p_cell),
+    Column("p (Holm)", p_cell),
 ]
 RATIO_COLUMNS = [
     Column("seeds in common", lambda row: str(row.seeds)),
@@ -110,7 +111,7 @@ def answer(comparisons: list[Comparison], labels: Mapping[str, str]) -> str:
     names = {row: f"{labels[row.first]} − {labels[row.second]}" for row in rows}
     if len(rows) == 1:
         row = rows[0]
-        difference = f"{names[row]} = {interval_cell(row.difference, '+.3f')}, p = {_p_cell(row)}"
+        difference = f"{names[row]} = {interval_cell(row.difference, '+.3f')}, p = {p_cell(row)}"
         if row.differs:
             direction = "higher" if row.difference.value > 0 else "lower"
             return f"Yes: {difference}: significantly {direction} {outcome}."
@@ -124,7 +125,7 @@ def answer(comparisons: list[Comparison], labels: Mapping[str, str]) -> str:
             f"No significant difference in {outcome} in any of {len(rows)} pairs; every test would detect a "
             f"difference of {max(row.detectable for row in rows):.3f} with {POWER}."
         )
-    shown = [f"{names[row]} = {row.difference.value:+.3f} (p = {_p_cell(row)})" for row in differing[:MAX_NAMED]]
+    shown = [f"{names[row]} = {row.difference.value:+.3f} (p = {p_cell(row)})" for row in differing[:MAX_NAMED]]
     if len(differing) > MAX_NAMED:
         shown.append(f"and {len(differing) - MAX_NAMED} more")
     return (
@@ -164,7 +165,7 @@ def verdict_statement(verdict: Verdict) -> str:
     for name in verdict.shown:
         row = verdict.comparisons.get(name)
         if row is not None:
-            p = "" if math.isnan(row.adjusted) else f", p = {_p_cell(row)}"
+            p = "" if math.isnan(row.adjusted) else f", p = {p_cell(row)}"
             details.append(f"{row.first} − {row.second}: {interval_cell(row.difference, '+.3f')}{p}.")
     for name in verdict.others:
         if name not in verdict.comparisons:

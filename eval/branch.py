@@ -1,0 +1,460 @@
+"""
+Should I reset now? Continue a run from one of its checkpoints in several ways, and compare the results.
+
+    trl-prorl branch --run runs/a --at 500 --steps 60 --try ref_reset --try "ref_reset optimizer_reset=hard"
+
+Each trial is a run folder of its own (`runs/a-branch-500/NAME`). It begins as a copy of the run at the checkpoint and
+goes on with the same prompts and seeds, one trial after the other. The first one, `keep`, changes nothing: it is the
+control. All are evaluated as by `passk`, on the same held-out prompts. The run's own folder is only read. A branch
+that was stopped continues with the same command.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.config import ProRLConfig
+from trl_prorl.errors import InputError, RunError
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.analysis.pairs import GREEDY, compare_pairs, comparisons_to_json
+from trl_prorl.eval.command import command
+from trl_prorl.eval.gpucheck.runner import run_command
+from trl_prorl.eval.pages.branch import ONE_SEED, branch_picture, branch_table, find_winner, group_trials, since
+from trl_prorl.eval.pages.comparison import answer
+from trl_prorl.eval.pages.table import print_bullets, terminal
+from trl_prorl.eval.passk import announcement, evaluate_and_write
+from trl_prorl.eval.run_folder.reading import load_config, load_run, read_env, write_json
+from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.samples.models import last_step, separate_output_dir
+from trl_prorl.eval.samples.run_samples import held_out_tasks
+from trl_prorl.eval.trial import NO_RESET
+from trl_prorl.files import file_sha256
+from trl_prorl.identity import IDENTITY_FILE, changing_keys, check_same_run
+from trl_prorl.keys import cure_of
+from trl_prorl.launch.ending import end_interrupted
+from trl_prorl.launch.recipe import parse_recipe
+from trl_prorl.provenance import plugin_options
+from trl_prorl.run_files import (
+    BASE_ADAPTER,
+    CONFIG_FILE,
+    ENV_FILE,
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    read_json,
+    read_jsonl,
+    recorded_run_id,
+)
+from trl_prorl.run_folder import CHECKPOINT, LOCK_FILE, MANIFEST_FILE, FolderLock, find_named, steps_of
+from trl_prorl.tasks.registry import PLUGINS
+from trl_prorl.text import nearest, shell_quote, visible
+
+
+KEEP = "keep"
+REF_RESET = "ref_reset"
+TRIAL = "trl_prorl.eval.trial"
+START = ".start"  # in the branch's folder: the run as it was at the checkpoint; trials are copies of it
+PARTIAL = ".part-"  # begins the name of a folder that is being copied
+DONE_FILE = "branch.json"  # there: the last step of each finished trial, by its folder's name
+MAX_NAME = 100  # letters of a folder
+# Keys that a branch sets itself.
+OWN_KEYS = frozenset("output_dir run_dir resume_from_checkpoint allow_config_change push_to_hub max_steps".split())
+# A trigger that never fires: the trial's run stays one whose reference can move, so that every resume of it knows the
+# reference that was reset.
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Trial:
+    """
+    One continuation.
+
+    Attributes:
+        name (`str`): What was tried, as given.
+        folder (`Path`): Its run folder.
+        resets (`bool`): Whether a reset is requested.
+        keys (`dict[str, str]`): The keys that it changes, as on a command line.
+    """
+
+    name: str
+    folder: Path
+    resets: bool = False
+    keys: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, out: Path) -> "Trial":
+        """
+        Parse `ref_reset`, `KEY=VALUE`, or several of these.
+
+        Raises:
+            InputError: A word is neither, or a key is unknown or not to be set.
+        """
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise InputError(f"--try {text!r}: {error}") from error
+        keys = {}
+        for word in words:
+            key, is_pair, value = word.partition("=")
+            if word == REF_RESET:
+                continue
+            if not is_pair:
+                raise InputError(
+                    f"--try {text!r}: {word!r} is neither {REF_RESET} nor KEY=VALUE{nearest(word, [REF_RESET])}"
+                )
+            if key in OWN_KEYS:
+                raise InputError(f"--try {text!r}: {key} is set by the branch itself; remove it")
+            known = [each.name for each in dataclasses.fields(ProRLConfig) if each.init]
+            if key not in known:
+                raise InputError(f"--try {text!r}: {key!r} is no key of ProRLConfig{cure_of(key, known)}")
+            if key in keys:
+                raise InputError(f"--try {text!r}: {key} is given twice; remove one")
+            keys[key] = value
+        if not words:
+            raise InputError(f"--try {text!r} changes nothing; write {REF_RESET} or KEY=VALUE")
+        return cls(" ".join(words), out / folder_name(words), REF_RESET in words, keys)
+
+
+def folder_name(words: list[str]) -> str:
+    """Return a name that every file system takes, different for different words."""
+    name = "+".join(words)
+    safe = re.sub(r"[^\w.,=+-]", "_", name, flags=re.ASCII)[:MAX_NAME]
+    if safe == name:
+        return name
+    return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def parse_trials(texts: list[str], out: Path) -> list[Trial]:
+    """Return the control and the other trials, each once."""
+    trials = [Trial(KEEP, out / KEEP)]
+    for text in texts:
+        if text.strip() != KEEP:
+            trials.append(Trial.parse(text, out))
+    if len(trials) == 1:
+        raise InputError(f"--try {KEEP} is the control, which is always trained; add another --try")
+    folders = [trial.folder.name.lower() for trial in trials]
+    for trial in trials:
+        if folders.count(trial.folder.name.lower()) > 1:
+            raise InputError(f"--try {trial.name!r} is given twice; remove one")
+    return trials
+
+
+# ------------------------------------------------------------------------------------------------- the checkpoint
+
+
+def find_start(output_dir: Path, at: int | None) -> Path:
+    """
+    Return the complete checkpoint of a step, by default the newest.
+
+    Raises:
+        InputError: There is none; with those that there are.
+    """
+    reasons = {}
+    usable = {}
+    for path, step in steps_of(output_dir).items():
+        reasons[step] = why_unusable(path, content=False)
+        if reasons[step] is None:
+            usable[step] = path
+    if not usable:
+        why = "; ".join(f"checkpoint-{step}: {reason}" for step, reason in reasons.items()) or "there is none"
+        raise InputError(
+            f"'{output_dir}' has no checkpoint that can be resumed ({why}); train with save_strategy: steps "
+            "and save_steps: N"
+        )
+    if at is None:
+        return usable[max(usable)]
+    if at not in usable:
+        why = reasons.get(at) or "there is no such checkpoint"
+        raise InputError(f"--at {at}: {why} in '{output_dir}'; give one of {', '.join(map(str, sorted(usable)))}")
+    return usable[at]
+
+
+def copy_run(run_dir: Path, checkpoint: Path, target: Path) -> None:
+    """Copy a run as it was at one of its checkpoints. The copy is there completely, or not at all."""
+    at = step_of(checkpoint)
+    aside = target.with_name(f"{PARTIAL}{target.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(checkpoint, aside / checkpoint.name, copy_function=link_or_copy)
+    for name in (CONFIG_FILE, ENV_FILE):
+        shutil.copy2(run_dir / name, aside)
+    if (run_dir / BASE_ADAPTER).is_dir():
+        shutil.copytree(run_dir / BASE_ADAPTER, aside / BASE_ADAPTER)
+    for name, step in ((METRICS_FILE, "step"), (EVENTS_FILE, "step_applied"), (EVALUATIONS_FILE, "step")):
+        if (run_dir / name).is_file():
+            rows = [row for row in read_jsonl(run_dir / name, growing=True) if row[step] <= at]
+            (aside / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    aside.rename(target)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Link a file of a checkpoint, which is never written to again; copy it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the optimizer steps done at a checkpoint."""
+    return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
+
+
+def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]:
+    """
+    Return the folder of a branch, and the checkpoint from which its trials start: the run's, or the copy of it that an
+    earlier command made in the branch's folder.
+
+    Raises:
+        InputError: There is no such checkpoint, or the folder contains something else.
+    """
+    output_dir = separate_output_dir(run_dir, load_config(run_dir), read_env(run_dir)) or run_dir
+    if at is None:
+        at = step_of(find_start(output_dir, None))
+    if out is None:
+        named = run_dir if run_dir.name.strip(".") else run_dir.resolve()
+        out = named.with_name(f"{named.name}-branch-{at}")
+    copied = out / START / f"checkpoint-{at}"
+    theirs = output_dir / copied.name
+    if not copied.parent.is_dir():
+        strangers = [path.name for path in find_named(out, [rf"(?!{re.escape(PARTIAL)}).*"]) if path.name != LOCK_FILE]
+        if strangers:
+            raise InputError(f"'{out}' contains {strangers[0]}, which no branch wrote; give another folder with --out")
+        return out, find_start(output_dir, at)
+    is_same = copied.is_dir() and recorded_run_id(copied.parent) == recorded_run_id(run_dir)
+    if is_same and theirs.is_dir():
+        is_same = file_sha256(copied / MANIFEST_FILE) == file_sha256(theirs / MANIFEST_FILE)
+    if not is_same:
+        raise InputError(f"'{out}' is the branch of another checkpoint; give another folder with --out")
+    return out, copied
+
+
+# ----------------------------------------------------------------------------------------------------- the trials
+
+
+def recipe_arguments(trial: Trial, recipe: Path, *more: str) -> list[str]:
+    """Return the command line with which `train` continues a trial of this recipe; `more` goes before its own keys."""
+    argv = ["--config", str(recipe), *more]
+    for key, value in trial.keys.items():
+        argv += [f"--{key}", value]
+    for key in ("output_dir", "run_dir"):
+        argv += [f"--{key}", str(trial.folder)]
+    changes = str(bool(trial.keys or trial.resets))
+    return [*argv, "--allow_config_change", changes, "--resume_from_checkpoint", "True", "--push_to_hub", "False"]
+
+
+def check_trials(trials: list[Trial], recipe: Path, start: Path, until: int) -> dict[str, list[str]]:
+    """
+    Check all trials before any is trained.
+
+    Args:
+        trials (`list[Trial]`): The control first.
+        recipe (`Path`): The run's `config.yaml`.
+        start (`Path`): The checkpoint.
+        until (`int`): Their last step.
+
+    Returns:
+        `dict[str, list[str]]`: By the name of each trial, the arguments that its recipe needs in addition.
+
+    Raises:
+        InputError: A key has a wrong value or cannot change here, or the run ends before the trials do.
+    """
+    processes = read_json(start / IDENTITY_FILE).get("processes", 1)
+    if processes != 1:
+        raise InputError(f"'{start}' is of a run with {processes} processes; a branch continues runs of one process")
+    _, args, _ = parse_recipe(recipe_arguments(trials[0], recipe))
+    total = read_json(start / "trainer_state.json", ("max_steps",))["max_steps"]
+    longer = []
+    if until > total:
+        if "max_steps" in changing_keys(args):
+            raise InputError(
+                f"--steps {until - step_of(start)} ends at step {until}, but the run and its schedule at {total}, "
+                f"lr_scheduler_type={args.lr_scheduler_type.value!r}; give fewer --steps, or an earlier --at"
+            )
+        longer = ["--max_steps", str(until)]
+    additions = {}
+    for trial in trials:
+        more = list(longer)
+        if trial.resets and not args.resets:
+            has_reference = float(trial.keys.get("beta", args.beta)) != 0.0
+            more += ["--ref_reset_kl" if has_reference else "--ref_reset_every", str(NEVER)]
+        try:
+            task_args, trial_args, model_args = parse_recipe(recipe_arguments(trial, recipe, *more))
+            identity = changing_keys(trial_args, task_args, model_args)
+            check_same_run(start, identity, trial_args.allow_config_change)
+        except ValueError as error:
+            raise InputError(f"--try {trial.name!r}: {error}") from error
+        newest = newest_step(trial.folder)
+        if newest is not None and newest > until:
+            raise InputError(
+                f"'{trial.folder}' is already at step {newest}, and this command ends at step {until}; give more "
+                "--steps, or another folder with --out"
+            )
+        additions[trial.name] = more
+    return additions
+
+
+def newest_step(folder: Path) -> int | None:
+    """Return the step of the newest checkpoint of a folder; `None` if there is none."""
+    return max(steps_of(folder).values(), default=None)
+
+
+def train(trial: Trial, start: Path, until: int, more: list[str]) -> str | None:
+    """
+    Train a trial up to a step, or what is left of it.
+
+    Args:
+        trial ([`Trial`]): The trial.
+        start (`Path`): The branch's copy of the checkpoint.
+        until (`int`): The last step.
+        more (`list[str]`): From [`check_trials`].
+
+    Returns:
+        `str` or `None`: Why it did not get there.
+    """
+    folder = trial.folder
+    file = folder.parent / DONE_FILE
+    done = read_json(file) if file.is_file() else {}
+    newest = newest_step(folder)
+    if newest == until:
+        if done.get(folder.name) == until:
+            return None
+        shutil.rmtree(folder)  # it was killed at its end, perhaps while it saved the model
+    if not folder.is_dir():
+        copy_run(start.parent, start, folder)
+    log = folder.with_name(f"{folder.name}.log")
+    first = newest_step(folder) or step_of(start)
+    print(visible(f"{trial.name}: steps {first + 1} to {until}, output in {log}"), flush=True)
+    reset_at = step_of(start) if trial.resets else NO_RESET
+    words = recipe_arguments(trial, folder / CONFIG_FILE, *more)
+    for plugin in PLUGINS:
+        words += ["--plugin", str(plugin)]
+    problem = run_command([sys.executable, "-m", TRIAL, str(until), str(reset_at), *words], log)
+    reached = newest_step(folder)
+    if problem is None and reached != until:
+        problem = f"it ended at step {reached}"
+    if problem is not None:
+        return f"{problem} (output in {log})"
+    write_json(file, {**done, folder.name: until})
+    return None
+
+
+def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: Path) -> dict[str, str]:
+    """
+    Train all trials, one after the other.
+
+    Returns:
+        `dict[str, str]`: Why a trial failed, by its name.
+
+    Raises:
+        InputError: A trial cannot be trained; nothing was written.
+        RunError: The control failed.
+    """
+    until = step_of(start) + args.steps
+    recipe = start.parent / CONFIG_FILE if start.parent.name == START else args.run / CONFIG_FILE
+    additions = check_trials(trials, recipe, start, until)
+    lock = FolderLock(out)
+    lock.hold()
+    try:
+        copied = out / START / start.name
+        if not copied.is_dir():
+            copy_run(args.run, start, copied.parent)
+        failed = {}
+        for trial in trials:
+            problem = train(trial, copied, until, additions[trial.name])
+            if problem is not None and trial.name == KEEP:
+                raise RunError(f"the control, {KEEP}, failed, so there is nothing to compare with: {problem}")
+            if problem is not None:
+                failed[trial.name] = problem
+        return failed
+    finally:
+        lock.release()
+
+
+# ----------------------------------------------------------------------------------------------------- the result
+
+
+def evaluate(trial: Trial, args: argparse.Namespace) -> RecordedRun:
+    """Measure held-out pass@k of a trial, and return its run."""
+    (held_out,) = held_out_tasks(trial.folder, args)
+    print(announcement(held_out, args), flush=True)
+    evaluate_and_write(held_out, args, {})
+    return load_run(trial.folder, trial.name)
+
+
+def next_command(winner: Trial, run_dir: Path, steps: int) -> str:
+    """Return the command that goes on with the best trial; with the control, the one that continues the run."""
+    folder = run_dir if winner.name == KEEP else winner.folder
+    config = load_config(folder)
+    words = f"trl-prorl train{plugin_options(read_env(folder))} {shell_quote(str(folder / CONFIG_FILE))}"
+    words += " --resume_from_checkpoint True"
+    last = last_step(folder)
+    if 0 < config.get("max_steps", -1) <= last:  # it has ended
+        words += f" --max_steps {last + steps}"
+    return words
+
+
+@command
+def main(argv=None) -> int:
+    """Entry point."""
+    args = command_lines.branch(argv)
+    if not load_config(args.run).get("task"):
+        raise InputError(
+            f"'{args.run}' is the run of a script, which config.yaml cannot start again; branch in the script: "
+            "trainer.train(resume_from_checkpoint=CHECKPOINT) with another output_dir and allow_config_change=True"
+        )
+    out, start = locate(args.run, args.at, args.out)
+    trials = parse_trials(args.tries, out)
+    try:
+        return run_branch(args, out, trials, start)
+    except KeyboardInterrupt:
+        end_interrupted(
+            f"the trials' checkpoints and finished samples are kept in {out}. Run the same command again with --at "
+            f"{step_of(start)} to continue."
+        )
+
+
+def run_branch(args: argparse.Namespace, out: Path, trials: list[Trial], start: Path) -> int:
+    """Train, evaluate, compare and print; return the exit code."""
+    failed = train_all(args, out, trials, start)
+    trained = {trial.name: trial for trial in trials if trial.name not in failed}
+    if len(trained) == 1:
+        raise RunError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
+    groups = group_trials([since(evaluate(trial, args), step_of(start)) for trial in trained.values()])
+    keep, *others = groups
+    outcomes = [*args.k, GREEDY] if args.with_greedy else args.k
+    comparisons, left_out = compare_pairs([(group, keep) for group in others], outcomes)
+    left_out += [f"`{name}` is left out: {problem}." for name, problem in failed.items()]
+    sentence = answer(comparisons, {name: name for name in trained})
+    winner = find_winner(comparisons) or KEEP
+    command_line = next_command(trained[winner], args.run, args.steps)
+    picture = branch_picture(groups).write_png(out)
+    console = terminal()
+    print(visible(sentence))
+    console.print("", branch_table(groups, comparisons).to_rich(narrow=True), sep="\n")
+    print_bullets(console, [ONE_SEED, *left_out])
+    print(visible(f"Wrote {picture}."))
+    print(visible(f"Continue with {winner}: {command_line}"))
+    if args.json is not None:
+        rows = comparisons_to_json(comparisons)
+        result = {
+            "answer": sentence,
+            "winner": winner,
+            "next": command_line,
+            "comparisons": rows,
+            "left_out": left_out,
+        }
+        write_json(args.json, result)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

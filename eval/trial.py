@@ -1,0 +1,85 @@
+"""
+One trial of `trl-prorl branch`, in a process of its own: a recipe is resumed from its newest checkpoint, and ends
+after a given step with a checkpoint.
+
+    python -m trl_prorl.eval.trial UNTIL RESET_AT --config TRIAL/config.yaml --resume_from_checkpoint True ...
+
+The process ends as soon as its parent does, which holds the other end of its stdin.
+"""
+
+import os
+import sys
+import threading
+from functools import partial
+
+from transformers import TrainerCallback
+
+from trl_prorl.launch.command_line import check_arguments
+from trl_prorl.launch.ending import STOPPED, as_bad_input, command
+from trl_prorl.launch.recipe import parse_recipe
+from trl_prorl.resets import ReferenceResetCallback
+from trl_prorl.train import run
+from trl_prorl.trainer import ProRLTrainer
+from trl_prorl.triggers import Reason
+
+
+NO_RESET = -1  # in place of a step
+REASON = "branch"  # of the requested reset, in `events.jsonl`
+
+
+class EndAfter(TrainerCallback):
+    """Ends a training after a step, with a checkpoint. The run's length, and so its schedule, stay as they are."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= self.step:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step >= self.step:
+            # Else Trainer would load the best model, perhaps one from before the branch, in place of the last.
+            state.best_model_checkpoint = None
+
+
+class RequestReset(ReferenceResetCallback):
+    """Requests one reset when a training begins at a step: not when a trial that was stopped later goes on."""
+
+    def __init__(self, step: int):
+        super().__init__([])
+        self.step = step
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control, **kwargs)
+        if state.global_step == self.step:
+            self.requests.append(Reason(REASON, value=self.step, threshold=self.step, step=self.step))
+
+
+def make_trainer(until: int, reset_at: int, **given) -> ProRLTrainer:
+    """Make the trainer of a trial, from the arguments of [`ProRLTrainer`]."""
+    callbacks = [EndAfter(until)]
+    if reset_at != NO_RESET:
+        callbacks.append(RequestReset(reset_at))
+    return ProRLTrainer(callbacks=callbacks, **given)
+
+
+def end_with_parent() -> None:
+    """Wait until the parent is gone, however it ended, and end this process."""
+    os.read(sys.stdin.fileno(), 1)  # nothing is ever written; a buffered read would break the end of this process
+    os._exit(STOPPED)
+
+
+@command
+def main(argv: list[str]) -> None:
+    """Entry point."""
+    until, reset_at, *recipe = argv
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with as_bad_input():
+        configurations = parse_recipe(check_arguments(None, recipe))
+    run(*configurations, partial(make_trainer, int(until), int(reset_at)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""`trl-prorl branch`: trials that are the run, but for what was tried, also after a kill."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from run_record import error_lines, hash_files, read_events, read_rows, without_times
+
+from trl_prorl.eval import branch, trial
+from trl_prorl.eval.analysis.pairs import compare_pairs
+from trl_prorl.eval.pages.branch import find_winner, group_trials
+from trl_prorl.launch.command_line import check_arguments
+from trl_prorl.train import parse_recipe, run
+
+
+# Two steps a generation batch: checkpoint-2 is at its end, and the trials end at step 5, inside one.
+TRAINING = "tiny/control --max_steps 6 --save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 2"
+TRAINING += " --eval_rows 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --lora_r 4"
+TRAINING += " --max_completion_length 6 --disable_tqdm true"
+AT = 2
+UNTIL = 5
+HELD_OUT = "--prompts 20 --n 2 --k 1"
+RESETS = {"ref_reset": "keep", "ref_reset optimizer_reset=hard": "hard"}
+
+
+def train(words):
+    run(*parse_recipe(check_arguments(None, words.split())))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Trials train in this process, as a child would; the list of their folders."""
+    trained = []
+
+    def run_here(command, log):
+        words = command[command.index(branch.TRIAL) + 1 :]
+        trained.append(Path(words[words.index("--output_dir") + 1]).name)
+        code = trial.main(words)
+        return f"exit code {code}" if code else None
+
+    monkeypatch.setattr(branch, "run_command", run_here)
+    monkeypatch.setattr(trial, "end_with_parent", lambda: None)
+    return trained
+
+
+def try_all(run_dir, tries, *more):
+    options = [word for text in tries for word in ("--try", text)]
+    steps = ["--at", str(AT), "--steps", str(UNTIL - AT)]
+    return branch.main(["--run", str(run_dir), *steps, *options, *HELD_OUT.split(), *map(str, more)])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folder of a run of six steps."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    train(f"{TRAINING} --output_dir {folder}")
+    return folder
+
+
+@pytest.fixture
+def run_dir(made, tmp_path):
+    """A copy of that run, alone in its folder."""
+    shutil.copytree(made, tmp_path / "runs" / "a")
+    return tmp_path / "runs" / "a"
+
+
+def weights(folder, step):
+    return Path(folder, f"checkpoint-{step}", "adapter_model.safetensors").read_bytes()
+
+
+def correct(folder):
+    passk = json.loads((folder / "passk.json").read_text())
+    return sum(passk["trained"]["correct"]) / (passk["n"] * passk["prompts"]), passk["greedy"]["trained"]["correct"]
+
+
+def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here, tmp_path, capsys):
+    before = hash_files(run_dir)
+    changed = "learning_rate=1e-3"
+    assert try_all(run_dir, [*RESETS, "keep", changed], "--json", tmp_path / "out.json") == 0
+    assert hash_files(run_dir) == before
+    out = run_dir.with_name("a-branch-2")
+    assert here == ["keep", "ref_reset", "ref_reset+optimizer_reset=hard", changed]
+
+    rows = [without_times(read_rows(run_dir, file)) for file in ("metrics.jsonl", "evaluations.jsonl")]
+    kept = [without_times(read_rows(out / "keep", file)) for file in ("metrics.jsonl", "evaluations.jsonl")]
+    assert kept == [rows[0][:UNTIL], rows[1][: UNTIL // 2]]
+    assert weights(out / "keep", 4) == weights(run_dir, 4)
+    for name in ("keep", changed):
+        assert read_events(out / name) == []
+    for name, treatment in RESETS.items():
+        (event,) = read_events(out / name.replace(" ", "+"))
+        assert (event["event"], event["step_applied"], event["optimizer_reset"]) == ("reset", AT, treatment)
+        assert read_rows(out / name.replace(" ", "+"))[AT]["kl_ref"] < rows[0][AT]["kl_ref"]
+    assert [row["lr"] for row in read_rows(out / changed)] == [5e-4] * AT + [1e-3] * (UNTIL - AT)
+
+    result = json.loads((tmp_path / "out.json").read_text())
+    control, greedy = correct(out / "keep")
+    for row in result["comparisons"]:
+        score, own_greedy = correct(out / row["first"].replace(" ", "+"))
+        if row["outcome"] == "greedy":
+            score, control_score = sum(own_greedy) / 20, sum(greedy) / 20
+        else:
+            control_score = control
+        assert row["second"] == "keep" and row["seeds"] == 1
+        assert row["difference"][0] == pytest.approx(score - control_score, abs=1e-12)
+    assert {row["outcome"] for row in result["comparisons"]} == {"pass@1", "greedy"}
+    assert (out / "branch.png").is_file()
+    followed = out / result["winner"].replace(" ", "+") if result["winner"] != "keep" else run_dir
+    assert f" {followed}/config.yaml --resume_from_checkpoint True" in result["next"]
+    assert capsys.readouterr().out.rstrip().endswith(result["next"])
+
+
+def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, capsys):
+    """The recipe of the trial goes on with the reference that was reset, from its folder alone."""
+    try_all(run_dir, ["ref_reset"])
+    folder = run_dir.with_name("a-branch-2") / "ref_reset"
+    words = f"{folder / 'config.yaml'} --resume_from_checkpoint True"
+    train(words)
+    assert [row["step"] for row in read_rows(folder)] == [1, 2, 3, 4, 5, 6]
+    assert len(read_events(folder)) == 1
+    assert read_rows(folder)[-1]["kl_ref"] < read_rows(run_dir)[-1]["kl_ref"]
+    assert (folder / "checkpoint-6" / "ref" / "adapter_model.safetensors").is_file()
+
+
+def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, monkeypatch, capsys, tmp_path):
+    whole = tmp_path / "whole"
+    assert try_all(run_dir, ["ref_reset"], "--out", whole) == 0
+    end = trial.EndAfter.on_step_end
+
+    def die(self, args, state, control, **kwargs):
+        if args.output_dir.endswith("ref_reset") and state.global_step == UNTIL:
+            raise MemoryError
+        end(self, args, state, control, **kwargs)
+
+    here.clear()
+    monkeypatch.setattr(trial.EndAfter, "on_step_end", die)
+    out = run_dir.with_name("a-branch-2")
+
+    def dies(command, log, alive=branch.run_command):
+        try:
+            return alive(command, log)
+        except MemoryError:
+            return "exit code 1"
+
+    monkeypatch.setattr(branch, "run_command", dies)
+    assert try_all(run_dir, ["ref_reset"]) == 1
+    assert not (out / "ref_reset" / "adapter_model.safetensors").exists()
+    monkeypatch.setattr(trial.EndAfter, "on_step_end", end)
+    assert try_all(run_dir, ["ref_reset"]) == 0
+    assert here == ["keep", "ref_reset", "ref_reset"]
+    resumed = [event["step_applied"] for event in read_events(out / "ref_reset", "resume")]
+    assert resumed == [AT, 4]
+    assert weights(out / "ref_reset", UNTIL) == weights(whole / "ref_reset", UNTIL)
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
+        assert without_times(read_rows(out / "ref_reset", file)) == without_times(read_rows(whole / "ref_reset", file))
+    for folder in (out, whole):
+        (reset,) = read_events(folder / "ref_reset")
+        assert reset["step_applied"] == AT
+    # Longer: both go on from where they are.
+    here.clear()
+    options = ["--run", str(run_dir), "--at", str(AT), "--try", "ref_reset", *HELD_OUT.split()]
+    assert branch.main([*options, "--steps", str(UNTIL + 1 - AT)]) == 0
+    assert here == ["keep", "ref_reset"]
+    assert without_times(read_rows(out / "keep")) == without_times(read_rows(run_dir))
+    assert branch.main([*options, "--steps", str(UNTIL - AT)]) == 2  # behind where they are
+
+
+REFUSED = {
+    "betta": ["--try", "betta=0"],
+    "seed: ": ["--try", "ref_reset", "--try", "seed=9"],
+    "beta": ["--try", "beta=much"],
+    "output_dir": ["--try", "output_dir=elsewhere"],
+    "task_level": ["--try", "task_level=4"],
+    "--at 3": ["--at", "3", "--try", "ref_reset"],
+    "twice": ["--try", "beta=0", "--try", "beta=0"],
+    "keep": ["--try", "keep"],
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_is_refused_before_anything_is_written(run_dir, here, capsys, said):
+    before = hash_files(run_dir.parent)
+    given = ["--run", str(run_dir), "--steps", "2", *REFUSED[said]]
+    assert branch.main(given if "--at" in given else [*given, "--at", "2"]) == 2
+    (line,) = error_lines(capsys.readouterr().err)
+    assert said in line
+    assert hash_files(run_dir.parent) == before and os.listdir(run_dir.parent) == ["a"]
+    assert here == []
+
+
+def test_runs_that_cannot_be_continued_so(run_dir, here, capsys):
+    """One whose schedule ends before the trials, and one of a script."""
+    file = run_dir / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for change, said in (({"lr_scheduler_type": "linear"}, "lr_scheduler_type"), ({"task": None}, "script")):
+        changed = {key: value for key, value in {**config, **change}.items() if value is not None}
+        file.write_text(yaml.safe_dump(changed))
+        assert branch.main(["--run", str(run_dir), "--at", "4", "--steps", "3", "--try", "ref_reset"]) == 2
+        (line,) = error_lines(capsys.readouterr().err)
+        assert said in line
+        assert os.listdir(run_dir.parent) == ["a"]
+
+
+def test_better_is_what_differs_after_the_correction(read_run):
+    """20 prompts of 8 samples; the control solves none."""
+    control = read_run("control", trained=[0] * 20, name="keep")
+    trials = {"no": [0] * 20, "lucky": [1] + [0] * 19, "good": [4] * 20, "best": [8] * 20, "bad": [0] * 20}
+    others = [read_run("A", trained=counts, name=name) for name, counts in trials.items()]
+    keep, *groups = group_trials([control, *others])
+    comparisons, _ = compare_pairs([(group, keep) for group in groups], [1, 8])
+    assert find_winner(comparisons) == "best"
+    comparisons, _ = compare_pairs([(group, keep) for group in groups[:2]], [1, 8])
+    assert find_winner(comparisons) is None
+    # Alone its p is below 0.05, among five trials it is not.
+    edge = read_run("A", trained=[1] * 5 + [0] * 15, name="edge")
+    keep, one, *rest = group_trials(
+        [control, edge, *[read_run("A", trained=[0] * 20, name=f"n{i}") for i in range(4)]]
+    )
+    alone, _ = compare_pairs([(one, keep)], [1])
+    among, _ = compare_pairs([(group, keep) for group in (one, *rest)], [1])
+    assert find_winner(alone) == "edge" and find_winner(among) is None
+
+
+def wait_for(found, process):
+    while not found():
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_kill_of_a_trial_and_of_the_command(run_dir):
+    """Real processes: the trial that is killed fails alone; a command that is killed leaves no training behind."""
+    out = run_dir.with_name("a-branch-2")
+    words = f"branch --run {run_dir} --at {AT} --steps 60 --try ref_reset --try beta=0 {HELD_OUT}"
+    command = [sys.executable, "-m", "trl_prorl", *words.split()]
+
+    def child(name):
+        """The process that trains a trial, once it has done a step there."""
+        wait_for(lambda: (out / name / "run.lock").is_file() and len(read_rows(out / name)) > 4, process)
+        return int((out / name / "run.lock").read_text().split()[1])
+
+    def is_gone(pid):
+        return (
+            not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
+        )
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        os.kill(child("ref_reset"), signal.SIGKILL)
+        last = child("beta=0")
+        process.kill()
+        deadline = time.monotonic() + 20
+        while not is_gone(last) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert is_gone(last)
+    steps = len(read_rows(out / "keep"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert steps == len(read_rows(out / "keep")) == len(read_rows(out / "ref_reset")) == len(read_rows(out / "beta=0"))
+    assert len(read_events(out / "keep", "resume")) == 1 and len(read_events(out / "ref_reset", "resume")) == 2
+    assert len(read_events(out / "ref_reset")) == 1
