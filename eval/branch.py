@@ -38,9 +38,9 @@ from trl_prorl.eval.samples.models import last_step, separate_output_dir
 from trl_prorl.eval.samples.run_samples import held_out_tasks
 from trl_prorl.eval.trial import NO_RESET
 from trl_prorl.files import file_sha256
-from trl_prorl.identity import IDENTITY_FILE, changing_keys, check_same_run
+from trl_prorl.identity import ENDLESS_SCHEDULES, IDENTITY_FILE, changing_keys, check_same_run
 from trl_prorl.keys import cure_of
-from trl_prorl.launch.ending import end_interrupted
+from trl_prorl.launch.ending import as_bad_input, end_interrupted
 from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.provenance import plugin_options
 from trl_prorl.run_files import (
@@ -54,7 +54,7 @@ from trl_prorl.run_files import (
     read_jsonl,
     recorded_run_id,
 )
-from trl_prorl.run_folder import CHECKPOINT, LOCK_FILE, MANIFEST_FILE, FolderLock, find_named, steps_of
+from trl_prorl.run_folder import CHECKPOINT, LOCK_FILE, MANIFEST_FILE, SAVED, FolderLock, find_named, steps_of
 from trl_prorl.tasks.registry import PLUGINS
 from trl_prorl.text import nearest, shell_quote, visible
 
@@ -283,10 +283,10 @@ def check_trials(trials: list[Trial], recipe: Path, start: Path, until: int) -> 
     additions = {}
     for trial in trials:
         more = list(longer)
-        if trial.resets and not args.resets:
-            has_reference = float(trial.keys.get("beta", args.beta)) != 0.0
-            more += ["--ref_reset_kl" if has_reference else "--ref_reset_every", str(NEVER)]
         try:
+            if trial.resets and not args.resets:
+                has_reference = float(trial.keys.get("beta", args.beta)) != 0.0
+                more += ["--ref_reset_kl" if has_reference else "--ref_reset_every", str(NEVER)]
             task_args, trial_args, model_args = parse_recipe(recipe_arguments(trial, recipe, *more))
             identity = changing_keys(trial_args, task_args, model_args)
             check_same_run(start, identity, trial_args.allow_config_change)
@@ -307,6 +307,15 @@ def newest_step(folder: Path) -> int | None:
     return max(steps_of(folder).values(), default=None)
 
 
+def install_model(checkpoint: Path, folder: Path) -> None:
+    """Copy the model of a checkpoint into the run's folder, as the end of a training saves it."""
+    for path in find_named(checkpoint, SAVED):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+        else:
+            shutil.copy2(path, folder / path.name)
+
+
 def train(trial: Trial, start: Path, until: int, more: list[str]) -> str | None:
     """
     Train a trial up to a step, or what is left of it.
@@ -323,11 +332,11 @@ def train(trial: Trial, start: Path, until: int, more: list[str]) -> str | None:
     folder = trial.folder
     file = folder.parent / DONE_FILE
     done = read_json(file) if file.is_file() else {}
-    newest = newest_step(folder)
-    if newest == until:
-        if done.get(folder.name) == until:
-            return None
-        shutil.rmtree(folder)  # it was killed at its end, perhaps while it saved the model
+    if newest_step(folder) == until:
+        if done.get(folder.name) != until:  # it was killed at its end, perhaps while it saved the model
+            install_model(folder / f"checkpoint-{until}", folder)
+            write_json(file, {**done, folder.name: until})
+        return None
     if not folder.is_dir():
         copy_run(start.parent, start, folder)
     log = folder.with_name(f"{folder.name}.log")
@@ -362,7 +371,8 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
     recipe = start.parent / CONFIG_FILE if start.parent.name == START else args.run / CONFIG_FILE
     additions = check_trials(trials, recipe, start, until)
     lock = FolderLock(out)
-    lock.hold()
+    with as_bad_input():
+        lock.hold()
     try:
         copied = out / START / start.name
         if not copied.is_dir():
@@ -397,7 +407,7 @@ def next_command(winner: Trial, run_dir: Path, steps: int) -> str:
     words = f"trl-prorl train{plugin_options(read_env(folder))} {shell_quote(str(folder / CONFIG_FILE))}"
     words += " --resume_from_checkpoint True"
     last = last_step(folder)
-    if 0 < config.get("max_steps", -1) <= last:  # it has ended
+    if 0 < config.get("max_steps", -1) <= last and config.get("lr_scheduler_type") in ENDLESS_SCHEDULES:
         words += f" --max_steps {last + steps}"
     return words
 

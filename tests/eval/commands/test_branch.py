@@ -163,6 +163,13 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
     for folder in (out, whole):
         (reset,) = read_events(folder / "ref_reset")
         assert reset["step_applied"] == AT
+    # Killed after its last checkpoint, while the model was saved.
+    (whole / "branch.json").unlink()
+    for file in (whole / "ref_reset").glob("*.safetensors"):
+        file.unlink()
+    here.clear()
+    assert try_all(run_dir, ["ref_reset"], "--out", whole) == 0
+    assert here == [] and correct(whole / "ref_reset") == correct(out / "ref_reset")
     # Longer: both go on from where they are.
     here.clear()
     options = ["--run", str(run_dir), "--at", str(AT), "--try", "ref_reset", *HELD_OUT.split()]
@@ -175,7 +182,7 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
 REFUSED = {
     "betta": ["--try", "betta=0"],
     "seed: ": ["--try", "ref_reset", "--try", "seed=9"],
-    "beta": ["--try", "beta=much"],
+    "beta=much": ["--try", "ref_reset beta=much"],
     "output_dir": ["--try", "output_dir=elsewhere"],
     "task_level": ["--try", "task_level=4"],
     "--at 3": ["--at", "3", "--try", "ref_reset"],
