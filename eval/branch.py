@@ -18,6 +18,7 @@ import re
 import shlex
 import shutil
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -394,9 +395,10 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
 
 def evaluate(trial: Trial, args: argparse.Namespace) -> RecordedRun:
     """Measure held-out pass@k of a trial, and return its run."""
-    (held_out,) = held_out_tasks(trial.folder, args)
-    print(announcement(held_out, args), flush=True)
-    evaluate_and_write(held_out, args, {})
+    with redirect_stdout(sys.stderr):  # where the progress is shown, too
+        (held_out,) = held_out_tasks(trial.folder, args)
+        print(announcement(held_out, args))
+        evaluate_and_write(held_out, args, {})
     return load_run(trial.folder, trial.name)
 
 

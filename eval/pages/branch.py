@@ -78,7 +78,8 @@ class TrialRow:
     @property
     def scores(self) -> str:
         """The held-out scores, a line for each outcome."""
-        return "\n".join(f"{row.second_value if self.is_control else row.first_value:.3f}" for row in self.rows)
+        values = [row.second_value if self.is_control else row.first_value for row in self.rows]
+        return "\n".join(f"{row.outcome} {value:.3f}" for row, value in zip(self.rows, values, strict=True))
 
     def differences(self, text: Callable[[Comparison], str]) -> str:
         """Return a line for each outcome; the control has no difference from itself."""
@@ -88,7 +89,6 @@ class TrialRow:
 COLUMNS = (
     Column("trial", lambda row: row.run.name.replace(" ", "\n")),
     Column("training", lambda row: row.training),
-    Column("outcome", lambda row: "\n".join(each.outcome for each in row.rows)),
     Column("score", lambda row: row.scores),
     Column("− keep [95 %]", lambda row: row.differences(lambda each: interval_cell(each.difference, "+.3f"))),
     Column("p", lambda row: row.differences(p_cell)),

@@ -245,7 +245,7 @@ def wait_for(found, process):
 def test_a_kill_of_a_trial_and_of_the_command(run_dir):
     """Real processes: the trial that is killed fails alone; a command that is killed leaves no training behind."""
     out = run_dir.with_name("a-branch-2")
-    words = f"branch --run {run_dir} --at {AT} --steps 60 --try ref_reset --try beta=0 {HELD_OUT}"
+    words = f"branch --run {run_dir} --at {AT} --steps 30 --try ref_reset --try beta=0 {HELD_OUT}"
     command = [sys.executable, "-m", "trl_prorl", *words.split()]
 
     def child(name):
