@@ -89,6 +89,10 @@ CONTRADICTIONS = [
     ({"rollback": 2, "save_strategy": "no"}, {"save_strategy": "steps"}),
     ({"rollback": 2, "save_only_model": True}, {"save_only_model": False}),
     (EVALUATED | {"rollback": 2, "lr_scheduler_type": "greedy"}, {"rollback": 0}),
+    ({"stop_stall": 2}, EVALUATED),
+    (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
+    (EVALUATED | {"stop_stall": 2, "metric_for_best_model": "pass@1"}, {"ref_reset_metric": "eval_pass@1"}),
+    (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"ref_reset_metric_mode": "min"}),
 ]
 
 

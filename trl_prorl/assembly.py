@@ -16,6 +16,7 @@ from .extras.guard_gap import GuardGap
 from .extras.restart import Restart, warn_of_rounding
 from .extras.rollback import Rollback
 from .extras.stacking import FrozenRanks, frozen_parts
+from .extras.stall_stop import StallStop
 from .extras.vllm import (
     RequestSeeds,
     hand_over_adapters,
@@ -38,6 +39,7 @@ from .launch.model_defaults import describe_unused
 from .launch.plan import Plan
 from .launch.prompt_rows import check_images
 from .parts import Part
+from .resets import check_one_value
 
 
 logger = logging.getLogger(__name__)
@@ -160,4 +162,7 @@ def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Pa
         parts["entropy_watch"] = EntropyWatch(args)
     if args.guard_gap is not None:
         parts["guard_gap"] = GuardGap(args, trainer.resets.request)
+    if args.stop_stall:
+        check_one_value(args.ref_reset_metric, trainer.eval_dataset)
+        parts["stall_stop"] = StallStop(args)
     return parts

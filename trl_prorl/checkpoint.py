@@ -86,6 +86,7 @@ class CheckpointMixin:
     _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
     _resume: "Resume | None" = None
     rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
+    stall_stop: Part | None = None  # extras/stall_stop.py, of a run that ends when it no longer improves
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:
@@ -235,7 +236,7 @@ class CheckpointMixin:
         chooses = args.load_best_model_at_end or args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
         stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
         triggers = any(callback.watches_evaluations for callback in self.resets.callbacks)
-        return self._evaluates_as_trl or chooses or stops or triggers
+        return self._evaluates_as_trl or chooses or stops or triggers or self.stall_stop is not None
 
     def _inner_training_loop(self, *args, **kwargs):
         # Not in `train`: a checkpoint whose weights cannot be loaded changes nothing in the run's folders.
@@ -366,7 +367,8 @@ class CheckpointMixin:
         return sampler
 
     def _run_epoch(self, *args, **kwargs):
-        if self.state.global_step >= self.state.max_steps:
+        has_stopped = self.stall_stop is not None and self.stall_stop.ended
+        if self.state.global_step >= self.state.max_steps or has_stopped:
             # Resumed from its last step: Trainer would do one more before it looks.
             self.control.should_training_stop = True
             return

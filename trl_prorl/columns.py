@@ -19,6 +19,7 @@ from .run_files import (
     RESUME,
     REWARD_COLLAPSE,
     ROLLBACK,
+    STALL,
 )
 from .treatments import names_with_alpha
 from .triggers import CONFIGURED
@@ -211,13 +212,18 @@ EVENTS = {
     "seconds_optimizer": RecordKey(SECONDS, "time to change the optimizer state", events=(RESET, GROWTH)),
     "seconds_sync": RecordKey(SECONDS, "time to synchronise processes", events=(RESET,)),
     "world_size": RecordKey("processes", "number of processes", events=AT_BOUNDARY),
-    "action": RecordKey("", "what was done: `stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, *WATCHED)),
+    "action": RecordKey(
+        "", "what was done: `stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, STALL, *WATCHED)
+    ),
     "last_good": RecordKey(
         "optimizer steps", "last step before the trouble; a `rollback` goes back at least that far", events=WATCHED
     ),
     "tensor": RecordKey("", "first tensor with NaN or infinity", events=(NONFINITE,)),
     "prompts": RecordKey("", "prompts of the batch in which it was found", events=(NONFINITE,)),
-    "checkpoint": RecordKey("", "checkpoint from which the run continues", events=(RESUME, ROLLBACK)),
+    "checkpoint": RecordKey(
+        "", "checkpoint from which the run continues; for a `stall`, the best one", events=(RESUME, ROLLBACK, STALL)
+    ),
+    "best": RecordKey("of what is watched", "value of the best checkpoint", events=(STALL,)),
     "rollbacks": RecordKey("roll-backs", "number of roll-backs so far", events=(ROLLBACK,)),
     "rate_factor": RecordKey("", "factor of all roll-backs together on the learning rate", events=(ROLLBACK,)),
     "skipped": RecordKey("", "newer checkpoints that were unusable, with the reason", events=(RESUME,)),

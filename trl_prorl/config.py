@@ -84,6 +84,9 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_used(self, KEYS)
         for refuse in REFUSALS:
             refuse(self)
+        if self.stop_stall:  # the best checkpoint is the best by the metric that is watched
+            self.metric_for_best_model = self.ref_reset_metric
+            self.greater_is_better = self.ref_reset_metric_mode == "max"
         bias = gradient_bias(
             self.kl_estimator,
             self.use_bias_correction_kl,
@@ -243,8 +246,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def watches_metric(self) -> bool:
-        """Whether a trigger needs evaluations."""
-        return self.ref_reset_stall > 0 or self.ref_reset_drop is not None
+        """Whether a trigger, or the end of the run, needs evaluations of `ref_reset_metric`."""
+        return self.ref_reset_stall > 0 or self.ref_reset_drop is not None or self.stop_stall > 0
 
     @property
     def restarts_schedule(self) -> bool:

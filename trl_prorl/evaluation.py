@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers.trainer_utils import has_length
 from trl.trainer.utils import nanstd
 
@@ -259,7 +259,8 @@ class EvaluationMixin:
         watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
         best = self.args.metric_for_best_model
         if best is not None:
-            watched[f"eval_{best.removeprefix('eval_')}"] = "metric_for_best_model"
+            key = "ref_reset_metric" if self.args.stop_stall else "metric_for_best_model"
+            watched[f"eval_{best.removeprefix('eval_')}"] = key
         for name, key in watched.items():
             if name not in metrics:
                 known = ", ".join(sorted(metrics))
@@ -269,6 +270,22 @@ class EvaluationMixin:
             sets = self.eval_dataset
         self.recorder.evaluation(self.state.global_step, metrics, sets)
         return metrics
+
+    def _determine_best_metric(self, metrics, trial):
+        # Called after each evaluation of the training but that of `eval_on_start`, before the step is saved.
+        if self.stall_stop is None:
+            return super()._determine_best_metric(metrics, trial)
+        (metrics,) = broadcast_object_list([metrics])  # all processes stop, or none
+        saves = super()._determine_best_metric(metrics, trial)
+        event = self.stall_stop.evaluation(self.state.global_step, metrics)
+        if event is not None:
+            saves = True
+            self.control.should_training_stop = True
+            best = {"checkpoint": f"checkpoint-{self.state.best_global_step}", "best": self.state.best_metric}
+            self._event({**event, **best})
+        if saves:
+            self.control.should_save = True
+        return saves  # `save_strategy: best` asks for it
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
         """Sample a batch of an evaluation by TRL's method, and keep its rows."""

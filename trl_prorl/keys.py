@@ -188,7 +188,7 @@ def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
 OFF_ON_AUTO = ("off", "on", "auto")
 AN_ANCHOR = replace(needs(*ANCHOR_KEYS), names="beta (such as 0.3), beta_old or beta_base")
 IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
-AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
+AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop", "stop_stall")
 GROWTH = needs("lora_growth_every")
 COSINE = needs("length_reward", value="cosine")
 # A script may have registered treatments.
@@ -301,9 +301,9 @@ class ProlongedKeys:
             Reset when `ref_reset_metric` falls below its best value by more than this, in the unit of the metric.
             `None`: never.
         ref_reset_metric (`str`, *optional*, defaults to `"eval_reward"`):
-            Evaluation metric of `ref_reset_stall` and `ref_reset_drop`: `eval_reward`; `eval_pass@1`, `eval_pass@2`,
-            `eval_pass@4` … up to the number of completions per prompt, by the task's `verify`; `eval_pass@1/TASK` for
-            one of several tasks; or any other evaluation metric.
+            Evaluation metric of `ref_reset_stall`, `ref_reset_drop` and `stop_stall`: `eval_reward`; `eval_pass@1`,
+            `eval_pass@2`, `eval_pass@4` … up to the number of completions per prompt, by the task's `verify`;
+            `eval_pass@1/TASK` for one of several tasks; or any other evaluation metric.
         ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
             `"max"` if a larger value of the metric is better, `"min"` if a smaller one is.
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
@@ -458,6 +458,11 @@ class ProlongedKeys:
             resumed, and a single process. 0: off.
         rollback_rate (`float`, *optional*, defaults to `0.5`):
             Factor on the learning rate at each roll-back.
+        stop_stall (`int`, *optional*, defaults to `0`):
+            Stop the run after this many evaluations without an improvement of `ref_reset_metric` over its best value.
+            The best checkpoint is kept and named: each evaluation with a new best value saves one. With
+            `ref_reset_stall` a reset comes first: the evaluations count from the first reset after the last
+            improvement. Such a stop causes no roll-back. 0: never.
         nonfinite (`str`, *optional*, defaults to `"stop"`):
             What happens at NaN or infinity in a reward, the loss, a KL or a gradient. `"stop"`: the run ends before
             the next checkpoint. `"skip"`: that optimizer step is skipped (weights and optimizer state stay; the step
@@ -536,6 +541,7 @@ class ProlongedKeys:
     guard_gap_action: Annotated[str, Key(("event", "reset", "stop"), needs=needs("guard_gap"))] = "event"
     rollback: Annotated[int, Key(ge=0)] = 0
     rollback_rate: Annotated[float, Key(gt=0, le=1, needs=needs("rollback"))] = 0.5
+    stop_stall: Annotated[int, Key(ge=0, label="stop at stall {}")] = 0
     nonfinite: Annotated[str, Key(("stop", "skip"))] = "stop"
     reward_timeout: Annotated[float | None, Key(gt=0, free=True)] = 600.0
     allow_config_change: Annotated[bool, Key(free=True)] = False

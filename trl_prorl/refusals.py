@@ -81,8 +81,8 @@ def refuse_resets(args: "ProRLConfig") -> None:
       `num_iterations` must be a multiple of the other.
     - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
     - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
-    - `ref_reset_stall` or `ref_reset_drop` with `eval_strategy: "no"`, or with a `ref_reset_metric` that no evaluation
-      measures.
+    - `ref_reset_stall`, `ref_reset_drop` or `stop_stall` with `eval_strategy: "no"`, or with a `ref_reset_metric` that
+      no evaluation measures.
     - `adapter_restart: merge` with `ref_reset_mix`: the reference is always the merged model.
     - `adapter_restart: merge` with `beta_base`, `lora_growth_every` or `elastic_reset_every`: they need the initial
       weights.
@@ -91,6 +91,8 @@ def refuse_resets(args: "ProRLConfig") -> None:
         _refuse_restarts(args)
     if args.changes_at_boundary:
         refuse_unclean_schedule(args)
+    if args.watches_metric:
+        _refuse_unmeasured_metric(args)
     if not args.resets:
         return
     trigger = next((key for key in TRIGGER_KEYS if getattr(args, key)), "guard_gap")
@@ -114,8 +116,6 @@ def refuse_resets(args: "ProRLConfig") -> None:
             f"sync_ref_model=True conflicts with {trigger}={getattr(args, trigger)}: both move the reference, and TRL "
             "moves it in the middle of a generation batch. Set sync_ref_model: false."
         )
-    if args.watches_metric:
-        _refuse_unmeasured_metric(args)
 
 
 def _refuse_unmeasured_metric(args: "ProRLConfig") -> None:
@@ -126,9 +126,9 @@ def _refuse_unmeasured_metric(args: "ProRLConfig") -> None:
         )
     if args.eval_strategy == "no":
         raise ValueError(
-            f"ref_reset_stall={args.ref_reset_stall} and ref_reset_drop={args.ref_reset_drop} need evaluations of "
-            f"ref_reset_metric={args.ref_reset_metric!r}, but eval_strategy='no'. Set eval_strategy: steps and "
-            "eval_steps."
+            f"ref_reset_stall={args.ref_reset_stall}, ref_reset_drop={args.ref_reset_drop} and stop_stall="
+            f"{args.stop_stall} need evaluations of ref_reset_metric={args.ref_reset_metric!r}, but "
+            "eval_strategy='no'. Set eval_strategy: steps and eval_steps."
         )
 
 
@@ -287,6 +287,35 @@ def refuse_losses(args: "ProRLConfig") -> None:
         )
 
 
+def refuse_stop(args: "ProRLConfig") -> None:
+    """
+    Check the end of a run:
+
+    - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
+    - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
+      `ref_reset_metric_mode`: the checkpoint that is kept would not be the best one by what is watched.
+    """
+    if not args.stop_stall:
+        return
+    if args.save_strategy == "no":
+        raise ValueError(
+            f"stop_stall={args.stop_stall} keeps the best checkpoint, but save_strategy='no'. Set save_strategy: best."
+        )
+    watched = args.ref_reset_metric
+    best = args.metric_for_best_model
+    if best is not None and best.removeprefix("eval_") != watched.removeprefix("eval_"):
+        raise ValueError(
+            f"stop_stall={args.stop_stall} watches ref_reset_metric={watched!r}, but the checkpoint that is kept is "
+            f"the best by metric_for_best_model={best!r}. Set both to the same, or remove metric_for_best_model."
+        )
+    mode = args.ref_reset_metric_mode
+    if args.greater_is_better not in (None, mode == "max"):
+        raise ValueError(
+            f"greater_is_better={args.greater_is_better} contradicts ref_reset_metric_mode={mode!r} of stop_stall="
+            f"{args.stop_stall}. Remove greater_is_better, or change ref_reset_metric_mode."
+        )
+
+
 def refuse_launcher(args: "ProRLConfig") -> None:
     """
     Check the launcher:
@@ -309,7 +338,7 @@ def refuse_launcher(args: "ProRLConfig") -> None:
         )
 
 
-REFUSALS = (refuse_launcher, refuse_kl, refuse_resets, refuse_samples, refuse_losses)
+REFUSALS = (refuse_launcher, refuse_kl, refuse_resets, refuse_samples, refuse_losses, refuse_stop)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

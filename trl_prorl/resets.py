@@ -89,6 +89,17 @@ class ReferenceResetCallback(TrainerCallback):
         self.triggers.load_state_dict(state["triggers"])
 
 
+def check_one_value(metric: str, eval_dataset) -> None:
+    """Raise `ValueError` for a metric that is watched and has a value for each of several evaluation sets."""
+    sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
+    if not metric.startswith(sets):
+        raise ValueError(
+            f"{metric!r} triggers a reset or a stop, but eval_dataset contains several sets, which TRL logs under the "
+            f"same name: {', '.join(eval_dataset)}. Pass one of them, or watch a metric of one set, such as "
+            f"{sets[0]}loss or {sets[0]}pass@1."
+        )
+
+
 def configured_callback(args) -> ReferenceResetCallback:
     """Make the callback that the keys of a [`ProRLConfig`] ask for."""
     return ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown)
@@ -148,14 +159,8 @@ class Resets(Part):
                 "A ReferenceResetCallback was added to a trainer that was created without resets: pass it in "
                 "callbacks=[...] when you create the trainer."
             )
-        sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
         for metric in callback.metrics():
-            if not metric.startswith(sets):
-                raise ValueError(
-                    f"{metric!r} triggers resets, but eval_dataset contains several sets, which TRL logs under the "
-                    f"same name: {', '.join(eval_dataset)}. Pass one of them, or watch a metric of one set, such as "
-                    f"{sets[0]}loss or {sets[0]}pass@1."
-                )
+            check_one_value(metric, eval_dataset)
         self._untouched.append((callback, callback.state_dict()))
 
     def optimizer_made(self, optimizer) -> None:

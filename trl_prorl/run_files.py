@@ -42,6 +42,7 @@ NONFINITE = "nonfinite"
 ROLLBACK = "rollback"
 RESUME = "resume"
 NO_SIGNAL = "no_signal"
+STALL = "stall"
 EVENT_KINDS = (
     RESET,
     ELASTIC,
@@ -53,6 +54,7 @@ EVENT_KINDS = (
     ROLLBACK,
     RESUME,
     NO_SIGNAL,
+    STALL,
 )
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)

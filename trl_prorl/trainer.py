@@ -221,6 +221,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.compact = self.acceleration.compact
         optional = optional_parts(self, plan, policy)
         self.rollback = optional.get("rollback")
+        self.stall_stop = optional.get("stall_stop")
         self.resets.reference = self.reference
         self.resets.restart = optional.get("restart")
         # Called in this order: the recorder adds up the sums that the guard looks at; growth and restarts come before

@@ -172,7 +172,7 @@ FACTS = (
     ),
     Fact(
         "Trainer._maybe_log_save_evaluate",
-        calls=("log", "_evaluate", "_save_checkpoint"),
+        calls=("log", "_evaluate", "_determine_best_metric", "_save_checkpoint"),
         uses=("should_log", "should_evaluate", "should_save"),
     ),
     Fact("GRPOTrainer.log", calls=("log",), uses=("_metrics", "_logs", "num_completions_to_print")),

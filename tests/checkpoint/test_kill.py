@@ -57,6 +57,8 @@ STALL = {
     "eval_steps": 2,
     "per_device_eval_batch_size": 4,
 }
+# No evaluation is better than the one before step 1: a reset at step 2. And the run ends at step 6.
+END = {"beta": 0.1, "stop_stall": 2, "ref_reset_min_delta": 9} | STALL
 CASES = {
     "A": A | {"lora": True},
     # Reset once, at step 4, so that the generation at step 8 depends on a reference that a resume brought back.
@@ -80,6 +82,7 @@ CASES = {
         "optimizer_reset_rewarmup_steps": 9,
     }
     | STALL,
+    "an end by a stall": END | {"lora": True},
     "C, step count": A | {"optimizer_reset": "step", "lora": True},
     "elastic, adaptive coefficient, full": {
         "elastic_reset_every": 3,
@@ -151,6 +154,11 @@ TWO_PROCESSES = {
     "dynamic sampling": {"num_iterations": 2, "dynamic_sampling_rounds": 1, "max_completion_length": 1}
     | TWO
     | {"per_device_train_batch_size": 4, "lora": True},
+    # Evaluations at steps 2, 4 and 6, of which the first is the best, and killed at the end.
+    "an end by a stall": B
+    | TWO
+    | STALL
+    | {"ref_reset_stall": 0, "stop_stall": 1, "ref_reset_min_delta": 9, "lora": True},
 }
 
 

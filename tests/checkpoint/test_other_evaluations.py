@@ -41,6 +41,7 @@ WATCHED = {
     "a trigger": (TRIGGER, {}),
     "a trigger of one's own": ({"beta": 0.1}, {"callbacks": [ReferenceResetCallback([Watches()])]}),
     "the best model": ({"beta": 0.1, **BEST, "eval_steps": 3, "save_steps": 3}, {}),
+    "an end": ({"beta": 0.1, "stop_stall": 9}, {}),
     "an early stop": ({"beta": 0.1}, {"callbacks": [EarlyStoppingCallback(9)]}),
     "the random numbers of plain TRL": ({"beta": 0.0}, {}),
 }

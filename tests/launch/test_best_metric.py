@@ -59,6 +59,8 @@ REFUSED = {
     "another's": ({"metric_for_best_model": "accuracy"}, {}, "'accuracy'"),
     "no such reward": ({"metric_for_best_model": "eval_rewards/vowel/mean"}, {}, "eval_rewards/vowels/mean"),
     "a trigger": ({"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
+    "a stop": ({"stop_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
+    "the worst, by the stop": ({"stop_stall": 1, "ref_reset_metric_mode": "min"}, {}, "ref_reset_metric_mode: max"),
     "the worst, unset": ({"greater_is_better": False}, {}, "greater_is_better=False"),
     "several sets": ({}, SETS, "metric_for_best_model must be set.*eval_easy_pass@1"),
     "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),

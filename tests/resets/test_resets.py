@@ -483,6 +483,8 @@ def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
     given = EVALUATED | {"trainer_kwargs": {"eval_dataset": {"easy": HEARD, "hard": HEARD}}}
     with pytest.raises(ValueError, match="'eval_reward'.*easy, hard"):
         make_trainer(beta=0.1, ref_reset_stall=2, **given)
+    with pytest.raises(ValueError, match="'eval_reward'.*easy, hard"):
+        make_trainer(stop_stall=2, save_strategy="best", **given)
     make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here
 
 

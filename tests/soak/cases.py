@@ -67,6 +67,7 @@ CASES = {
             "use_peft": False,
             "ref_reset_every": 0,
             "ref_reset_stall": 1,
+            "stop_stall": 9,
             "eval_steps": 2,
             "optimizer_reset": "soft",
             "eval_on_start": True,

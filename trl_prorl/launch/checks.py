@@ -111,7 +111,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
     if metric is not None and args.greater_is_better is False and RISES.fullmatch(metric):
         raise ValueError(
             f"greater_is_better=False with metric_for_best_model={metric!r} would select the worst model. Set it to "
-            "true, or remove it."
+            "true, or remove it; with stop_stall set ref_reset_metric_mode: max."
         )
 
 

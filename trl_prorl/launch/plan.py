@@ -299,7 +299,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
             check_links(function, f"reward_funcs={function!r}")
     choose_best_metric(args, functions, evaluation, given.get("callbacks") or [])
     metrics = {}
-    if args.metric_for_best_model is not None:
+    if args.metric_for_best_model is not None and not args.stop_stall:  # with which it is the same as the next
         metrics["metric_for_best_model"] = args.metric_for_best_model
     if args.watches_metric:
         metrics["ref_reset_metric"] = args.ref_reset_metric

@@ -13,7 +13,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ..anchors import ANCHORS
 from ..keys import TRIGGER_KEYS
-from ..run_files import GROWTH, NONFINITE, RESET
+from ..run_files import GROWTH, NONFINITE, RESET, STALL
 from ..variants import DIFFER_BY_RESETS, VARIANTS
 
 
@@ -77,6 +77,7 @@ class Terminal(PrinterCallback):
         self.shows = self.logs and state.is_world_process_zero
         done = state.global_step
         steps = state.max_steps
+        stop = self.trainer.stall_stop
         if state.is_world_process_zero:
             self._warn_of_what_has_no_effect(args, steps)
             if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
@@ -86,6 +87,11 @@ class Terminal(PrinterCallback):
             lines += banner(self.trainer, steps)
         if done >= steps:
             lines.append(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
+        elif stop is not None and stop.ended:
+            lines.append(
+                f"nothing to do: stop_stall={args.stop_stall} ended {self.trainer.run_dir} at checkpoint-{done}. To "
+                "train on, raise stop_stall, or set it to 0, with allow_config_change: true"
+            )
         elif done:
             lines.append(f"resumed from checkpoint-{done}")
         for line in lines:
@@ -115,6 +121,11 @@ class Terminal(PrinterCallback):
         watch = self.trainer.parts["signal_watch"]
         if state.is_world_process_zero and watch.never_had_signal:
             watch.warn(state.global_step)
+        if args.stop_stall and state.best_model_checkpoint is not None:
+            self.say(
+                f"best checkpoint: {state.best_model_checkpoint}, {args.metric_for_best_model} "
+                f"{state.best_metric:.4g} at step {state.best_global_step}"
+            )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         is_shown = self.bar is None or self.bar.training_bar is not None
@@ -242,6 +253,8 @@ def write_event_line(event: Mapping[str, Any]) -> str:
         parts.append(f"{event['tensor']}: the update was skipped")
     if event["event"] == GROWTH:
         parts.append(f"rank {event['rank_before']} -> {event['rank']}")
+    if event["event"] == STALL:
+        parts.append("the run ends")
     line = ", ".join(parts)
     if event.get("reason"):
         line += f" ({event['reason']})"

@@ -1,0 +1,155 @@
+"""A run that no longer improves: when it ends, by hand and as in transformers; what is left of it; its resume."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from run_record import read_events, read_rows
+from tiny_run import QUESTIONS, vowels
+from transformers import AutoModelForCausalLM, EarlyStoppingCallback
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLConfig
+from trl_prorl.extras.stall_stop import StallStop
+from trl_prorl.triggers import TriggerSet, configured_triggers
+
+
+RESETS = {"beta": 0.1, "ref_reset_stall": 2}
+# Keys; values of the evaluations, one after each step; the steps of the resets, and of the end.
+TABLE = [
+    ({"stop_stall": 3}, [1, 2, 2, 1, 2, 9], [], 5),
+    ({"stop_stall": 2}, [5, math.nan, 4, None, 4], [], 5),
+    ({"stop_stall": 2, "ref_reset_min_delta": 0.5}, [1, 1.4, 1.8, 2.2, 2.3], [], 5),
+    ({"stop_stall": 2, "ref_reset_metric_mode": "min"}, [3, 2, 2.5, 1, 2, 2], [], 6),
+    (RESETS | {"stop_stall": 2}, [5, 4, 4, 4, 4], [3], 5),
+    (RESETS | {"stop_stall": 1}, [5, 4, 4, 4], [3], 4),
+    (RESETS | {"stop_stall": 5}, [5, 4, 4, 4, 4, 4, 4, 4], [3, 5, 7], 8),
+    # A gain sets both back.
+    (RESETS | {"stop_stall": 2}, [5, 4, 4, 4, 6, 5, 5, 5, 5], [3, 7], 9),
+    # The reset of step 5 is asked for at step 4, within the cooldown.
+    (RESETS | {"ref_reset_stall": 1, "stop_stall": 1, "ref_reset_cooldown": 3}, [5, 4, 6, 5, 5, 5], [2, 5], 6),
+    # Resets by steps: alone they change nothing; with `ref_reset_stall` the first one after the gain is the reset.
+    ({"beta": 0.1, "ref_reset_every": 2, "stop_stall": 3}, [5, 4, 4, 4], [2], 4),
+    (RESETS | {"ref_reset_stall": 9, "ref_reset_every": 3, "stop_stall": 2}, [5, 4, 4, 4, 4], [3], 5),
+]
+
+
+@pytest.mark.parametrize("keys, values, resets, end", TABLE)
+def test_where_a_run_resets_and_ends(keys, values, resets, end):
+    args = ProRLConfig(use_cpu=True, bf16=False, eval_strategy="steps", eval_steps=1, **keys)
+    triggers = TriggerSet(configured_triggers(args), args.ref_reset_cooldown)
+    stop = StallStop(args)
+    found = []
+    for step, value in enumerate(values, start=1):
+        metrics = {"eval_reward": value}
+        requests = triggers.observe_step(step, {}.get) + triggers.observe_evaluation(step, metrics)
+        if stop.evaluation(step, metrics) is not None:
+            break
+        if requests:
+            found.append(step)
+            triggers.applied(step)
+            stop.event({"event": "reset", "step_applied": step})
+    assert (found, stop.ended, step) == (resets, True, end)
+
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "max_steps": 9}
+BY_REWARD = {"metric_for_best_model": "eval_reward", "greater_is_better": True}
+
+
+def scripted(values):
+    """Reward training as usual, and give all completions of each evaluation the next value."""
+    left = iter(values)
+
+    def reward(prompts, completions, **columns):
+        is_evaluation = prompts[0] == QUESTIONS["eval_dataset"][0]["prompt"]
+        return [next(left)] * len(completions) if is_evaluation else vowels(completions)
+
+    return reward
+
+
+def checkpoints(trainer):
+    return sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*"))
+
+
+def test_the_best_checkpoint_is_kept_named_and_the_policy_of_its_step(run, largest_difference, weights, tiny_model):
+    """Saved at each new best, although `save_steps` never comes; TRL with its callback ends at the same step."""
+    values = [0.2, 0.6, 0.5, 0.6, 0.1, 0.9]
+    keys = {**EVALUATED, "trainer_kwargs": QUESTIONS, "save_strategy": "steps", "save_steps": 100}
+    stopped = run(reward=scripted(values), stop_stall=3, save_total_limit=2, **keys)
+    control = {**keys, **BY_REWARD, "trainer_kwargs": {**QUESTIONS, "callbacks": [EarlyStoppingCallback(3)]}}
+    of_trl = run(GRPOTrainer, reward=scripted(values), **control)
+    assert stopped.state.global_step == of_trl.state.global_step == 5
+    assert largest_difference(stopped, of_trl) == 0.0
+    (event,) = read_events(stopped)
+    assert (event["event"], event["step_applied"], event["action"]) == ("stall", 5, "stop")
+    assert (event["checkpoint"], event["best"]) == ("checkpoint-2", pytest.approx(0.6))
+    assert (event["value"], event["threshold"]) == (pytest.approx(0.1), pytest.approx(0.6))
+    assert checkpoints(stopped) == ["checkpoint-2", "checkpoint-5"]
+    short = run(reward=scripted(values), **{**keys, "max_steps": 2})
+    best = Path(stopped.args.output_dir, event["checkpoint"])
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), str(best))
+    parameters = dict(loaded.named_parameters())
+    end = weights(short)
+    assert all(torch.equal(parameters[name], end[name]) for name in end if "lora_" in name)
+    assert stopped.state.best_model_checkpoint == str(best)
+
+
+@pytest.mark.parametrize("strategy", [{"save_strategy": "best"}, {"save_strategy": "steps", "save_steps": 1}])
+def test_the_best_may_be_loaded_at_the_end(run, largest_difference, capsys, strategy):
+    values = [0.2, 0.6, 0.5, 0.6, 0.1]
+    keys = {**EVALUATED, **strategy, "trainer_kwargs": QUESTIONS, "save_total_limit": 1}
+    stopped = run(reward=scripted(values), stop_stall=2, load_best_model_at_end=True, **keys)
+    assert stopped.state.global_step == 4
+    assert checkpoints(stopped) == ["checkpoint-2"]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward 0.6 at step 2" in last
+    assert largest_difference(stopped, run(reward=scripted(values), **{**keys, "max_steps": 2})) == 0.0
+
+
+def test_a_stall_first_resets_and_does_not_go_back(run):
+    """The first evaluation is the best; a roll-back is for a collapse."""
+    keys = {**EVALUATED, **RESETS, "num_iterations": 1, "trainer_kwargs": QUESTIONS, "save_strategy": "best"}
+    trainer = run(reward=scripted([0.5] * 9), stop_stall=2, rollback=2, **keys)
+    assert [(event["event"], event["step_applied"]) for event in read_events(trainer)] == [("reset", 3), ("stall", 5)]
+    assert checkpoints(trainer) == ["checkpoint-1", "checkpoint-5"]
+
+
+SAVED = {**EVALUATED, "save_strategy": "steps", "save_steps": 1, "trainer_kwargs": QUESTIONS}
+
+
+def test_a_run_that_has_ended_so_trains_on_only_if_a_key_is_changed(run, resume, make_trainer, largest_difference):
+    whole = run(reward=scripted([0.5] * 9), stop_stall=2, **SAVED)
+    out = {"output_dir": whole.args.output_dir}
+    again = resume(whole, 3, reward=scripted([]), stop_stall=2, **SAVED, **out)
+    assert largest_difference(whole, again) == 0.0
+    assert [row["step"] for row in read_rows(whole)] == [1, 2, 3]
+    assert [event["event"] for event in read_events(whole)] == ["stall"]
+    longer = resume(whole, 3, reward=scripted([0.5] * 9), stop_stall=4, allow_config_change=True, **SAVED, **out)
+    assert longer.state.global_step == 5
+    assert [event["step_applied"] for event in read_events(longer, "stall")] == [3, 5]
+    other = make_trainer(
+        stop_stall=4, ref_reset_metric="eval_loss", ref_reset_metric_mode="min", allow_config_change=True, **SAVED
+    )
+    with pytest.raises(ValueError, match="ref_reset_metric"):
+        other.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_resume_ends_where_the_run_does(run, resume, largest_difference, step):
+    """From before the reset of step 3, at it, and after it."""
+    keys = {**SAVED, **RESETS, "num_iterations": 1, "stop_stall": 2}
+    whole = run(reward=scripted([0.5] * 9), **keys)
+    again = resume(whole, step, reward=scripted([0.5] * 9), **keys)
+    assert again.state.global_step == 5
+    assert largest_difference(whole, again) == 0.0
+    assert [(event["event"], event["step_applied"]) for event in read_events(again)][-1] == ("stall", 5)
+    assert Path(again.state.best_model_checkpoint).name == "checkpoint-1"
+
+
+def test_the_value_before_the_first_step_does_not_count(run):
+    """No checkpoint has it."""
+    trainer = run(reward=scripted([0.9, 0.1, 0.2, 0.3, 0.2, 0.2]), stop_stall=2, eval_on_start=True, **SAVED)
+    assert trainer.state.global_step == 5
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-3"
