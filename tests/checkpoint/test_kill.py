@@ -154,11 +154,6 @@ TWO_PROCESSES = {
     "dynamic sampling": {"num_iterations": 2, "dynamic_sampling_rounds": 1, "max_completion_length": 1}
     | TWO
     | {"per_device_train_batch_size": 4, "lora": True},
-    # Evaluations at steps 2, 4 and 6, of which the first is the best, and killed at the end.
-    "an end by a stall": B
-    | TWO
-    | STALL
-    | {"ref_reset_stall": 0, "stop_stall": 1, "ref_reset_min_delta": 9, "lora": True},
 }
 
 
@@ -202,6 +197,26 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(train):
     train(out.name, spec, resume=True)
     assert_same_run(out, control)
     assert not list(out.glob("_incomplete*"))
+
+
+def test_a_kill_between_the_event_of_an_end_and_its_checkpoint(train):
+    spec = {"lora": True, "prompts": 4, "keys": END}
+    control = train("control", spec, kill_at_call=-1)
+    calls = int((control / "calls").read_text())
+    (control / "calls").unlink()
+    out = train("run", spec, KILLED, kill_at_call=calls - calls // 12)  # in the middle of the last of six saves
+    assert read_events(out)[-1]["event"] == "stall"
+    assert find_newest_checkpoint(out)[0].name == "checkpoint-5"
+    train("run", spec, resume=True)
+    assert_same_run(out, control)
+    assert steps_done(out) == 6
+
+
+@pytest.mark.slow
+def test_two_processes_end_at_the_same_evaluation(train):
+    out = train("run", {"ranks": 2, "lora": True, "prompts": 6, "keys": END | TWO})
+    assert steps_done(out) == 6
+    assert [(event["event"], event["step_applied"]) for event in read_events(out)][-1] == ("stall", 6)
 
 
 FULL_IN_ONE = """
