@@ -19,7 +19,7 @@ from trl_prorl.eval.analysis.frame import MIN_STEPS, Frame, RunGroup
 from trl_prorl.eval.analysis.stability import band, running_mean
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
-from trl_prorl.run_files import GROWTH, GUARD_GAP
+from trl_prorl.run_files import GROWTH, GUARD_GAP, STALL
 from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS
 
@@ -54,6 +54,7 @@ EVENT_MARKS = {
         "possible reward hacking",
         "Crosses at the bottom: `guard_gap` fired, because accuracy (`gold`) fell while the reward did not.",
     ),
+    STALL: ("s", "end by a stall", "Squares at the bottom: `stop_stall` ended the run."),
 }
 
 

@@ -40,9 +40,9 @@ TRIGGER = {"beta": 0.1, "ref_reset_drop": 0.1}
 WATCHED = {
     "a trigger": (TRIGGER, {}),
     "a trigger of one's own": ({"beta": 0.1}, {"callbacks": [ReferenceResetCallback([Watches()])]}),
-    "the best model": ({"beta": 0.1, **BEST, "eval_steps": 3, "save_steps": 3}, {}),
-    "an end": ({"beta": 0.1, "stop_stall": 9}, {}),
-    "an early stop": ({"beta": 0.1}, {"callbacks": [EarlyStoppingCallback(9)]}),
+    "the best model": ({"beta_old": 0.1, **BEST, "eval_steps": 3, "save_steps": 3}, {}),
+    "an end": ({"beta_old": 0.1, "stop_stall": 9}, {}),
+    "an early stop": ({"beta_old": 0.1}, {"callbacks": [EarlyStoppingCallback(9)]}),
     "the random numbers of plain TRL": ({"beta": 0.0}, {}),
 }
 
