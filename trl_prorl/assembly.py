@@ -8,11 +8,12 @@ from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
 from trl.trainer.utils import add_fused_lm_head
 
-from .extras.dynamic_sampling import DynamicSampling, SignalWatch
+from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_functions
 from .extras.elastic import ElasticResets
 from .extras.entropy import EntropyWatch
 from .extras.growth import Growth
 from .extras.guard_gap import GuardGap
+from .extras.prompt_pool import PromptPool
 from .extras.restart import Restart, warn_of_rounding
 from .extras.rollback import Rollback
 from .extras.stacking import FrozenRanks, frozen_parts
@@ -128,6 +129,16 @@ def make_dynamic_sampling(trainer) -> DynamicSampling | None:
         trainer.reward_func_names,
         trainer.reward_weights,
     )
+
+
+def make_prompt_pool(trainer) -> PromptPool | None:
+    """Make the part that selects the prompts of each generation batch, if `prompt_pool` asks for it."""
+    args = trainer.args
+    if not args.prompt_pool:
+        return None
+    weights = trainer.reward_weights
+    functions = find_functions(args.dynamic_sampling_rewards, trainer.reward_func_names, weights.tolist())
+    return PromptPool(args, trainer.accelerator, trainer.train_dataset, trainer.num_generations, weights, functions)
 
 
 def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Part]:

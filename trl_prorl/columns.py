@@ -52,6 +52,7 @@ SECONDS = "s"
 GPU = "a GPU"
 REUSED = "batches that are trained on after an update"
 DYNAMIC = "`dynamic_sampling_rounds`"
+POOL = "`prompt_pool`"
 VERIFIER = "a recipe's task, or a reward function with a `batch_verifier`"
 
 BY_PRECEDENCE = ", else ".join(f"`{anchor.key}`" for anchor in ANCHORS)
@@ -93,6 +94,12 @@ METRICS = {
     "groups_generated_again": RecordKey("groups", "groups generated as replacements, used or not", DYNAMIC),
     "groups_undecided": RecordKey(
         "groups", "groups whose task rewards were still equal after the last round", DYNAMIC
+    ),
+    "groups_with_signal": RecordKey("share", "share of the pool's groups whose task rewards differ", POOL),
+    "prompts_unseen": RecordKey("share", "share of prompts that were not asked yet", POOL),
+    "prompts_resting": RecordKey("share", "share of prompts that rest", POOL),
+    "prompts_solved": RecordKey(
+        "share", "share of prompts whose pass rate has reached `prompt_pool_retire`", f"{POOL}; {VERIFIER}"
     ),
     "entropy": RecordKey(TOKEN, "mean entropy of the policy"),
     **{

@@ -419,6 +419,16 @@ class ProlongedKeys:
             Names of the reward functions whose weighted sum decides whether all rewards of a group are equal. `None`:
             the first function with a weight and a reward for the group, which in a recipe is the task's. A length
             reward does not decide, because it differs for any two completions of different length.
+        prompt_pool (`bool`, *optional*, defaults to `False`):
+            Select the prompts of each generation batch by what was learned about them, in place of the data loader's
+            order: unseen prompts first, then those that wait longest. A prompt rests if its group had equal task
+            rewards, or if its pass rate has reached `prompt_pool_retire`: for as many groups as there are prompts,
+            each time in a row twice as many, at most 8 times. Then it is asked again. The memory is part of a
+            checkpoint.
+        prompt_pool_retire (`float`, *optional*, defaults to `0.9`):
+            The pass rate from which a prompt is solved: the share of correct completions of its groups, each earlier
+            group with half the weight of the next. Without a verifier there is no pass rate, and only prompts whose
+            group had equal rewards rest.
         advantage_estimator (`str`, *optional*):
             How rewards r become advantages. `"raw"`: r. `"centered"`: r − group mean. `"group_normalized"`: that,
             divided by the group's standard deviation. `"batch_normalized"`: centered, divided by its standard
@@ -531,6 +541,8 @@ class ProlongedKeys:
 
     dynamic_sampling_rounds: Annotated[int, Key(ge=0, changes=Effect.STEP)] = 0
     dynamic_sampling_rewards: Annotated[list[str] | None, Key(needs=needs("dynamic_sampling_rounds"))] = None
+    prompt_pool: Annotated[bool, Key(changes=Effect.STEP)] = False
+    prompt_pool_retire: Annotated[float, Key(gt=0, le=1, needs=needs("prompt_pool"))] = 0.9
     advantage_estimator: Annotated[str | None, Key(ADVANTAGES, changes=Effect.STEP)] = None
     loss_mode: Annotated[str | None, Key(("no_ratio", "unclipped", "clipped"), changes=Effect.STEP, label="{}")] = None
 

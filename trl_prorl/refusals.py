@@ -175,6 +175,7 @@ def refuse_samples(args: "ProRLConfig") -> None:
       `multi_objective_aggregation: normalize_then_sum`: TRL would normalise each round separately.
     - `dynamic_sampling_rounds` with vLLM and `vllm_importance_sampling_correction: true`, which needs
       log-probabilities before the groups are chosen.
+    - `prompt_pool` with `num_generations: 1`: all groups have equal rewards.
     - `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `vllm_enable_lora` with `vllm_mode: server`, `vllm_enable_sleep_mode` or `adapter_restart: merge`: vLLM must keep
       the base weights that it loaded.
@@ -235,6 +236,11 @@ def _refuse_single_completions(args: "ProRLConfig") -> None:
             f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces groups whose rewards are all equal, "
             "which are all groups with num_generations=1. Remove dynamic_sampling_rounds, or set num_generations: 2 "
             "(or more)."
+        )
+    if args.prompt_pool:
+        raise ValueError(
+            "prompt_pool=True lets prompts rest whose completions all got the same reward, which with "
+            "num_generations=1 are all. Set prompt_pool: false, or num_generations: 2 (or more)."
         )
     if args.drop_zero_rows:
         raise ValueError(

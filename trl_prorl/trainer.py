@@ -19,7 +19,7 @@ checks what is relied on inside TRL.
 import math
 import time
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_ge
 from .anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .assembly import (
     make_dynamic_sampling,
+    make_prompt_pool,
     optional_parts,
     prepare_policy,
     run_identity,
@@ -218,6 +219,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
         self.dynamic_sampling = make_dynamic_sampling(self)
+        self.prompt_pool = make_prompt_pool(self)
         self.compact = self.acceleration.compact
         optional = optional_parts(self, plan, policy)
         self.rollback = optional.get("rollback")
@@ -235,6 +237,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             **optional,
             "resets": self.resets,
             "dynamic_sampling": self.dynamic_sampling,
+            "prompt_pool": self.prompt_pool,
             "generation": self.compact,
         }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
@@ -365,10 +368,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 self._event(event)
                 self._last_loaded_step = -1  # an evaluation of this step may have given vLLM the weights before it
         with self.meter.timer.stage("rollout"):
+            sample = self._sample
+            if self.prompt_pool is not None:
+                sample = partial(self.prompt_pool.sample, self._sample)
             if self.dynamic_sampling is not None:
-                batch, outcome = self.dynamic_sampling.sample(inputs, self._sample)
+                batch, outcome = self.dynamic_sampling.sample(inputs, sample)
             else:
-                batch, outcome = self._sample(inputs)
+                batch, outcome = sample(inputs)
             if self.args.nonfinite == "stop":
                 check_scored(self._metrics["train"]["reward"][-1], self.reward_func_names)
             for anchor in self.anchors.to_score(batch, self._generations):

@@ -1,0 +1,203 @@
+"""
+A pool of prompts that remembers: prompts whose last groups gave no gradient rest, the others are asked more often.
+
+Late in a run most groups are all right or all wrong. Dynamic sampling throws such groups away after they were sampled;
+the pool does not ask for them. A prompt rests if it is solved (its pass rate has reached `prompt_pool_retire`) or its
+last group had equal rewards. It rests for one pass over the prompts, each time in a row twice as long, at most
+`LONGEST_REST` passes, and is then asked again: so forgetting is seen, and a prompt that was too hard gets another try.
+
+The same idea without exact resume: the difficulty pools of prime-rl, and the prompts that Polaris and Kimi k1.5
+(arXiv 2501.12599, section 2.3.3: curriculum and prioritised sampling) ask by their success rates.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from ..advantages import all_equal
+from ..parts import Part
+from ..rollout import Outcome
+from .dynamic_sampling import deciding_rewards
+
+
+DECAY = 0.5  # weight of the earlier groups in the pass rate
+LONGEST_REST = 8  # passes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """
+    What the pool remembers of a prompt that was asked.
+
+    Attributes:
+        rate (`float`, *optional*): Pass rate: the decayed mean of the share of correct completions of its groups.
+            `None` without a verifier.
+        rests (`int`): How many of its last groups, in a row, put it to rest.
+        due (`int`): It rests until so many groups were drawn from the pool.
+    """
+
+    rate: float | None
+    rests: int
+    due: int
+
+
+def update_memory(
+    earlier: Memory | None, passed: float | None, is_equal: bool, drawn: int, prompts: int, retire: float
+) -> Memory:
+    """
+    Update the memory of a prompt after a group.
+
+    Args:
+        earlier ([`Memory`], *optional*): The memory before; `None` if it was never asked.
+        passed (`float`, *optional*): The share of correct completions of the group; `None` without a verifier.
+        is_equal (`bool`): Whether all rewards of the group are equal.
+        drawn (`int`): Groups drawn from the pool so far.
+        prompts (`int`): Prompts of the training set.
+        retire (`float`): The pass rate from which a prompt is solved.
+    """
+    rate = passed
+    rests = 0
+    if earlier is not None:
+        rests = earlier.rests
+        if earlier.rate is not None and passed is not None:
+            rate = DECAY * earlier.rate + (1.0 - DECAY) * passed
+    is_solved = rate is not None and rate >= retire
+    if not is_solved and not is_equal:
+        return Memory(rate, rests=0, due=drawn)
+    passes = min(2**rests, LONGEST_REST)
+    return Memory(rate, rests + 1, due=drawn + passes * prompts)
+
+
+def next_prompts(memories: Mapping[int, Memory], places: Sequence[int], number: int) -> list[int]:
+    """
+    Return the prompts that are asked next: unseen ones in their order, then those that are due first.
+
+    Args:
+        memories (`Mapping[int, Memory]`): The memories of the prompts that were asked, by their indices.
+        places (`Sequence[int]`): The place of each prompt in the order in which they are asked first.
+        number (`int`): So many are asked. No prompt is asked twice unless all are asked.
+    """
+
+    def turn(index: int) -> tuple[int, int]:
+        memory = memories.get(index)
+        due = -1 if memory is None else memory.due
+        return due, places[index]
+
+    first = heapq.nsmallest(min(number, len(places)), range(len(places)), key=turn)
+    return [first[which % len(first)] for which in range(number)]
+
+
+class PromptPool(Part):
+    """
+    Draws the prompts of each generation batch, in place of those of the data loader.
+
+    All processes draw the same prompts, and each takes its share of them.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): `prompt_pool_retire`, `seed`, `shuffle_dataset`.
+        accelerator (`Accelerator`): That of the run.
+        dataset (`datasets.Dataset`): The training set.
+        group_size (`int`): Completions of a prompt.
+        weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
+        functions (`Sequence[int]`, *optional*): Indices of the functions that decide whether a group's rewards are
+            equal; by default the task's (see `dynamic_sampling_rewards`).
+
+    Raises:
+        `ValueError`: The dataset is streamed.
+    """
+
+    def __init__(
+        self,
+        args,
+        accelerator,
+        dataset,
+        group_size: int,
+        weights: torch.Tensor,
+        functions: Sequence[int] | None = None,
+    ):
+        if not isinstance(dataset, Dataset):
+            raise ValueError(
+                "prompt_pool=True selects prompts of the training set, which a streaming dataset does not support. "
+                "Load the dataset without streaming, or set prompt_pool: false."
+            )
+        self.retire = args.prompt_pool_retire
+        self.accelerator = accelerator
+        self.dataset = dataset
+        self.group_size = group_size
+        self.weights = weights
+        self.functions = functions
+        order = torch.arange(len(dataset))
+        if args.shuffle_dataset:
+            order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
+        self.places = order.argsort().tolist()
+        self.begin()
+
+    def begin(self) -> None:
+        self.drawn = 0  # groups, by all processes
+        self.memories: dict[int, Memory] = {}
+
+    def sample(self, draw: Callable, examples: list[dict], again: bool = False):
+        """
+        Sample a generation batch of prompts from the pool, and remember its rewards.
+
+        Args:
+            draw (`Callable`): Samples completions of rows; returns a batch and its outcome.
+            examples (`list[dict]`): This process's rows, each G times. The pool's rows take their places.
+            again (`bool`): Whether this is a further round of dynamic sampling.
+
+        Returns:
+            `dict[str, torch.Tensor]`: The batch, which no anchor has scored.
+            [`Outcome`]: Its outcome.
+        """
+        count = len(examples)
+        groups = count * self.accelerator.num_processes // self.group_size
+        prompts = next_prompts(self.memories, self.places, groups)
+        asked = [index for index in prompts for _ in range(self.group_size)]
+        own = asked[count * self.accelerator.process_index :][:count]
+        # Copies, because a rollout function writes its own columns into them, a value for each completion.
+        rows = [dict(self.dataset[index]) for index in own]
+        batch, outcome = draw(rows, again=again)
+        outcome.measured.update(self.observe(prompts, outcome))
+        return batch, outcome
+
+    def observe(self, prompts: list[int], outcome: Outcome) -> dict[str, float]:
+        """
+        Remember the rewards of prompts, and return the pool's columns of `metrics.jsonl`.
+
+        Args:
+            prompts (`list[int]`): Indices of all processes' prompts.
+            outcome ([`Outcome`]): The rewards of their completions.
+        """
+        size = self.group_size
+        deciders = deciding_rewards(outcome.rewards, self.weights.to(outcome.rewards.device), size, self.functions)
+        equal = all_equal(deciders.view(-1, size)).tolist()
+        self.drawn += len(prompts)
+        for which, index in enumerate(prompts):
+            verdicts = outcome.correct[which * size :][:size]
+            passed = sum(verdicts) / size if verdicts else None
+            self.memories[index] = update_memory(
+                self.memories.get(index), passed, equal[which], self.drawn, len(self.places), self.retire
+            )
+        memories = self.memories.values()
+        resting = sum(memory.due > self.drawn for memory in memories)
+        measured = {
+            "groups_with_signal": 1.0 - sum(equal) / len(equal),
+            "prompts_unseen": 1.0 - len(memories) / len(self.places),
+            "prompts_resting": resting / len(self.places),
+        }
+        if outcome.correct:
+            solved = sum(memory.rate is not None and memory.rate >= self.retire for memory in memories)
+            measured["prompts_solved"] = solved / len(self.places)
+        return measured
+
+    def state_dict(self) -> dict[str, Any]:
+        memories = {str(index): astuple(memory) for index, memory in self.memories.items()}
+        return {"drawn": self.drawn, "memories": memories}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.drawn = state["drawn"]
+        self.memories = {int(index): Memory(*values) for index, values in state["memories"].items()}
