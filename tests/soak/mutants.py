@@ -6,6 +6,7 @@ from trl_prorl import checkpoint_files as checkpoint
 from trl_prorl import record as recorder
 from trl_prorl.extras.dynamic_sampling import SignalWatch
 from trl_prorl.extras.growth import Growth
+from trl_prorl.extras.stall_stop import StallStop
 from trl_prorl.record import Means
 from trl_prorl.reference import SnapshotReference
 from trl_prorl.resets import Resets
@@ -20,6 +21,11 @@ def buffer():
 def reference():
     """A full reference starts from the base again."""
     SnapshotReference.load = lambda self, folder: None
+
+
+def stall():
+    """The best evaluation, and how many came after it, are forgotten."""
+    StallStop.load_state_dict = lambda self, state, changed: None
 
 
 def rewarmup():
@@ -102,5 +108,5 @@ def means():
     Means.load_state_dict = lambda self, state, changed: None
 
 
-OF = (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth, signal, means)
+OF = (buffer, reference, stall, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth, signal, means)
 MUTANTS = {defect.__name__: defect for defect in OF}

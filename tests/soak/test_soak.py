@@ -35,7 +35,13 @@ def test_a_sound_product_passes_and_every_stage_is_hit(forks, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_defect_is_found(forks, tmp_path, mutant):
-    cases = {"reference": "A, full", "rewarmup": "C by a KL spike, hard", "growth": "A, growth", "means": "B, full"}
+    cases = {
+        "reference": "A, full",
+        "stall": "C by a stall, soft, full",
+        "rewarmup": "C by a KL spike, hard",
+        "growth": "A, growth",
+        "means": "B, full",
+    }
     case = cases.get(mutant, "B")
     # In most trials of another seed no run that has gone back is killed before it saves again.
     seed = {"future": "4897"}.get(mutant, "3")
