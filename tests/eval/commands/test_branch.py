@@ -17,13 +17,14 @@ from trl_prorl.eval import branch, trial
 from trl_prorl.eval.analysis.pairs import compare_pairs
 from trl_prorl.eval.pages.branch import find_winner, group_trials
 from trl_prorl.launch.command_line import check_arguments
+from trl_prorl.run_folder import FolderLock
 from trl_prorl.train import parse_recipe, run
 
 
 # Two steps a generation batch: checkpoint-2 is at its end, and the trials end at step 5, inside one.
 TRAINING = "tiny/control --max_steps 6 --save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 2"
 TRAINING += " --eval_rows 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --lora_r 4"
-TRAINING += " --max_completion_length 6 --disable_tqdm true"
+TRAINING += " --max_completion_length 6 --disable_tqdm true --load_best_model_at_end true"
 AT = 2
 UNTIL = 5
 HELD_OUT = "--prompts 20 --n 2 --k 1"
@@ -71,6 +72,12 @@ def run_dir(made, tmp_path):
     return tmp_path / "runs" / "a"
 
 
+def change_config(folder, **changes):
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.yaml").write_text(yaml.safe_dump(kept))
+
+
 def weights(folder, step):
     return Path(folder, f"checkpoint-{step}", "adapter_model.safetensors").read_bytes()
 
@@ -81,12 +88,16 @@ def correct(folder):
 
 
 def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here, tmp_path, capsys):
+    change_config(run_dir, push_to_hub=True)
     before = hash_files(run_dir)
     changed = "learning_rate=1e-3"
     assert try_all(run_dir, [*RESETS, "keep", changed], "--json", tmp_path / "out.json") == 0
     assert hash_files(run_dir) == before
     out = run_dir.with_name("a-branch-2")
     assert here == ["keep", "ref_reset", "ref_reset+optimizer_reset=hard", changed]
+    for name in here:  # the last model, and not the best, which is of an evaluation
+        assert (out / name / "adapter_model.safetensors").read_bytes() == weights(out / name, UNTIL)
+    assert len(read_rows(out / ".start")) == AT
 
     rows = [without_times(read_rows(run_dir, file)) for file in ("metrics.jsonl", "evaluations.jsonl")]
     kept = [without_times(read_rows(out / "keep", file)) for file in ("metrics.jsonl", "evaluations.jsonl")]
@@ -170,12 +181,14 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
     here.clear()
     assert try_all(run_dir, ["ref_reset"], "--out", whole) == 0
     assert here == [] and correct(whole / "ref_reset") == correct(out / "ref_reset")
-    # Longer: both go on from where they are.
+    # Longer, and longer than the run: both go on from where they are.
     here.clear()
     options = ["--run", str(run_dir), "--at", str(AT), "--try", "ref_reset", *HELD_OUT.split()]
-    assert branch.main([*options, "--steps", str(UNTIL + 1 - AT)]) == 0
+    assert branch.main([*options, "--steps", str(7 - AT)]) == 0
     assert here == ["keep", "ref_reset"]
-    assert without_times(read_rows(out / "keep")) == without_times(read_rows(run_dir))
+    assert [row["step"] for row in read_rows(out / "ref_reset")] == [1, 2, 3, 4, 5, 6, 7]
+    assert without_times(read_rows(out / "keep"))[:6] == without_times(read_rows(run_dir))
+    capsys.readouterr()
     assert branch.main([*options, "--steps", str(UNTIL - AT)]) == 2  # behind where they are
 
 
@@ -204,15 +217,33 @@ def test_what_is_refused_before_anything_is_written(run_dir, here, capsys, said)
 
 def test_runs_that_cannot_be_continued_so(run_dir, here, capsys):
     """One whose schedule ends before the trials, and one of a script."""
-    file = run_dir / "config.yaml"
-    config = yaml.safe_load(file.read_text())
     for change, said in (({"lr_scheduler_type": "linear"}, "lr_scheduler_type"), ({"task": None}, "script")):
-        changed = {key: value for key, value in {**config, **change}.items() if value is not None}
-        file.write_text(yaml.safe_dump(changed))
+        change_config(run_dir, **change)
         assert branch.main(["--run", str(run_dir), "--at", "4", "--steps", "3", "--try", "ref_reset"]) == 2
         (line,) = error_lines(capsys.readouterr().err)
         assert said in line
         assert os.listdir(run_dir.parent) == ["a"]
+
+
+def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp_path):
+    out = run_dir.with_name("a-branch-2")
+    lock = FolderLock(out)
+    lock.hold()
+    assert try_all(run_dir, ["ref_reset"]) == 2
+    lock.release()
+    assert here == [] and os.listdir(out) == []
+    copied = out / ".start" / "checkpoint-2"
+    shutil.copytree(run_dir / "checkpoint-2", copied)
+    shutil.copy(run_dir / "env.json", copied.parent)
+    (copied / "manifest.json").write_text("{}")  # the run has begun again, and has come to this step once more
+    assert try_all(run_dir, ["ref_reset"]) == 2
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    assert try_all(run_dir, ["ref_reset"], "--out", tmp_path / "mine") == 2
+    lines = error_lines(capsys.readouterr().err)
+    for line, said in zip(lines, (str(out), "another checkpoint", "notes.txt"), strict=True):
+        assert said in line
+    assert here == []
 
 
 def test_better_is_what_differs_after_the_correction(read_run):
