@@ -20,9 +20,7 @@ CURVES = (
     (OWN_KL, "KL to its reference", "nats per token (k3), symlog", draw_kl),
     ("gold", "Training accuracy", "share of the batch", draw_share),
 )
-ONE_SEED = (
-    "The intervals are over prompts. One training seed is behind each trial: how far its luck reaches is not in them."
-)
+ONE_SEED = "Each trial is one training run: the intervals are over prompts and do not include the luck of training."
 
 
 def since(run: RecordedRun, step: int) -> RecordedRun:
