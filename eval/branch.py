@@ -13,11 +13,13 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -370,7 +372,9 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
     """
     until = step_of(start) + args.steps
     recipe = start.parent / CONFIG_FILE if start.parent.name == START else args.run / CONFIG_FILE
-    additions = check_trials(trials, recipe, start, until)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as process:
+        # Not in this process, which would hold memory of the GPU while the trials train.
+        additions = process.submit(check_trials, trials, recipe, start, until).result()
     lock = FolderLock(out)
     with as_bad_input():
         lock.hold()

@@ -31,7 +31,9 @@ def share_a_moment(a: RecordedRun, b: RecordedRun) -> bool:
     # For each step of a: the number of b's steps that began before its end, and that ended before its start.
     begun = np.searchsorted(begun_b, ended_a, side="left")
     over = np.searchsorted(ended_b, begun_a, side="right")
-    return bool((begun > over).any())
+    # The past that runs share since they were branched from one run is no step of another run.
+    is_own = ~np.isin(ended_a, ended_b)
+    return bool((begun > over)[is_own].any())
 
 
 def _step_spans(run: RecordedRun) -> tuple[np.ndarray, np.ndarray]:

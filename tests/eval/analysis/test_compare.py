@@ -316,3 +316,15 @@ def test_runs_that_trained_in_parallel_decide_nothing_of_the_cost(timed, last, p
     assert [compare(groups[first], groups[0]).step_time is None for first in (1, 2)] == [parallel, parallel]
     # Without the one that trained beside it, as a user would compare two runs.
     assert of_two(a, c, 1).step_time.value == 1.0
+
+
+def test_a_common_past_is_not_in_parallel(read_run):
+    """Two trials of one run, whose first two steps are those of the run; the second one was trained afterwards."""
+    first, second = ({1: 100.0, 2: 102.0, 3: last}.get for last in (104.0, 110.0))
+    runs = [
+        read_run("A", name=name, steps=3, time_step=2.0, time_ended=ended)
+        for name, ended in (("a", first), ("b", second))
+    ]
+    assert trained_in_parallel(runs) == []
+    late = read_run("A", name="c", steps=3, time_step=2.0, time_ended={1: 100.0, 2: 102.0, 3: 111.0}.get)
+    assert trained_in_parallel([*runs, late]) == [runs[1], late]

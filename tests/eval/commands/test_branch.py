@@ -192,6 +192,19 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
     assert branch.main([*options, "--steps", str(UNTIL - AT)]) == 2  # behind where they are
 
 
+def test_ctrl_c_says_what_is_kept(run_dir, monkeypatch, capsys):
+    def interrupt(command, log):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(branch, "run_command", interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    assert try_all(run_dir, ["ref_reset"]) == 130
+    signal.signal(signal.SIGINT, before)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted: ")]
+    assert str(run_dir.with_name("a-branch-2")) in line and f"--at {AT}" in line
+    assert not run_dir.with_name("a-branch-2").joinpath("run.lock").exists()
+
+
 REFUSED = {
     "betta": ["--try", "betta=0"],
     "seed: ": ["--try", "ref_reset", "--try", "seed=9"],
