@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
@@ -372,8 +373,9 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
     """
     until = step_of(start) + args.steps
     recipe = start.parent / CONFIG_FILE if start.parent.name == START else args.run / CONFIG_FILE
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as process:
-        # Not in this process, which would hold memory of the GPU while the trials train.
+    # Not in this process, which would hold memory of the GPU while the trials train.
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
         additions = process.submit(check_trials, trials, recipe, start, until).result()
     lock = FolderLock(out)
     with as_bad_input():
