@@ -17,7 +17,7 @@ from .extras.prompt_pool import PromptPool
 from .extras.restart import Restart, warn_of_rounding
 from .extras.rollback import Rollback
 from .extras.stacking import FrozenRanks, frozen_parts
-from .extras.stall_stop import StallStop
+from .extras.stall_stop import End, StallStop
 from .extras.vllm import (
     RequestSeeds,
     hand_over_adapters,
@@ -151,6 +151,7 @@ def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Pa
     timer = trainer.meter.timer
     parts: dict[str, Part] = {}
     parts["signal_watch"] = SignalWatch(args, trainer.accelerator, trainer.reward_weights, trainer.num_generations)
+    parts["end"] = End()
     if plan.frozen_ranks:  # before Elastic Reset, whose average is of the weights as they are put right
         parts["frozen_ranks"] = FrozenRanks(policy, plan.frozen_ranks)
     elastic = None

@@ -182,6 +182,7 @@ class CheckpointMixin:
         rollback = self._plan_rollback(event)
         if rollback is not None:
             raise RollbackRequest(rollback)
+        self.parts["end"].ended_by = event["event"]
         self.control.should_training_stop = True
         self.control.should_save = True
 
@@ -367,8 +368,8 @@ class CheckpointMixin:
         return sampler
 
     def _run_epoch(self, *args, **kwargs):
-        has_stopped = self.stall_stop is not None and self.stall_stop.ended
-        if self.state.global_step >= self.state.max_steps or has_stopped:
+        has_ended = self.parts["end"].ended_by is not None
+        if self.state.global_step >= self.state.max_steps or has_ended:
             # Resumed from its last step: Trainer would do one more before it looks.
             self.control.should_training_stop = True
             return

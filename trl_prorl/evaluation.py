@@ -280,6 +280,7 @@ class EvaluationMixin:
         event = self.stall_stop.evaluation(self.state.global_step, metrics)
         if event is not None:
             saves = True
+            self.parts["end"].ended_by = event["event"]
             self.control.should_training_stop = True
             best = {"checkpoint": f"checkpoint-{self.state.best_global_step}", "best": self.state.best_metric}
             self._event({**event, **best})

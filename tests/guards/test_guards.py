@@ -303,3 +303,14 @@ def test_it_is_an_event_and_may_stop_the_run(run):
         assert event["action"] == ("stop" if stop else "log")
         if stop:
             assert find_newest_checkpoint(trainer.args.output_dir)[0].name == "checkpoint-3"
+
+
+def test_a_run_that_was_stopped_trains_on_only_if_a_key_is_changed(run, resume, capfd):
+    keys = {"max_steps": 6, "entropy_floor": 100.0, "entropy_patience": 3, "save_strategy": "steps", "save_steps": 1}
+    stopped = run(entropy_stop=True, **keys)
+    keys["output_dir"] = stopped.args.output_dir
+    assert resume(stopped, 3, entropy_stop=True, **keys).state.global_step == 3
+    assert "entropy_stop" in capfd.readouterr().out
+    assert resume(stopped, 3, allow_config_change=True, **keys).state.global_step == 6
+    # From before the stop it is the same run.
+    assert resume(stopped, 2, entropy_stop=True, **keys).state.global_step == 3

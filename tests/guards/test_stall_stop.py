@@ -45,13 +45,14 @@ def test_where_a_run_resets_and_ends(keys, values, resets, end):
     for step, value in enumerate(values, start=1):
         metrics = {"eval_reward": value}
         requests = triggers.observe_step(step, {}.get) + triggers.observe_evaluation(step, metrics)
-        if stop.evaluation(step, metrics) is not None:
+        ended = stop.evaluation(step, metrics) is not None
+        if ended:
             break
         if requests:
             found.append(step)
             triggers.applied(step)
             stop.event({"event": "reset", "step_applied": step})
-    assert (found, stop.ended, step) == (resets, True, end)
+    assert (found, ended, step) == (resets, True, end)
 
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "max_steps": 9}

@@ -42,7 +42,6 @@ class StallStop(Part):
         mode = args.ref_reset_metric_mode
         self.stall = Stall(args.ref_reset_metric, args.stop_stall, mode=mode, min_delta=args.ref_reset_min_delta)
         self.counts = not self.waits_for_reset
-        self.ended = False  # whether the run has ended so
 
     def event(self, event: dict[str, Any]) -> None:
         if event["event"] == RESET and not self.counts:
@@ -57,14 +56,28 @@ class StallStop(Part):
             self.counts = not self.waits_for_reset
         if reason is None or not self.counts:
             return None
-        self.ended = True
         why = f"no gain in {self.stall.without_improvement} evaluations of {self.stall.metric}"
         return {**make_event(STALL, step, step, why, reason.value, reason.threshold), "action": "stop"}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.stall.state_dict(), "counts": self.counts, "ended": self.ended}
+        return {**self.stall.state_dict(), "counts": self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.stall.load_state_dict(state)
         self.counts = state["counts"]
-        self.ended = state["ended"] and not changed  # a changed key may bring another gain
+
+
+class End(Part):
+    """Remembers which event has ended the run (`ended_by`), so that a resume does not train on unasked."""
+
+    may_join = True
+    remembers = ("ended_by",)
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self) -> None:
+        self.ended_by: str | None = None
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.ended_by = None if changed else state["ended_by"]  # with another key it may go on

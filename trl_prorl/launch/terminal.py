@@ -13,7 +13,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ..anchors import ANCHORS
 from ..keys import TRIGGER_KEYS
-from ..run_files import GROWTH, NONFINITE, RESET, STALL
+from ..run_files import ENTROPY_COLLAPSE, GROWTH, GUARD_GAP, NONFINITE, RESET, REWARD_COLLAPSE, STALL
 from ..variants import DIFFER_BY_RESETS, VARIANTS
 
 
@@ -38,6 +38,14 @@ IN_A_LINE = [
 ]
 REFERENCE_MOVED = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
 OF_AN_EVALUATION = ("_reward", "_in_training")
+
+# The event that has ended a run, and the key to change if the run is to go on.
+STOPPED_BY = {
+    STALL: "stop_stall",
+    ENTROPY_COLLAPSE: "entropy_stop",
+    GUARD_GAP: "guard_gap_action",
+    REWARD_COLLAPSE: "rollback",
+}
 
 
 class Terminal(PrinterCallback):
@@ -77,7 +85,7 @@ class Terminal(PrinterCallback):
         self.shows = self.logs and state.is_world_process_zero
         done = state.global_step
         steps = state.max_steps
-        stop = self.trainer.stall_stop
+        ended_by = self.trainer.parts["end"].ended_by
         if state.is_world_process_zero:
             self._warn_of_what_has_no_effect(args, steps)
             if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
@@ -87,10 +95,11 @@ class Terminal(PrinterCallback):
             lines += banner(self.trainer, steps)
         if done >= steps:
             lines.append(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
-        elif stop is not None and stop.ended:
+        elif ended_by is not None:
+            key = STOPPED_BY[ended_by]
             lines.append(
-                f"nothing to do: stop_stall={args.stop_stall} ended {self.trainer.run_dir} at checkpoint-{done}. To "
-                "train on, raise stop_stall, or set it to 0, with allow_config_change: true"
+                f"nothing to do: {ended_by} has ended {self.trainer.run_dir} at checkpoint-{done}. To train on, "
+                f"change {key} ({getattr(args, key)}), with allow_config_change: true"
             )
         elif done:
             lines.append(f"resumed from checkpoint-{done}")
