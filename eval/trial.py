@@ -14,6 +14,7 @@ from functools import partial
 
 from transformers import TrainerCallback
 
+from trl_prorl.extras.stall_stop import End
 from trl_prorl.launch.command_line import check_arguments
 from trl_prorl.launch.ending import STOPPED, as_bad_input, command
 from trl_prorl.launch.recipe import parse_recipe
@@ -28,7 +29,10 @@ REASON = "branch"  # of the requested reset, in `events.jsonl`
 
 
 class EndAfter(TrainerCallback):
-    """Ends a training after a step, with a checkpoint. The run's length, and so its schedule, stay as they are."""
+    """
+    Ends a training after a step, with a checkpoint, and not before: a stop of the run's own, such as `stop_stall`, is
+    an event, and training goes on. The run's length, and so its schedule, stay as they are.
+    """
 
     def __init__(self, step: int):
         self.step = step
@@ -39,9 +43,22 @@ class EndAfter(TrainerCallback):
             control.should_save = True
 
     def on_save(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step  # every stop saves
         if state.global_step >= self.step:
             # Else Trainer would load the best model, perhaps one from before the branch, in place of the last.
             state.best_model_checkpoint = None
+
+
+class OpenEnd(End):
+    """Never remembers that an event has ended the run."""
+
+    @property
+    def ended_by(self) -> None:
+        return None
+
+    @ended_by.setter
+    def ended_by(self, event: str | None) -> None:
+        pass
 
 
 class RequestReset(ReferenceResetCallback):
@@ -62,7 +79,9 @@ def make_trainer(until: int, reset_at: int, **given) -> ProRLTrainer:
     callbacks = [EndAfter(until)]
     if reset_at != NO_RESET:
         callbacks.append(RequestReset(reset_at))
-    return ProRLTrainer(callbacks=callbacks, **given)
+    trainer = ProRLTrainer(callbacks=callbacks, **given)
+    trainer.parts["end"] = OpenEnd()
+    return trainer
 
 
 def end_with_parent() -> None:

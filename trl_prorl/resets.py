@@ -135,6 +135,7 @@ class Resets(Part):
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
         self.configured: ReferenceResetCallback | None = None  # the callback of the keys, if they ask for one
+        self._has_moved = False  # whether a reset has moved the reference
         self._requests: list[Reason] = []
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 
@@ -224,6 +225,7 @@ class Resets(Part):
                 restarted = self.restart.apply()
             elif self.reference is not None:
                 self.reference.move(args.ref_reset_mix)
+                self._has_moved = True
         with self.timer.stage("reset") as treating:
             apply_reset(plan)
             if treatment.resets_scaler and self.accelerator.scaler is not None:
@@ -254,6 +256,7 @@ class Resets(Part):
     # A part of the run.
 
     def begin(self) -> None:
+        self._has_moved = False
         self._requests = []
         if self.rewarmup is not None:
             self.rewarmup.updates = None
@@ -262,6 +265,7 @@ class Resets(Part):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "moved": self._has_moved,
             "requests": [request.to_dict() for request in self._requests],
             "callbacks": [callback.state_dict() for callback in self._own_callbacks()],
             "configured": self.configured.state_dict() if self.configured is not None else None,
@@ -269,6 +273,13 @@ class Resets(Part):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._has_moved = state.get("moved", False)  # not known to an earlier layout
+        if self._has_moved and self.reference is not None and not self.possible:
+            raise ValueError(
+                "resets have moved the reference of the checkpoint, but this trainer was created without resets and "
+                "would take the starting model in its place: pass the ReferenceResetCallback of the run in "
+                "callbacks=[...], or set ref_reset_every."
+            )
         self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
         own = self._own_callbacks()
         if "configured" not in state:  # an earlier layout, in which the configuration's is the last

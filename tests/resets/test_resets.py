@@ -411,6 +411,15 @@ def test_a_full_model_that_may_reset_from_now_on_keeps_its_reference(run, resume
     assert again.args.variant == "A"
 
 
+def test_a_reference_that_a_script_has_moved_is_not_replaced_by_the_starting_model(run, resume):
+    """The callback of the run is missing in the resume."""
+    keys = {"beta": 0.1, "save_strategy": "steps", "save_steps": 2, "num_iterations": 1}
+    callback = {"callbacks": [ReferenceResetCallback([Periodic(every=1)])]}
+    moved = run(max_steps=2, trainer_kwargs=callback, **keys)
+    with pytest.raises(ValueError, match="callbacks"):
+        resume(moved, 2, max_steps=3, allow_config_change=True, **keys)
+
+
 class Interrupt(TrainerCallback):
     """Breaks off in the middle of an optimizer step, once."""
 

@@ -192,6 +192,21 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
     assert branch.main([*options, "--steps", str(UNTIL - AT)]) == 2  # behind where they are
 
 
+def test_a_run_that_has_stopped_is_continued_and_its_stops_end_no_trial(here, tmp_path):
+    """The first evaluation is the best, so `stop_stall: 1` has ended the run after the second."""
+    run_dir = tmp_path / "runs" / "b"
+    words = TRAINING.replace("--eval_steps 2", "--eval_steps 1").replace("--load_best_model_at_end true", "")
+    train(f"{words} --stop_stall 1 --ref_reset_min_delta 9 --output_dir {run_dir}")
+    assert [event["step_applied"] for event in read_events(run_dir, "stall")] == [2]
+    assert try_all(run_dir, ["ref_reset"]) == 0
+    for name in ("keep", "ref_reset"):
+        folder = run_dir.with_name("b-branch-2") / name
+        assert [row["step"] for row in read_rows(folder)] == [1, 2, 3, 4, 5]
+        assert [event["step_applied"] for event in read_events(folder, "stall")] == [2, 3, 4, 5]
+        state = json.loads((folder / "checkpoint-5" / "prorl_state.json").read_text())
+        assert state["parts"]["end"] == {"ended_by": None}
+
+
 def test_ctrl_c_says_what_is_kept(run_dir, monkeypatch, capsys):
     def interrupt(command, log):
         raise KeyboardInterrupt
