@@ -273,17 +273,24 @@ class EvaluationMixin:
 
     def _determine_best_metric(self, metrics, trial):
         # Called after each evaluation of the training but that of `eval_on_start`, before the step is saved.
-        if self.stall_stop is None:
-            return super()._determine_best_metric(metrics, trial)
+        step = self.state.global_step
+        stop = self.stall_stop
+        if stop is None:
+            return super()._determine_best_metric(metrics, trial) or step in self.must_save
         (metrics,) = broadcast_object_list([metrics])  # all processes stop, or none
+        if stop.stall.best is None:  # the first evaluation of the run, or of the key
+            if self.state.best_model_checkpoint is None:
+                self.state.best_metric = None
+            stop.stall.best = self.state.best_metric
         saves = super()._determine_best_metric(metrics, trial)
-        event = self.stall_stop.evaluation(self.state.global_step, metrics)
+        event = stop.evaluation(step, metrics)
         if event is not None:
-            saves = True
             self.parts["end"].ended_by = event["event"]
+            self.must_save.add(step)
             self.control.should_training_stop = True
             best = {"checkpoint": f"checkpoint-{self.state.best_global_step}", "best": self.state.best_metric}
             self._event({**event, **best})
+        saves = saves or step in self.must_save
         if saves:
             self.control.should_save = True
         return saves  # `save_strategy: best` asks for it

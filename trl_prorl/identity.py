@@ -146,8 +146,9 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         fixed["elastic_reset_every"] = "the checkpoint does not contain the moving average of the policy"
     if switched_off(changed, "lora_growth_every"):
         fixed["lora_growth_every"] = "the adapter of the checkpoint may have grown (a larger value is allowed)"
-    if is_on(now.get("stop_stall")):
-        fixed |= dict.fromkeys(CHOSEN_LATER, "the best checkpoint was chosen by the old ref_reset_metric")
+    for key in CHOSEN_LATER:
+        if None not in changed.get(key, (None,)):
+            fixed[key] = "the best checkpoint was chosen by the old value"
     if now.get("beta") and not any(is_on(now.get(key)) for key in TRIGGER_KEYS):
         fixed |= {key: REFERENCE_MOVED for key in TRIGGER_KEYS if switched_off(changed, key)}
     if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:

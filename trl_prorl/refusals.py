@@ -298,6 +298,8 @@ def refuse_stop(args: "ProRLConfig") -> None:
     Check the end of a run:
 
     - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
+    - `stop_stall` with `save_total_limit: 1`: the end would remove the checkpoint that knows of it, and a resume would
+      train on from the best one.
     - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
       `ref_reset_metric_mode`: the checkpoint that is kept would not be the best one by what is watched.
     """
@@ -306,6 +308,11 @@ def refuse_stop(args: "ProRLConfig") -> None:
     if args.save_strategy == "no":
         raise ValueError(
             f"stop_stall={args.stop_stall} keeps the best checkpoint, but save_strategy='no'. Set save_strategy: best."
+        )
+    if args.save_total_limit == 1:
+        raise ValueError(
+            f"stop_stall={args.stop_stall} keeps the best checkpoint and the last one, but save_total_limit=1. Set "
+            "save_total_limit: 2 (or more)."
         )
     watched = args.ref_reset_metric
     best = args.metric_for_best_model

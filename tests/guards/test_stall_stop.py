@@ -100,10 +100,10 @@ def test_the_best_checkpoint_is_kept_named_and_the_policy_of_its_step(run, large
 @pytest.mark.parametrize("strategy", [{"save_strategy": "best"}, {"save_strategy": "steps", "save_steps": 1}])
 def test_the_best_may_be_loaded_at_the_end(run, largest_difference, capsys, strategy):
     values = [0.2, 0.6, 0.5, 0.6, 0.1]
-    keys = {**EVALUATED, **strategy, "trainer_kwargs": QUESTIONS, "save_total_limit": 1}
+    keys = {**EVALUATED, **strategy, "trainer_kwargs": QUESTIONS, "save_total_limit": 2}
     stopped = run(reward=scripted(values), stop_stall=2, load_best_model_at_end=True, **keys)
     assert stopped.state.global_step == 4
-    assert checkpoints(stopped) == ["checkpoint-2"]
+    assert checkpoints(stopped) == ["checkpoint-2", "checkpoint-4"]
     last = capsys.readouterr().out.splitlines()[-1]
     assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward 0.6 at step 2" in last
     assert largest_difference(stopped, run(reward=scripted(values), **{**keys, "max_steps": 2})) == 0.0
@@ -133,7 +133,7 @@ def test_a_run_that_has_ended_so_trains_on_only_if_a_key_is_changed(run, resume,
     other = make_trainer(
         stop_stall=4, ref_reset_metric="eval_loss", ref_reset_metric_mode="min", allow_config_change=True, **SAVED
     )
-    with pytest.raises(ValueError, match="ref_reset_metric"):
+    with pytest.raises(ValueError, match="best checkpoint was chosen"):
         other.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
 
 
@@ -154,3 +154,32 @@ def test_the_value_before_the_first_step_does_not_count(run):
     trainer = run(reward=scripted([0.9, 0.1, 0.2, 0.3, 0.2, 0.2]), stop_stall=2, eval_on_start=True, **SAVED)
     assert trainer.state.global_step == 5
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-3"
+
+
+def test_a_run_that_ends_as_it_takes_up_the_key_knows_its_best(run, resume):
+    before = run(reward=scripted([0.9, 0.5]), **{**SAVED, "max_steps": 2, **BY_REWARD})
+    keys = {**SAVED, **BY_REWARD, "output_dir": before.args.output_dir, "allow_config_change": True}
+    trainer = resume(before, 2, reward=scripted([0.5] * 9), stop_stall=2, **keys)
+    assert trainer.state.global_step == 4
+    (event,) = read_events(trainer, "stall")
+    assert event["checkpoint"] == "checkpoint-1"
+    assert (event["best"], event["threshold"]) == pytest.approx((0.9, 0.9))
+
+
+@pytest.mark.parametrize("then, now, end", [(0, 2, 7), (2, 0, 4)])
+def test_the_count_begins_again_when_a_reset_comes_first_from_now_on_or_no_longer(run, resume, then, now, end):
+    """
+    The first evaluation is the best one. The run goes on at step 2, with resets by their KL in any case. A trigger
+    that begins then takes step 3 for its best, and asks for a reset at 5.
+    """
+    keys = {**SAVED, "num_iterations": 1, "beta": 0.1, "ref_reset_kl": 9.0, "stop_stall": 2}
+    before = run(reward=scripted([0.5] * 9), ref_reset_stall=then, **{**keys, "max_steps": 2})
+    keys |= {"output_dir": before.args.output_dir, "allow_config_change": True}
+    assert resume(before, 2, reward=scripted([0.5] * 9), ref_reset_stall=now, **keys).state.global_step == end
+
+
+def test_a_guard_that_stops_at_an_evaluation_keeps_its_checkpoint(run):
+    """No evaluation is better than the first, so `save_strategy: best` would save none."""
+    keys = {**EVALUATED, "save_strategy": "best", "trainer_kwargs": QUESTIONS, **BY_REWARD}
+    keys |= {"entropy_floor": 100.0, "entropy_patience": 3, "entropy_stop": True}
+    assert checkpoints(run(reward=scripted([0.5] * 9), **keys)) == ["checkpoint-1", "checkpoint-3"]

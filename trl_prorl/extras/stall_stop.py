@@ -65,6 +65,9 @@ class StallStop(Part):
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.stall.load_state_dict(state)
         self.counts = state["counts"]
+        if "ref_reset_stall" in changed:  # what was counted then does not count now
+            self.counts = not self.waits_for_reset
+            self.stall.without_improvement = 0
 
 
 class End(Part):
