@@ -98,6 +98,7 @@ CASES = {
     # Requested at 3, within a batch, and applied at 4; at 6, and applied there.
     "growth": A | {"lora_growth_every": 3, "lora_growth_step": 2, "optimizer_reset": "soft", "lora": True},
     "plain": {"lora": True, "num_iterations": 2},
+    "prompt pool": {"lora": True, "num_iterations": 2, "prompt_pool": True, "max_completion_length": 1},
 }
 # How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the one
 # before.
@@ -151,7 +152,12 @@ TWO_PROCESSES = {
     "A": A | TWO | {"lora": True},
     "B, full": B | TWO | {"num_iterations": 2, "lora": False, "log_completions": True},
     "compact generation": A | TWO | {"compact_generation": "on", "lora": True},
-    "dynamic sampling": {"num_iterations": 2, "dynamic_sampling_rounds": 1, "max_completion_length": 1}
+    "dynamic sampling, prompt pool": {
+        "num_iterations": 2,
+        "dynamic_sampling_rounds": 1,
+        "prompt_pool": True,
+        "max_completion_length": 1,
+    }
     | TWO
     | {"per_device_train_batch_size": 4, "lora": True},
 }

@@ -83,6 +83,7 @@ CASES = {
             "ref_reset_every": 3,
             "optimizer_reset": "asym",
             "dynamic_sampling_rounds": 1,
+            "prompt_pool": True,
             "task": "sorting",
             "task_options": '{"reward": "inclusion_ordering"}',
         },
