@@ -5,7 +5,7 @@
     python study/prompt_pool.py runs/prompt_pool /tmp/study/bases
 
 Trains what is missing (of one task alone, with its name as a third argument), writes
-study/tables/prompt_pool.csv and draws study/pictures/prompt_pool.png.
+study/tables/prompt_pool.csv and draws docs/prompt_pool.png.
 study/protocols/prompt_pool.md says what is compared, and was written before the runs.
 """
 
@@ -164,7 +164,7 @@ def main() -> None:
         for arm in ARMS:
             end, signal = chosen[f"end {arm}"].mean(), chosen[f"signal {arm}"].mean()
             print(f"  {arm}: pass@1 at equal tokens {end:.3f}, groups with a signal {signal:.3f}")
-    draw(table, STUDY / "pictures" / "prompt_pool.png")
+    draw(table, STUDY.parent / "docs" / "prompt_pool.png")
 
 
 if __name__ == "__main__":

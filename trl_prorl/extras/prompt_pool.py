@@ -6,8 +6,8 @@ the pool does not ask for them. A prompt rests if it is solved (its pass rate ha
 last group had equal rewards. It rests for one pass over the prompts, each time in a row twice as long, at most
 `LONGEST_REST` passes, and is then asked again: so forgetting is seen, and a prompt that was too hard gets another try.
 
-Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) do not use a solved prompt again; prime-rl keeps pools
-by difficulty. docs/prompt-pool.md has what it brings.
+Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) do not use a solved prompt again; prime-rl keeps
+pools by difficulty. docs/prompt-pool.md has what it brings.
 """
 
 import heapq
