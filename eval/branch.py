@@ -40,6 +40,7 @@ from trl_prorl.eval.run_folder.reading import load_config, load_run, read_env, w
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.samples.models import last_step, separate_output_dir
 from trl_prorl.eval.samples.run_samples import held_out_tasks
+from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.trial import NO_RESET
 from trl_prorl.files import file_sha256
 from trl_prorl.identity import ENDLESS_SCHEDULES, IDENTITY_FILE, changing_keys, check_same_run
@@ -446,11 +447,17 @@ def run_branch(args: argparse.Namespace, out: Path, trials: list[Trial], start: 
     trained = {trial.name: trial for trial in trials if trial.name not in failed}
     if len(trained) == 1:
         raise RunError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
+    # A trial may train with another temperature or length; all are evaluated alike.
+    sampling = SamplingSettings.of_run(load_config(trials[0].folder), args.temperature, args.max_new_tokens)
+    args.temperature = sampling.temperature
+    args.max_new_tokens = sampling.max_new_tokens
     groups = group_trials([since(evaluate(trial, args), step_of(start)) for trial in trained.values()])
     keep, *others = groups
     outcomes = [*args.k, GREEDY] if args.with_greedy else args.k
     comparisons, left_out = compare_pairs([(group, keep) for group in others], outcomes)
     left_out += [f"`{name}` is left out: {problem}." for name, problem in failed.items()]
+    if not comparisons:
+        raise RunError(f"no trial can be compared with {KEEP}: {' '.join(left_out)}")
     sentence = answer(comparisons, {name: name for name in trained})
     winner = find_winner(comparisons) or KEEP
     command_line = next_command(trained[winner], args.run, args.steps)

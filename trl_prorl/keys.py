@@ -422,9 +422,9 @@ class ProlongedKeys:
         prompt_pool (`bool`, *optional*, defaults to `False`):
             Select the prompts of each generation batch by what was learned about them, in place of the data loader's
             order: unseen prompts first, then those that wait longest. A prompt rests if its group had equal task
-            rewards, or if its pass rate has reached `prompt_pool_retire`: for as many groups as there are prompts,
-            each time in a row twice as many, at most 8 times. Then it is asked again. The memory is part of a
-            checkpoint.
+            rewards (see `dynamic_sampling_rewards`), or if its pass rate has reached `prompt_pool_retire`: for as many
+            groups as there are prompts, each time in a row twice as many, at most 8 times as many. Then it
+            is asked again. The memory is part of a checkpoint.
         prompt_pool_retire (`float`, *optional*, defaults to `0.9`):
             The pass rate from which a prompt is solved: the share of correct completions of its groups, each earlier
             group with half the weight of the next. Without a verifier there is no pass rate, and only prompts whose
@@ -540,7 +540,9 @@ class ProlongedKeys:
     drop_zero_rows: Annotated[bool, Key(changes=Effect.KL, needs=AN_ANCHOR)] = False
 
     dynamic_sampling_rounds: Annotated[int, Key(ge=0, changes=Effect.STEP)] = 0
-    dynamic_sampling_rewards: Annotated[list[str] | None, Key(needs=needs("dynamic_sampling_rounds"))] = None
+    dynamic_sampling_rewards: Annotated[
+        list[str] | None, Key(needs=needs("dynamic_sampling_rounds", "prompt_pool"))
+    ] = None
     prompt_pool: Annotated[bool, Key(changes=Effect.STEP)] = False
     prompt_pool_retire: Annotated[float, Key(gt=0, le=1, needs=needs("prompt_pool"))] = 0.9
     advantage_estimator: Annotated[str | None, Key(ADVANTAGES, changes=Effect.STEP)] = None

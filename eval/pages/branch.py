@@ -98,10 +98,11 @@ def branch_table(groups: list[RunGroup], comparisons: list[Comparison]) -> Table
     """Return a row for each trial, the control first."""
     rows = []
     for group in groups:
-        own = [row for row in comparisons if row.first == group.label]
-        rows.append(
-            TrialRow(group.runs[0], own or [row for row in comparisons if row.first == groups[1].label], not own)
-        )
+        is_control = group is groups[0]
+        label = comparisons[0].first if is_control else group.label
+        own = [row for row in comparisons if row.first == label]
+        if own:  # else the trial is left out
+            rows.append(TrialRow(group.runs[0], own, is_control))
     notes = [
         "Training: means of the last 10 % of the trial's steps, and resets since the branch. Score: held-out. p: "
         f"Holm-corrected for all trials. Detectable: the true difference that the test detects with {POWER}."

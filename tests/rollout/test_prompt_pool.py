@@ -40,6 +40,7 @@ def test_unseen_prompts_come_first_and_then_those_that_are_due():
     assert next_prompts(memories, places, 3) == [1, 4, 3]
     assert next_prompts(memories, places, 5) == [1, 4, 3, 0, 2]
     assert next_prompts(memories, places, 7) == [1, 4, 3, 0, 2, 1, 4]
+    assert next_prompts(memories, places, 3, asked={1, 3}) == [4, 0, 2]
 
 
 def make_pool(prompts, process=0, processes=1, **keys):
@@ -95,6 +96,35 @@ def test_a_prompt_that_was_forgotten_is_asked_again_and_again():
     for _ in range(40):
         pool.sample(draw, [{}] * 2)
     assert Counter(sum(asked[-20:], []))[0] >= 15
+
+
+def test_further_rounds_ask_other_prompts_and_a_group_without_rewards_teaches_nothing():
+    draw, asked = sampler(lambda prompt, place: prompt > 3 and place == 0)
+    pool = make_pool(8)
+    for _ in range(4):
+        pool.sample(draw, [{}] * 8)
+    asked.clear()
+    pool.sample(draw, [{}] * 8)
+    pool.sample(draw, [{}] * 8, again=True)
+    assert sorted(asked[0]) == [4, 5, 6, 7]
+    assert sorted(asked[1]) == [0, 1, 2, 3]
+
+    def unscored(rows, again=False):
+        rewards = torch.full((len(rows), 1), torch.nan)
+        return {}, Outcome(rewards, 2, torch.tensor(0), [None] * len(rows), [])
+
+    before = dict(pool.memories)
+    pool.sample(unscored, [{}] * 8)
+    assert pool.memories == before
+
+
+def test_other_rows_of_the_training_set_are_unknown():
+    draw, _ = sampler(lambda prompt, place: place == 0)
+    pool = make_pool(4)
+    pool.sample(draw, [{}] * 4)
+    later = make_pool(4)
+    later.load_state_dict(pool.state_dict(), {"rows of the training set": ["a", "b"]})
+    assert (later.drawn, later.memories) == (0, {})
 
 
 def test_every_process_has_its_share_of_the_same_prompts_even_of_half_a_group():

@@ -11,7 +11,7 @@ pools by difficulty. docs/prompt-pool.md has what it brings.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -72,7 +72,9 @@ def update_memory(
     return Memory(rate, rests + 1, due=drawn + passes * prompts)
 
 
-def next_prompts(memories: Mapping[int, Memory], places: Sequence[int], number: int) -> list[int]:
+def next_prompts(
+    memories: Mapping[int, Memory], places: Sequence[int], number: int, asked: Collection[int] = ()
+) -> list[int]:
     """
     Return the prompts that are asked next: unseen ones in their order, then those that are due first.
 
@@ -80,12 +82,13 @@ def next_prompts(memories: Mapping[int, Memory], places: Sequence[int], number: 
         memories (`Mapping[int, Memory]`): The memories of the prompts that were asked, by their indices.
         places (`Sequence[int]`): The place of each prompt in the order in which they are asked first.
         number (`int`): So many are asked. No prompt is asked twice unless all are asked.
+        asked (`Collection[int]`): Those that were asked for this batch already; they come last.
     """
 
-    def turn(index: int) -> tuple[int, int]:
+    def turn(index: int) -> tuple[bool, int, int]:
         memory = memories.get(index)
         due = -1 if memory is None else memory.due
-        return due, places[index]
+        return index in asked, due, places[index]
 
     first = heapq.nsmallest(min(number, len(places)), range(len(places)), key=turn)
     return [first[which % len(first)] for which in range(number)]
@@ -139,6 +142,7 @@ class PromptPool(Part):
     def begin(self) -> None:
         self.drawn = 0  # groups, by all processes
         self.memories: dict[int, Memory] = {}
+        self._asked: set[int] = set()  # prompts of the batch, of which further rounds may follow
 
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
         """
@@ -155,11 +159,15 @@ class PromptPool(Part):
         """
         count = len(examples)
         groups = count * self.accelerator.num_processes // self.group_size
-        prompts = next_prompts(self.memories, self.places, groups)
+        if not again:
+            self._asked = set()
+        prompts = next_prompts(self.memories, self.places, groups, self._asked)
+        self._asked.update(prompts)
         asked = [index for index in prompts for _ in range(self.group_size)]
         own = asked[count * self.accelerator.process_index :][:count]
+        read = {index: self.dataset[index] for index in set(own)}
         # Copies, because a rollout function writes its own columns into them, a value for each completion.
-        rows = [dict(self.dataset[index]) for index in own]
+        rows = [dict(read[index]) for index in own]
         batch, outcome = draw(rows, again=again)
         outcome.measured.update(self.observe(prompts, outcome))
         return batch, outcome
@@ -175,8 +183,11 @@ class PromptPool(Part):
         size = self.group_size
         deciders = deciding_rewards(outcome.rewards, self.weights.to(outcome.rewards.device), size, self.functions)
         equal = all_equal(deciders.view(-1, size)).tolist()
+        unscored = deciders.isnan().view(-1, size).all(dim=1).tolist()
         self.drawn += len(prompts)
         for which, index in enumerate(prompts):
+            if unscored[which]:  # nothing was learned about it
+                continue
             verdicts = outcome.correct[which * size :][:size]
             passed = sum(verdicts) / size if verdicts else None
             self.memories[index] = update_memory(
@@ -199,5 +210,8 @@ class PromptPool(Part):
         return {"drawn": self.drawn, "memories": memories}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        if "rows of the training set" in changed:  # the indices are those of other prompts
+            self.begin()
+            return
         self.drawn = state["drawn"]
         self.memories = {int(index): Memory(*values) for index, values in state["memories"].items()}
