@@ -81,7 +81,6 @@ def make_trainer(until: int, reset_at: int, **given) -> ProRLTrainer:
         callbacks.append(RequestReset(reset_at))
     trainer = ProRLTrainer(callbacks=callbacks, **given)
     trainer.parts["end"] = OpenEnd()
-    trainer.must_save.add(until)
     return trainer
 
 

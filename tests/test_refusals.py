@@ -71,6 +71,7 @@ CONTRADICTIONS = [
     ({"lora_growth_every": 5} | CUT, {"steps_per_generation": 2}),
     ({"num_generations": 1, "advantage_estimator": "rloo"}, {"num_generations": 2}),
     (ALONE | ROUNDS, {"dynamic_sampling_rounds": 0}),
+    (ALONE | {"prompt_pool": True}, {"prompt_pool": False}),
     (ALONE | {"drop_zero_rows": True, "beta": 0.1}, {"drop_zero_rows": False}),
     (SUM_LATER | {"advantage_estimator": "rloo"}, {"advantage_estimator": None}),
     (ROUNDS | {"scale_rewards": "batch"}, {"advantage_estimator": "batch_normalized"}),
@@ -91,6 +92,7 @@ CONTRADICTIONS = [
     (EVALUATED | {"rollback": 2, "lr_scheduler_type": "greedy"}, {"rollback": 0}),
     ({"stop_stall": 2}, EVALUATED),
     (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
+    (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),
     (EVALUATED | {"stop_stall": 2, "metric_for_best_model": "pass@1"}, {"ref_reset_metric": "eval_pass@1"}),
     (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"ref_reset_metric_mode": "min"}),
 ]

@@ -87,7 +87,6 @@ class CheckpointMixin:
     _resume: "Resume | None" = None
     rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
     stall_stop: Part | None = None  # extras/stall_stop.py, of a run that ends when it no longer improves
-    must_save: set[int]  # steps that are saved even if `save_strategy: best` finds no better one
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:
@@ -186,7 +185,6 @@ class CheckpointMixin:
         self.parts["end"].ended_by = event["event"]
         self.control.should_training_stop = True
         self.control.should_save = True
-        self.must_save.add(self.state.global_step)
 
     def _remove_noise_hook(self) -> None:
         """Remove NEFTune's hook that a training left behind when it was broken off: else there would be two."""

@@ -273,26 +273,24 @@ class EvaluationMixin:
 
     def _determine_best_metric(self, metrics, trial):
         # Called after each evaluation of the training but that of `eval_on_start`, before the step is saved.
-        step = self.state.global_step
+        # `save_strategy: best` saves if this returns true: also what a stop before it has asked for.
         stop = self.stall_stop
         if stop is None:
-            return super()._determine_best_metric(metrics, trial) or step in self.must_save
+            return super()._determine_best_metric(metrics, trial) or self.control.should_save
         (metrics,) = broadcast_object_list([metrics])  # all processes stop, or none
         if stop.stall.best is None:  # the first evaluation of the run, or of the key
             if self.state.best_model_checkpoint is None:
                 self.state.best_metric = None
             stop.stall.best = self.state.best_metric
-        saves = super()._determine_best_metric(metrics, trial)
-        event = stop.evaluation(step, metrics)
+        saves = super()._determine_best_metric(metrics, trial) or self.control.should_save
+        event = stop.evaluation(self.state.global_step, metrics)
         if event is not None:
             self.parts["end"].ended_by = event["event"]
-            self.must_save.add(step)
+            saves = True
             self.control.should_training_stop = True
             best = {"checkpoint": f"checkpoint-{self.state.best_global_step}", "best": self.state.best_metric}
             self._event({**event, **best})
-        saves = saves or step in self.must_save
-        if saves:
-            self.control.should_save = True
+        self.control.should_save = saves
         return saves  # `save_strategy: best` asks for it
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:

@@ -202,7 +202,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
         self._generations = 0
-        self.must_save = set()
         if is_peft_model(policy) and not shards_weights(self):
             self.initial_adapter = InitialAdapter(policy, is_trained=plan.given_wrapped)
 

@@ -196,6 +196,7 @@ def test_a_run_that_has_stopped_is_continued_and_its_stops_end_no_trial(here, tm
     """The first evaluation is the best, so `stop_stall: 1` has ended the run after the second."""
     run_dir = tmp_path / "runs" / "b"
     words = TRAINING.replace("--eval_steps 2", "--eval_steps 1").replace("--load_best_model_at_end true", "")
+    words = words.replace("--save_strategy steps --save_steps 2", "--save_strategy best")
     train(f"{words} --stop_stall 1 --ref_reset_min_delta 9 --output_dir {run_dir}")
     assert [event["step_applied"] for event in read_events(run_dir, "stall")] == [2]
     assert try_all(run_dir, ["ref_reset"]) == 0
