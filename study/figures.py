@@ -9,7 +9,7 @@ variant with its settings, and the `base` is the starting model.
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise, permutations, product
 from pathlib import Path
@@ -21,7 +21,7 @@ import yaml
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-from trl_prorl.eval.analysis.statistics import holm, paired_difference, prompt_interval
+from trl_prorl.eval.analysis.statistics import holm
 from trl_prorl.eval.stepcost.settings import BASELINE, DEFAULT
 from trl_prorl.eval.stepcost.tables import draw as draw_step_cost
 from trl_prorl.eval.stepcost.tables import ratio as speedup
@@ -34,6 +34,9 @@ PAIR = ["base_seed", "seed"]
 OUTCOMES = ["pass@1", "pass@8", "greedy"]
 OTHER_REFERENCES = {"C_step_lr10", "A_K200_beta1", "A_K200_beta10"}  # of single sentences
 KL_TARGETS = {"gamed_sorting": 0.14, "gamed_reverse": 0.3}
+QWEN_ARMS = ("A", "control", "C_hard", "C_soft0.1", "B")
+QWEN_BASE = ("base", "base_default", "base_4shot")
+QWEN_TESTS = [("A", "control"), ("B", "control"), ("C_hard", "A"), ("C_soft0.1", "A")]
 
 
 @cache
@@ -44,9 +47,12 @@ def table(name: str) -> pd.DataFrame:
 
 @cache
 def all_runs() -> pd.DataFrame:
-    """Return a row for each run, what `derived.csv` has of its curve, and the scores of its starting model."""
+    """
+    Return a row for each run, what `derived.csv` has of its curve (NaN for the fourth protocol's runs), and the scores
+    of its starting model.
+    """
     bases = table("bases")[["family", "base_seed", "base_pass@8", "base_greedy"]]
-    return table("runs").merge(table("derived"), on=KEY).merge(bases, on=["family", "base_seed"])
+    return table("runs").merge(table("derived"), on=KEY, how="left").merge(bases, on=["family", "base_seed"])
 
 
 class Block(NamedTuple):
@@ -72,15 +78,19 @@ def thin_curves(block_name: str) -> pd.DataFrame:
 
 @cache
 def all_blocks() -> dict[str, Block]:
-    """Read the blocks, by name."""
+    """Read the blocks, by name. Of the fourth protocol's blocks only the pairs count whose runs are all there."""
     blocks = {}
     runs = all_runs()
-    for name, given in yaml.safe_load((STUDY / "recipes" / "matrix.yaml").read_text())["blocks"].items():
+    matrix = yaml.safe_load((STUDY / "recipes" / "matrix.yaml").read_text())["blocks"]
+    for name, given in matrix.items():
         suffix = given.get("suffix", "")
-        arms = list(given["arms"])
+        arms = [*given["arms"], *matrix.get(given.get("beside"), {"arms": []})["arms"]]
         pairs = pd.MultiIndex.from_tuples([tuple(pair) for pair in given["pairs"]])
         own = runs.family.isin(given["families"]) & runs.arm.isin([arm + suffix for arm in arms])
         own &= (runs.steps == given["steps"]) & pd.MultiIndex.from_frame(runs[PAIR]).isin(pairs)
+        if given.get("protocol") == "fourth":
+            arms_of_pair = runs[own].groupby(["family", *PAIR]).arm.transform("nunique")
+            own &= arms_of_pair.reindex(runs.index) == len(arms)
         references = given.get("references") or [arm for arm in ("plain", "A") if arm in arms]
         registered = given.get("registered", {}).get("differences", [])
         blocks[name] = Block(
@@ -291,23 +301,26 @@ def rival_numbers() -> Iterator[Number]:
                 yield Number(name, family, rival, outcome, of_rival.mean())
 
 
-def dose() -> pd.DataFrame:
-    """Return the runs of `dose`, each with the share correct among its base's fully rewarded answers."""
+def dose(block_name: str = "dose") -> pd.DataFrame:
+    """Return the runs of a block, each with the share correct among its base's fully rewarded answers."""
     at_base = table("stops")[table("stops").arm == "base"]
-    paid = at_base.assign(share=at_base.gold / at_base.reward)[["family", "base_seed", "share"]]
-    return all_blocks()["dose"].runs.merge(paid, on=["family", "base_seed"])
+    paid = at_base.assign(share=at_base.gold / at_base.reward)[["family", "base_seed", "share"]].drop_duplicates()
+    return all_blocks()[block_name].runs.merge(paid, on=["family", "base_seed"])
 
 
-def dose_numbers() -> Iterator[Number]:
+def dose_numbers(block_name: str) -> Iterator[Number]:
     """Yield the shares, the distance from the prediction, and the slope over the shares, one line for each base."""
-    runs = dose()
+    runs = dose(block_name)
     for (family, arm), of_arm in runs.groupby(["family", "arm"]):
-        yield Number("dose", family, arm, "share", of_arm.share.mean())
-        yield Number("dose", family, arm, "less the share - 0.05", (of_arm["pass@1"] - of_arm.share + 0.05).mean())
-    for arm, of_arm in runs.groupby("arm"):
+        distance = over_units(of_arm.set_index("base_seed").eval("`pass@1` - share + 0.05"))
+        yield Number(block_name, family, arm, "share", of_arm.share.mean())
+        yield Number(block_name, family, arm, "less the share - 0.05", *distance[:3])
+    families = runs.groupby(["arm", "base_seed"]).family.transform("nunique")
+    lines = runs[families == len(all_blocks()[block_name].families)]
+    for arm, of_arm in lines[families > 1].groupby("arm"):
         for outcome in ("pass@1", "greedy"):
             slopes = {base: stats.linregress(of.share, of[outcome]).slope for base, of in of_arm.groupby("base_seed")}
-            yield Number("dose", "all", arm, f"slope of {outcome}", *over_units(pd.Series(slopes))[:3])
+            yield Number(block_name, "all", arm, f"slope of {outcome}", *over_units(pd.Series(slopes))[:3])
 
 
 def given_back(arm: str, control: str) -> float:
@@ -462,29 +475,48 @@ def smollm2_numbers() -> Iterator[Number]:
                 yield Number(name, "smollm2", arm, f"{measure} on {task}", value)
 
 
+def qwen_replies() -> Iterator[tuple[str, pd.DataFrame]]:
+    """
+    Yield the Qwen's replies by decoding and limit of tokens: those of the first runs, which were sampled with a limit
+    of 200, and those of the fourth protocol, sampled with 512 and scored again when they are cut at 200.
+    """
+    texts = table("qwen_texts")
+    texts = texts.assign(model=texts.model.str.removesuffix("_512"))
+    cut = texts.assign(correct=texts.correct_200, truncated=texts.truncated_200, tokens=texts.tokens.clip(upper=200))
+    at_200 = pd.concat([table("qwen_verdicts"), cut]).astype({"correct": float, "truncated": bool})
+    for limit, replies in ((512, texts.astype({"truncated": bool})), (200, at_200)):
+        for decoding, chosen in replies.groupby("decoding"):
+            yield f"{decoding}, {limit}", chosen.assign(bare=chosen.tokens < 40)
+
+
 def qwen_numbers() -> Iterator[Number]:
-    """Yield the Qwen's scores, with intervals over questions, and the gain of each run over its base."""
-    verdicts = table("qwen_verdicts")
-    for decoding, chosen in verdicts.groupby("decoding"):
-        questions = chosen.prompt.unique()
-        means = chosen.groupby(["model", "prompt"]).correct.mean().unstack("model").loc[questions]
-        for model, rows in chosen.groupby("model"):
-            whole = rows[~rows.truncated.astype(bool)]
-            counts = rows.groupby("prompt", sort=False).correct.sum()
-            low, high = prompt_interval((counts / len(rows) * len(counts)).to_numpy())
-            values = {
-                "pass@2": (counts > 0).mean(),
-                "right of whole": whole.correct.mean(),
-                "cut": rows.truncated.mean(),
-                "tokens": rows.tokens.mean(),
-                "short": (rows.tokens < 40).mean(),
-            }
-            yield Number("qwen", decoding, model, "pass@1", rows.correct.mean(), low, high)
-            for name, value in values.items():
-                yield Number("qwen", decoding, model, name, value)
-            if f"base of {model}" in means:
-                gain = paired_difference(means[model], means[f"base of {model}"])
-                yield Number("qwen", decoding, model, "pass@1", *gain, less="base")
+    """
+    Yield the Qwen's scores, with t-intervals over questions, and differences; and how much of a difference is form:
+    the share of whole replies, which are those that end and have 40 tokens at least.
+    """
+    for name, replies in qwen_replies():
+        replies = replies.assign(whole=~replies.truncated & ~replies.bare)
+        scores = replies.groupby(["prompt", "model"]).correct.mean().unstack("model")
+        solved = replies.groupby(["prompt", "model"]).correct.max().unstack("model").mean()
+        shares = replies.groupby("model")[["whole", "truncated", "bare", "tokens"]].mean()
+        among = replies[replies.whole].groupby("model").correct.mean()
+        ended = replies[~replies.truncated].groupby("model").correct.mean()
+        for model in scores:
+            yield Number("qwen", name, model, "pass@1", *over_units(scores[model])[:3])
+            yield Number("qwen", name, model, "pass@2", solved[model])
+            yield Number("qwen", name, model, "correct among ended", ended[model])
+            yield Number("qwen", name, model, "correct among whole", among[model])
+            for measure, value in shares.loc[model].items():
+                yield Number("qwen", name, model, measure, value)
+        less = {pair: over_units((scores[pair[0]] - scores[pair[1]]).dropna()) for pair in permutations(scores, 2)}
+        tested = [pair for pair in QWEN_TESTS if pair in less and name == "sampled, 512"]
+        adjusted = dict(zip(tested, holm([less[pair].p for pair in tested]), strict=True))
+        for (model, other), contrast in less.items():
+            yield Number("qwen", name, model, "pass@1", *contrast[:3], other, adjusted.get((model, other), math.nan))
+            of_form = (shares.whole[model] - shares.whole[other]) * (among[model] + among[other]) / 2
+            of_whole = (among[model] - among[other]) * (shares.whole[model] + shares.whole[other]) / 2
+            yield Number("qwen", name, model, "difference by form", of_form, less=other)
+            yield Number("qwen", name, model, "difference among whole", of_whole, less=other)
     for arm, steps in table("qwen_steps").groupby("arm"):
         batches = steps[steps.time_rollout > 0]
         values = {
@@ -590,7 +622,8 @@ def clamp2_numbers() -> Iterator[Number]:
 
 def guard_rates() -> Iterator[Number]:
     """Yield in how many of how many runs `guard_gap: 0.1` fires, by window, as docs/methods.md has it."""
-    runs = all_runs()
+    fourth = [name for name, block in all_blocks().items() if block.protocol == "fourth"]
+    runs = all_runs()[~all_runs().block.isin(fourth)]
     plain = runs.arm.isin(["plain", "plain_watched"])
     chosen = {
         "plain": plain & runs.family.isin(list(KL_TARGETS)),
@@ -606,10 +639,227 @@ def guard_rates() -> Iterator[Number]:
         yield Number("guard_gap", "", arm, "fallen by then, most", rows.fallen_at_guard.max())
 
 
+# The fourth protocol: what the generic differences of its blocks lack, and its predictions.
+
+
+def tuned_rivals() -> Iterator[Number]:
+    """Yield the control minus each tuned alternative, with p after Holm over four sampled differences."""
+    stops = table("stops")
+    for name in ("tuned_rivals", "tuned_rivals2"):
+        block = all_blocks()[name]
+        (family,) = block.families
+        (control,) = block.references
+        watched = all_blocks()["tuned_stops"].runs.query("family == @family").set_index(PAIR)
+        if block.runs.empty or watched.empty:
+            continue
+        runs = block.runs.pivot(index=PAIR, columns="arm")
+        kept = stops[stops.family == family].set_index(["arm", *PAIR])
+        of_base = kept.loc["base"].best_of_8.groupby("base_seed").first()
+        tests = []
+        for column, outcome in (("gold", "pass@1"), ("greedy", "greedy")):
+            stopped = {}
+            for of_pair, end in watched.iterrows():
+                of_run = kept.loc[[("plain", *of_pair)]].set_index("step")
+                step = of_run.validation_gold.idxmax()
+                stopped[of_pair] = end[outcome] if step == block.steps else of_run[column][step]
+            stopped = pd.Series(stopped).rename_axis(PAIR)
+            others = {"stopped": stopped, "linear": runs[outcome, "plain_linear"]}
+            others["three rounds"] = runs[outcome, "rejection_rounds"]
+            for rival, scores in others.items():
+                yield Number(name, family, rival, outcome, scores.mean())
+                tests.append((rival, outcome, over_units((runs[outcome, control] - scores).dropna())))
+        best = kept.best_of_8.dropna().loc[control].reindex(runs.index).groupby("base_seed").mean()
+        yield Number(name, family, "control", "best of 8", best.mean())
+        yield Number(name, family, "base", "best of 8", of_base[best.index].mean())
+        tests.append(("base", "best of 8", over_units(best - of_base)))
+        adjusted = holm([contrast.p if outcome != "greedy" else math.nan for _, outcome, contrast in tests])
+        for (rival, outcome, contrast), p in zip(tests, adjusted, strict=True):
+            yield Number(name, family, rival, f"{outcome}, the control's less it", *contrast[:3], p=p)
+
+
+def long_k() -> Iterator[Number]:
+    """Yield what resets at long intervals recover of the gain of no KL."""
+    runs = all_blocks()["long_k"].runs
+    if len(runs):
+        means = runs.groupby("arm")["pass@1"].mean()
+        for arm in means.index[means.index.str.startswith("A_")]:
+            fixed = means[f"control_{arm.rpartition('_')[2]}"]
+            value = (means[arm] - fixed) / (means["plain"] - fixed)
+            yield Number("long_k", "reverse_level8", arm, "given back", value)
+
+
+def smollm2b_over_seeds() -> Iterator[Number]:
+    """Yield SmolLM2's control minus no KL by the stricter rule, over five seeds, on the 64 prompts that all have."""
+    texts = table("texts")
+    texts = texts[texts.family.str.startswith("smollm2") & (texts.prompt < 64) & (texts.step == 160)]
+    texts = texts[(texts.split == "test") & (texts.greedy == 0) & texts.seed.isin(range(5, 10))]
+    if texts.seed.nunique() == 5:
+        stricter = np.array([is_stricter(*one) for one in zip(texts.asked, texts.text, strict=True)])
+        scores = texts.assign(sense=texts.right * stricter).groupby(["seed", "arm"]).sense.mean().unstack("arm")
+        contrast = over_units(scores["control_target0.066"] - scores["plain"])
+        yield Number("smollm2b_seeds", "smollm2", "control_target0.066", "sense, five seeds", *contrast[:3], "plain")
+
+
+def first_firing(curve: pd.DataFrame) -> float:
+    """Return the step at which `guard_gap` (window 40, gap 0.1) first fires in a run; NaN if it never does."""
+    means = curve.set_index("step")[["gold", "reward"]].rolling(40).mean().dropna()
+    best = means.iloc[0]
+    for step, mean in means.iterrows():
+        if mean.gold >= best.gold:
+            best = mean
+        elif best.gold - mean.gold > 0.1 and mean.reward >= best.reward:
+            return float(step)
+    return math.nan
+
+
+def guard_replays() -> Iterator[Number]:
+    """Yield the error rates of `guard_gap` on the runs of `target` and `tuned_rivals`, by base and then over bases."""
+    stops = table("stops")
+    at_base = stops[stops.arm == "base"].groupby(["family", "base_seed"]).gold.first()
+    curves4 = table("curves4")
+    rows = []
+    for name in ("target", "target2", "tuned_stops", "tuned_rivals", "tuned_rivals2"):
+        for run in all_blocks()[name].runs.to_dict("records"):
+            key = [run[column] for column in KEY]
+            curve = curves4[(curves4[KEY] == key).all(axis=1)]
+            if curve.gold.notna().any():
+                kept = stops.gold[(stops[KEY] == key).all(axis=1)]
+                fall = max(*kept, at_base[run["family"], run["base_seed"]]) - run["gold"]
+                rows.append({"base_seed": run["base_seed"], "fall": fall, "fired": first_firing(curve)})
+    runs = pd.DataFrame(rows, columns=["base_seed", "fall", "fired"])
+    damaged = runs.fall > 0.1
+    missed = runs.fired.isna()[damaged]
+    false_alarm = runs.fired.notna()[~damaged]
+    for name, of_runs in (("miss rate", missed), ("false-alarm rate", false_alarm)):
+        yield Number("guard_gap", "", "fourth", f"runs of the {name}", len(of_runs))
+        if len(of_runs):
+            rate = over_units(of_runs.astype(float).groupby(runs.base_seed).mean())
+            yield Number("guard_gap", "", "fourth", name, *rate[:3])
+
+
+def finished() -> Iterator[Number]:
+    """Yield how many runs, and complete pairs, the blocks of the fourth protocol have, and how many are planned."""
+    runs = table("runs")
+    given = yaml.safe_load((STUDY / "recipes" / "matrix.yaml").read_text())["blocks"]
+    for name in [*(name for name, block in all_blocks().items() if block.protocol == "fourth"), "smollm2b"]:
+        block = all_blocks()[name]
+        of_block = runs[runs.block == name]
+        pairs = of_block.groupby(["family", *PAIR]).arm.nunique()
+        planned = len(block.families) * len(given[name]["pairs"])
+        values = {
+            "runs": len(of_block),
+            "runs planned": planned * len(given[name]["arms"]),
+            "pairs": (pairs == len(given[name]["arms"])).sum(),
+            "pairs planned": planned,
+        }
+        for measure, value in values.items():
+            yield Number("fourth", "", name, measure, value)
+    models = set(table("qwen_texts").model.str.removesuffix("_512"))
+    for name, planned in (("qwen_arms", QWEN_ARMS), ("qwen_base", QWEN_BASE)):
+        yield Number("fourth", "", name, "runs", len(models & {*planned}))
+        yield Number("fourth", "", name, "runs planned", len(planned))
+
+
+# Predictions of the fourth protocol: the numbers that each is of, and what refutes it.
+
+
+def outside(low: float, high: float) -> Callable[[list[Number]], bool]:
+    """Return whether an interval has no point in common with [low, high]."""
+    return lambda found: any(one.low > high or one.high < low for one in found)
+
+
+def best(found: list[Number]) -> float:
+    return max(one.value for one in found)
+
+
+def multiples(outcome: str, *which: int) -> list[str]:
+    """Return the keys of differences of `target` and `target2`: of their variants in the order of the targets."""
+    found = []
+    for name in ("target", "target2"):
+        block = all_blocks()[name]
+        for place in which:
+            found.append(f"{name}/{block.families[0]}/{block.arms[place]}/{outcome}/{block.references[0]}")
+    return found
+
+
+def on_both(rival: str, outcome: str = "pass@1") -> list[str]:
+    """Return the keys of the control minus a tuned rival, on both tasks."""
+    places = ("tuned_rivals/gamed_sorting", "tuned_rivals2/gamed_reverse")
+    return [f"{place}/{rival}/{outcome}, the control's less it/" for place in places]
+
+
+def predictions() -> dict[str, tuple[list[str], Callable[[list[Number]], bool]]]:
+    """Return the keys of the numbers that decide each prediction, and whether they refute it."""
+    far = math.inf
+    qwen = "qwen/sampled, 512"
+    long = "long_k/reverse_level8"
+    sorting = "dose_sorting/all"
+    trained = [f"qwen/greedy, 512/{model}/pass@1/" for model in QWEN_ARMS]
+    untrained = [f"qwen/greedy, 512/{model}/pass@1/" for model in QWEN_BASE[:2]]
+    given_back = [f"{long}/A_K1000_beta10", f"{long}/A_K500_beta10", "clamp2/reverse_level8/A_K200_beta10"]
+    return {
+        "T1": (multiples("pass@1", 1, 3), outside(-0.05, 0.05)),
+        "T2": (multiples("pass@1", 4), outside(-far, -0.05)),
+        "T3": (multiples("pass@1", 0), outside(-far, -0.05)),
+        "T4": (multiples("greedy", 0, 1, 3), outside(-0.05, 0.05)),
+        "R5": (on_both("stopped"), outside(0.1, far)),
+        "R6": (on_both("linear"), outside(0.2, far)),
+        "R7": (on_both("three rounds"), outside(-0.05, 0.05)),
+        "R8": (on_both("base", "best of 8"), outside(0.05, far)),
+        "G1": ([f"guard_gap//fourth/{rate}/" for rate in ("miss rate", "false-alarm rate")], outside(-far, 0.2)),
+        "Q1": (
+            [f"qwen/steps/control_seed2/KL, {which} update/" for which in ("last but one", "last")],
+            lambda found: best(found) > 0.05,
+        ),
+        "Q2": (
+            [f"{qwen}/{model}/pass@1/{other}" for model, other in QWEN_TESTS],
+            lambda found: any(abs(one.value) > 0.12 for one in found),
+        ),
+        "Q3": (
+            [f"qwen/{decoding}, 512/A/pass@1/control" for decoding in ("sampled", "greedy")],
+            lambda found: any(one.value < -0.08 for one in found),
+        ),
+        "Q4": (untrained[:1], outside(0.3, far)),
+        "Q5": (untrained[1:], outside(0.5, far)),
+        "Q6": (["qwen/greedy, 512/base_4shot/pass@1/"], outside(0.5, far)),
+        "Q7": (
+            trained + untrained,
+            lambda found: len(found) == 7 and best(found[:5]) - best(found[5:]) > 0.15,
+        ),
+        "S1": (["smollm2b_seeds/smollm2/control_target0.066/sense, five seeds/plain"], outside(0.08, far)),
+        "K1": (
+            [f"{arm}/given back/" for arm in given_back],
+            lambda found: any(longer.value >= shorter.value for longer, shorter in pairwise(found)),
+        ),
+        "K2": ([f"{long}/A_K{k}_beta1/pass@1/A_K200_beta1" for k in (500, 1000)], outside(-0.05, 0.05)),
+        "D3": (["dose_long/gamed_reverse_2_2/control_target0.6/less the share - 0.05/"], outside(-0.07, 0.07)),
+        "D4": (["dose_long/gamed_reverse_2_2/control_target0.6/pass@1/control_target0.3"], outside(0.05, far)),
+        "D5": ([f"{sorting}/control_target0.14/slope of pass@1/"], outside(0.5, far)),
+        "D6": ([f"{sorting}/plain/slope of pass@1/"], outside(0.5, far)),
+    }
+
+
+def grades(every: Sequence[Number]) -> dict[str, str]:
+    """Grade the predictions of the fourth protocol; "open" if a number, or its interval, is missing to decide."""
+    by_key = {"/".join((*one[:4], one.less)): one for one in every}
+    found = {}
+    for name, (keys, is_refuted) in predictions().items():
+        known = [by_key[key] for key in keys if key in by_key]
+        known = [one for one in known if math.isfinite(one.low) or name in ("Q1", "K1")]
+        if known and is_refuted(known):
+            found[name] = "refuted"
+        else:
+            found[name] = "not refuted" if len(known) == len(keys) else "open"
+    return found
+
+
 def numbers() -> list[Number]:
     """Compute every number of the pages."""
-    found = [*rival_numbers(), *dose_numbers(), *clamp2_numbers(), *forget_numbers(), *smollm2_numbers()]
+    found = [*rival_numbers(), *clamp2_numbers(), *forget_numbers(), *smollm2_numbers()]
+    for name in ("dose", "dose_long", "dose_sorting"):
+        found += dose_numbers(name)
     found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers(), *step_cost_numbers()]
+    found += [*tuned_rivals(), *long_k(), *smollm2b_over_seeds(), *guard_replays(), *finished()]
     for block in all_blocks().values():
         if block.runs.empty:
             continue
@@ -928,7 +1178,7 @@ def qwen_curve() -> Figure:
     names = {
         "plain": "no KL, seed 1",
         "plain_seed2": "no KL, seed 2, bf16",
-        "control_seed2": "fixed reference, seed 2, bf16",
+        "control_target0.011_seed2": "fixed reference, kl_target 0.011, seed 2, bf16",
     }
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
         for colour, (arm, label) in zip(("#0072B2", "#D55E00", "#009E73"), names.items(), strict=True):

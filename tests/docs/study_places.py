@@ -15,6 +15,7 @@ MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
 TASKS = ("reverse_digits", "sorting", "sums")
+QWEN = "qwen"
 
 
 def pair(key: str) -> list[str]:
@@ -357,31 +358,59 @@ TABLES = {
         ],
     },
     "pages/qwen.md": {
-        "| gain over the starting model": [
-            (
-                [f"{{qwen/{decoding}/ARM/pass@1/base:of 100}}" for decoding in ("sampled", "greedy")],
-                {"no KL": "plain", "no KL, seed 2": "plain_seed2", "fixed reference, seed 2": "control_seed2"},
-            )
-        ],
-        "| model, decoding | pass@1": [
+        "| model, at most 512 tokens": [
             (
                 [
-                    "{qwen/LESS/ARM/pass@1:of 100}",
-                    "{qwen/LESS/ARM/pass@2:1} %",
-                    "{qwen/LESS/ARM/right of whole:1} %",
-                    "{qwen/LESS/ARM/cut:1} %",
-                    "{qwen/LESS/ARM/tokens:n0}",
+                    *(f"{{{QWEN}/sampled, 512/ARM/{score}:of 100}}" for score in ("pass@1",)),
+                    *(f"{{{QWEN}/greedy, 512/ARM/{score}:of 100}}" for score in ("pass@1",)),
+                    *(f"{{{QWEN}/{way}, 200/ARM/pass@1:1}}" for way in ("sampled", "greedy")),
+                ],
+                QWEN_MODELS,
+            )
+        ],
+        "| replies, at most 512 tokens": [
+            (
+                [
+                    f"{{{QWEN}/LESS, 512/ARM/truncated:0}}",
+                    f"{{{QWEN}/LESS, 512/ARM/bare:0}}",
+                    f"{{{QWEN}/LESS, 512/ARM/correct among whole:1}}",
+                    f"{{{QWEN}/LESS, 512/ARM/tokens:n0}}",
                 ],
                 {
-                    f"{label}, {decoding}": (arm, decoding)
-                    for label, arm in (
-                        ("starting model", "base of plain"),
-                        ("no KL", "plain"),
-                        ("starting model in bf16", "base of plain_seed2"),
-                        ("no KL, seed 2, bf16", "plain_seed2"),
-                        ("fixed reference, seed 2, bf16", "control_seed2"),
-                    )
-                    for decoding in ("sampled", "greedy")
+                    f"{label}, {way}": (model, way)
+                    for label, model in QWEN_MODELS.items()
+                    for way in ("sampled", "greedy")
+                },
+            )
+        ],
+        "| difference": [
+            (
+                [
+                    f"{{{QWEN}/LESS/pass@1/ARM:interval}}",
+                    f"{{{QWEN}/LESS/difference by form/ARM:+1}}",
+                    f"{{{QWEN}/LESS/difference among whole/ARM:+1}}",
+                ],
+                {
+                    f"{label} − {other_label}, {way}, {limit}": (other, f"{way}, {limit}/{model}")
+                    for label, model, other_label, other, limit in QWEN_DIFFERENCES
+                    for way in ("sampled", "greedy")
+                },
+            )
+        ],
+        "| model, at most 200 tokens": [
+            (
+                [
+                    "{qwen/LESS, 200/ARM/pass@1:of 100}",
+                    "{qwen/LESS, 200/ARM/pass@2:1}",
+                    "{qwen/LESS, 200/ARM/truncated:1}",
+                    "{qwen/LESS, 200/ARM/bare:1}",
+                    "{qwen/LESS, 200/ARM/correct among whole:1}",
+                    "{qwen/LESS, 200/ARM/tokens:n0}",
+                ],
+                {
+                    f"{label}, {way}": (model, way)
+                    for label, model in QWEN_FIRST.items()
+                    for way in ("sampled", "greedy")
                 },
             )
         ],

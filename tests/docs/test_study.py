@@ -244,6 +244,44 @@ def test_every_row_of_a_table_is_of_one_arm_or_of_one_task(page, numbers):
     assert unknown == []
 
 
+def rows_of(page, names):
+    """The cells of each row of a page's tables whose first cell is, in code or not, a name of this pattern."""
+    rows = re.findall(rf"(?m)^\| `?({names})`? \|(.*)\|$", (STUDY / page).read_text())
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
+
+
+def test_the_runs_of_the_fourth_protocol_are_counted(by_key):
+    rows = rows_of("pages/fourth.md", "[a-z_0-9]+")
+    blocks = {key.split("/")[2] for key in by_key if key.startswith("fourth/")}
+    assert set(rows) - {"block", "prediction"} == blocks
+    for block in blocks:
+        key = f"fourth//{block}"
+        cells = [f"{{{key}/runs:n0}} of {{{key}/runs planned:n0}}", f"{{{key}/pairs:n0}} of {{{key}/pairs planned:n0}}"]
+        assert [told(cell) for cell in rows[block][1:]] == [told(filled(cell, by_key)) for cell in cells], block
+
+
+def test_the_predictions_of_the_fourth_protocol_are_graded(numbers):
+    rows = rows_of("pages/fourth.md", "[A-Z][0-9]")
+    assert {name: cells[-1] for name, cells in rows.items()} == FIGURES["grades"](numbers)
+
+
+def test_a_prediction_is_refuted_by_its_interval_alone():
+    number = FIGURES["Number"]
+    keys, _ = FIGURES["predictions"]()["R5"]
+
+    def graded(*intervals):
+        found = [
+            number(*key.split("/")[:4], (low + high) / 2, low, high)
+            for key, (low, high) in zip(keys, intervals, strict=False)
+        ]
+        return FIGURES["grades"](found)["R5"]
+
+    assert graded((0.05, 0.2), (0.1, 0.3)) == "not refuted"
+    assert graded((0.05, 0.2), (-0.1, 0.09)) == "refuted"
+    assert graded((0.02, 0.09)) == "refuted"
+    assert graded((0.2, 0.3)) == graded((0.2, 0.3), (math.nan, math.nan)) == "open"
+
+
 def test_the_stored_means_of_the_first_protocol_are_those_of_the_runs(numbers):
     """Its intervals were made at the frozen commit; the means can be made from the runs."""
     stored = {(*one[:4], one.less): one.value for one in FIGURES["first_protocol"]()}
