@@ -457,11 +457,12 @@ def smollm2_numbers() -> Iterator[Number]:
                 yield Number(name, "smollm2", arm, f"{column}, {kind}", score)
             by_prompt = chosen.groupby(["arm", "prompt"])[column].mean().unstack("arm")
             by_seed = chosen.groupby(["arm", "seed"])[column].mean().unstack("arm")
-            for arm, less in permutations(by_prompt, 2) if kind == "sampled" else ():
+            way = column if kind == "sampled" else f"{column}, greedy"
+            for arm, less in permutations(by_prompt, 2):
                 contrast = over_units(by_prompt[arm] - by_prompt[less])
-                yield Number(name, "smollm2", arm, f"{column}, over prompts", *contrast[:3], less=less)
+                yield Number(name, "smollm2", arm, f"{way}, over prompts", *contrast[:3], less=less)
                 contrast = over_units(by_seed[arm] - by_seed[less])
-                yield Number(name, "smollm2", arm, f"{column}, over seeds", *contrast[:3], less=less)
+                yield Number(name, "smollm2", arm, f"{way}, over seeds", *contrast[:3], less=less)
         for arm, of_arm in of_test[of_test.greedy == 0].groupby("arm"):
             yield Number(name, "smollm2", arm, "right texts", of_arm.right.sum())
             yield Number(name, "smollm2", arm, "bare texts", of_arm.right.sum() - of_arm.sense.sum())
@@ -522,6 +523,7 @@ def qwen_numbers() -> Iterator[Number]:
         values = {
             "reward, first four batches": batches.reward.head(4).mean(),
             "reward, last four batches": batches.reward.tail(4).mean(),
+            "KL, step 10": steps.kl_ref[steps.step == 10].item(),
             "KL, last but one update": steps.kl_ref.iloc[-2],
             "KL, last update": steps.kl_ref.iloc[-1],
             "least beta": steps.beta.min(),

@@ -8,6 +8,7 @@ FORMATS in test_study.py has the formats; 0 and 1 are points of 100 with so many
 SORTING = "gamed/gamed_sorting"
 REVERSING = "gamed2/gamed_reverse"
 RIVALS = ("rivals/gamed_sorting", "rivals2/gamed_reverse")
+HELD_BY_TARGET = (f"{RIVALS[0]}/control_target0.14", f"{RIVALS[1]}/control_target0.3")
 FORGET = "forget2/forget"
 CLAMP = "clamp/reverse_level8"
 CLAMP2 = "clamp2/reverse_level8"
@@ -15,7 +16,25 @@ MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
 TASKS = ("reverse_digits", "sorting", "sums")
-QWEN = "qwen"
+QWEN = {"moving reference (A), one reset": "A"}  # at most 512 tokens
+QWEN_FIRST = {  # at most 200 tokens
+    "starting model": "base of plain",
+    "no KL": "plain",
+    "starting model in bf16": "base of plain_seed2",
+    "no KL, seed 2, bf16": "plain_seed2",
+    "fixed reference, `kl_target`, seed 2, bf16": "control_target0.011_seed2",
+}
+QWEN_GAINS = {  # at most 200 tokens: a run, minus what
+    "no KL − starting model": ("plain", "base of plain"),
+    "no KL, seed 2 − starting model": ("plain_seed2", "base of plain_seed2"),
+    "fixed reference, `kl_target`, seed 2 − starting model": (
+        "control_target0.011_seed2",
+        "base of control_target0.011_seed2",
+    ),
+    "moving reference (A), seed 2 − starting model": ("A", "base of plain_seed2"),
+    "moving reference (A), seed 2 − no KL, seed 2": ("A", "plain_seed2"),
+}
+BOTH_WAYS = ("sampled", "greedy")
 
 
 def pair(key: str) -> list[str]:
@@ -113,18 +132,28 @@ TABLES = {
             (advice("core/{}/A/SCORE/plain", TASKS), {"A − no KL": "core/sums/A"}),
             (
                 advice("{}/control/SCORE/plain", (SORTING, REVERSING)),
-                {"fixed reference − no KL": f"{REVERSING}/control"},
+                {"fixed reference − no KL, two rewards": f"{REVERSING}/control"},
             ),
             (
                 advice("{}/LESS/SCORE, the control's less it", RIVALS),
                 {
                     "fixed reference − early stopping": (f"{RIVALS[0]}/control_target0.14", "stopped"),
                     "fixed reference − rejection sampling": (f"{RIVALS[0]}/control_target0.14", "rejection"),
+                    "fixed reference − best of 8": (f"{RIVALS[0]}/control_target0.14", "best of 8"),
                 },
+            ),
+            (
+                advice("{}/SCORE/base", HELD_BY_TARGET),
+                {"fixed reference, `kl_target` − starting model": HELD_BY_TARGET[0]},
             ),
             (
                 advice("ARM/SCORE/LESS"),
                 {
+                    "the same, share {dose/gamed_reverse_2_2/plain/share:0} %": (
+                        "dose/gamed_reverse_2_2/control_target0.3",
+                        "plain",
+                    ),
+                    "A with five resets, its own β of 1 − fixed reference": (f"{SORTING}/A_K100_own", "control"),
                     "A with one reset in 600 steps − fixed reference": (f"{SORTING}/A_K300", "control"),
                     f"A with {{{SORTING}/A/resets, most:n0}} resets − fixed reference": (f"{SORTING}/A", "control"),
                     "fixed reference at β = 10 − no KL": (f"{CLAMP}/control", "plain"),
@@ -361,56 +390,37 @@ TABLES = {
         "| model, at most 512 tokens": [
             (
                 [
-                    *(f"{{{QWEN}/sampled, 512/ARM/{score}:of 100}}" for score in ("pass@1",)),
-                    *(f"{{{QWEN}/greedy, 512/ARM/{score}:of 100}}" for score in ("pass@1",)),
-                    *(f"{{{QWEN}/{way}, 200/ARM/pass@1:1}}" for way in ("sampled", "greedy")),
+                    *(f"{{qwen/{way}, 512/ARM/pass@1:of 100}}" for way in BOTH_WAYS),
+                    *(f"{{qwen/{way}, 200/ARM/pass@1:0}}" for way in BOTH_WAYS),
+                    *(f"{{qwen/{way}, 512/ARM/tokens:n0}}" for way in BOTH_WAYS),
                 ],
-                QWEN_MODELS,
-            )
-        ],
-        "| replies, at most 512 tokens": [
-            (
-                [
-                    f"{{{QWEN}/LESS, 512/ARM/truncated:0}}",
-                    f"{{{QWEN}/LESS, 512/ARM/bare:0}}",
-                    f"{{{QWEN}/LESS, 512/ARM/correct among whole:1}}",
-                    f"{{{QWEN}/LESS, 512/ARM/tokens:n0}}",
-                ],
-                {
-                    f"{label}, {way}": (model, way)
-                    for label, model in QWEN_MODELS.items()
-                    for way in ("sampled", "greedy")
-                },
-            )
-        ],
-        "| difference": [
-            (
-                [
-                    f"{{{QWEN}/LESS/pass@1/ARM:interval}}",
-                    f"{{{QWEN}/LESS/difference by form/ARM:+1}}",
-                    f"{{{QWEN}/LESS/difference among whole/ARM:+1}}",
-                ],
-                {
-                    f"{label} − {other_label}, {way}, {limit}": (other, f"{way}, {limit}/{model}")
-                    for label, model, other_label, other, limit in QWEN_DIFFERENCES
-                    for way in ("sampled", "greedy")
-                },
+                QWEN,
             )
         ],
         "| model, at most 200 tokens": [
             (
                 [
                     "{qwen/LESS, 200/ARM/pass@1:of 100}",
-                    "{qwen/LESS, 200/ARM/pass@2:1}",
+                    "{qwen/LESS, 200/ARM/pass@2:0}",
                     "{qwen/LESS, 200/ARM/truncated:1}",
                     "{qwen/LESS, 200/ARM/bare:1}",
                     "{qwen/LESS, 200/ARM/correct among whole:1}",
                     "{qwen/LESS, 200/ARM/tokens:n0}",
                 ],
+                {f"{label}, {way}": (model, way) for label, model in QWEN_FIRST.items() for way in BOTH_WAYS},
+            )
+        ],
+        "| difference, at most 200 tokens": [
+            (
+                [
+                    "{qwen/ARM/pass@1/LESS:interval}",
+                    "{qwen/ARM/difference by form/LESS:+1}",
+                    "{qwen/ARM/difference among whole/LESS:+1}",
+                ],
                 {
-                    f"{label}, {way}": (model, way)
-                    for label, model in QWEN_FIRST.items()
-                    for way in ("sampled", "greedy")
+                    f"{label}, {way}": (f"{way}, 200/{model}", other)
+                    for label, (model, other) in QWEN_GAINS.items()
+                    for way in BOTH_WAYS
                 },
             )
         ],
@@ -674,30 +684,51 @@ SENTENCES = {
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}} over three seeds.",
         f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
-        "on a CPU without a KL: {qwen/sampled/base of plain/pass@1:0} % → {qwen/sampled/plain/pass@1:1} % of 100 test",
+        "on a CPU without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
+        "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no difference "
+        "({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],
     "README.md": [
-        f"raises accuracy by {{{SORTING}/control/pass@1/plain:0}} points",
-        f"raises accuracy by {{{REVERSING}/control/pass@1/plain:0}} points",
+        f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",
+        "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct",
+        f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
         f"at least {{{RIVALS[1]}/stopped/greedy, the control's less it:0}} points lower",
         f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
-        f"reference cost {{{SORTING}/A/pass@1/control:below}} points",
+        "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
+        f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
         "takes 0.88 of A's time",  # docs/performance.md
+        "In healthy training B keeps {core/reverse_digits/B/share of the score/A:0} to "
+        "{core/sums/B/share of the score/A:0} % of A's score",
+        f"fallen less from its best (pre-registered, p {{{REVERSING}/B/fall/plain:p}})",
         f"The KL keeps {{{SORTING}/control/pass@1/plain:0}} more answers of 100 correct",
-        f"The KL keeps {{{REVERSING}/control/pass@1/plain:0}} more answers of 100 correct",
         f"it is {{{SORTING}/A_K100/greedy/control:below}} and {{{REVERSING}/A_K100/greedy/control:below}} points",
+        f"With its own β of 1 it is {{{SORTING}/A_K100_own/pass@1/control:interval}} and greedy "
+        f"{{{SORTING}/A_K100_own/greedy/control:interval}} from the fixed one",
+        f"`kl_target` is {{{SORTING}/control_target0.14/greedy/base:interval}} on sorting and "
+        f"{{{REVERSING}/control_target0.3/greedy/base:interval}} on reversing; with β = 0.3 "
+        f"{{{SORTING}/control/greedy/base:interval}} and {{{REVERSING}/control/greedy/base:interval}}. No KL is "
+        f"{{{SORTING}/plain/greedy/base:interval}} and {{{REVERSING}/plain/greedy/base:interval}}",
         f"The starting model has {{{REVERSING}/base/pass@1:0}} % sampled, {{{REVERSING}/base/greedy:0}} % greedy",
         "At two shares of one task, {dose/gamed_reverse_1_0/plain/share:0} and {dose/gamed_reverse/plain/share:0},",
         "within {dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of the predicted value",
+        "it learned nothing: {dose/gamed_reverse_0_0/control_target0.3/pass@1/base:interval} from the starting model",
         "it ended {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} points below the prediction",
+        "was predicted to be .8 to 1.1, and is {dose/all/control_target0.3/slope of pass@1:ratio}: not met",
+        "Its slope is {dose/all/plain/slope of pass@1:ratio}.",
         f"{{{PRETRAINED}/plain/bare texts:n0}} of the {{{PRETRAINED}/plain/right texts:n0}} correct texts",
+        "Greedy it is not significantly above the starting model: "
+        f"{{{SMOLLM2B}/control_target0.066/sense, greedy, over prompts/base:interval}} over prompts",
         f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",
         f"fixed reference with β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
         "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and training "
         "without a KL {core/reverse_digits/plain/drift:n2}.",
+        "with A's β, was {core/mean/control/pass@1/plain:interval} from no KL over the three tasks, and greedy "
+        "{core/mean/control/greedy/plain:interval}",
         f"minus one every 200 is {{{CLAMP2}/A_beta10/pass@1/A_K200_beta10:interval}}, sampled",
         f"At β = 1 it is {{{CLAMP2}/A_beta1/pass@1/A_K200_beta1:interval}}, not",
+        f"reference at β = 1 is {{{CLAMP2}/control_beta1/pass@1/control_beta10:of 100}} above the one at β = 10",
+        f"reset every 40 steps, is {{{CLAMP2}/A_beta10/pass@1/control_beta1:of 100}} above it",
         "difference of {core/sums/A/pass@1, seen after Holm/plain:1} to "
         "{core/sorting/B/pass@1, seen after Holm/plain:1} points",
         "added to it have {all//first/runs:n0} runs",
