@@ -684,7 +684,7 @@ SENTENCES = {
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}} over three seeds.",
         f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
-        "a CPU without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
+        "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no difference "
         "({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],
