@@ -197,6 +197,8 @@ def arms_of(block: Block) -> Iterator[Number]:
         means["asymptotes"] = runs.asymptote.count()
         for name, value in means.items():
             yield Number(block.name, family, arm, name, value)
+        if block.protocol == "fourth":  # derived.csv, which has the steps of the resets, lacks its runs
+            continue
         apart = [later - step for steps in resets for step, later in pairwise(steps)]
         spans = {"resets": map(len, resets), "steps apart": apart, "end by best": runs.end_by_best}
         for name, values in spans.items():
@@ -312,15 +314,22 @@ def dose_numbers(block_name: str) -> Iterator[Number]:
     """Yield the shares, the distance from the prediction, and the slope over the shares, one line for each base."""
     runs = dose(block_name)
     for (family, arm), of_arm in runs.groupby(["family", "arm"]):
-        distance = over_units(of_arm.set_index("base_seed").eval("`pass@1` - share + 0.05"))
         yield Number(block_name, family, arm, "share", of_arm.share.mean())
-        yield Number(block_name, family, arm, "less the share - 0.05", *distance[:3])
+        for outcome, name in (("pass@1", "less the share - 0.05"), ("greedy", "greedy, less the share - 0.05")):
+            distance = of_arm[outcome] - of_arm.share + 0.05
+            yield Number(block_name, family, arm, name, *over_units(distance.set_axis(of_arm.base_seed))[:3])
     families = runs.groupby(["arm", "base_seed"]).family.transform("nunique")
     lines = runs[families == len(all_blocks()[block_name].families)]
-    for arm, of_arm in lines[families > 1].groupby("arm"):
-        for outcome in ("pass@1", "greedy"):
-            slopes = {base: stats.linregress(of.share, of[outcome]).slope for base, of in of_arm.groupby("base_seed")}
-            yield Number(block_name, "all", arm, f"slope of {outcome}", *over_units(pd.Series(slopes))[:3])
+    for outcome in ("pass@1", "greedy"):
+        slopes = {}
+        for arm, of_arm in lines[families > 1].groupby("arm"):
+            of_bases = {
+                base: stats.linregress(of.share, of[outcome]).slope for base, of in of_arm.groupby("base_seed")
+            }
+            slopes[arm] = over_units(pd.Series(of_bases))
+        adjusted = holm([slope.p if outcome == "pass@1" else math.nan for slope in slopes.values()])
+        for (arm, slope), p in zip(slopes.items(), adjusted, strict=True):
+            yield Number(block_name, "all", arm, f"slope of {outcome}", *slope[:3], p=p)
 
 
 def given_back(arm: str, control: str) -> float:
@@ -449,6 +458,8 @@ def smollm2_numbers() -> Iterator[Number]:
         stopped = texts[(texts.arm == "plain") & (texts.step == 20)].assign(arm="stopped")
         ends = texts[texts.step.isin([0, 160])]
         of_test = pd.concat([ends, stopped]).query("split == 'test'")
+        seeds = of_test.groupby("arm").seed.transform("nunique")
+        of_test = of_test[(of_test.arm == "base") | (seeds == seeds.max())]  # an unfinished variant has fewer
         for kind, column in product(("sampled", "greedy"), ("right", "sense")):
             chosen = of_test[of_test.greedy == (kind == "greedy")]
             for (arm, seed), score in chosen.groupby(["arm", "seed"])[column].mean().items():
@@ -510,7 +521,8 @@ def qwen_numbers() -> Iterator[Number]:
             for measure, value in shares.loc[model].items():
                 yield Number("qwen", name, model, measure, value)
         less = {pair: over_units((scores[pair[0]] - scores[pair[1]]).dropna()) for pair in permutations(scores, 2)}
-        tested = [pair for pair in QWEN_TESTS if pair in less and name == "sampled, 512"]
+        is_complete = less.keys() >= {*QWEN_TESTS} and name == "sampled, 512"
+        tested = QWEN_TESTS if is_complete else []
         adjusted = dict(zip(tested, holm([less[pair].p for pair in tested]), strict=True))
         for (model, other), contrast in less.items():
             yield Number("qwen", name, model, "pass@1", *contrast[:3], other, adjusted.get((model, other), math.nan))
@@ -560,7 +572,7 @@ def other_numbers() -> Iterator[Number]:
     yield Number("all", "", "first", "runs added", added.sum())
     medians = []
     for block in blocks.values():
-        for _, of_arm in block.runs.groupby(["family", "arm"]):
+        for _, of_arm in block.runs.groupby(["family", "arm"]) if block.protocol != "fourth" else ():
             if not block.chooses and of_arm[["resets_at", "reconvergence"]].notna().any().all():
                 medians.append(median_steps(of_arm.reconvergence))
     yield Number("all", "", "resets", "arms", len(medians))
@@ -652,15 +664,20 @@ def tuned_rivals() -> Iterator[Number]:
         (family,) = block.families
         (control,) = block.references
         watched = all_blocks()["tuned_stops"].runs.query("family == @family").set_index(PAIR)
-        if block.runs.empty or watched.empty:
-            continue
         runs = block.runs.pivot(index=PAIR, columns="arm")
+        pairs = runs.index.intersection(watched.index)
+        if pairs.empty:
+            continue
+        runs, watched = runs.loc[pairs], watched.loc[pairs]
         kept = stops[stops.family == family].set_index(["arm", *PAIR])
         of_base = kept.loc["base"].best_of_8.groupby("base_seed").first()
         tests = []
         for column, outcome in (("gold", "pass@1"), ("greedy", "greedy")):
             stopped = {}
             for of_pair, end in watched.iterrows():
+                if ("plain", *of_pair) not in kept.index:  # numbers that are not finite: no policy was left
+                    stopped[of_pair] = end[outcome]
+                    continue
                 of_run = kept.loc[[("plain", *of_pair)]].set_index("step")
                 step = of_run.validation_gold.idxmax()
                 stopped[of_pair] = end[outcome] if step == block.steps else of_run[column][step]
@@ -670,41 +687,64 @@ def tuned_rivals() -> Iterator[Number]:
             for rival, scores in others.items():
                 yield Number(name, family, rival, outcome, scores.mean())
                 tests.append((rival, outcome, over_units((runs[outcome, control] - scores).dropna())))
-        best = kept.best_of_8.dropna().loc[control].reindex(runs.index).groupby("base_seed").mean()
-        yield Number(name, family, "control", "best of 8", best.mean())
-        yield Number(name, family, "base", "best of 8", of_base[best.index].mean())
-        tests.append(("base", "best of 8", over_units(best - of_base)))
+        best = {}  # a collapsed run, which has none, counts 0
+        for arm in block.arms:
+            of_arm = kept.best_of_8.dropna().loc[arm].reindex(pairs).fillna(0.0)
+            best[arm] = of_arm.groupby("base_seed").mean()
+            yield Number(name, family, arm, "best of 8", best[arm].mean())
+        yield Number(name, family, "base", "best of 8", of_base[best[control].index].mean())
+        tests.append(("base", "best of 8", over_units(best[control] - of_base)))
         adjusted = holm([contrast.p if outcome != "greedy" else math.nan for _, outcome, contrast in tests])
         for (rival, outcome, contrast), p in zip(tests, adjusted, strict=True):
             yield Number(name, family, rival, f"{outcome}, the control's less it", *contrast[:3], p=p)
 
 
+def target_ranges() -> Iterator[Number]:
+    """Yield the least and the greatest multiple of the target up to which accuracy moves by less than 5 points."""
+    multiples_of = (0.25, 0.5, 1.0, 2.0, 4.0)
+    for name in ("target", "target2"):
+        block = all_blocks()[name]
+        means = block.runs.groupby("arm")["pass@1"].mean().reindex(block.arms)
+        is_near = ((means - means[block.references[0]]).abs() < 0.05).to_list()
+        if is_near[2]:
+            low = 2 - next((place for place in range(2) if not is_near[1 - place]), 2)
+            high = 2 + next((place for place in range(2) if not is_near[3 + place]), 2)
+            yield Number(name, block.families[0], "", "least multiple within 5 points", multiples_of[low])
+            yield Number(name, block.families[0], "", "greatest multiple within 5 points", multiples_of[high])
+
+
 def long_k() -> Iterator[Number]:
     """Yield what resets at long intervals recover of the gain of no KL."""
     runs = all_blocks()["long_k"].runs
-    if len(runs):
-        means = runs.groupby("arm")["pass@1"].mean()
-        for arm in means.index[means.index.str.startswith("A_")]:
+    for outcome, name in (("pass@1", "given back"), ("greedy", "given back, greedy")):
+        means = runs.groupby("arm")[outcome].mean()
+        for arm in [arm for arm in means.index if arm.startswith("A_")]:
             fixed = means[f"control_{arm.rpartition('_')[2]}"]
-            value = (means[arm] - fixed) / (means["plain"] - fixed)
-            yield Number("long_k", "reverse_level8", arm, "given back", value)
+            yield Number("long_k", "reverse_level8", arm, name, (means[arm] - fixed) / (means["plain"] - fixed))
 
 
 def smollm2b_over_seeds() -> Iterator[Number]:
     """Yield SmolLM2's control minus no KL by the stricter rule, over five seeds, on the 64 prompts that all have."""
     texts = table("texts")
     texts = texts[texts.family.str.startswith("smollm2") & (texts.prompt < 64) & (texts.step == 160)]
-    texts = texts[(texts.split == "test") & (texts.greedy == 0) & texts.seed.isin(range(5, 10))]
-    if texts.seed.nunique() == 5:
-        stricter = np.array([is_stricter(*one) for one in zip(texts.asked, texts.text, strict=True)])
-        scores = texts.assign(sense=texts.right * stricter).groupby(["seed", "arm"]).sense.mean().unstack("arm")
-        contrast = over_units(scores["control_target0.066"] - scores["plain"])
-        yield Number("smollm2b_seeds", "smollm2", "control_target0.066", "sense, five seeds", *contrast[:3], "plain")
+    control = "control_target0.066"
+    texts = texts[(texts.split == "test") & texts.arm.isin([control, "plain"]) & texts.seed.isin(range(5, 10))]
+    stricter = np.array([is_stricter(*one) for one in zip(texts.asked, texts.text, strict=True)])
+    scores = texts.assign(sense=texts.right * stricter).groupby(["greedy", "seed", "arm"]).sense.mean().unstack("arm")
+    for greedy, name in ((0, "sense, five seeds"), (1, "sense, greedy, five seeds")):
+        less = (scores.loc[greedy, control] - scores.loc[greedy, "plain"]).dropna()
+        if len(less) == 5:
+            yield Number("smollm2b_seeds", "smollm2", control, name, *over_units(less)[:3], "plain")
+
+
+WATCHED = ("target", "target2", "tuned_stops", "tuned_rivals", "tuned_rivals2")
 
 
 def first_firing(curve: pd.DataFrame) -> float:
     """Return the step at which `guard_gap` (window 40, gap 0.1) first fires in a run; NaN if it never does."""
     means = curve.set_index("step")[["gold", "reward"]].rolling(40).mean().dropna()
+    if means.empty:
+        return math.nan
     best = means.iloc[0]
     for step, mean in means.iterrows():
         if mean.gold >= best.gold:
@@ -720,13 +760,13 @@ def guard_replays() -> Iterator[Number]:
     at_base = stops[stops.arm == "base"].groupby(["family", "base_seed"]).gold.first()
     curves4 = table("curves4")
     rows = []
-    for name in ("target", "target2", "tuned_stops", "tuned_rivals", "tuned_rivals2"):
+    for name in WATCHED:
         for run in all_blocks()[name].runs.to_dict("records"):
             key = [run[column] for column in KEY]
             curve = curves4[(curves4[KEY] == key).all(axis=1)]
             if curve.gold.notna().any():
                 kept = stops.gold[(stops[KEY] == key).all(axis=1)]
-                fall = max(*kept, at_base[run["family"], run["base_seed"]]) - run["gold"]
+                fall = max([*kept, at_base[run["family"], run["base_seed"]]]) - run["gold"]
                 rows.append({"base_seed": run["base_seed"], "fall": fall, "fired": first_firing(curve)})
     runs = pd.DataFrame(rows, columns=["base_seed", "fall", "fired"])
     damaged = runs.fall > 0.1
@@ -798,7 +838,7 @@ def predictions() -> dict[str, tuple[list[str], Callable[[list[Number]], bool]]]
     sorting = "dose_sorting/all"
     trained = [f"qwen/greedy, 512/{model}/pass@1/" for model in QWEN_ARMS]
     untrained = [f"qwen/greedy, 512/{model}/pass@1/" for model in QWEN_BASE[:2]]
-    given_back = [f"{long}/A_K1000_beta10", f"{long}/A_K500_beta10", "clamp2/reverse_level8/A_K200_beta10"]
+    given_back = [f"{long}/A_K1000_beta10", f"{long}/A_K500_beta10", f"{long}/A_K200_beta10"]
     return {
         "T1": (multiples("pass@1", 1, 3), outside(-0.05, 0.05)),
         "T2": (multiples("pass@1", 4), outside(-far, -0.05)),
@@ -826,7 +866,7 @@ def predictions() -> dict[str, tuple[list[str], Callable[[list[Number]], bool]]]
         "Q6": (["qwen/greedy, 512/base_4shot/pass@1/"], outside(0.5, far)),
         "Q7": (
             trained + untrained,
-            lambda found: len(found) == 7 and best(found[:5]) - best(found[5:]) > 0.15,
+            lambda found: len(found) == 7 and round(best(found[:5]) - best(found[5:]), 9) > 0.15,
         ),
         "S1": (["smollm2b_seeds/smollm2/control_target0.066/sense, five seeds/plain"], outside(0.08, far)),
         "K1": (
@@ -842,16 +882,26 @@ def predictions() -> dict[str, tuple[list[str], Callable[[list[Number]], bool]]]
 
 
 def grades(every: Sequence[Number]) -> dict[str, str]:
-    """Grade the predictions of the fourth protocol; "open" if a number, or its interval, is missing to decide."""
+    """
+    Grade the predictions of the fourth protocol by the pairs that are complete, with their count unless all are; "open"
+    if a number, or its interval, is missing to decide.
+    """
     by_key = {"/".join((*one[:4], one.less)): one for one in every}
     found = {}
     for name, (keys, is_refuted) in predictions().items():
         known = [by_key[key] for key in keys if key in by_key]
-        known = [one for one in known if math.isfinite(one.low) or name in ("Q1", "K1")]
-        if known and is_refuted(known):
+        known = [one for one in known if math.isfinite(one.value if name in ("Q1", "K1") else one.low)]
+        blocks = WATCHED if name == "G1" else {key.split("/")[0] for key in keys}
+        counts = [[by_key.get(f"fourth//{block}/{unit}/") for block in blocks] for unit in ("pairs", "pairs planned")]
+        done, planned = ([one.value for one in of_unit if one] for of_unit in counts)
+        if name == "G1" and not all(done):
+            found[name] = "open"
+        elif known and is_refuted(known):
             found[name] = "refuted"
         else:
             found[name] = "not refuted" if len(known) == len(keys) else "open"
+        if found[name] != "open" and sum(done) < sum(planned):
+            found[name] += f" ({sum(done):.0f} of {sum(planned):.0f} pairs)"
     return found
 
 
@@ -861,7 +911,7 @@ def numbers() -> list[Number]:
     for name in ("dose", "dose_long", "dose_sorting"):
         found += dose_numbers(name)
     found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers(), *step_cost_numbers()]
-    found += [*tuned_rivals(), *long_k(), *smollm2b_over_seeds(), *guard_replays(), *finished()]
+    found += [*target_ranges(), *tuned_rivals(), *long_k(), *smollm2b_over_seeds(), *guard_replays(), *finished()]
     for block in all_blocks().values():
         if block.runs.empty:
             continue
