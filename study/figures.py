@@ -883,8 +883,8 @@ def predictions() -> dict[str, tuple[list[str], Callable[[list[Number]], bool]]]
 
 def grades(every: Sequence[Number]) -> dict[str, str]:
     """
-    Grade the predictions of the fourth protocol by the pairs that are complete, with their count unless all are; "open"
-    if a number, or its interval, is missing to decide.
+    Grade the predictions of the fourth protocol by the complete pairs, with their count unless all are complete;
+    "open" if a number, or its interval, is missing to decide.
     """
     by_key = {"/".join((*one[:4], one.less)): one for one in every}
     found = {}
