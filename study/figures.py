@@ -34,6 +34,7 @@ PAIR = ["base_seed", "seed"]
 OUTCOMES = ["pass@1", "pass@8", "greedy"]
 OTHER_REFERENCES = {"C_step_lr10", "A_K200_beta1", "A_K200_beta10"}  # of single sentences
 KL_TARGETS = {"gamed_sorting": 0.14, "gamed_reverse": 0.3}
+PROGRAM = r"```|\bprint\(|\bdef \w+\(|console\.log|public |#include"  # of a reply that is program code
 QWEN_ARMS = ("A", "control", "C_hard", "C_soft0.1", "B")
 QWEN_BASE = ("base", "base_default", "base_4shot")
 QWEN_TESTS = [("A", "control"), ("B", "control"), ("C_hard", "A"), ("C_soft0.1", "A")]
@@ -493,7 +494,8 @@ def qwen_replies() -> Iterator[tuple[str, pd.DataFrame]]:
     of 200, and those of the fourth protocol, sampled with 512 and scored again when they are cut at 200.
     """
     texts = table("qwen_texts")
-    texts = texts.assign(model=texts.model.str.removesuffix("_512"))
+    is_program = texts.text.map(json.loads).str.contains(PROGRAM)
+    texts = texts.assign(model=texts.model.str.removesuffix("_512"), program=is_program)
     cut = texts.assign(correct=texts.correct_200, truncated=texts.truncated_200, tokens=texts.tokens.clip(upper=200))
     at_200 = pd.concat([table("qwen_verdicts"), cut]).astype({"correct": float, "truncated": bool})
     for limit, replies in ((512, texts.astype({"truncated": bool})), (200, at_200)):
@@ -510,7 +512,8 @@ def qwen_numbers() -> Iterator[Number]:
         replies = replies.assign(whole=~replies.truncated & ~replies.bare)
         scores = replies.groupby(["prompt", "model"]).correct.mean().unstack("model")
         solved = replies.groupby(["prompt", "model"]).correct.max().unstack("model").mean()
-        shares = replies.groupby("model")[["whole", "truncated", "bare", "tokens"]].mean()
+        measures = ["whole", "truncated", "bare", "tokens", *(["program"] if name.endswith("512") else [])]
+        shares = replies.groupby("model")[measures].mean()
         among = replies[replies.whole].groupby("model").correct.mean()
         ended = replies[~replies.truncated].groupby("model").correct.mean()
         for model in scores:

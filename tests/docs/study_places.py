@@ -16,7 +16,8 @@ MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
 TASKS = ("reverse_digits", "sorting", "sums")
-QWEN = {"moving reference (A), one reset": "A"}  # at most 512 tokens
+QWEN = {"starting model": "base", "moving reference (A), one reset": "A"}  # at most 512 tokens
+QWEN_LESS = {"moving reference (A) − starting model": ("A", "base")}
 QWEN_FIRST = {  # at most 200 tokens
     "starting model": "base of plain",
     "no KL": "plain",
@@ -59,6 +60,21 @@ def change(key: str) -> str:
 def by_both_rules(place: str, seed: int) -> str:
     """SmolLM2's score by the registered rule, and by the stricter one."""
     return f"{{{place}/ARM/right, sampled, seed {seed}:n3}} ({{{place}/ARM/sense, sampled, seed {seed}:n3}})"
+
+
+def qwen_differences(pairs: dict[str, tuple[str, str]], limit: int) -> list:
+    """Return the groups of the table of the Qwen's differences at a limit of tokens."""
+    columns = [
+        "{qwen/ARM/pass@1/LESS:interval}",
+        "{qwen/ARM/difference by form/LESS:+1}",
+        "{qwen/ARM/difference among whole/LESS:+1}",
+    ]
+    rows = {
+        f"{label}, {way}": (f"{way}, {limit}/{model}", other)
+        for label, (model, other) in pairs.items()
+        for way in BOTH_WAYS
+    }
+    return [(columns, rows)]
 
 
 # The cells of a table's rows, for each table by how its first line begins. A row is its label, the arm for ARM and
@@ -397,6 +413,17 @@ TABLES = {
                 QWEN,
             )
         ],
+        "| replies of at most 512 tokens": [
+            (
+                [
+                    *(f"{{qwen/LESS, 512/ARM/{share}:0}}" for share in ("truncated", "bare", "program")),
+                    "{qwen/LESS, 512/ARM/correct among whole:1}",
+                ],
+                {f"{label}, {way}": (model, way) for label, model in QWEN.items() for way in BOTH_WAYS},
+            )
+        ],
+        "| difference, at most 512 tokens": qwen_differences(QWEN_LESS, 512),
+        "| difference, at most 200 tokens": qwen_differences(QWEN_GAINS, 200),
         "| model, at most 200 tokens": [
             (
                 [
@@ -408,20 +435,6 @@ TABLES = {
                     "{qwen/LESS, 200/ARM/tokens:n0}",
                 ],
                 {f"{label}, {way}": (model, way) for label, model in QWEN_FIRST.items() for way in BOTH_WAYS},
-            )
-        ],
-        "| difference, at most 200 tokens": [
-            (
-                [
-                    "{qwen/ARM/pass@1/LESS:interval}",
-                    "{qwen/ARM/difference by form/LESS:+1}",
-                    "{qwen/ARM/difference among whole/LESS:+1}",
-                ],
-                {
-                    f"{label}, {way}": (f"{way}, 200/{model}", other)
-                    for label, (model, other) in QWEN_GAINS.items()
-                    for way in BOTH_WAYS
-                },
             )
         ],
     },
@@ -685,6 +698,7 @@ SENTENCES = {
         f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
         "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
+        "one reset: {qwen/sampled, 512/base/pass@1:1} % → {qwen/sampled, 512/A/pass@1:0} % at 512",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no difference "
         "({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],
