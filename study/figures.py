@@ -1228,17 +1228,22 @@ def clamp2_passk() -> Figure:
 
 def qwen_curve() -> Figure:
     """Draw accuracy and share of truncated completions of each batch."""
-    figure, axes = panels("Lines: means of the last four batches.", 10, 3.2, 1, 2)
-    columns = {"reward": "Correct completions of a batch", "truncated_fraction": "Completions truncated at 200 tokens"}
+    figure, axes = panels("Lines: means of the last four batches.", 10.5, 3.2, 1, 2)
+    columns = {"reward": "Correct completions of a batch", "truncated_fraction": "Truncated at 200 tokens"}
     names = {
         "plain": "no KL, seed 1",
         "plain_seed2": "no KL, seed 2, bf16",
         "control_target0.011_seed2": "fixed reference, kl_target 0.011, seed 2, bf16",
+        "control_seed2": "fixed reference, β = 0.3, seed 2, bf16",
+        "A_seed2": "moving reference (A), β = 0.3, seed 2, bf16",
     }
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
-        for colour, (arm, label) in zip(("#0072B2", "#D55E00", "#009E73"), names.items(), strict=True):
+        for colour, (arm, label) in zip(colours, names.items(), strict=True):
             rows = table("qwen_steps")
             steps = rows[rows.arm == arm]
+            if steps.empty:
+                continue
             batches = steps[steps.time_rollout > 0].set_index("step")[column]
             panel.plot(batches, "o", alpha=0.35, color=colour)
             panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=label)
