@@ -16,8 +16,16 @@ MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
 TASKS = ("reverse_digits", "sorting", "sums")
-QWEN = {"starting model": "base", "moving reference (A), one reset": "A"}  # at most 512 tokens
-QWEN_LESS = {"moving reference (A) − starting model": ("A", "base")}
+QWEN = {  # at most 512 tokens
+    "starting model": "base",
+    "fixed reference": "control",
+    "moving reference (A), one reset": "A",
+}
+QWEN_LESS = {
+    "fixed reference − starting model": ("control", "base"),
+    "moving reference (A) − starting model": ("A", "base"),
+    "moving reference (A) − fixed reference": ("A", "control"),
+}
 QWEN_FIRST = {  # at most 200 tokens
     "starting model": "base of plain",
     "no KL": "plain",
@@ -698,7 +706,8 @@ SENTENCES = {
         f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
         "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
-        "one reset: {qwen/sampled, 512/base/pass@1:1} % → {qwen/sampled, 512/A/pass@1:0} % at 512",
+        "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
+        "{qwen/greedy, 512/A/pass@1/control:interval}",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no difference "
         "({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],
@@ -711,6 +720,8 @@ SENTENCES = {
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
         f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
+        "One reset halfway ended {qwen/sampled, 512/A/pass@1/control:1} points higher, and "
+        "{qwen/greedy, 512/A/pass@1/control:0} greedy",
         "takes 0.88 of A's time",  # docs/performance.md
         "In healthy training B keeps {core/reverse_digits/B/share of the score/A:0} to "
         "{core/sums/B/share of the score/A:0} % of A's score",
