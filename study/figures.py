@@ -333,10 +333,11 @@ def dose_numbers(block_name: str) -> Iterator[Number]:
             yield Number(block_name, "all", arm, f"slope of {outcome}", *slope[:3], p=p)
 
 
-def given_back(arm: str, control: str) -> float:
-    """Return (A - control) / (plain - control) of means over bases, of the block `clamp2`."""
-    means = all_blocks()["clamp2"].runs.groupby("arm")["pass@1"].mean()
-    return float((means[arm] - means[control]) / (means["plain"] - means[control]))
+def given_back(block_name: str, arm: str, outcome: str = "pass@1") -> float:
+    """Return (A - control) / (plain - control) of means over bases; the control is the one with A's coefficient."""
+    means = all_blocks()[block_name].runs.groupby("arm")[outcome].mean()
+    control = means[f"control_{arm.rpartition('_')[2]}"]
+    return float((means[arm] - control) / (means["plain"] - control))
 
 
 def pass_at_k() -> pd.DataFrame:
@@ -626,9 +627,7 @@ def step_cost_numbers() -> Iterator[Number]:
 def clamp2_numbers() -> Iterator[Number]:
     """Yield what resets recover, and pass@k of many samples, with its bound, and minus the base's."""
     for beta, arm in product((1, 10), ("A_beta", "A_K200_beta")):
-        yield Number(
-            "clamp2", "reverse_level8", f"{arm}{beta}", "given back", given_back(f"{arm}{beta}", f"control_beta{beta}")
-        )
+        yield Number("clamp2", "reverse_level8", f"{arm}{beta}", "given back", given_back("clamp2", f"{arm}{beta}"))
     scores = pass_at_k()
     for (measure, k, arm), values in scores.items():
         yield Number("clamp2", "reverse_level8", arm, f"{measure}, k = {k}", values.mean())
@@ -718,12 +717,10 @@ def target_ranges() -> Iterator[Number]:
 
 def long_k() -> Iterator[Number]:
     """Yield what resets at long intervals recover of the gain of no KL."""
-    runs = all_blocks()["long_k"].runs
+    arms = all_blocks()["long_k"].runs.arm.unique()
     for outcome, name in (("pass@1", "given back"), ("greedy", "given back, greedy")):
-        means = runs.groupby("arm")[outcome].mean()
-        for arm in [arm for arm in means.index if arm.startswith("A_")]:
-            fixed = means[f"control_{arm.rpartition('_')[2]}"]
-            yield Number("long_k", "reverse_level8", arm, name, (means[arm] - fixed) / (means["plain"] - fixed))
+        for arm in [arm for arm in arms if arm.startswith("A_")]:
+            yield Number("long_k", "reverse_level8", arm, name, given_back("long_k", arm, outcome))
 
 
 def smollm2b_over_seeds() -> Iterator[Number]:
@@ -1242,8 +1239,6 @@ def qwen_curve() -> Figure:
         for colour, (arm, label) in zip(colours, names.items(), strict=True):
             rows = table("qwen_steps")
             steps = rows[rows.arm == arm]
-            if steps.empty:
-                continue
             batches = steps[steps.time_rollout > 0].set_index("step")[column]
             panel.plot(batches, "o", alpha=0.35, color=colour)
             panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=label)

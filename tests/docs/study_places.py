@@ -708,8 +708,8 @@ SENTENCES = {
         "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
         "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
-        "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no difference "
-        "({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
+        "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no "
+        "significant difference ({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],
     "README.md": [
         f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",

@@ -271,18 +271,23 @@ def test_the_predictions_of_the_fourth_protocol_are_graded(numbers):
 def test_a_prediction_is_refuted_by_its_interval_alone():
     number = FIGURES["Number"]
     keys, _ = FIGURES["predictions"]()["R5"]
+    counts = []
 
     def graded(*intervals):
         found = [
             number(*key.split("/")[:4], (low + high) / 2, low, high)
             for key, (low, high) in zip(keys, intervals, strict=False)
         ]
-        return FIGURES["grades"](found)["R5"]
+        return FIGURES["grades"]([*found, *counts])["R5"]
 
     assert graded((0.05, 0.2), (0.1, 0.3)) == "not refuted"
     assert graded((0.05, 0.2), (-0.1, 0.09)) == "refuted"
     assert graded((0.02, 0.09)) == "refuted"
     assert graded((0.2, 0.3)) == graded((0.2, 0.3), (math.nan, math.nan)) == "open"
+    counts += [
+        number("fourth", "", "tuned_rivals", unit, count) for unit, count in (("pairs", 3), ("pairs planned", 5))
+    ]
+    assert graded((0.05, 0.2), (0.1, 0.3)) == "not refuted (3 of 5 pairs)"
 
 
 def test_the_stored_means_of_the_first_protocol_are_those_of_the_runs(numbers):
