@@ -18,6 +18,8 @@ SMOLLM2B = "smollm2b/smollm2"
 TASKS = ("reverse_digits", "sorting", "sums")
 QWEN = {  # at most 512 tokens
     "starting model": "base",
+    "starting model, default prompt": "base_default",
+    "starting model, four examples": "base_4shot",
     "fixed reference": "control",
     "moving reference (A), one reset": "A",
 }
@@ -25,6 +27,10 @@ QWEN_LESS = {
     "fixed reference − starting model": ("control", "base"),
     "moving reference (A) − starting model": ("A", "base"),
     "moving reference (A) − fixed reference": ("A", "control"),
+    "starting model, default prompt − recipe's": ("base_default", "base"),
+    "starting model, four examples − recipe's prompt": ("base_4shot", "base"),
+    "moving reference (A) − starting model, default prompt": ("A", "base_default"),
+    "moving reference (A) − starting model, four examples": ("A", "base_4shot"),
 }
 QWEN_FIRST = {  # at most 200 tokens
     "starting model": "base of plain",
@@ -42,8 +48,14 @@ QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     ),
     "moving reference (A), seed 2 − starting model": ("A", "base of plain_seed2"),
     "moving reference (A), seed 2 − no KL, seed 2": ("A", "plain_seed2"),
+    "no KL, seed 2 − starting model, four examples": ("plain_seed2", "base_4shot"),
 }
 BOTH_WAYS = ("sampled", "greedy")
+
+
+def ways(*models: str) -> tuple[str, ...]:
+    """Return how replies of these models were decoded: with four examples greedily alone."""
+    return ("greedy",) if "base_4shot" in models else BOTH_WAYS
 
 
 def pair(key: str) -> list[str]:
@@ -80,7 +92,7 @@ def qwen_differences(pairs: dict[str, tuple[str, str]], limit: int) -> list:
     rows = {
         f"{label}, {way}": (f"{way}, {limit}/{model}", other)
         for label, (model, other) in pairs.items()
-        for way in BOTH_WAYS
+        for way in ways(model, other)
     }
     return [(columns, rows)]
 
@@ -427,7 +439,7 @@ TABLES = {
                     *(f"{{qwen/LESS, 512/ARM/{share}:0}}" for share in ("truncated", "bare", "program")),
                     "{qwen/LESS, 512/ARM/correct among whole:1}",
                 ],
-                {f"{label}, {way}": (model, way) for label, model in QWEN.items() for way in BOTH_WAYS},
+                {f"{label}, {way}": (model, way) for label, model in QWEN.items() for way in ways(model)},
             )
         ],
         "| difference, at most 512 tokens": qwen_differences(QWEN_LESS, 512),
