@@ -25,6 +25,7 @@ from trl_prorl.eval.analysis.statistics import holm
 from trl_prorl.eval.stepcost.settings import BASELINE, DEFAULT
 from trl_prorl.eval.stepcost.tables import draw as draw_step_cost
 from trl_prorl.eval.stepcost.tables import ratio as speedup
+from trl_prorl.tasks import get_task
 from trl_prorl.variants import VARIANTS
 
 
@@ -492,11 +493,16 @@ def smollm2_numbers() -> Iterator[Number]:
 def qwen_replies() -> Iterator[tuple[str, pd.DataFrame]]:
     """
     Yield the Qwen's replies by decoding and limit of tokens: those of the first runs, which were sampled with a limit
-    of 200, and those of the fourth protocol, sampled with 512 and scored again when they are cut at 200.
+    of 200, and those of the fourth protocol, sampled with 512 and scored again when they are cut at 200. `mended` is
+    the score by the verifier of today.
     """
     texts = table("qwen_texts")
-    is_program = texts.text.map(json.loads).str.contains(PROGRAM)
-    texts = texts.assign(model=texts.model.str.removesuffix("_512"), program=is_program)
+    replies = texts.text.map(json.loads)
+    answers = texts.prompt.map(table("qwen_answers").set_index("prompt").answer)
+    verify = get_task("gsm8k").verify
+    mended = [verify(reply, {"answer": str(answer)}) for reply, answer in zip(replies, answers, strict=True)]
+    is_program = replies.str.contains(PROGRAM)
+    texts = texts.assign(model=texts.model.str.removesuffix("_512"), program=is_program, mended=mended)
     cut = texts.assign(correct=texts.correct_200, truncated=texts.truncated_200, tokens=texts.tokens.clip(upper=200))
     at_200 = pd.concat([table("qwen_verdicts"), cut]).astype({"correct": float, "truncated": bool})
     for limit, replies in ((512, texts.astype({"truncated": bool})), (200, at_200)):
@@ -534,6 +540,14 @@ def qwen_numbers() -> Iterator[Number]:
             of_whole = (among[model] - among[other]) * (shares.whole[model] + shares.whole[other]) / 2
             yield Number("qwen", name, model, "difference by form", of_form, less=other)
             yield Number("qwen", name, model, "difference among whole", of_whole, less=other)
+        if not name.endswith("512"):
+            continue
+        mended = replies.groupby(["prompt", "model"]).mended.mean().unstack("model")
+        for model in mended:
+            yield Number("qwen", name, model, "mended", *over_units(mended[model])[:3])
+        for model, other in permutations(mended, 2):
+            contrast = over_units((mended[model] - mended[other]).dropna())
+            yield Number("qwen", name, model, "mended", *contrast[:3], less=other)
     for arm, steps in table("qwen_steps").groupby("arm"):
         batches = steps[steps.time_rollout > 0]
         values = {
@@ -1133,6 +1147,27 @@ def dose_line() -> Figure:
     return add_legend(figure, axes[0, 0])
 
 
+def target_line() -> Figure:
+    """Draw accuracy at the end by `kl_target`, as a multiple of the one that the preflight printed."""
+    note = "Small points: starting models. Lines: their means. 1 is the target that the preflight printed."
+    figure, axes = panels(note, 9, 3.8, 1, 2, sharex=True, sharey=True)
+    colour = colour_of("control")
+    for panel, name in zip(axes[0], ("target", "target2"), strict=True):
+        block = all_blocks()[name]
+        (family,) = block.families
+        multiples = block.runs.arm.str.split("_target").str[1].astype(float) / KL_TARGETS[family]
+        for outcome, label, dashes in (("pass@1", "sampled", "-"), ("greedy", "greedy", "--")):
+            panel.plot(multiples, block.runs[outcome], ".", color=colour, alpha=0.4)
+            panel.plot(block.runs.groupby(multiples)[outcome].mean(), dashes, marker="o", color=colour, label=label)
+        panel.axhline(block.runs["base_pass@1"].mean(), label="starting model, sampled", **GREY)
+        panel.axhline(block.runs.base_greedy.mean(), linestyle="--", label="starting model, greedy", **GREY)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
+        panel.set(title=TASKS[family], xlabel="kl_target, as a multiple of the preflight's", ylim=(0, 1))
+    axes[0, 0].set_ylabel("accuracy at the end")
+    return add_legend(figure, axes[0, 0])
+
+
 def rivals_forest(every: Sequence[Number]) -> Figure:
     """Draw the fixed reference minus each alternative, sampled and greedy."""
     shown = {
@@ -1280,7 +1315,7 @@ def pictures(every: Sequence[Number]) -> Iterator[tuple[str, Figure]]:
         for name in names:
             yield f"{name}_{kind}", draw(all_blocks()[name])
     yield "rivals_forest", rivals_forest(every)
-    for draw in (dose_line, reuse_uses, clamp2_given_back, clamp2_passk, qwen_curve):
+    for draw in (dose_line, target_line, reuse_uses, clamp2_given_back, clamp2_passk, qwen_curve):
         yield draw.__name__, draw()
 
 

@@ -81,11 +81,14 @@ def plain(number: Decimal) -> str:
 def marked_answers(text: str) -> list[str]:
     """
     Return the texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without a digit, and markers
-    like `#### Step 1`, are Markdown headings and are skipped.
+    like `#### Step 1`, are Markdown headings and are skipped. So are sentences around a box, like `#### The answer is
+    \\boxed{42}`: the box is the answer.
     """
-    # `#### \boxed{42}` is one answer in two markers.
-    marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
-    return [part for part in marked if has_digit(part) and not HEADING.match(part)]
+    # `#### \boxed{42}` is one answer in two markers. NUL stands where a box was.
+    lines = HASHES.findall(BOXED.sub("\0\\1", text.replace("\0", " ")))
+    answers = [line.replace("\0", "") for line in lines]
+    answers = [answer for answer, line in zip(answers, lines, strict=True) if answer == line or NUMBER.match(answer)]
+    return [part for part in BOXED.findall(text) + answers if has_digit(part) and not HEADING.match(part)]
 
 
 def is_number(part: str, gold: str) -> bool:

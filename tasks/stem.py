@@ -52,9 +52,12 @@ def parse_problem(row: Mapping, source: str) -> Problem:
 def extract_letter(completion: str, choices: list[str]) -> str | None:
     """
     Return the letter after `Answer:` or in `\\boxed{}`, or the letter that is the entire completion; `None` unless
-    there is exactly one. Only the text of its choice may follow the letter.
+    there is exactly one. Only the text of its choice may follow the letter. A sentence around a box, like `Answer: it
+    is \\boxed{B}`, has its answer in the box.
     """
-    marked = MARKED.findall(completion) + boxed(completion)
+    sentences = MARKED.findall(completion)
+    marked = [part for part in sentences if not boxed(part) or LETTER.fullmatch(part.replace("\\boxed{", " ").strip())]
+    marked += boxed(completion)
     letters = {read_letter(part, choices) for part in marked or [completion]}
     return letters.pop() if len(letters) == 1 else None
 

@@ -27,10 +27,15 @@ QWEN_LESS = {
     "fixed reference − starting model": ("control", "base"),
     "moving reference (A) − starting model": ("A", "base"),
     "moving reference (A) − fixed reference": ("A", "control"),
-    "starting model, default prompt − recipe's": ("base_default", "base"),
-    "starting model, four examples − recipe's prompt": ("base_4shot", "base"),
+}
+QWEN_PROMPTS = {
+    "starting model: default − recipe's prompt": ("base_default", "base"),
+    "starting model: four examples − recipe's prompt": ("base_4shot", "base"),
+    "starting model: four examples − default prompt": ("base_4shot", "base_default"),
     "moving reference (A) − starting model, default prompt": ("A", "base_default"),
     "moving reference (A) − starting model, four examples": ("A", "base_4shot"),
+    "fixed reference − starting model, default prompt": ("control", "base_default"),
+    "fixed reference − starting model, four examples": ("control", "base_4shot"),
 }
 QWEN_FIRST = {  # at most 200 tokens
     "starting model": "base of plain",
@@ -239,6 +244,24 @@ TABLES = {
                 },
             ),
         ],
+        "| task | `kl_target`": [
+            (
+                [
+                    *pair(f"{place}/control_targetARM"),
+                    f"{{{place}/control_targetARM/drift:n2}}",
+                    change(f"{place}/control_targetARM/pass@1/LESS"),
+                    f"{{{place}/control_targetARM/greedy/LESS:interval}}",
+                ],
+                {
+                    f"{task} | {target} ({multiple})": (str(target), f"control_target{targets[2]}")
+                    for target, multiple in zip(targets, ("¼", "½", "1", "2", "4"), strict=True)
+                },
+            )
+            for task, place, targets in (
+                ("sorting", "target/gamed_sorting", (0.035, 0.07, 0.14, 0.28, 0.56)),
+                ("reversing", "target2/gamed_reverse", (0.075, 0.15, 0.3, 0.6, 1.2)),
+            )
+        ],
         "| task | alternative | sampled | greedy | fixed reference minus it": [
             (
                 [
@@ -427,6 +450,7 @@ TABLES = {
             (
                 [
                     *(f"{{qwen/{way}, 512/ARM/pass@1:of 100}}" for way in BOTH_WAYS),
+                    *(f"{{qwen/{way}, 512/ARM/mended:1}}" for way in BOTH_WAYS),
                     *(f"{{qwen/{way}, 200/ARM/pass@1:0}}" for way in BOTH_WAYS),
                     *(f"{{qwen/{way}, 512/ARM/tokens:n0}}" for way in BOTH_WAYS),
                 ],
@@ -443,6 +467,9 @@ TABLES = {
             )
         ],
         "| difference, at most 512 tokens": qwen_differences(QWEN_LESS, 512),
+        "| difference, by the mended verifier": [
+            ([f"{{qwen/{way}, 512/ARM/mended/LESS:interval}}" for way in BOTH_WAYS], QWEN_PROMPTS)
+        ],
         "| difference, at most 200 tokens": qwen_differences(QWEN_GAINS, 200),
         "| model, at most 200 tokens": [
             (
@@ -720,6 +747,9 @@ SENTENCES = {
         "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
         "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
+        "the untrained model has {qwen/sampled, 512/base_default/mended:1} % sampled and "
+        "{qwen/greedy, 512/base_default/mended:0} % greedy at 512 tokens; the run with the reset has "
+        "{qwen/sampled, 512/A/mended:0} % and {qwen/greedy, 512/A/mended:0} %",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no "
         "significant difference ({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],

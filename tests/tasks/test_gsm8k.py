@@ -121,6 +121,10 @@ RIGHT = {
         "\\boxed{42}\n#### 42",
         r"#### \boxed{42}",
         r"\boxed{\text{42}}",
+        # A sentence around a box.
+        r"#### The profit is \(\boxed{42}\) dollars.",
+        r"#### **In 2 years he makes $\boxed{42.00}$.**",
+        "#### It is \\boxed{\n42\n}.\n#### 42",
         "#### <answer>42</answer>",
         "#### Step 1\n#### 42",
         "#### **Step 1:** 6 bags\n#### Part 2 - 7 apples\n#### 42",
@@ -244,6 +248,11 @@ WRONG = {
         r"\boxed{6\cdot 7}",
         r"\boxed{\frac{84}{2}}",
         r"\boxed{41}\boxed{42}",
+        r"#### The profit is \boxed{41}.",
+        "#### The profit is \\boxed{42}.\n#### 41",
+        r"#### 41 \boxed{42}",
+        r"#### -\boxed{42}",
+        r"#### \boxed{42} million",
         r"\boxed{{41}{42}}",
         # Too many marks.
         "#### 42\n" + "".join(f"#### {i}\n" for i in range(100)),

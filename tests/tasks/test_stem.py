@@ -23,6 +23,7 @@ LETTERS = {
         r"Answer: $\boxed{B}$",
         r"\boxed{\text{B}}",
         "So \\boxed{B}.\nAnswer: B",
+        r"Answer: The right choice is \(\boxed{B}\).",
         "B",
         "(B)",
         "B) 3 m/s",
@@ -46,6 +47,8 @@ LETTERS = {
         "Answer: AB",
         "Answer: A\nAnswer: B",
         r"Answer: A \boxed{B}",
+        r"Answer: A or \boxed{B}",
+        "Answer: It is \\boxed{B}.\nAnswer: A",
         "Answer:\nB or A",
         "Answer:\n\nB",
         # No letter that stands alone, or no choice.
