@@ -716,10 +716,16 @@ def tuned_rivals() -> Iterator[Number]:
 
 
 def target_ranges() -> Iterator[Number]:
-    """Yield the least and the greatest multiple of the target up to which accuracy moves by less than 5 points."""
+    """
+    Yield the least and the greatest multiple of the target up to which accuracy moves by less than 5 points, and what
+    β is over the last 50 steps.
+    """
     multiples_of = (0.25, 0.5, 1.0, 2.0, 4.0)
     for name in ("target", "target2"):
         block = all_blocks()[name]
+        ends = table("curves4").query("step > steps - 50").merge(block.runs[KEY], on=KEY)
+        for arm, beta in ends.groupby("arm").beta.mean().items():
+            yield Number(name, block.families[0], arm, "beta at the end", beta)
         means = block.runs.groupby("arm")["pass@1"].mean().reindex(block.arms)
         is_near = ((means - means[block.references[0]]).abs() < 0.05).to_list()
         if is_near[2]:

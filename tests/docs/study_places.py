@@ -249,6 +249,7 @@ TABLES = {
                 [
                     *pair(f"{place}/control_targetARM"),
                     f"{{{place}/control_targetARM/drift:n2}}",
+                    f"{{{place}/control_targetARM/beta at the end:n2}}",
                     change(f"{place}/control_targetARM/pass@1/LESS"),
                     f"{{{place}/control_targetARM/greedy/LESS:interval}}",
                 ],
