@@ -204,6 +204,22 @@ TABLES = {
                     "A: Adam's step count cleared − kept": (f"{MODES}/C_step_lr10", "A_lr10"),
                 },
             ),
+            *(
+                (
+                    advice(
+                        "{}",
+                        (
+                            f"target/gamed_sorting/control_target{sorting}/SCORE/control_target0.14",
+                            f"target2/gamed_reverse/control_target{reversing}/SCORE/control_target0.3",
+                        ),
+                    ),
+                    {label: "target/gamed_sorting/control_target0.14"},
+                )
+                for label, sorting, reversing in (
+                    ("a quarter of the preflight's target − that target", 0.035, 0.075),
+                    ("four times the preflight's target − that target", 0.56, 1.2),
+                )
+            ),
             (advice("{}/B/SCORE/plain", (SORTING, REVERSING)), {"B − no KL": f"{REVERSING}/B"}),
             (
                 advice("reuse{0}/reverse_digits/plain_noclip_mu{0}/SCORE/plain_mu{0}", (8, 32)),
