@@ -32,6 +32,7 @@ NOT_A_UNIT = re.compile(
     r"eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|twenty|thirty|forty|fifty|sixty|seventy|"
     r"eighty|ninety)s?)\b"
 )
+DENIAL = re.compile(r"\bnot\b|n['’]t\b", re.IGNORECASE)
 
 TAG = re.compile(r"</?\w{1,20}>")
 SPACING = re.compile(r"\\[,;:! ]|~")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_prorl.tasks.base import Task
-from trl_prorl.tasks.final_answer import MAX_LENGTH, NOT_A_UNIT, TAG, as_number
+from trl_prorl.tasks.final_answer import DENIAL, MAX_LENGTH, NOT_A_UNIT, TAG, as_number
 from trl_prorl.tasks.loaded import FILES, LoadedTask, Problem, need, parse_rows, split_training_file
 
 
@@ -42,6 +42,7 @@ CALCULATION = re.compile(
     r"^[^A-Za-z]*!|[+^=<>]|\\(?!(?:text\w*|math\w*|mbox|operatorname|left|right|quad)(?![A-Za-z]))[A-Za-z]"
     r"|(?<![A-Za-z'’])[b-fi-kn-oqrt-zBDEG-KM-UX-Z](?![A-Za-z]|[-&][A-Za-z]{2})"
 )
+SIGNED_BOX = re.compile(r"[-−–][^A-Za-z]*\0")  # NUL stands for the box
 HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?[0-9]{1,2}(?![0-9])", re.IGNORECASE)
 
 
@@ -78,16 +79,24 @@ def plain(number: Decimal) -> str:
     return text.rstrip("0").rstrip(".")
 
 
+def is_sentence(line: str) -> bool:
+    """
+    Return whether a line is a sentence around a box, for which NUL stands, and has no number, sign, word or command
+    that changes the one in the box.
+    """
+    changes = (SIGNED_BOX, DENIAL, CALCULATION, NOT_A_UNIT)
+    return "\0" in line and not has_digit(line) and not any(change.search(line) for change in changes)
+
+
 def marked_answers(text: str) -> list[str]:
     """
     Return the texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without a digit, and markers
     like `#### Step 1`, are Markdown headings and are skipped. So are sentences around a box, like `#### The answer is
     \\boxed{42}`: the box is the answer.
     """
-    # `#### \boxed{42}` is one answer in two markers. NUL stands where a box was.
-    lines = HASHES.findall(BOXED.sub("\0\\1", text.replace("\0", " ")))
-    answers = [line.replace("\0", "") for line in lines]
-    answers = [answer for answer, line in zip(answers, lines, strict=True) if answer == line or NUMBER.match(answer)]
+    # `#### \boxed{42}` is one answer in two markers.
+    lines = HASHES.findall(BOXED.sub("\0\\1\0", text.replace("\0", " ")))
+    answers = [line.replace("\0", "") for line in lines if not is_sentence(re.sub("\0[^\0]*\0?", "\0", line))]
     return [part for part in BOXED.findall(text) + answers if has_digit(part) and not HEADING.match(part)]
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from random import Random
 
-from trl_prorl.tasks.final_answer import boxed
+from trl_prorl.tasks.final_answer import DENIAL, boxed
 from trl_prorl.tasks.generated import GeneratedTask
 from trl_prorl.tasks.loaded import LoadedTask, Problem, need
 from trl_prorl.tasks.stem_templates import sample_question
@@ -15,6 +15,7 @@ NUM_CHOICES = 4
 INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
 # The letter may be on the next line, after a heading.
 MARKED = re.compile(r"(?i:answer)[*_]{0,3}[ \t]*:[ \t*_]*\n?([^\n]*)")
+BOX = re.compile(r"\\boxed\s*\{[^{}]*\}")
 DRESS = " *_`$.()}"
 # The letter, plain or with the usual marks. Only the text of its choice may follow.
 LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:,]*(.*)", re.DOTALL | re.IGNORECASE)
@@ -55,11 +56,16 @@ def extract_letter(completion: str, choices: list[str]) -> str | None:
     there is exactly one. Only the text of its choice may follow the letter. A sentence around a box, like `Answer: it
     is \\boxed{B}`, has its answer in the box.
     """
-    sentences = MARKED.findall(completion)
-    marked = [part for part in sentences if not boxed(part) or LETTER.fullmatch(part.replace("\\boxed{", " ").strip())]
+    marked = [part for part in MARKED.findall(completion) if not (boxed(part) and is_sentence(part))]
     marked += boxed(completion)
     letters = {read_letter(part, choices) for part in marked or [completion]}
     return letters.pop() if len(letters) == 1 else None
+
+
+def is_sentence(text: str) -> bool:
+    """Return whether a text around a box names no other choice and denies nothing."""
+    around = BOX.sub("", text)
+    return not (re.search(rf"(?<![A-Za-z])[{LETTERS}](?![A-Za-z])", around) or DENIAL.search(around))
 
 
 def read_letter(text: str, choices: list[str]) -> str | None:

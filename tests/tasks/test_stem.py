@@ -48,6 +48,8 @@ LETTERS = {
         "Answer: A\nAnswer: B",
         r"Answer: A \boxed{B}",
         r"Answer: A or \boxed{B}",
+        r"Answer: Either A or \boxed{B}",
+        r"Answer: It is not \boxed{B}.",
         "Answer: It is \\boxed{B}.\nAnswer: A",
         "Answer:\nB or A",
         "Answer:\n\nB",
