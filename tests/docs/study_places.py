@@ -764,8 +764,8 @@ SENTENCES = {
         "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
         "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
-        "the untrained model has {qwen/sampled, 512/base_default/mended:1} % sampled and "
-        "{qwen/greedy, 512/base_default/mended:0} % greedy at 512 tokens; the run with the reset has "
+        "the untrained model has {qwen/sampled, 512/base_default/mended:0} % sampled and "
+        "{qwen/greedy, 512/base_default/mended:0} % greedy at 512 tokens, by a verifier mended since; the run with the reset has "
         "{qwen/sampled, 512/A/mended:0} % and {qwen/greedy, 512/A/mended:0} %",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no "
         "significant difference ({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
