@@ -1162,9 +1162,11 @@ def target_line() -> Figure:
         block = all_blocks()[name]
         (family,) = block.families
         multiples = block.runs.arm.str.split("_target").str[1].astype(float) / KL_TARGETS[family]
-        for outcome, label, dashes in (("pass@1", "sampled", "-"), ("greedy", "greedy", "--")):
-            panel.plot(multiples, block.runs[outcome], ".", color=colour, alpha=0.4)
-            panel.plot(block.runs.groupby(multiples)[outcome].mean(), dashes, marker="o", color=colour, label=label)
+        for outcome, label, dashes, mark in (("pass@1", "sampled", "-", "o"), ("greedy", "greedy", "--", "s")):
+            face = colour if mark == "o" else "white"
+            style = {"marker": mark, "markerfacecolor": face, "color": colour}
+            panel.plot(multiples, block.runs[outcome], linestyle="", markersize=3, alpha=0.4, **style)
+            panel.plot(block.runs.groupby(multiples)[outcome].mean(), linestyle=dashes, label=label, **style)
         panel.axhline(block.runs["base_pass@1"].mean(), label="starting model, sampled", **GREY)
         panel.axhline(block.runs.base_greedy.mean(), linestyle="--", label="starting model, greedy", **GREY)
         panel.set_xscale("log", base=2)

@@ -204,6 +204,13 @@ TABLES = {
                     "A: Adam's step count cleared − kept": (f"{MODES}/C_step_lr10", "A_lr10"),
                 },
             ),
+            (
+                advice(
+                    "{}/SCORE/base",
+                    ("target/gamed_sorting/control_target0.035", "target2/gamed_reverse/control_target0.075"),
+                ),
+                {"fixed reference with that target − starting model": "target/gamed_sorting/control_target0.035"},
+            ),
             *(
                 (
                     advice(
@@ -765,7 +772,8 @@ SENTENCES = {
         "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
         "the untrained model has {qwen/sampled, 512/base_default/mended:0} % sampled and "
-        "{qwen/greedy, 512/base_default/mended:0} % greedy at 512 tokens, by a verifier mended since; the run with the reset has "
+        "{qwen/greedy, 512/base_default/mended:0} % greedy at 512 tokens, "
+        "by a verifier mended since; the run with the reset has "
         "{qwen/sampled, 512/A/mended:0} % and {qwen/greedy, 512/A/mended:0} %",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no "
         "significant difference ({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
@@ -773,6 +781,19 @@ SENTENCES = {
     "README.md": [
         f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct",
+        "a quarter of the preflight's number "
+        "{target/gamed_sorting/control_target0.035/pass@1/control_target0.14:below} and "
+        "{target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points",
+        "from {target/gamed_sorting//least multiple within 5 points:n0} to "
+        "{target/gamed_sorting//greatest multiple within 5 points:n0} times that number on sorting, and from "
+        "{target2/gamed_reverse//least multiple within 5 points:n1} to "
+        "{target2/gamed_reverse//greatest multiple within 5 points:n0} times on reversing",
+        "from 0.3 to {target/gamed_sorting/control_target0.56/beta at the end:n1} at the end",
+        f"the KL that training without one reaches, {{{SORTING}/plain/drift:n2}}",
+        "a quarter is {target2/gamed_reverse/control_target0.075/greedy/control_target0.3:interval} from the "
+        "preflight's number, and half {target2/gamed_reverse/control_target0.15/greedy/control_target0.3:interval}",
+        "A quarter is {target/gamed_sorting/control_target0.035/greedy/base:interval} and "
+        "{target2/gamed_reverse/control_target0.075/greedy/base:interval} from the starting model",
         f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
         f"at least {{{RIVALS[1]}/stopped/greedy, the control's less it:0}} points lower",
         f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
