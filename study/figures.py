@@ -493,16 +493,16 @@ def smollm2_numbers() -> Iterator[Number]:
 def qwen_replies() -> Iterator[tuple[str, pd.DataFrame]]:
     """
     Yield the Qwen's replies by decoding and limit of tokens: those of the first runs, which were sampled with a limit
-    of 200, and those of the fourth protocol, sampled with 512 and scored again when they are cut at 200. `mended` is
-    the score by the verifier of today.
+    of 200, and those of the fourth protocol, sampled with 512 and scored again when they are cut at 200. `corrected`
+    is the score by the verifier of today.
     """
     texts = table("qwen_texts")
     replies = texts.text.map(json.loads)
     answers = texts.prompt.map(table("qwen_answers").set_index("prompt").answer)
     verify = get_task("gsm8k").verify
-    mended = [verify(reply, {"answer": str(answer)}) for reply, answer in zip(replies, answers, strict=True)]
+    corrected = [verify(reply, {"answer": str(answer)}) for reply, answer in zip(replies, answers, strict=True)]
     is_program = replies.str.contains(PROGRAM)
-    texts = texts.assign(model=texts.model.str.removesuffix("_512"), program=is_program, mended=mended)
+    texts = texts.assign(model=texts.model.str.removesuffix("_512"), program=is_program, corrected=corrected)
     cut = texts.assign(correct=texts.correct_200, truncated=texts.truncated_200, tokens=texts.tokens.clip(upper=200))
     at_200 = pd.concat([table("qwen_verdicts"), cut]).astype({"correct": float, "truncated": bool})
     for limit, replies in ((512, texts.astype({"truncated": bool})), (200, at_200)):
@@ -542,12 +542,12 @@ def qwen_numbers() -> Iterator[Number]:
             yield Number("qwen", name, model, "difference among whole", of_whole, less=other)
         if not name.endswith("512"):
             continue
-        mended = replies.groupby(["prompt", "model"]).mended.mean().unstack("model")
-        for model in mended:
-            yield Number("qwen", name, model, "mended", *over_units(mended[model])[:3])
-        for model, other in permutations(mended, 2):
-            contrast = over_units((mended[model] - mended[other]).dropna())
-            yield Number("qwen", name, model, "mended", *contrast[:3], less=other)
+        corrected = replies.groupby(["prompt", "model"]).corrected.mean().unstack("model")
+        for model in corrected:
+            yield Number("qwen", name, model, "corrected", *over_units(corrected[model])[:3])
+        for model, other in permutations(corrected, 2):
+            contrast = over_units((corrected[model] - corrected[other]).dropna())
+            yield Number("qwen", name, model, "corrected", *contrast[:3], less=other)
     for arm, steps in table("qwen_steps").groupby("arm"):
         batches = steps[steps.time_rollout > 0]
         values = {

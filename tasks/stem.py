@@ -6,6 +6,7 @@ from random import Random
 
 from trl_prorl.tasks.final_answer import DENIAL, boxed
 from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.gsm8k import BOXED
 from trl_prorl.tasks.loaded import LoadedTask, Problem, need
 from trl_prorl.tasks.stem_templates import sample_question
 
@@ -15,7 +16,6 @@ NUM_CHOICES = 4
 INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
 # The letter may be on the next line, after a heading.
 MARKED = re.compile(r"(?i:answer)[*_]{0,3}[ \t]*:[ \t*_]*\n?([^\n]*)")
-BOX = re.compile(r"\\boxed\s*\{[^{}]*\}")
 DRESS = " *_`$.()}"
 # The letter, plain or with the usual marks. Only the text of its choice may follow.
 LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:,]*(.*)", re.DOTALL | re.IGNORECASE)
@@ -64,7 +64,7 @@ def extract_letter(completion: str, choices: list[str]) -> str | None:
 
 def is_sentence(text: str) -> bool:
     """Return whether a text around a box names no other choice and denies nothing."""
-    around = BOX.sub("", text)
+    around = BOXED.sub("", text)
     return not (re.search(rf"(?<![A-Za-z])[{LETTERS}](?![A-Za-z])", around) or DENIAL.search(around))
 
 

@@ -474,7 +474,7 @@ TABLES = {
             (
                 [
                     *(f"{{qwen/{way}, 512/ARM/pass@1:of 100}}" for way in BOTH_WAYS),
-                    *(f"{{qwen/{way}, 512/ARM/mended:1}}" for way in BOTH_WAYS),
+                    *(f"{{qwen/{way}, 512/ARM/corrected:1}}" for way in BOTH_WAYS),
                     *(f"{{qwen/{way}, 200/ARM/pass@1:0}}" for way in BOTH_WAYS),
                     *(f"{{qwen/{way}, 512/ARM/tokens:n0}}" for way in BOTH_WAYS),
                 ],
@@ -491,8 +491,8 @@ TABLES = {
             )
         ],
         "| difference, at most 512 tokens": qwen_differences(QWEN_LESS, 512),
-        "| difference, by the mended verifier": [
-            ([f"{{qwen/{way}, 512/ARM/mended/LESS:interval}}" for way in BOTH_WAYS], QWEN_PROMPTS)
+        "| difference, by the corrected verifier": [
+            ([f"{{qwen/{way}, 512/ARM/corrected/LESS:interval}}" for way in BOTH_WAYS], QWEN_PROMPTS)
         ],
         "| difference, at most 200 tokens": qwen_differences(QWEN_GAINS, 200),
         "| model, at most 200 tokens": [
@@ -771,10 +771,10 @@ SENTENCES = {
         "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
         "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
-        "the untrained model has {qwen/sampled, 512/base_default/mended:0} % sampled and "
-        "{qwen/greedy, 512/base_default/mended:0} % greedy at 512 tokens, "
-        "by a verifier mended since; the run with the reset has "
-        "{qwen/sampled, 512/A/mended:0} % and {qwen/greedy, 512/A/mended:0} %",
+        "the untrained model has {qwen/sampled, 512/base_default/corrected:0} % sampled and "
+        "{qwen/greedy, 512/base_default/corrected:0} % greedy at 512 tokens, "
+        "by a verifier corrected since; the run with the reset has "
+        "{qwen/sampled, 512/A/corrected:0} % and {qwen/greedy, 512/A/corrected:0} %",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no "
         "significant difference ({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],

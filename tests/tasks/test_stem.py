@@ -23,7 +23,7 @@ LETTERS = {
         r"Answer: $\boxed{B}$",
         r"\boxed{\text{B}}",
         "So \\boxed{B}.\nAnswer: B",
-        r"Answer: The right choice is \(\boxed{B}\).",
+        r"Answer: The right choice is \(\boxed{\text{B}}\).",
         "B",
         "(B)",
         "B) 3 m/s",
