@@ -29,6 +29,7 @@ OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
 TRAINED_BY = "trained_by"
 # By the modules that there are.
 KEEPS_CHECKPOINTS = {
+    "study.all_rewarded": False,
     "study.fine_tuning": False,
     "study.replayed_kl": True,
     "study.rounds": False,
