@@ -760,6 +760,7 @@ TABLES = {
 # Sentences. A number that no piece has is a setting, or of another page.
 SENTENCES = {
     "../README.md": [
+        "that ends {target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points below",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "the starting model on reversing: {rivals2/gamed_reverse/control_target0.3/greedy/base:interval} over",
@@ -789,7 +790,8 @@ SENTENCES = {
         "{target2/gamed_reverse//least multiple within 5 points:n1} to "
         "{target2/gamed_reverse//greatest multiple within 5 points:n0} times on reversing",
         "from 0.3 to {target/gamed_sorting/control_target0.56/beta at the end:n1} at the end",
-        f"the KL that training without one reaches, {{{SORTING}/plain/drift:n2}}",
+        f"the KL that 600 steps without one reach, {{{SORTING}/plain/drift:n2}}",
+        "its interval reaches {target/gamed_sorting/control_target0.07/pass@1/control_target0.14:low}",
         "a quarter is {target2/gamed_reverse/control_target0.075/greedy/control_target0.3:interval} from the "
         "preflight's number, and half {target2/gamed_reverse/control_target0.15/greedy/control_target0.3:interval}",
         "A quarter is {target/gamed_sorting/control_target0.035/greedy/base:interval} and "

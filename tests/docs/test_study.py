@@ -102,6 +102,7 @@ FORMATS = {
     "1": lambda one: points(one.value),
     "+1": lambda one: points(one.value, "+.1f"),
     "below": lambda one: points(-one.value),
+    "low": lambda one: points(one.low, "+.1f"),
     "interval": lambda one: f"{points(one.value, '+.1f')} {interval(one)}",
     "range": interval,
     "percent": lambda one: f"{one.value:.0%} [{points(one.low, '.0f')}, {points(one.high, '.0f')}]".replace("%", " %"),
