@@ -672,8 +672,25 @@ def guard_rates() -> Iterator[Number]:
 # The fourth protocol: what the generic differences of its blocks lack, and its predictions.
 
 
+def chosen_by_validation(kept: pd.DataFrame, ends: pd.Series, column: str) -> pd.Series:
+    """
+    Return the score of each run at the checkpoint that is best on validation questions, the first of equal ones. The
+    last step has the score of the evaluation. A run that collapsed has no checkpoints, and keeps its end.
+    """
+    scores = ends.copy()
+    for pair in ends.index.intersection(kept.index):
+        of_run = kept.loc[[pair]].set_index("step")
+        step = of_run.validation_gold.idxmax()
+        if step < of_run.steps.max():
+            scores[pair] = of_run[column][step]
+    return scores
+
+
 def tuned_rivals() -> Iterator[Number]:
-    """Yield the control minus each tuned alternative, with p after Holm over four sampled differences."""
+    """
+    Yield the control minus each tuned alternative, with p after Holm over four sampled differences; the control that
+    validation stops, and each alternative, minus the base.
+    """
     stops = table("stops")
     for name in ("tuned_rivals", "tuned_rivals2"):
         block = all_blocks()[name]
@@ -689,22 +706,20 @@ def tuned_rivals() -> Iterator[Number]:
         of_base = kept.loc["base"].best_of_8.groupby("base_seed").first()
         tests = []
         for column, outcome in (("gold", "pass@1"), ("greedy", "greedy")):
-            stopped = {}
-            for of_pair, end in watched.iterrows():
-                if ("plain", *of_pair) not in kept.index:  # numbers that are not finite: no policy was left
-                    stopped[of_pair] = end[outcome]
-                    continue
-                of_run = kept.loc[[("plain", *of_pair)]].set_index("step")
-                step = of_run.validation_gold.idxmax()
-                stopped[of_pair] = end[outcome] if step == block.steps else of_run[column][step]
-            stopped = pd.Series(stopped).rename_axis(PAIR)
-            others = {"stopped": stopped, "linear": runs[outcome, "plain_linear"]}
-            others["three rounds"] = runs[outcome, "rejection_rounds"]
+            others = {
+                "stopped": chosen_by_validation(kept.loc["plain"], watched[outcome], column),
+                "linear": runs[outcome, "plain_linear"],
+                "three rounds": runs[outcome, "rejection_rounds"],
+            }
+            for rival, scores in others.items():
+                tests.append((rival, outcome, over_units((runs[outcome, control] - scores).dropna())))
+            others["control stopped"] = chosen_by_validation(kept.loc[control], runs[outcome, control], column)
             for rival, scores in others.items():
                 yield Number(name, family, rival, outcome, scores.mean())
-                tests.append((rival, outcome, over_units((runs[outcome, control] - scores).dropna())))
+                above_base = over_units((scores - watched[f"base_{outcome}"]).dropna())
+                yield Number(name, family, rival, outcome, *above_base[:3], less="base")
         best = {}  # a collapsed run, which has none, counts 0
-        for arm in block.arms:
+        for arm in [*block.arms, "plain"]:
             of_arm = kept.best_of_8.dropna().loc[arm].reindex(pairs).fillna(0.0)
             best[arm] = of_arm.groupby("base_seed").mean()
             yield Number(name, family, arm, "best of 8", best[arm].mean())
@@ -1177,30 +1192,34 @@ def target_line() -> Figure:
 
 
 def rivals_forest(every: Sequence[Number]) -> Figure:
-    """Draw the fixed reference minus each alternative, sampled and greedy."""
+    """Draw the fixed reference minus each alternative, sampled and greedy; the tuned alternatives have other seeds."""
     shown = {
-        "stopped": "no KL, early stopping",
-        "rejection": "rejection sampling",
-        "rank 4": "no KL, LoRA of rank 4",
-        "tenth": "no KL, 10 % of the rate",
-        "best of 8": "best of 8",
+        ("rivals", "stopped"): "no KL, early stopping",
+        ("tuned_rivals", "stopped"): "no KL, early stopping, tuned",
+        ("rivals", "tenth"): "no KL, 10 % of the rate",
+        ("tuned_rivals", "linear"): "no KL, rate falls to 0",
+        ("rivals", "rank 4"): "no KL, LoRA of rank 4",
+        ("rivals", "rejection"): "rejection sampling",
+        ("tuned_rivals", "three rounds"): "rejection sampling, three rounds",
+        ("rivals", "best of 8"): "best of 8",
     }
+    places = {key: -place for place, key in enumerate(shown)}
     note = "Bars: 95 % t-intervals over five starting models. Right of 0 the fixed reference is ahead."
-    figure, axes = panels(note, 9.7, 3.6, 1, 2, sharex=True, sharey=True)
-    for panel, block in zip(axes[0], ("rivals", "rivals2"), strict=True):
+    figure, axes = panels(note, 9.7, 4.4, 1, 2, sharex=True, sharey=True)
+    colour = colour_of("control")
+    for panel, suffix in zip(axes[0], ("", "2"), strict=True):
         panel.axvline(0, **GREY)
         for one in every:
-            if one.block == block and one.arm in shown and one.name.endswith("less it"):
+            key = (one.block.removesuffix(suffix), one.arm)
+            if one.block.endswith("rivals" + suffix) and key in places and one.name.endswith("less it"):
                 is_greedy = one.name.startswith("greedy")
-                place = -list(shown).index(one.arm) - 0.22 * is_greedy
-                face = "white" if is_greedy else colour_of("control")
-                panel.plot([one.low, one.high], [place, place], color=colour_of("control"))
-                panel.plot(
-                    one.value, place, "s" if is_greedy else "o", color=colour_of("control"), markerfacecolor=face
-                )
-        panel.set_title(TASKS[all_blocks()[block].families[0]], fontsize=9)
+                place = places[key] - 0.22 * is_greedy
+                mark, face = ("s", "white") if is_greedy else ("o", colour)
+                panel.plot([one.low, one.high], [place, place], color=colour)
+                panel.plot(one.value, place, mark, color=colour, markerfacecolor=face)
+        panel.set_title(TASKS[all_blocks()["rivals" + suffix].families[0]], fontsize=9)
         panel.set_xlabel("accuracy: fixed reference minus the alternative\n(● sampled, □ greedy)", fontsize=8)
-    axes[0, 0].set_yticks([-place for place in range(len(shown))], list(shown.values()))
+    axes[0, 0].set_yticks(list(places.values()), list(shown.values()))
     return figure
 
 

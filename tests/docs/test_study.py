@@ -5,6 +5,7 @@ import re
 import runpy
 from functools import cache
 
+import pandas as pd
 import pytest
 from doc_pages import ROOT
 from study_places import SENTENCES, TABLES
@@ -289,6 +290,15 @@ def test_a_prediction_is_refuted_by_its_interval_alone():
         number("fourth", "", "tuned_rivals", unit, count) for unit, count in (("pairs", 3), ("pairs planned", 5))
     ]
     assert graded((0.05, 0.2), (0.1, 0.3)) == "not refuted (3 of 5 pairs)"
+
+
+def test_validation_chooses_the_first_best_checkpoint():
+    """The last step keeps its evaluation, and a run without checkpoints its end."""
+    rows = [(1, 20, 0.5, 0.30), (1, 10, 0.5, 0.40), (1, 30, 0.2, 0.90), (2, 10, 0.1, 0.6), (2, 30, 0.7, 0.5)]
+    kept = pd.DataFrame(rows, columns=["base", "step", "validation_gold", "gold"]).assign(steps=30)
+    ends = pd.Series([0.1, 0.2, 0.3], index=[1, 2, 3])
+    chosen = FIGURES["chosen_by_validation"](kept.set_index("base").sort_values("step"), ends, "gold")
+    assert chosen.to_list() == [0.40, 0.2, 0.3]
 
 
 def test_the_stored_means_of_the_first_protocol_are_those_of_the_runs(numbers):
