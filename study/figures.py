@@ -790,7 +790,10 @@ def first_firing(curve: pd.DataFrame) -> float:
 
 
 def guard_replays() -> Iterator[Number]:
-    """Yield the error rates of `guard_gap` on the runs of `target` and `tuned_rivals`, by base and then over bases."""
+    """
+    Yield the error rates of `guard_gap` on the runs of `target` and `tuned_rivals`, and what a damaged run loses after
+    the first checkpoint that follows its firing; by base and then over bases.
+    """
     stops = table("stops")
     at_base = stops[stops.arm == "base"].groupby(["family", "base_seed"]).gold.first()
     curves4 = table("curves4")
@@ -800,15 +803,25 @@ def guard_replays() -> Iterator[Number]:
             key = [run[column] for column in KEY]
             curve = curves4[(curves4[KEY] == key).all(axis=1)]
             if curve.gold.notna().any():
-                kept = stops.gold[(stops[KEY] == key).all(axis=1)]
-                fall = max([*kept, at_base[run["family"], run["base_seed"]]]) - run["gold"]
-                rows.append({"base_seed": run["base_seed"], "fall": fall, "fired": first_firing(curve)})
-    runs = pd.DataFrame(rows, columns=["base_seed", "fall", "fired"])
+                kept = stops[(stops[KEY] == key).all(axis=1)]
+                fired = first_firing(curve)
+                at_firing = [*kept.gold[kept.step >= fired], run["gold"]][0]
+                values = {
+                    "fall": max([*kept.gold, at_base[run["family"], run["base_seed"]]]) - run["gold"],
+                    "fired": fired,
+                    "later": at_firing - run["gold"],
+                }
+                rows.append({"base_seed": run["base_seed"], **values})
+    runs = pd.DataFrame(rows, columns=["base_seed", "fall", "fired", "later"])
     damaged = runs.fall > 0.1
-    missed = runs.fired.isna()[damaged]
-    false_alarm = runs.fired.notna()[~damaged]
-    for name, of_runs in (("miss rate", missed), ("false-alarm rate", false_alarm)):
+    of_kinds = {
+        "miss rate": runs.fired.isna()[damaged],
+        "false-alarm rate": runs.fired.notna()[~damaged],
+        "fall after the firing": runs.later[damaged & runs.fired.notna()],
+    }
+    for name, of_runs in of_kinds.items():
         yield Number("guard_gap", "", "fourth", f"runs of the {name}", len(of_runs))
+        yield Number("guard_gap", "", "fourth", f"sum of the {name}", of_runs.sum())
         if len(of_runs):
             rate = over_units(of_runs.astype(float).groupby(runs.base_seed).mean())
             yield Number("guard_gap", "", "fourth", name, *rate[:3])

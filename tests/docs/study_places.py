@@ -297,6 +297,38 @@ TABLES = {
             )
             for task, place in zip(("sorting", "reversing"), RIVALS, strict=True)
         ],
+        "| task | tuned alternative | sampled": [
+            (
+                [
+                    *pair(f"{place}/ARM"),
+                    f"{{{place}/LESS/best of 8:0}}",
+                    change(f"{place}/ARM/pass@1, the control's less it"),
+                    f"{{{place}/ARM/greedy, the control's less it:interval}}",
+                ],
+                {
+                    f"{task} | starting model": ("base", "base"),
+                    f"{task} | fixed reference, `kl_target`": (f"control_target{target}", f"control_target{target}"),
+                    f"{task} | the same, early stopping (exploratory)": ("control stopped", ""),
+                    f"{task} | no KL, early stopping": ("stopped", ""),
+                    f"{task} | no KL, learning rate falls to 0": ("linear", "plain_linear"),
+                    f"{task} | rejection sampling, three rounds": ("three rounds", "rejection_rounds"),
+                },
+            )
+            for task, place, target in (
+                ("sorting", "tuned_rivals/gamed_sorting", 0.14),
+                ("reversing", "tuned_rivals2/gamed_reverse", 0.3),
+            )
+        ]
+        + [
+            (
+                [*pair(f"tuned_stops/{family}/ARM"), f"{{{place}/{family}/ARM/best of 8:0}}", "", ""],
+                {f"{task} | no KL": "plain"},
+            )
+            for task, place, family in (
+                ("sorting", "tuned_rivals", "gamed_sorting"),
+                ("reversing", "tuned_rivals2", "gamed_reverse"),
+            )
+        ],
         "| variant | reward |": [
             (
                 [
