@@ -713,6 +713,10 @@ def tuned_rivals() -> Iterator[Number]:
             }
             for rival, scores in others.items():
                 tests.append((rival, outcome, over_units((runs[outcome, control] - scores).dropna())))
+            first_checkpoint = kept.loc["plain"].query("step == 10")[column].reindex(pairs)
+            less = over_units((runs[outcome, control] - first_checkpoint).dropna())
+            yield Number(name, family, "ten steps", f"{outcome}, the control's less it", *less[:3])
+            others["ten steps"] = first_checkpoint
             others["control stopped"] = chosen_by_validation(kept.loc[control], runs[outcome, control], column)
             for rival, scores in others.items():
                 yield Number(name, family, rival, outcome, scores.mean())

@@ -310,6 +310,7 @@ TABLES = {
                     f"{task} | fixed reference, `kl_target`": (f"control_target{target}", f"control_target{target}"),
                     f"{task} | the same, early stopping (exploratory)": ("control stopped", ""),
                     f"{task} | no KL, early stopping": ("stopped", ""),
+                    f"{task} | no KL, 10 steps (exploratory)": ("ten steps", ""),
                     f"{task} | no KL, learning rate falls to 0": ("linear", "plain_linear"),
                     f"{task} | rejection sampling, three rounds": ("three rounds", "rejection_rounds"),
                 },
