@@ -702,6 +702,7 @@ def tuned_rivals() -> Iterator[Number]:
         if pairs.empty:
             continue
         runs, watched = runs.loc[pairs], watched.loc[pairs]
+        every_rewarded = all_blocks()["rejection_all"].runs.query("family == @family").set_index(PAIR).reindex(pairs)
         kept = stops[stops.family == family].set_index(["arm", *PAIR])
         of_base = kept.loc["base"].best_of_8.groupby("base_seed").first()
         tests = []
@@ -713,17 +714,21 @@ def tuned_rivals() -> Iterator[Number]:
             }
             for rival, scores in others.items():
                 tests.append((rival, outcome, over_units((runs[outcome, control] - scores).dropna())))
-            first_checkpoint = kept.loc["plain"].query("step == 10")[column].reindex(pairs)
-            less = over_units((runs[outcome, control] - first_checkpoint).dropna())
-            yield Number(name, family, "ten steps", f"{outcome}, the control's less it", *less[:3])
-            others["ten steps"] = first_checkpoint
-            others["control stopped"] = chosen_by_validation(kept.loc[control], runs[outcome, control], column)
-            for rival, scores in others.items():
+            exploratory = {
+                "ten steps": kept.loc["plain"].query("step == 10")[column].reindex(pairs),
+                "control stopped": chosen_by_validation(kept.loc[control], runs[outcome, control], column),
+                "every rewarded": every_rewarded[outcome],
+            }
+            for rival, scores in exploratory.items():
+                less = over_units((runs[outcome, control] - scores).dropna())
+                yield Number(name, family, rival, f"{outcome}, the control's less it", *less[:3])
+            for rival, scores in (others | exploratory).items():
                 yield Number(name, family, rival, outcome, scores.mean())
                 above_base = over_units((scores - watched[f"base_{outcome}"]).dropna())
                 yield Number(name, family, rival, outcome, *above_base[:3], less="base")
         best = {}  # a collapsed run, which has none, counts 0
-        for arm in [*block.arms, "plain"]:
+        in_every_pair = ["rejection_all"] if every_rewarded["pass@1"].notna().all() else []
+        for arm in [*block.arms, "plain", *in_every_pair]:
             of_arm = kept.best_of_8.dropna().loc[arm].reindex(pairs).fillna(0.0)
             best[arm] = of_arm.groupby("base_seed").mean()
             yield Number(name, family, arm, "best of 8", best[arm].mean())

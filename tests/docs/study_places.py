@@ -313,6 +313,10 @@ TABLES = {
                     f"{task} | no KL, 10 steps (exploratory)": ("ten steps", ""),
                     f"{task} | no KL, learning rate falls to 0": ("linear", "plain_linear"),
                     f"{task} | rejection sampling, three rounds": ("three rounds", "rejection_rounds"),
+                    f"{task} | rejection sampling, one round, every rewarded sample (exploratory)": (
+                        "every rewarded",
+                        "rejection_all",
+                    ),
                 },
             )
             for task, place, target in (
