@@ -8,6 +8,7 @@ FORMATS in test_study.py has the formats; 0 and 1 are points of 100 with so many
 SORTING = "gamed/gamed_sorting"
 REVERSING = "gamed2/gamed_reverse"
 RIVALS = ("rivals/gamed_sorting", "rivals2/gamed_reverse")
+TUNED = ("tuned_rivals/gamed_sorting", "tuned_rivals2/gamed_reverse")
 HELD_BY_TARGET = (f"{RIVALS[0]}/control_target0.14", f"{RIVALS[1]}/control_target0.3")
 FORGET = "forget2/forget"
 CLAMP = "clamp/reverse_level8"
@@ -181,6 +182,17 @@ TABLES = {
                     "fixed reference − early stopping": (f"{RIVALS[0]}/control_target0.14", "stopped"),
                     "fixed reference − rejection sampling": (f"{RIVALS[0]}/control_target0.14", "rejection"),
                     "fixed reference − best of 8": (f"{RIVALS[0]}/control_target0.14", "best of 8"),
+                },
+            ),
+            (
+                advice("{}/LESS/SCORE, the control's less it", TUNED),
+                {
+                    "fixed reference − early stopping, 60 checkpoints": (f"{TUNED[0]}/control_target0.14", "stopped"),
+                    "fixed reference − no KL, 10 steps": (f"{TUNED[0]}/control_target0.14", "ten steps"),
+                    "fixed reference − fine-tuning on every rewarded sample": (
+                        f"{TUNED[0]}/control_target0.14",
+                        "every rewarded",
+                    ),
                 },
             ),
             (
