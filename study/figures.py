@@ -702,7 +702,6 @@ def tuned_rivals() -> Iterator[Number]:
         if pairs.empty:
             continue
         runs, watched = runs.loc[pairs], watched.loc[pairs]
-        every_rewarded = all_blocks()["rejection_all"].runs.query("family == @family").set_index(PAIR).reindex(pairs)
         kept = stops[stops.family == family].set_index(["arm", *PAIR])
         of_base = kept.loc["base"].best_of_8.groupby("base_seed").first()
         tests = []
@@ -717,7 +716,6 @@ def tuned_rivals() -> Iterator[Number]:
             exploratory = {
                 "ten steps": kept.loc["plain"].query("step == 10")[column].reindex(pairs),
                 "control stopped": chosen_by_validation(kept.loc[control], runs[outcome, control], column),
-                "every rewarded": every_rewarded[outcome],
             }
             for rival, scores in exploratory.items():
                 less = over_units((runs[outcome, control] - scores).dropna())
@@ -727,8 +725,7 @@ def tuned_rivals() -> Iterator[Number]:
                 above_base = over_units((scores - watched[f"base_{outcome}"]).dropna())
                 yield Number(name, family, rival, outcome, *above_base[:3], less="base")
         best = {}  # a collapsed run, which has none, counts 0
-        in_every_pair = ["rejection_all"] if every_rewarded["pass@1"].notna().all() else []
-        for arm in [*block.arms, "plain", *in_every_pair]:
+        for arm in [*block.arms, "plain"]:
             of_arm = kept.best_of_8.dropna().loc[arm].reindex(pairs).fillna(0.0)
             best[arm] = of_arm.groupby("base_seed").mean()
             yield Number(name, family, arm, "best of 8", best[arm].mean())
@@ -737,6 +734,28 @@ def tuned_rivals() -> Iterator[Number]:
         adjusted = holm([contrast.p if outcome != "greedy" else math.nan for _, outcome, contrast in tests])
         for (rival, outcome, contrast), p in zip(tests, adjusted, strict=True):
             yield Number(name, family, rival, f"{outcome}, the control's less it", *contrast[:3], p=p)
+
+
+def every_rewarded_text() -> Iterator[Number]:
+    """
+    Yield the control minus rejection sampling on every rewarded text, by equal pairs; the latter minus that on the
+    different texts, by base; and its sampled tokens as a multiple of the control's. Exploratory.
+    """
+    every = all_runs()
+    block = all_blocks()["rejection_all"]
+    for family, target in KL_TARGETS.items():
+        runs = block.runs.query("family == @family").set_index(PAIR)
+        of_family = every[(every.family == family) & (every.steps == block.steps)].set_index(["arm", *PAIR])
+        control = of_family.loc[f"control_target{target}"].reindex(runs.index)
+        different = of_family.loc["rejection_sampling"].groupby("base_seed")
+        for outcome in ("pass@1", "greedy"):
+            less = over_units((control[outcome] - runs[outcome]).dropna())
+            yield Number(block.name, family, "every rewarded", f"{outcome}, the control's less it", *less[:3])
+            yield Number(block.name, family, "control", outcome, control[outcome].mean())
+            gain = over_units(runs[outcome].groupby("base_seed").mean() - different[outcome].mean())
+            yield Number(block.name, family, "rejection_all", outcome, *gain[:3], less="rejection_sampling")
+        tokens = runs.tokens_generated / control.tokens_generated
+        yield Number(block.name, family, "rejection_all", "tokens, as a multiple of the control's", tokens.mean())
 
 
 def target_ranges() -> Iterator[Number]:
@@ -968,7 +987,15 @@ def numbers() -> list[Number]:
     for name in ("dose", "dose_long", "dose_sorting"):
         found += dose_numbers(name)
     found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers(), *step_cost_numbers()]
-    found += [*target_ranges(), *tuned_rivals(), *long_k(), *smollm2b_over_seeds(), *guard_replays(), *finished()]
+    found += [
+        *target_ranges(),
+        *tuned_rivals(),
+        *every_rewarded_text(),
+        *long_k(),
+        *smollm2b_over_seeds(),
+        *guard_replays(),
+        *finished(),
+    ]
     for block in all_blocks().values():
         if block.runs.empty:
             continue
@@ -1223,23 +1250,24 @@ def rivals_forest(every: Sequence[Number]) -> Figure:
         ("rivals", "rank 4"): "no KL, LoRA of rank 4",
         ("rivals", "rejection"): "rejection sampling",
         ("tuned_rivals", "three rounds"): "rejection sampling, three rounds",
+        ("rejection_all", "every rewarded"): "rejection sampling, every sample",
         ("rivals", "best of 8"): "best of 8",
     }
     places = {key: -place for place, key in enumerate(shown)}
     note = "Bars: 95 % t-intervals over five starting models. Right of 0 the fixed reference is ahead."
     figure, axes = panels(note, 9.7, 4.4, 1, 2, sharex=True, sharey=True)
     colour = colour_of("control")
-    for panel, suffix in zip(axes[0], ("", "2"), strict=True):
+    for panel, family in zip(axes[0], KL_TARGETS, strict=True):
         panel.axvline(0, **GREY)
         for one in every:
-            key = (one.block.removesuffix(suffix), one.arm)
-            if one.block.endswith("rivals" + suffix) and key in places and one.name.endswith("less it"):
+            key = (one.block.removesuffix("2"), one.arm)
+            if one.family == family and key in places and one.name.endswith("less it"):
                 is_greedy = one.name.startswith("greedy")
                 place = places[key] - 0.22 * is_greedy
                 mark, face = ("s", "white") if is_greedy else ("o", colour)
                 panel.plot([one.low, one.high], [place, place], color=colour)
                 panel.plot(one.value, place, mark, color=colour, markerfacecolor=face)
-        panel.set_title(TASKS[all_blocks()["rivals" + suffix].families[0]], fontsize=9)
+        panel.set_title(TASKS[family], fontsize=9)
         panel.set_xlabel("accuracy: fixed reference minus the alternative\n(● sampled, □ greedy)", fontsize=8)
     axes[0, 0].set_yticks(list(places.values()), list(shown.values()))
     return figure

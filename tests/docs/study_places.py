@@ -189,8 +189,16 @@ TABLES = {
                 {
                     "fixed reference − early stopping, 60 checkpoints": (f"{TUNED[0]}/control_target0.14", "stopped"),
                     "fixed reference − no KL, 10 steps": (f"{TUNED[0]}/control_target0.14", "ten steps"),
+                },
+            ),
+            (
+                advice(
+                    "{}/LESS/SCORE, the control's less it",
+                    ("rejection_all/gamed_sorting", "rejection_all/gamed_reverse"),
+                ),
+                {
                     "fixed reference − fine-tuning on every rewarded sample": (
-                        f"{TUNED[0]}/control_target0.14",
+                        "rejection_all/gamed_sorting/rejection_all",
                         "every rewarded",
                     ),
                 },
@@ -309,6 +317,17 @@ TABLES = {
             )
             for task, place in zip(("sorting", "reversing"), RIVALS, strict=True)
         ],
+        "| task | fixed reference: sampled": [
+            (
+                [
+                    *pair("rejection_all/ARM/control"),
+                    *pair("rejection_all/ARM/rejection_all"),
+                    "{rejection_all/ARM/every rewarded/pass@1, the control's less it:interval}",
+                    "{rejection_all/ARM/every rewarded/greedy, the control's less it:interval}",
+                ],
+                {"sorting": "gamed_sorting", "reversing": "gamed_reverse"},
+            )
+        ],
         "| task | tuned alternative | sampled": [
             (
                 [
@@ -325,10 +344,6 @@ TABLES = {
                     f"{task} | no KL, 10 steps (exploratory)": ("ten steps", ""),
                     f"{task} | no KL, learning rate falls to 0": ("linear", "plain_linear"),
                     f"{task} | rejection sampling, three rounds": ("three rounds", "rejection_rounds"),
-                    f"{task} | rejection sampling, one round, every rewarded sample (exploratory)": (
-                        "every rewarded",
-                        "rejection_all",
-                    ),
                 },
             )
             for task, place, target in (
