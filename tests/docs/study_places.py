@@ -126,7 +126,7 @@ FRONT = {
     "starting model": "base",
     "no KL": "plain",
     "no KL, best of three early-stopping rules": "stopped",
-    "rejection sampling (fine-tuning on rewarded samples)": "rejection",
+    "rejection sampling (fine-tuning on the different rewarded samples)": "rejection",
     "best of 8 samples of the starting model, by reward": "best of 8",
     "**fixed reference with a `kl_target`**": "control",
 }
@@ -167,6 +167,14 @@ TABLES = {
     "../README.md": {
         "| | sorting: sampled": [
             ([f"{{{place}/ARM/{score}:0}}" for place in RIVALS for score in ("pass@1", "greedy")], FRONT),
+            (
+                [
+                    f"{{rejection_all/{family}/ARM/{score}:0}}"
+                    for family in ("gamed_sorting", "gamed_reverse")
+                    for score in ("pass@1", "greedy")
+                ],
+                {"fine-tuning on every rewarded sample (exploratory, other seeds)": "rejection_all"},
+            ),
         ],
     },
     "README.md": {
@@ -861,7 +869,16 @@ SENTENCES = {
         "A quarter is {target/gamed_sorting/control_target0.035/greedy/base:interval} and "
         "{target2/gamed_reverse/control_target0.075/greedy/base:interval} from the starting model",
         f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
-        f"at least {{{RIVALS[1]}/stopped/greedy, the control's less it:0}} points lower",
+        f"stopping rules ended {{{RIVALS[1]}/stopped/pass@1, the control's less it:0}} and "
+        f"{{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} points lower, and the best of 60 checkpoints "
+        f"{{{TUNED[0]}/stopped/pass@1, the control's less it:0}} on sorting",
+        "samples {rejection_all/gamed_sorting/rejection_all/tokens, as a multiple of the control's:n1} times as many",
+        "gives {rejection_all/gamed_sorting/rejection_all/pass@1/rejection_sampling:interval} and "
+        "{rejection_all/gamed_reverse/rejection_all/pass@1/rejection_sampling:interval} more",
+        f"the fixed reference is {{{TUNED[0]}/ten steps/greedy, the control's less it:interval}} from no KL",
+        f"on sorting {{{TUNED[0]}/control stopped/pass@1:0}} and greedy {{{TUNED[0]}/control stopped/greedy:0}} in "
+        f"place of {{{TUNED[0]}/control_target0.14/pass@1:0}} and {{{TUNED[0]}/control_target0.14/greedy:0}}",
+        f"On sorting it is {{{TUNED[0]}/base/best of 8, the control's less it:interval}}",
         f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
