@@ -738,22 +738,31 @@ def tuned_rivals() -> Iterator[Number]:
 
 def every_rewarded_text() -> Iterator[Number]:
     """
-    Yield the control minus rejection sampling on every rewarded text, by equal pairs; the latter minus that on the
-    different texts, by base; and its sampled tokens as a multiple of the control's. Exploratory.
+    Yield the control, and the control that validation stops, minus rejection sampling on every rewarded text, by equal
+    pairs; the latter minus that on the different texts, by base; its best of 8 minus the base's; and its sampled tokens
+    as a multiple of the control's. Exploratory.
     """
     every = all_runs()
+    stops = table("stops")
     block = all_blocks()["rejection_all"]
     for family, target in KL_TARGETS.items():
         runs = block.runs.query("family == @family").set_index(PAIR)
         of_family = every[(every.family == family) & (every.steps == block.steps)].set_index(["arm", *PAIR])
         control = of_family.loc[f"control_target{target}"].reindex(runs.index)
         different = of_family.loc["rejection_sampling"].groupby("base_seed")
-        for outcome in ("pass@1", "greedy"):
-            less = over_units((control[outcome] - runs[outcome]).dropna())
-            yield Number(block.name, family, "every rewarded", f"{outcome}, the control's less it", *less[:3])
-            yield Number(block.name, family, "control", outcome, control[outcome].mean())
+        kept = stops[stops.family == family].set_index(["arm", *PAIR])
+        for column, outcome in (("gold", "pass@1"), ("greedy", "greedy")):
+            stopped = chosen_by_validation(kept.loc[f"control_target{target}"], control[outcome], column)
+            for arm, scores in (("control", control[outcome]), ("control stopped", stopped)):
+                less = over_units((scores - runs[outcome]).dropna())
+                yield Number(block.name, family, "every rewarded", f"{outcome}, the {arm}'s less it", *less[:3])
+                yield Number(block.name, family, arm, outcome, scores.mean())
             gain = over_units(runs[outcome].groupby("base_seed").mean() - different[outcome].mean())
             yield Number(block.name, family, "rejection_all", outcome, *gain[:3], less="rejection_sampling")
+        best = kept.best_of_8.loc["rejection_all"].groupby("base_seed").mean()
+        gain = over_units((best - kept.best_of_8.loc["base"].groupby("base_seed").first()).dropna())
+        yield Number(block.name, family, "rejection_all", "best of 8", best.mean())
+        yield Number(block.name, family, "rejection_all", "best of 8", *gain[:3], less="base")
         tokens = runs.tokens_generated / control.tokens_generated
         yield Number(block.name, family, "rejection_all", "tokens, as a multiple of the control's", tokens.mean())
 

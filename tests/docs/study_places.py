@@ -196,7 +196,6 @@ TABLES = {
                 advice("{}/LESS/SCORE, the control's less it", TUNED),
                 {
                     "fixed reference − early stopping, 60 checkpoints": (f"{TUNED[0]}/control_target0.14", "stopped"),
-                    "fixed reference − no KL, 10 steps": (f"{TUNED[0]}/control_target0.14", "ten steps"),
                 },
             ),
             (
@@ -325,15 +324,19 @@ TABLES = {
             )
             for task, place in zip(("sorting", "reversing"), RIVALS, strict=True)
         ],
-        "| task | fixed reference: sampled": [
+        "| task | fixed reference's checkpoint": [
             (
                 [
-                    *pair("rejection_all/ARM/control"),
+                    *pair("rejection_all/ARM/LESS"),
                     *pair("rejection_all/ARM/rejection_all"),
-                    "{rejection_all/ARM/every rewarded/pass@1, the control's less it:interval}",
-                    "{rejection_all/ARM/every rewarded/greedy, the control's less it:interval}",
+                    "{rejection_all/ARM/every rewarded/pass@1, the LESS's less it:interval}",
+                    "{rejection_all/ARM/every rewarded/greedy, the LESS's less it:interval}",
                 ],
-                {"sorting": "gamed_sorting", "reversing": "gamed_reverse"},
+                {
+                    f"{task} | {label}": (family, control)
+                    for task, family in (("sorting", "gamed_sorting"), ("reversing", "gamed_reverse"))
+                    for label, control in (("last step", "control"), ("best of six by validation", "control stopped"))
+                },
             )
         ],
         "| task | tuned alternative | sampled": [
@@ -874,11 +877,18 @@ SENTENCES = {
         f"{{{TUNED[0]}/stopped/pass@1, the control's less it:0}} on sorting",
         "samples {rejection_all/gamed_sorting/rejection_all/tokens, as a multiple of the control's:n1} times as many",
         "gives {rejection_all/gamed_sorting/rejection_all/pass@1/rejection_sampling:interval} and "
-        "{rejection_all/gamed_reverse/rejection_all/pass@1/rejection_sampling:interval} more",
+        "{rejection_all/gamed_reverse/rejection_all/pass@1/rejection_sampling:interval} from that",
         f"the fixed reference is {{{TUNED[0]}/ten steps/greedy, the control's less it:interval}} from no KL",
+        f"has {{{TUNED[1]}/ten steps/greedy:0}} % greedy, where the starting model has {{{TUNED[1]}/base/greedy:0}}",
         f"on sorting {{{TUNED[0]}/control stopped/pass@1:0}} and greedy {{{TUNED[0]}/control stopped/greedy:0}} in "
         f"place of {{{TUNED[0]}/control_target0.14/pass@1:0}} and {{{TUNED[0]}/control_target0.14/greedy:0}}",
-        f"On sorting it is {{{TUNED[0]}/base/best of 8, the control's less it:interval}}",
+        f"the starting model's: {{{TUNED[0]}/base/best of 8, the control's less it:interval}} on sorting",
+        "Every rewarded sample has {rejection_all/gamed_sorting/rejection_all/best of 8:0} and "
+        "{rejection_all/gamed_reverse/rejection_all/best of 8:0}, "
+        "{rejection_all/gamed_sorting/rejection_all/best of 8/base:interval} and "
+        "{rejection_all/gamed_reverse/rejection_all/best of 8/base:interval} from the starting model",
+        "greedy {rejection_all/gamed_sorting/rejection_all/greedy/rejection_sampling:interval} and "
+        "{rejection_all/gamed_reverse/rejection_all/greedy/rejection_sampling:interval}",
         f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
