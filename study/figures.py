@@ -739,8 +739,8 @@ def tuned_rivals() -> Iterator[Number]:
 def every_rewarded_text() -> Iterator[Number]:
     """
     Yield the control, and the control that validation stops, minus rejection sampling on every rewarded text, by equal
-    pairs; the latter minus that on the different texts, by base; its best of 8 minus the base's; and its sampled tokens
-    as a multiple of the control's. Exploratory.
+    pairs; the latter minus that on the different texts, by base; its best of 8 minus the base's; and its sampled
+    tokens as a multiple of the control's. Exploratory.
     """
     every = all_runs()
     stops = table("stops")
