@@ -1270,7 +1270,7 @@ def rivals_forest(every: Sequence[Number]) -> Figure:
         panel.axvline(0, **GREY)
         for one in every:
             key = (one.block.removesuffix("2"), one.arm)
-            if one.family == family and key in places and one.name.endswith("less it"):
+            if one.family == family and key in places and one.name.endswith("the control's less it"):
                 is_greedy = one.name.startswith("greedy")
                 place = places[key] - 0.22 * is_greedy
                 mark, face = ("s", "white") if is_greedy else ("o", colour)

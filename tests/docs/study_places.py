@@ -854,6 +854,14 @@ SENTENCES = {
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no "
         "significant difference ({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
     ],
+    "../docs/methods.md": [
+        "missed {guard_gap//fourth/sum of the miss rate:n0} of "
+        "{guard_gap//fourth/runs of the miss rate:n0} runs whose accuracy fell by more than 10 points "
+        "({guard_gap//fourth/miss rate:percent}), and warned in {guard_gap//fourth/sum of the false-alarm rate:n0} of "
+        "the other {guard_gap//fourth/runs of the false-alarm rate:n0} "
+        "({guard_gap//fourth/false-alarm rate:percent})",
+        "lost another {guard_gap//fourth/fall after the firing:of 100} points",
+    ],
     "README.md": [
         f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct",

@@ -153,6 +153,7 @@ def told(cell):
 
 PARTS = {  # of pages that have other numbers, too
     "../README.md": r"(?ms)^## Results$.*?(?=^## )",
+    "../docs/methods.md": r"(?ms)^### How often `guard_gap` is wrong$.*?(?=^### )",
     "../docs/performance.md": r"(?ms)^\*\*What is saved.*?(?=^One CPU core)",
 }
 
