@@ -835,6 +835,8 @@ TABLES = {
 # Sentences. A number that no piece has is a setting, or of another page.
 SENTENCES = {
     "../README.md": [
+        "With later seeds it is {target2/gamed_reverse/control_target0.3/greedy/base:interval} and "
+        "{tuned_rivals2/gamed_reverse/control_target0.3/greedy/base:interval}.",
         "that ends {target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points below",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
@@ -882,15 +884,17 @@ SENTENCES = {
         f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
         f"stopping rules ended {{{RIVALS[1]}/stopped/pass@1, the control's less it:0}} and "
         f"{{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} points lower, and the best of 60 checkpoints "
-        f"{{{TUNED[0]}/stopped/pass@1, the control's less it:0}} on sorting",
+        f"{{{TUNED[0]}/stopped/pass@1, the control's less it:0}} and "
+        f"{{{TUNED[1]}/stopped/pass@1, the control's less it:0}} (pre-registered)",
         "samples {rejection_all/gamed_sorting/rejection_all/tokens, as a multiple of the control's:n1} times as many",
-        "gives {rejection_all/gamed_sorting/rejection_all/pass@1/rejection_sampling:interval} and "
+        "Every sample is {rejection_all/gamed_sorting/rejection_all/pass@1/rejection_sampling:interval} and "
         "{rejection_all/gamed_reverse/rejection_all/pass@1/rejection_sampling:interval} from that",
-        f"the fixed reference is {{{TUNED[0]}/ten steps/greedy, the control's less it:interval}} from no KL",
-        f"has {{{TUNED[1]}/ten steps/greedy:0}} % greedy, where the starting model has {{{TUNED[1]}/base/greedy:0}}",
+        f"the fixed reference is {{{TUNED[0]}/ten steps/greedy, the control's less it:interval}} and "
+        f"{{{TUNED[1]}/ten steps/greedy, the control's less it:interval}} from it",
         f"on sorting {{{TUNED[0]}/control stopped/pass@1:0}} and greedy {{{TUNED[0]}/control stopped/greedy:0}} in "
         f"place of {{{TUNED[0]}/control_target0.14/pass@1:0}} and {{{TUNED[0]}/control_target0.14/greedy:0}}",
-        f"the starting model's: {{{TUNED[0]}/base/best of 8, the control's less it:interval}} on sorting",
+        f"the starting model's: {{{TUNED[0]}/base/best of 8, the control's less it:interval}} and "
+        f"{{{TUNED[1]}/base/best of 8, the control's less it:interval}}",
         "Every rewarded sample has {rejection_all/gamed_sorting/rejection_all/best of 8:0} and "
         "{rejection_all/gamed_reverse/rejection_all/best of 8:0}, "
         "{rejection_all/gamed_sorting/rejection_all/best of 8/base:interval} and "
