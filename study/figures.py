@@ -848,13 +848,15 @@ def guard_replays() -> Iterator[Number]:
                     "fired": fired,
                     "later": at_firing - run["gold"],
                 }
-                rows.append({"base_seed": run["base_seed"], **values})
-    runs = pd.DataFrame(rows, columns=["base_seed", "fall", "fired", "later"])
+                rows.append({"base_seed": run["base_seed"], "arm": run["arm"], **values})
+    runs = pd.DataFrame(rows, columns=["base_seed", "arm", "fall", "fired", "later"])
     damaged = runs.fall > 0.1
     of_kinds = {
         "miss rate": runs.fired.isna()[damaged],
+        "miss rate without a KL": runs.fired.isna()[damaged & runs.arm.str.startswith("plain")],
         "false-alarm rate": runs.fired.notna()[~damaged],
         "fall after the firing": runs.later[damaged & runs.fired.notna()],
+        "fall after any firing": runs.later[runs.fired.notna()],
     }
     for name, of_runs in of_kinds.items():
         yield Number("guard_gap", "", "fourth", f"runs of the {name}", len(of_runs))

@@ -862,7 +862,11 @@ SENTENCES = {
         "({guard_gap//fourth/miss rate:percent}), and warned in {guard_gap//fourth/sum of the false-alarm rate:n0} of "
         "the other {guard_gap//fourth/runs of the false-alarm rate:n0} "
         "({guard_gap//fourth/false-alarm rate:percent})",
+        "{guard_gap//fourth/runs of the miss rate without a KL:n0} of the "
+        "{guard_gap//fourth/runs of the miss rate:n0} had no KL, of which it missed "
+        "{guard_gap//fourth/sum of the miss rate without a KL:n0}",
         "lost another {guard_gap//fourth/fall after the firing:of 100} points",
+        "all runs with a warning {guard_gap//fourth/fall after any firing:of 100}",
     ],
     "README.md": [
         f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",
