@@ -688,8 +688,8 @@ def chosen_by_validation(kept: pd.DataFrame, ends: pd.Series, column: str) -> pd
 
 def tuned_rivals() -> Iterator[Number]:
     """
-    Yield the control minus each tuned alternative, with p after Holm over four sampled differences; the control that
-    validation stops, and each alternative, minus the base.
+    Yield the control minus each tuned alternative, with p after Holm over four sampled differences, and minus two that
+    are exploratory.
     """
     stops = table("stops")
     for name in ("tuned_rivals", "tuned_rivals2"):
@@ -722,8 +722,6 @@ def tuned_rivals() -> Iterator[Number]:
                 yield Number(name, family, rival, f"{outcome}, the control's less it", *less[:3])
             for rival, scores in (others | exploratory).items():
                 yield Number(name, family, rival, outcome, scores.mean())
-                above_base = over_units((scores - watched[f"base_{outcome}"]).dropna())
-                yield Number(name, family, rival, outcome, *above_base[:3], less="base")
         best = {}  # a collapsed run, which has none, counts 0
         for arm in [*block.arms, "plain"]:
             of_arm = kept.best_of_8.dropna().loc[arm].reindex(pairs).fillna(0.0)

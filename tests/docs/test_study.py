@@ -118,7 +118,7 @@ FORMATS = {
     "n2": lambda one: f"{one.value:.2f}",
     "n3": lambda one: f"{one.value:.3f}",
     "ratio": lambda one: f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]",
-    "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}" if one.p >= 0.0005 else "< 0.001",
+    "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}".replace("0.000", "< 0.001"),
 }
 
 
