@@ -636,6 +636,11 @@ def step_cost_numbers() -> Iterator[Number]:
             yield Number("step_cost", title, arm, part, result[arm][part])
         reached = speedup(result, "plain packed", "floor", "whole")
         yield Number("step_cost", title, "plain packed", "reached", *reached, less="floor")
+    (of_qwen,) = json.loads((STUDY / "tables" / "step_cost_qwen.json").read_text())["results"].values()
+    whole = speedup(of_qwen, "A packed", BASELINE, "whole")
+    yield Number("qwen", "a step", "A packed", "seconds of TRL's step, as a multiple of its own", *whole)
+    for arm, part in product((BASELINE, "A packed"), ("generation", "scoring", "update")):
+        yield Number("qwen", "a step", arm, f"seconds of {part}", of_qwen[arm][part])
 
 
 def clamp2_numbers() -> Iterator[Number]:
@@ -1306,11 +1311,13 @@ def reuse_uses() -> Figure:
 
 def clamp2_given_back() -> Figure:
     """Draw accuracy at the end by coefficient and by the steps between resets."""
-    scores = all_blocks()["clamp2"].runs.pivot(index="base_seed", columns="arm", values="pass@1")
+    scores = all_blocks()["long_k"].runs.pivot(index="base_seed", columns="arm", values="pass@1")
     note = "Small points: starting models. Large points, and the line: their means." + OBJECTIVE
-    figure, axes = panels(note, 7.2, 3.4, 1, 2, sharey=True)
+    figure, axes = panels(note, 9.2, 3.4, 1, 2, sharey=True)
     places = {
         "control_beta": "fixed\nreference",
+        "A_K1000_beta": "A, reset\nevery 1,000",
+        "A_K500_beta": "A, reset\nevery 500",
         "A_K200_beta": "A, reset\nevery 200",
         "A_beta": "A, reset\nevery 40",
         "B_beta_old": "old\npolicy (B)",

@@ -13,6 +13,7 @@ HELD_BY_TARGET = (f"{RIVALS[0]}/control_target0.14", f"{RIVALS[1]}/control_targe
 FORGET = "forget2/forget"
 CLAMP = "clamp/reverse_level8"
 CLAMP2 = "clamp2/reverse_level8"
+LONG_K = "long_k/reverse_level8"
 MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
@@ -173,7 +174,8 @@ TABLES = {
                     for family in ("gamed_sorting", "gamed_reverse")
                     for score in ("pass@1", "greedy")
                 ],
-                {"fine-tuning on every rewarded sample (exploratory, other seeds)": "rejection_all"},
+                {"fine-tuning on every rewarded sample (exploratory, other seeds)": "rejection_all"}
+                | {"fixed reference with a `kl_target`, those seeds": "control"},
             ),
         ],
     },
@@ -226,7 +228,9 @@ TABLES = {
                     f"A with {{{SORTING}/A/resets, most:n0}} resets − fixed reference": (f"{SORTING}/A", "control"),
                     "fixed reference at β = 10 − no KL": (f"{CLAMP}/control", "plain"),
                     "A, reset every 200 steps − fixed reference": (f"{CLAMP}/A_K200", "control"),
+                    "the same, three starting models and new seeds": (f"{CLAMP2}/A_K200_beta10", "control_beta10"),
                     "A, reset every 40 steps − fixed reference": (f"{CLAMP2}/A_beta10", "control_beta10"),
+                    "A, reset every 500 steps − fixed reference": (f"{LONG_K}/A_K500_beta10", "control_beta10"),
                     "A: rate falls to 0 − constant rate": (f"{MODES}/A_linear_lr10", "A_lr10"),
                     "A: Adam's step count cleared − kept": (f"{MODES}/C_step_lr10", "A_lr10"),
                 },
@@ -475,7 +479,21 @@ TABLES = {
                     )
                 }
                 | {" | no KL": "plain"},
-            )
+            ),
+            (
+                [
+                    *pair(f"{LONG_K}/ARM"),
+                    f"{{{LONG_K}/ARM/drift:n2}}",
+                    change(f"{LONG_K}/ARM/pass@1/LESS"),
+                    change(f"{LONG_K}/ARM/pass@1/plain"),
+                    f"{{{LONG_K}/ARM/given back:0}}",
+                ],
+                {
+                    f"{beta} | A, reset every {steps} steps": (f"A_K{k}_beta{beta}", f"control_beta{beta}")
+                    for beta in ("1", "10")
+                    for steps, k in (("1,000", 1000), ("500", 500))
+                },
+            ),
         ],
     },
     "pages/smollm2.md": {
@@ -545,6 +563,12 @@ TABLES = {
         ],
     },
     "pages/qwen.md": {
+        "| a step, seconds": [
+            (
+                [f"{{qwen/a step/ARM/seconds of {part}:n0}}" for part in ("generation", "scoring", "update")],
+                {"TRL, fixed reference": "TRL β>0", "moving reference (A), `fast`": "A packed"},
+            )
+        ],
         "| model, at most 512 tokens": [
             (
                 [
@@ -847,6 +871,8 @@ SENTENCES = {
         f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
         "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
+        "it gained {qwen/sampled, 512/control/pass@1/base:1} points sampled, and lost "
+        "{qwen/greedy, 512/base/pass@1/control:1} greedy",
         "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
         "the untrained model has {qwen/sampled, 512/base_default/corrected:0} % sampled and "
@@ -886,10 +912,18 @@ SENTENCES = {
         "A quarter is {target/gamed_sorting/control_target0.035/greedy/base:interval} and "
         "{target2/gamed_reverse/control_target0.075/greedy/base:interval} from the starting model",
         f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
-        f"stopping rules ended {{{RIVALS[1]}/stopped/pass@1, the control's less it:0}} and "
-        f"{{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} points lower, and the best of 60 checkpoints "
-        f"{{{TUNED[0]}/stopped/pass@1, the control's less it:0}} and "
+        f"stopping rules ended {{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} (sorting) and "
+        f"{{{RIVALS[1]}/stopped/pass@1, the control's less it:0}} points (reversing) lower, and the best of 60 "
+        f"checkpoints {{{TUNED[0]}/stopped/pass@1, the control's less it:0}} and "
         f"{{{TUNED[1]}/stopped/pass@1, the control's less it:0}} (pre-registered)",
+        "of its own is {rejection_all/gamed_sorting/every rewarded/pass@1, the control's less it:+1} and "
+        "{rejection_all/gamed_reverse/every rewarded/pass@1, the control's less it:+1} points sampled, and "
+        "{rejection_all/gamed_sorting/every rewarded/greedy, the control's less it:+1} and "
+        "{rejection_all/gamed_reverse/every rewarded/greedy, the control's less it:+1} greedy",
+        f"on sorting {{{SORTING}/control/proxy:1}} % (no KL {{{SORTING}/plain/proxy:1}}), on reversing "
+        f"{{{REVERSING}/control/proxy:1}} % (no KL {{{REVERSING}/plain/proxy:1}})",
+        "it ended {qwen/sampled, 512/control/pass@1/base:0} points above the untrained model sampled, and "
+        "{qwen/greedy, 512/base/pass@1/control:0} below it greedy",
         "samples {rejection_all/gamed_sorting/rejection_all/tokens, as a multiple of the control's:n1} times as many",
         "Every sample is {rejection_all/gamed_sorting/rejection_all/pass@1/rejection_sampling:interval} and "
         "{rejection_all/gamed_reverse/rejection_all/pass@1/rejection_sampling:interval} from that",
@@ -917,7 +951,7 @@ SENTENCES = {
         f"fallen less from its best (pre-registered, p {{{REVERSING}/B/fall/plain:p}})",
         f"The KL keeps {{{SORTING}/control/pass@1/plain:0}} more answers of 100 correct",
         f"it is {{{SORTING}/A_K100/greedy/control:below}} and {{{REVERSING}/A_K100/greedy/control:below}} points",
-        f"With its own β of 1 it is {{{SORTING}/A_K100_own/pass@1/control:interval}} and greedy "
+        f"which a fixed reference was not given, it is {{{SORTING}/A_K100_own/pass@1/control:interval}} and greedy "
         f"{{{SORTING}/A_K100_own/greedy/control:interval}} from the fixed one",
         f"`kl_target` is {{{SORTING}/control_target0.14/greedy/base:interval}} on sorting and "
         f"{{{REVERSING}/control_target0.3/greedy/base:interval}} on reversing; with β = 0.3 "
@@ -941,6 +975,14 @@ SENTENCES = {
         "{core/mean/control/greedy/plain:interval}",
         f"minus one every 200 is {{{CLAMP2}/A_beta10/pass@1/A_K200_beta10:interval}}, sampled",
         f"At β = 1 it is {{{CLAMP2}/A_beta1/pass@1/A_K200_beta1:interval}}, not",
+        f"at β = 1 {{{CLAMP2}/A_beta1/given back:0}}, {{{CLAMP2}/A_K200_beta1/given back:0}}, "
+        f"{{{LONG_K}/A_K500_beta1/given back:0}} and {{{LONG_K}/A_K1000_beta1/given back:0}} %",
+        f"at β = 10 {{{CLAMP2}/A_beta10/given back:0}}, {{{CLAMP2}/A_K200_beta10/given back:0}}, "
+        f"{{{LONG_K}/A_K500_beta10/given back:0}} and {{{LONG_K}/A_K1000_beta10/given back:0}} %",
+        f"within 5 points of those every 200: {{{LONG_K}/A_K500_beta1/pass@1/A_K200_beta1:interval}} and "
+        f"{{{LONG_K}/A_K1000_beta1/pass@1/A_K200_beta1:interval}}",
+        f"Greedy they are {{{LONG_K}/A_K500_beta1/greedy/A_K200_beta1:interval}} and "
+        f"{{{LONG_K}/A_K1000_beta1/greedy/A_K200_beta1:interval}}",
         f"reference at β = 1 is {{{CLAMP2}/control_beta1/pass@1/control_beta10:of 100}} above the one at β = 10",
         f"reset every 40 steps, is {{{CLAMP2}/A_beta10/pass@1/control_beta1:of 100}} above it",
         "difference of {core/sums/A/pass@1, seen after Holm/plain:1} to "
