@@ -864,6 +864,7 @@ SENTENCES = {
         "that ends {target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points below",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
+        "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
         "the starting model on reversing: {rivals2/gamed_reverse/control_target0.3/greedy/base:interval} over",
         f"the KL ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
         f"The interval is {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:range}} over prompts and "
