@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,9 +52,23 @@ def describe_machine(cpu: bool) -> dict:
             raise RunError(f"{error}. Nothing was measured") from error
         properties = torch.cuda.get_device_properties(0)
         described = {"device": properties.name, "memory": f"{properties.total_memory / 2**30:.0f}"}
+        described["driver"] = ask_driver()
     versions = {name: installed(name) for name in LIBRARIES}
     described["versions"] = {name: number for name, number in versions.items() if number is not None}
     return described
+
+
+def ask_driver() -> str:
+    """Return the driver's version and the card's highest clocks; nothing where `nvidia-smi` cannot tell them."""
+    asked = "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem"
+    try:
+        answer = subprocess.run(["nvidia-smi", asked, "--format=csv,noheader"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    if answer.returncode != 0:
+        return ""
+    version, core, memory = answer.stdout.splitlines()[0].split(", ")
+    return f"Driver {version}, clocks up to {core} and {memory} (memory). "
 
 
 def hash_code() -> str:

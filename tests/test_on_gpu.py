@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from run_record import read_rows as rows
+from transformers import AutoModelForCausalLM, GenerationConfig
 
-from trl_prorl.fast.compact import draw
+from trl_prorl.eval.run_folder.reading import read_env
+from trl_prorl.fast.compact import compact_sample, draw
+from trl_prorl.fast.probes import replay_obstacle
 from trl_prorl.finite import all_finite
 from trl_prorl.meter import StageTimer, measure_gpu
 
@@ -35,6 +38,7 @@ def test_a_run_in_bf16_with_everything_on(run, keys, lora):
     assert len(written) == 4
     assert all(row["peak_memory_gib"] > 0 for row in written)
     assert all(row["policy_forward_calls"] == 1 for row in written)
+    assert read_env(trainer.args.output_dir)["execution"]["cuda_graph"] == "on"
 
 
 def test_probes_leave_the_random_numbers_of_the_gpu_alone(make_trainer):
@@ -49,9 +53,38 @@ def test_probes_leave_the_random_numbers_of_the_gpu_alone(make_trainer):
 def test_tokens_are_drawn_as_often_as_they_are_probable():
     torch.manual_seed(0)
     probabilities = torch.tensor([0.0, 0.5, 0.25, 0.25, 0.0], device="cuda").expand(40_000, 5)
-    counts = torch.bincount(draw(probabilities), minlength=5).cpu() / 40_000
+    counts = torch.bincount(draw(probabilities)[0], minlength=5).cpu() / 40_000
     assert counts[0] == counts[4] == 0
     assert (counts - probabilities[0].cpu()).abs().max() < 0.015
+
+
+def greedy(model, replays):
+    """Greedy completions of 24 rows that end at different lengths, and their log-probabilities."""
+    ids = torch.randint(3, 250, (6, 20), generator=torch.Generator().manual_seed(1)).cuda()
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    settings = GenerationConfig(max_new_tokens=150, do_sample=False, pad_token_id=0, eos_token_id=list(range(60, 80)))
+    copies = torch.arange(6, device="cuda").repeat_interleave(4)
+    given = {"copies": copies, "logps_at": 1.0, "replays": replays, "custom_generate": compact_sample}
+    return model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_recorded_forward_gives_the_tokens_of_the_model(tiny_model, dtype):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype).cuda().eval()
+    assert replay_obstacle(model) is None
+    plain = greedy(model, replays=False)
+    recorded = greedy(model, replays=True)
+    assert torch.equal(plain.ids, recorded.ids)
+    assert torch.allclose(plain.logps, recorded.logps, atol=1e-5)
+
+
+def test_a_model_that_waits_for_the_gpu_is_not_recorded(tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).cuda().eval()
+    before = greedy(model, replays=False)
+    model.model.layers[0].register_forward_hook(lambda module, given, states: print(states.sum().item()))
+    assert "fails during compact generation" in replay_obstacle(model)
+    assert torch.equal(greedy(model, replays=False).ids, before.ids)  # the GPU is usable afterwards
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -121,7 +154,7 @@ def in_a_process(log, *command):
 def test_nan_while_sampling_is_named(tmp_path, tiny_model):
     """An assertion on the device, after which a process computes nothing more."""
     in_a_process(tmp_path / "log", ROOT / "tests" / "gpu_worker.py", tiny_model, tmp_path / "run", "nan")
-    assert "at step 1: probabilities of the next token" in (tmp_path / "log").read_text()
+    assert "at step 1: next-token probabilities" in (tmp_path / "log").read_text()
     assert not (tmp_path / "run" / "spread.json").exists()
 
 

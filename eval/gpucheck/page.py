@@ -32,7 +32,9 @@ def page(folder: Path, machine: dict) -> str:
     """Return the page: every part with its result, or \"Not measured\"."""
     memory = f" {machine['memory']} GiB;" if "memory" in machine else ""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}. {OBJECTIVE}", ""]
+    driver = machine.get("driver", "")
+    made_by = f"Written by `trl-prorl gpu-check`.{memory} {driver}{versions}. {OBJECTIVE}"
+    lines = [f"# {machine['device']}", "", made_by, ""]
     if "memory" not in machine:
         lines += [TOY, ""]
     for name, part in PARTS.items():

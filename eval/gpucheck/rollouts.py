@@ -16,6 +16,7 @@ import torch
 from trl import GRPOTrainer
 
 from trl_prorl.embedded.shipped import byte_tokenizer
+from trl_prorl.eval.stepcost.measuring import WARM_UP
 from trl_prorl.eval.stepcost.settings import DEFAULT, Batches, new_model, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence_training
 
@@ -24,7 +25,6 @@ TRL = "TRL"
 PLAIN = "plain"
 VLLM = "vLLM"
 TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # variants of `step-cost`; a reference has no effect on rollouts
-WARM_UP = 8  # tokens
 
 
 def sample_tokens(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -> float:

@@ -24,7 +24,6 @@ from trl_prorl.files import replaced
 ROOT = Path(trl_prorl.__file__).parent.parent  # root of the checkout, if there is one
 TESTS = "tests"
 COST = "cost"
-LARGE = "cost-large"
 ROLLOUTS = "rollouts"
 STEPS = "steps"
 VLLM = "vllm"
@@ -51,32 +50,26 @@ class Part(NamedTuple):
 
 
 ARMS = ["--arms", "A packed", "B packed"]
-SMALLER = ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3"]
-LARGER = ["--shape", "qwen2.5-1.5b", "--checkpointing", "on"]
-LARGE_BATCH = ["--prompts", "8", "--num_generations", "64", "--micro_batch", "64", "--longest", "512"]
+MODEL = ["--checkpointing", "on", "--shape"]
+SMALLER = [*MODEL, "qwen2.5-0.5b"]
+LARGER = [*MODEL, "qwen2.5-1.5b"]
+BATCH = ["--prompts", "8", "--micro_batch", "16", "--longest", "256"]
+LARGE_BATCH = ["--prompts", "8", "--num_generations", "64", "--micro_batch", "64", "--longest", "256"]
 TOY = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
 STEP_COST = "trl_prorl.eval.step_cost"
 SAMPLING = "trl_prorl.eval.gpucheck.rollouts"
-PARTS = {  # 20 minutes in total
+PARTS = {  # 18 minutes in total
     TESTS: Part("Correctness: the tests that run on a GPU", 360, "tests.xml"),
     COST: Part(
         "Time of a step",
-        210,
+        300,
         "cost/arms.json",
         STEP_COST,
-        [*SMALLER, *ARMS, "TRL β=0"],
-        [*TOY, "--rounds", "1", *ARMS],
-    ),
-    LARGE: Part(
-        "Time of a step, larger model, completions of 512 tokens",
-        270,
-        "cost-large/arms.json",
-        STEP_COST,
-        [*LARGER, "--prompts", "16", "--lengths", "512", "--rounds", "1", *ARMS],
-        [*TOY, "--checkpointing", "on", "--lengths", "12", "--rounds", "1", *ARMS],
+        [*LARGER, *BATCH, "--scale", "1.5", "--rounds", "1", *ARMS],
+        [*TOY, "--checkpointing", "on", "--rounds", "1", *ARMS],
     ),
     ROLLOUTS: Part(
-        "Rollouts: 512 completions of 512 tokens",
+        "Rollouts: 512 completions of 256 tokens",
         90,
         "rollouts/measured.json",
         SAMPLING,
@@ -88,7 +81,7 @@ PARTS = {  # 20 minutes in total
         120,
         "steps/measured.json",
         "trl_prorl.eval.gpucheck.steps",
-        [*LARGER, "--prompts", "16", "--longest", "512"],
+        [*LARGER, *BATCH],
         TOY,
     ),
     VLLM: Part(
@@ -202,6 +195,8 @@ def command(name: str, cpu: bool, report: Path) -> list[str]:
         return [sys.executable, "-m", "pytest", *options, *marked_files()]
     part = PARTS[name]
     options = ["--device", "cpu", *part.toy] if cpu else ["--device", "cuda", *part.on_card]
+    if name == COST and not cpu and memory_gib() < MIN_GIB:
+        options = [SMALLER[-1] if option == LARGER[-1] else option for option in options]
     return [sys.executable, "-m", part.module, *options, "--out", str(report.parent)]
 
 
@@ -236,17 +231,20 @@ def reason_to_skip(name: str, cpu: bool) -> str | None:
         return "needs a GPU; `make test-vllm` tries rollouts with vLLM on a CPU"
     if name == VLLM and importlib.util.find_spec("vllm") is None:
         return "vllm is not installed"
-    if name in (LARGE, ROLLOUTS, STEPS) and not cpu:
-        import torch  # slow to import, and not needed for the names above
-
-        gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-        if gib < MIN_GIB:
-            return f"needs a GPU with {MIN_GIB} GiB, and this one has {gib:.0f}"
+    if name in (ROLLOUTS, STEPS) and not cpu and memory_gib() < MIN_GIB:
+        return f"needs a GPU with {MIN_GIB} GiB, and this one has {memory_gib():.0f}"
     if name == TESTS and not (ROOT / "tests" / "test_on_gpu.py").is_file():
         return "needs a checkout of the project, which has the tests"
     if name == TESTS and importlib.util.find_spec("pytest") is None:
         return "pytest is not installed (pip install -e '.[dev]')"
     return None
+
+
+def memory_gib() -> float:
+    """Return the memory of the GPU in GiB."""
+    import torch  # slow to import, and not needed for the names above
+
+    return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
 def marked_files() -> list[str]:

@@ -235,7 +235,7 @@ class HeldOut:
 
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
-        """Yield a model as it is sampled, and whether compactly."""
+        """Yield a model as it is sampled, and the settings of compact generation, if it is compact."""
         yield prepare_for_sampling(load_point(point, self.config))
 
     @contextmanager

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, StoppingCriteria
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.extras.turns import play, prepare_tokenizer
 from trl_prorl.fast.compact import compact_sample, contiguous_states
-from trl_prorl.fast.probes import generation_obstacle, merge_obstacle
+from trl_prorl.fast.probes import generation_obstacle, merge_obstacle, replay_obstacle
 from trl_prorl.launch.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.pass_at_k import as_verdict
 
@@ -131,18 +131,20 @@ def warn_of_unused(line: str) -> None:
     logger.warning("%s", line)
 
 
-def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
+def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, dict | None]:
     """
-    Return a loaded model ready for sampling, and whether to use compact generation: the loop of rollouts, if its
-    results equal those of `generate`. With `merge`, an adapter is merged in float32 if that only changes rounding; the
-    model must then have no other use.
+    Return a loaded model ready for sampling, and the settings of compact generation: the loop of rollouts, if its
+    results equal those of `generate`, otherwise `None`. With `merge`, an adapter is merged in float32 if that only
+    changes rounding; the model must then have no other use.
     """
     unused = describe_unused(model.generation_config, GenerationConfig(do_sample=True))
     if unused:
         warn_of_unused(unused)
-    compact = generation_obstacle(model) is None
+    compact = None
+    if generation_obstacle(model) is None:
+        compact = {"replays": replay_obstacle(model) is None}
     exact = all(param.dtype == torch.float32 for param in model.parameters())
-    if merge and compact and exact and merge_obstacle(model) is None:
+    if merge and compact is not None and exact and merge_obstacle(model) is None:
         model = model.merge_and_unload()
     return model, compact
 
@@ -156,7 +158,7 @@ def sample(
     n: int,
     sampling: SamplingSettings,
     *,
-    compact: bool = False,
+    compact: dict | None = None,
     bar: tqdm | None = None,
 ) -> list[list[Sample]]:
     """
@@ -179,9 +181,9 @@ def sample(
 
     def complete(prompts: list[list[int]], most: int, n: int = 1) -> list[tuple[list[int], bool]]:
         inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
-        if compact:
+        if compact is not None:
             copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
-            several = {"custom_generate": compact_sample, "copies": copies}
+            several = {"custom_generate": compact_sample, "copies": copies, **compact}
         else:
             several = {"num_return_sequences": n}
         prompt_length = inputs["input_ids"].shape[1]
@@ -197,7 +199,7 @@ def sample(
                 **options,
                 **several,
             )
-        sequences = sequences.ids if compact else sequences
+        sequences = sequences if compact is None else sequences.ids
         return [until_stop(ids, stops) for ids in sequences[:, prompt_length:].tolist()]
 
     row_of_each = [row for row in rows for _ in range(n)]

@@ -40,10 +40,10 @@ def config(**keys):
     return GenerationConfig(**plain | keys)
 
 
-def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys):
+def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, replays=False, **keys):
     """Compact sampling: its result, and its completions alone."""
     ids, mask = pad_left(prompts, 0)
-    given = {} if logps_at is None else {"logps_at": logps_at}
+    given = {"replays": replays} if logps_at is None else {"replays": replays, "logps_at": logps_at}
     given |= {"generation_config": config(**keys), "custom_generate": compact_sample, "copies": copies}
     torch.manual_seed(seed)
     result = model.generate(input_ids=ids, attention_mask=mask, **given)
@@ -55,6 +55,23 @@ def seldom(request, monkeypatch):
     """How often the device is looked at: rows that have ended go on as padding until then."""
     monkeypatch.setattr("trl_prorl.fast.compact.tokens_between_checks", lambda device: request.param)
     return request.param
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """The recordings of a token's forward, each replaced by a call; test_on_gpu.py has real ones."""
+    made = []
+
+    class Called:
+        pool = None
+
+        def __init__(self, compute, pool=None):
+            compute()  # once before the recording
+            self.replay = compute
+            made.append(self)
+
+    monkeypatch.setattr("trl_prorl.fast.recording.Recording", Called)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -71,11 +88,13 @@ def seldom(request, monkeypatch):
     ],
     ids=str,
 )
-def test_greedy_tokens_are_those_of_generate(model, keys, seldom):
+@pytest.mark.parametrize("replays", [False, True])
+def test_greedy_tokens_are_those_of_generate(model, keys, seldom, replays, recordings):
     ids, mask = pad_left(PROMPTS, 0)
     settings = config(do_sample=False, **keys)
     theirs = model.generate(input_ids=ids[COPIES], attention_mask=mask[COPIES], generation_config=settings)
-    assert torch.equal(theirs, compact(model, do_sample=False, **keys)[0].ids)
+    assert torch.equal(theirs, compact(model, do_sample=False, replays=replays, **keys)[0].ids)
+    assert replays or not recordings
 
 
 class Looks(TorchDispatchMode):
@@ -106,6 +125,21 @@ def test_a_device_is_waited_for_once_in_sixteen_tokens(model, monkeypatch):
             compact(model, logps_at=0.7, do_sample=True, temperature=0.7, max_new_tokens=tokens)
         looks.append(seen.number)
     assert looks[1] - looks[0] == 4
+
+
+def test_a_recording_serves_a_span_of_tokens_and_few_rows_that_have_ended(model, recordings):
+    every = list(range(300))
+    compact(model, prompts=PROMPTS, replays=True, do_sample=False, max_new_tokens=150, min_new_tokens=150)
+    assert len(recordings) == 2  # the rows have 6 + 150 tokens: up to 128, and up to the end
+    recordings.clear()
+    result, _ = compact(model, logps_at=1.0, replays=True, do_sample=True, eos_token_id=every[::9], max_new_tokens=60)
+    assert 1 < len(recordings) < 8  # eight rows end one after another
+    ids = result.ids[:, :-1]
+    mask = (ids != 0).long()
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logps = model(ids, attention_mask=mask, position_ids=positions).logits.log_softmax(-1)
+    wanted = logps[:, 5:].gather(2, result.ids[:, 6:, None])[..., 0]
+    assert torch.allclose(result.logps, wanted.where(result.logps != 0, 0.0), atol=1e-4)
 
 
 def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):

@@ -21,7 +21,8 @@ from torch.nn.functional import pad
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
-from .prefix import ALIGNMENT
+from .prefix import ALIGNMENT, without_cudnn
+from .recording import RecordedForward
 
 
 CHECK_EVERY = 16  # tokens between two looks at a device, each of which waits for it
@@ -52,6 +53,7 @@ def compact_sample(
     generation_config,
     copies: torch.Tensor,
     logps_at: float | None = None,
+    replays: bool = False,
     **model_kwargs,
 ) -> Samples:
     """
@@ -67,6 +69,7 @@ def compact_sample(
         copies (`torch.LongTensor` of shape `(R,)`): For every completion the index of its prompt.
         logps_at (`float`, *optional*): Also give log-probabilities, at this temperature. It is not called
             `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
+        replays (`bool`): Whether the forward of a token may be recorded and replayed, see recording.py.
         model_kwargs: Arguments of the model's forward, as `generate` prepares them.
 
     Returns:
@@ -80,7 +83,9 @@ def compact_sample(
     ids[:, :width] = input_ids[copies]
     logps = None if logps_at is None else ids.new_zeros((number, longest - width), dtype=torch.float32)
     lengths = torch.full_like(copies, width)
-    logits, mask, model_kwargs = _read_prompts(model, input_ids, copies, longest, model_kwargs)
+    logits, forward = _read_prompts(model, input_ids, copies, longest, model_kwargs)
+    if replays and forward.can_be_recorded:
+        forward = forward.recorded(longest)
     processors = _of_rows(logits_processor, copies)
 
     # Of the rows that are computed: which they are, what they hold, whether they have not ended, and whether each of
@@ -110,38 +115,30 @@ def compact_sample(
                 raise RuntimeError(NO_DISTRIBUTION)
             if not any(still):
                 break
-            if not all(still):
+            if sum(still) < forward.kept_share * len(still):
                 selection = Selection.from_rows(still, ids.device)
+                forward.close_up(selection, len(still))
                 kept = selection.rows
-                close_up(cache_among(model_kwargs), selection)
-                if mask is not None:
-                    mask.close_up(selection)
-                model_kwargs = _select(model_kwargs, kept, len(still))
                 processors = _of_rows(processors, kept)
                 rows, written, alive, sound = rows[kept], written[kept], alive[kept], sound[kept]
-        inputs = model.prepare_inputs_for_generation(written, next_sequence_length=1, **model_kwargs)
-        if mask is not None:
-            inputs["attention_mask"] = mask.up_to(length)
-        outputs = model(**inputs, return_dict=True)
-        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-        logits = outputs.logits[:, -1]
+        logits = forward(written, length)
     longest = int(lengths.max())
     return Samples(ids[:, :longest], None if logps is None else logps[:, : longest - width])
 
 
 def _read_prompts(
     model, input_ids: torch.Tensor, copies: torch.Tensor, longest: int, model_kwargs: dict
-) -> tuple[torch.Tensor, "PaddingMask | None", dict]:
+) -> tuple[torch.Tensor, "TokenForward"]:
     """
     Compute every prompt once, and give each completion a row of the cache.
 
     Returns:
         `torch.Tensor` of shape `(R, V)`: The logits of the first token.
-        [`PaddingMask`] or `None`: The mask, where the model needs no other.
-        `dict`: The arguments of the forwards to come.
+        [`TokenForward`]: The forwards to come.
     """
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
-    outputs = model(**inputs, return_dict=True)
+    with without_cudnn(input_ids.device):
+        outputs = model(**inputs, return_dict=True)
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     repeat_rows(cache_among(model_kwargs), copies, longest)
     mask = None
@@ -149,7 +146,56 @@ def _read_prompts(
         # In what attention multiplies, which a head in fp32 or autocast around the model hides from the logits.
         dtype = cache_among(model_kwargs).layers[0].values.dtype
         mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, dtype)
-    return outputs.logits[:, -1][copies], mask, _select(model_kwargs, copies, len(input_ids))
+    model_kwargs = _select(model_kwargs, copies, len(input_ids))
+    return outputs.logits[:, -1][copies], TokenForward(model, mask, model_kwargs)
+
+
+class TokenForward:
+    """
+    Computes the logits of the next token of every row.
+
+    Args:
+        model ([`~transformers.GenerationMixin`]): A decoder of text.
+        mask ([`PaddingMask`], *optional*): The mask, where the model needs no other.
+        model_kwargs (`dict`): The arguments of its forward.
+
+    Attributes:
+        kept_share (`float`): Rows that have ended are dropped when fewer than this share have not.
+    """
+
+    kept_share = 1.0
+
+    def __init__(self, model, mask: "PaddingMask | None", model_kwargs: dict):
+        self._model = model
+        self._mask = mask
+        self._model_kwargs = model_kwargs
+
+    def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
+        """Compute the logits `(R, V)` of the token that follows `written` `(R, length)`."""
+        inputs = self._model.prepare_inputs_for_generation(written, next_sequence_length=1, **self._model_kwargs)
+        if self._mask is not None:
+            inputs["attention_mask"] = self._mask.up_to(length)
+        with without_cudnn(written.device):
+            outputs = self._model(**inputs, return_dict=True)
+        self._model_kwargs = self._model._update_model_kwargs_for_generation(outputs, self._model_kwargs)
+        return outputs.logits[:, -1]
+
+    def close_up(self, selection: "Selection", number: int) -> None:
+        """Keep some of the `number` rows."""
+        close_up(cache_among(self._model_kwargs), selection)
+        if self._mask is not None:
+            self._mask.close_up(selection)
+        self._model_kwargs = _select(self._model_kwargs, selection.rows, number)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether it depends on nothing that a [`RecordedForward`] does not know."""
+        tensors = {name for name, value in self._model_kwargs.items() if isinstance(value, torch.Tensor)}
+        return self._mask is not None and tensors == {"position_ids"}
+
+    def recorded(self, longest: int) -> RecordedForward:
+        """Return it as a recording, for rows of at most `longest` tokens."""
+        return RecordedForward(self._model, cache_among(self._model_kwargs), self._mask, self._model_kwargs, longest)
 
 
 def tokens_between_checks(device: torch.device) -> int:
@@ -262,10 +308,16 @@ class RoomyLayer(DynamicLayer):
         self._room = []
         for old in (keys, values):
             _, heads, filled, size = old.shape
-            room = old.new_empty((len(rows), heads, max(length, filled), size))
+            room = old.new_zeros((len(rows), heads, max(length, filled), size))  # no NaN where a mask hides it
             room[:, :, :filled] = old[rows]
             self._room.append(room)
+        self._place: torch.Tensor | None = None
         self._show(filled)
+
+    def show_span(self, end: int, place: torch.Tensor) -> None:
+        """Return the first `end` places of every row from now on, and write the next token into `place` `(1,)`."""
+        self._place = place
+        self._show(end)
 
     def _show(self, length: int) -> None:
         keys, values = self._room
@@ -273,6 +325,10 @@ class RoomyLayer(DynamicLayer):
         self.values = values[:, :, :length]
 
     def update(self, key_states, value_states, *args, **kwargs):
+        if self._place is not None:
+            for shown, new in zip((self.keys, self.values), (key_states, value_states), strict=True):
+                shown.index_copy_(2, self._place, new)
+            return self.keys, self.values
         length = self.keys.shape[-2]
         end = length + key_states.shape[-2]
         for room, new in zip(self._room, (key_states, value_states), strict=True):
@@ -390,6 +446,11 @@ class PaddingMask:
     def up_to(self, length: int) -> torch.Tensor | None:
         """Return what is added to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
         return self._to_add[..., :length] if any(self._has_padding) else None
+
+    def hide_from(self, place: int, end: int) -> torch.Tensor:
+        """Hide the places from `place` on, until they are written. Return what is added for `end` of them."""
+        self._to_add[..., place:] = -torch.inf
+        return self._to_add[..., :end]
 
     def close_up(self, selection: Selection) -> None:
         """Keep some rows."""

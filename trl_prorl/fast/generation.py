@@ -20,7 +20,7 @@ from ..parts import Part, make_event
 from .choice import Choice
 from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy
-from .probes import merge_obstacle
+from .probes import merge_obstacle, replay_obstacle
 
 
 # Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.
@@ -91,7 +91,12 @@ def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
 
 
 def sample_at_once(
-    model, prompts: list[list[int]], config: GenerationConfig, multiple: int | None, logps_at: float | None
+    model,
+    prompts: list[list[int]],
+    config: GenerationConfig,
+    multiple: int | None,
+    logps_at: float | None,
+    replays: bool = False,
 ) -> tuple[list[list[int]], list[list[float]] | None]:
     """Sample one completion of each prompt, with padding behind its end, and its log-probabilities."""
     different, copies = find_distinct(prompts)
@@ -102,6 +107,7 @@ def sample_at_once(
         attention_mask=mask.to(device),
         copies=torch.tensor(copies, device=device),
         logps_at=logps_at,
+        replays=replays,
         generation_config=config,
         custom_generate=compact_sample,
     )
@@ -142,6 +148,7 @@ class CompactGeneration(Part):
         reason = merge_obstacle(policy) if merges else "compact_merge=False"
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
+        self.replayed = Choice.unless(replay_obstacle(policy))
         self._mergeable = policy if reason is None else None
         self.measures = False
         # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
@@ -153,7 +160,7 @@ class CompactGeneration(Part):
     def facts(self) -> dict[str, str | int]:
         """Return what `env.json` says: whether rollouts are sampled from a merged copy, and the memory it takes."""
         size = self.copy.bytes if self.copy is not None else 0
-        return {"merged_copy": str(self.merged), "merged_copy_bytes": size}
+        return {"merged_copy": str(self.merged), "merged_copy_bytes": size, "cuda_graph": str(self.replayed)}
 
     @torch.no_grad()
     def sample(
@@ -187,7 +194,7 @@ class CompactGeneration(Part):
             with contiguous_states(model):
                 for rows in slice_rows(find_distinct(prompts)[1], self._max_rows):
                     written, written_logps = sample_at_once(
-                        model, [prompts[row] for row in rows], config, multiple, logps_at
+                        model, [prompts[row] for row in rows], config, multiple, logps_at, self.replayed.on
                     )
                     for place, row in enumerate(rows):
                         completions[row] = cut_at_end(written[place], set(ends))

@@ -31,11 +31,13 @@ not computed in later blocks.
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -227,10 +229,21 @@ def prefix_attention(
             factor = scale or states.shape[-1] ** -0.5
             result = BackwardByProducts.apply(grouped, seen_keys, seen_values, added, factor)
         else:
-            result = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=added, scale=scale)
+            with without_cudnn(query.device):
+                result = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=added, scale=scale)
         by_group = result.unflatten(2, (groups, queries))
         results.append(by_group.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1))
     return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
+
+
+def without_cudnn(device: torch.device) -> AbstractContextManager:
+    """
+    Attend on a GPU without cuDNN, which torch prefers on Hopper. It makes a plan for every new shape: 50 ms, as long
+    as a whole token or a layer of a packed row takes, and here almost every call has a shape of its own.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def keeps_keys_shared(query: torch.Tensor) -> bool:

@@ -342,17 +342,26 @@ def generation_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
     if kind is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped early."
 
-    def trial() -> str | None:
-        try:
-            return compare_greedy_tokens(model)
-        except Exception as error:  # of whatever kind: the model's own code runs
-            return f"{type(model).__name__} fails during compact generation ({first_line(error)})."
+    return try_model(model, partial(try_greedy_tokens, model))
 
-    return try_model(model, trial)
+
+def replay_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
+    """Return, in one sentence, why the forward of a token cannot be recorded as a CUDA graph; `None` if it can."""
+    if next(model.parameters()).device.type != "cuda":
+        return "the model is not on a CUDA GPU."
+    return try_model(model, partial(try_greedy_tokens, model, replays=True))
+
+
+def try_greedy_tokens(model: PreTrainedModel | PeftModel, replays: bool = False) -> str | None:
+    """Return what [`compare_greedy_tokens`] returns, or that it fails."""
+    try:
+        return compare_greedy_tokens(model, replays)
+    except Exception as error:  # of whatever kind: the model's own code runs
+        return f"{type(model).__name__} fails during compact generation ({first_line(error)})."
 
 
 @torch.no_grad()
-def compare_greedy_tokens(model: PreTrainedModel | PeftModel) -> str | None:
+def compare_greedy_tokens(model: PreTrainedModel | PeftModel, replays: bool) -> str | None:
     """Compare greedy tokens of compact sampling with those of `generate`."""
     name = type(model).__name__
     vocabulary = vocabulary_of(model)
@@ -379,6 +388,7 @@ def compare_greedy_tokens(model: PreTrainedModel | PeftModel) -> str | None:
             stopping_criteria=stops,
             custom_generate=compact_sample,
             copies=copies,
+            replays=replays,
         )
     precision = torch.finfo(param.dtype).eps
     place = first_other_token(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)

@@ -14,7 +14,7 @@ import torch
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval import gpu_check
 from trl_prorl.eval.gpucheck import page, runner, steps
-from trl_prorl.eval.gpucheck.runner import COST, LARGE, PARTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
+from trl_prorl.eval.gpucheck.runner import COST, PARTS, ROLLOUTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
 from trl_prorl.eval.stepcost import settings
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.trainers import mixed_precision
@@ -143,7 +143,9 @@ def test_why_a_part_does_not_run(monkeypatch):
     for gib in (15, 24):
         card = SimpleNamespace(total_memory=gib * 2**30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, card=card: card)
-        assert (runner.reason_to_skip(LARGE, False) is None) == (gib == 24)
+        assert (runner.reason_to_skip(ROLLOUTS, False) is None) == (gib == 24)
+        shape = "qwen2.5-1.5b" if gib == 24 else "qwen2.5-0.5b"
+        assert shape in runner.command(COST, False, Path("out") / "arms.json")
 
 
 def test_the_page(tmp_path):

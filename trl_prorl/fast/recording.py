@@ -1,0 +1,118 @@
+"""
+The forward of one token, recorded once as a CUDA graph and replayed for the tokens that follow.
+
+A token takes over a thousand kernels, and a fast GPU computes each of them sooner than Python launches the next one. A
+graph launches all at once. It repeats the same kernels on the same memory, so nothing in it may depend on the length
+of a row: keys and values are read up to the end of a span of tokens, the mask hides the places that are not written
+yet, and the place of the new token is in a tensor.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from .prefix import without_cudnn
+
+
+SPAN = 128  # tokens of a recording; to record takes as long as a few tokens
+
+
+class Recording:
+    """
+    What a function computes on a GPU, to be repeated.
+
+    Args:
+        compute (`Callable`): Takes and returns nothing. It is called once before it is recorded, because a first call
+            also prepares libraries.
+        pool: Memory of an earlier recording that is not replayed any more; `None` for memory of its own.
+    """
+
+    def __init__(self, compute: Callable[[], None], pool=None):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            compute()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            compute()
+        self.pool = self._graph.pool()
+
+    def replay(self) -> None:
+        """Compute it again."""
+        self._graph.replay()
+
+
+class RecordedForward:
+    """
+    Computes the logits of the next token of every row by a recording.
+
+    Args:
+        model ([`~transformers.GenerationMixin`]): A decoder of text.
+        cache ([`~transformers.Cache`]): Its cache, of layers that can show a span of places
+            ([`~trl_prorl.fast.compact.RoomyLayer`]), or that hold nothing.
+        mask ([`~trl_prorl.fast.compact.PaddingMask`]): The mask of the padding.
+        model_kwargs (`dict`): The arguments of the forward, with the positions up to the next token.
+        longest (`int`): Tokens of a row in all.
+
+    Attributes:
+        kept_share (`float`): Rows that have ended are dropped when fewer than this share have not, because that needs
+            another recording.
+    """
+
+    kept_share = 0.75
+
+    def __init__(self, model, cache: Cache, mask, model_kwargs: dict[str, Any], longest: int):
+        self._model = model
+        self._layers = [layer for layer in cache.layers if hasattr(layer, "show_span")]
+        self._mask = mask
+        self._model_kwargs = model_kwargs
+        self._longest = longest
+        self._position = model_kwargs["position_ids"][:, -1:].clone()
+        self._place = torch.zeros(1, dtype=torch.long, device=self._position.device)
+        self._end = 0  # of the span
+        self._recording: Recording | None = None
+
+    def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
+        """
+        Compute the logits `(R, V)` of the token that follows `written` `(R, length)`. The next call overwrites them.
+        """
+        if length > self._end:
+            self._record(written, length)
+        self._token.copy_(written[:, -1:])
+        self._recording.replay()
+        return self._logits
+
+    def _record(self, written: torch.Tensor, length: int) -> None:
+        place = length - 1
+        self._end = min(self._longest, place - place % SPAN + SPAN)
+        self._token = written[:, -1:].clone()
+        self._place.fill_(place)
+        position = self._position.clone()
+        for layer in self._layers:
+            layer.show_span(self._end, self._place)
+        self._seen = self._mask.hide_from(place, self._end)
+        # Torch wants memory that is shared to be in use: the last recording lives until the next one is made.
+        pool = None if self._recording is None else self._recording.pool
+        self._recording = Recording(self._compute, pool)
+        self._place.fill_(place)  # the call before the recording has moved them on
+        self._position.copy_(position)
+
+    def _compute(self) -> None:
+        self._seen.index_fill_(3, self._place, 0.0)
+        inputs = self._model.prepare_inputs_for_generation(self._token, next_sequence_length=1, **self._model_kwargs)
+        inputs |= {"position_ids": self._position, "attention_mask": self._seen, "input_ids": self._token}
+        with without_cudnn(self._token.device):
+            self._logits = self._model(**inputs, return_dict=True).logits[:, -1]
+        self._place += 1
+        self._position += 1
+
+    def close_up(self, selection, number: int) -> None:
+        """Keep some of the `number` rows."""
+        for layer in self._layers:
+            layer.close_up(selection)
+        self._mask.close_up(selection)
+        self._position = self._position[selection.rows]
+        self._end = 0  # the next call records
