@@ -61,7 +61,7 @@ SAMPLING = "trl_prorl.eval.gpucheck.rollouts"
 PARTS = {  # 18 minutes in total
     TESTS: Part("Correctness: the tests that run on a GPU", 360, "tests.xml"),
     COST: Part(
-        "Time of a step",
+        "Time of a step: 8 prompts × 8 completions of at most 256 tokens, micro-batches of 16",
         300,
         "cost/arms.json",
         STEP_COST,
