@@ -305,6 +305,14 @@ def rival_numbers() -> Iterator[Number]:
                 yield Number(name, family, rival, outcome, of_rival.mean())
 
 
+LONG = 1800  # steps of the runs of `dose_long`
+DOSE_LONG = {  # its variants
+    "plain": "no KL",
+    "control_target0.3": "fixed reference, kl_target 0.3",
+    "control_target0.6": "fixed reference, kl_target 0.6",
+}
+
+
 def dose(block_name: str = "dose") -> pd.DataFrame:
     """Return the runs of a block, each with the share correct among its base's fully rewarded answers."""
     at_base = table("stops")[table("stops").arm == "base"]
@@ -332,6 +340,21 @@ def dose_numbers(block_name: str) -> Iterator[Number]:
         adjusted = holm([slope.p if outcome == "pass@1" else math.nan for slope in slopes.values()])
         for (arm, slope), p in zip(slopes.items(), adjusted, strict=True):
             yield Number(block_name, "all", arm, f"slope of {outcome}", *slope[:3], p=p)
+
+
+def dose_by_step() -> pd.DataFrame:
+    """Return the checkpoints of `dose_long`, one row each."""
+    stops = table("stops")
+    return stops[(stops.family == "gamed_reverse_2_2") & (stops.steps == LONG)]
+
+
+def late_fall() -> Iterator[Number]:
+    """Yield accuracy and reward of the starting model without a KL that fell last, at its last two checkpoints."""
+    runs = dose_by_step().query("arm == 'plain'").set_index(["base_seed", "step"])
+    for step in (LONG - 300, LONG):
+        for outcome in ("gold", "reward"):
+            name = f"{outcome} of starting model 1 at step {step}"
+            yield Number("dose_long", "gamed_reverse_2_2", "plain", name, runs.loc[(1, step), outcome])
 
 
 def given_back(block_name: str, arm: str, outcome: str = "pass@1") -> float:
@@ -1000,6 +1023,7 @@ def numbers() -> list[Number]:
     found = [*rival_numbers(), *clamp2_numbers(), *forget_numbers(), *smollm2_numbers()]
     for name in ("dose", "dose_long", "dose_sorting"):
         found += dose_numbers(name)
+    found += late_fall()
     found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers(), *step_cost_numbers()]
     found += [
         *target_ranges(),
@@ -1231,6 +1255,24 @@ def dose_line() -> Figure:
     return add_legend(figure, axes[0, 0])
 
 
+def dose_steps() -> Figure:
+    """Draw accuracy by step in runs of 1,800 steps."""
+    figure, axes = panels("Thin lines: starting models. Thick lines: their means.", 9, 3.8, 1, 2, sharey=True)
+    share = dose("dose_long").drop_duplicates("base_seed").share.mean()
+    for panel, (outcome, title) in zip(axes[0], {"gold": "sampled", "greedy": "greedy"}.items(), strict=True):
+        for arm, label in DOSE_LONG.items():
+            line = {"color": colour_of(arm.partition("_")[0]), "linestyle": "--" if arm.endswith("0.6") else "-"}
+            by_step = (
+                dose_by_step().query("arm == @arm").pivot_table(index="step", columns="base_seed", values=outcome)
+            )
+            panel.plot(by_step, linewidth=0.7, alpha=0.4, **line)
+            panel.plot(by_step.mean(axis=1), linewidth=2, label=label, **line)
+        panel.axhline(share - 0.05, label="predicted: kl_target 0.6", **GREY)
+        panel.set(title=title, xlabel="step", ylim=(0, 1))
+    axes[0, 0].set_ylabel("accuracy")
+    return add_legend(figure, axes[0, 0])
+
+
 def target_line() -> Figure:
     """Draw accuracy at the end by `kl_target`, as a multiple of the one that the preflight printed."""
     note = "Small points: starting models. Lines: their means. 1 is the target that the preflight printed."
@@ -1408,7 +1450,7 @@ def pictures(every: Sequence[Number]) -> Iterator[tuple[str, Figure]]:
         for name in names:
             yield f"{name}_{kind}", draw(all_blocks()[name])
     yield "rivals_forest", rivals_forest(every)
-    for draw in (dose_line, target_line, reuse_uses, clamp2_given_back, clamp2_passk, qwen_curve):
+    for draw in (dose_line, dose_steps, target_line, reuse_uses, clamp2_given_back, clamp2_passk, qwen_curve):
         yield draw.__name__, draw()
 
 

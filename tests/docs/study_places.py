@@ -13,6 +13,7 @@ HELD_BY_TARGET = (f"{RIVALS[0]}/control_target0.14", f"{RIVALS[1]}/control_targe
 FORGET = "forget2/forget"
 CLAMP = "clamp/reverse_level8"
 CLAMP2 = "clamp2/reverse_level8"
+DOSE_LONG = "dose_long/gamed_reverse_2_2"
 LONG_K = "long_k/reverse_level8"
 MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
@@ -229,6 +230,7 @@ TABLES = {
                         "dose/gamed_reverse_2_2/control_target0.3",
                         "plain",
                     ),
+                    "the same, 1,800 steps, other seeds": (f"{DOSE_LONG}/control_target0.3", "plain"),
                     "A with five resets, its own β of 1 − fixed reference": (f"{SORTING}/A_K100_own", "control"),
                     "A with one reset in 600 steps − fixed reference": (f"{SORTING}/A_K300", "control"),
                     f"A with {{{SORTING}/A/resets, most:n0}} resets − fixed reference": (f"{SORTING}/A", "control"),
@@ -301,6 +303,20 @@ TABLES = {
                 {
                     f"{{dose/{family}/plain/share:0}}": family
                     for family in ("gamed_reverse_0_0", "gamed_reverse_1_0", "gamed_reverse", "gamed_reverse_2_2")
+                },
+            ),
+        ],
+        "| 1,800 steps, share": [
+            (
+                [
+                    *pair(f"{DOSE_LONG}/ARM"),
+                    change(f"{DOSE_LONG}/ARM/pass@1/plain"),
+                    f"{{{DOSE_LONG}/ARM/greedy/plain:interval}}",
+                ],
+                {
+                    "no KL": "plain",
+                    "fixed reference, `kl_target` 0.3": "control_target0.3",
+                    "fixed reference, `kl_target` 0.6": "control_target0.6",
                 },
             ),
         ],
@@ -957,6 +973,13 @@ SENTENCES = {
         "within {dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of the predicted value",
         "it learned nothing: {dose/gamed_reverse_0_0/control_target0.3/pass@1/base:interval} from the starting model",
         "it ended {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} points below the prediction",
+        f"It ended {{{DOSE_LONG}/control_target0.6/less the share - 0.05:interval}} from it",
+        f"refuted**, {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:interval}}. Greedy it is "
+        f"{{{DOSE_LONG}/control_target0.6/greedy/control_target0.3:interval}} (exploratory)",
+        f"fell from {{{DOSE_LONG}/plain/gold of starting model 1 at step 1500:0}} to "
+        f"{{{DOSE_LONG}/plain/gold of starting model 1 at step 1800:0}} in the last 300 steps, while its reward rose from "
+        f"{{{DOSE_LONG}/plain/reward of starting model 1 at step 1500:0}} to "
+        f"{{{DOSE_LONG}/plain/reward of starting model 1 at step 1800:0}}",
         "was predicted to be .8 to 1.1, and is {dose/all/control_target0.3/slope of pass@1:ratio}: not met",
         "Its slope is {dose/all/plain/slope of pass@1:ratio}.",
         f"{{{PRETRAINED}/plain/bare texts:n0}} of the {{{PRETRAINED}/plain/right texts:n0}} correct texts",
