@@ -355,6 +355,10 @@ def late_fall() -> Iterator[Number]:
         for outcome in ("gold", "reward"):
             name = f"{outcome} of starting model 1 at step {step}"
             yield Number("dose_long", "gamed_reverse_2_2", "plain", name, runs.loc[(1, step), outcome])
+    ends = dose("dose_long").query("base_seed == 1").set_index("arm")["pass@1"]
+    gap = ends["control_target0.3"] - ends["plain"]
+    name = "gap of starting model 1"
+    yield Number("dose_long", "gamed_reverse_2_2", "control_target0.3", name, gap, less="plain")
 
 
 def given_back(block_name: str, arm: str, outcome: str = "pass@1") -> float:
@@ -1267,7 +1271,8 @@ def dose_steps() -> Figure:
             )
             panel.plot(by_step, linewidth=0.7, alpha=0.4, **line)
             panel.plot(by_step.mean(axis=1), linewidth=2, label=label, **line)
-        panel.axhline(share - 0.05, label="predicted: kl_target 0.6", **GREY)
+        if outcome == "gold":
+            panel.axhline(share - 0.05, label="predicted: kl_target 0.6", linestyle=":", color="#000000")
         panel.set(title=title, xlabel="step", ylim=(0, 1))
     axes[0, 0].set_ylabel("accuracy")
     return add_legend(figure, axes[0, 0])

@@ -58,23 +58,25 @@ def test_tokens_are_drawn_as_often_as_they_are_probable():
     assert (counts - probabilities[0].cpu()).abs().max() < 0.015
 
 
-def greedy(model, replays):
+def greedy(model, replays, padding=7):
     """Greedy completions of 24 rows that end at different lengths, and their log-probabilities."""
     ids = torch.randint(3, 250, (6, 20), generator=torch.Generator().manual_seed(1)).cuda()
     mask = torch.ones_like(ids)
-    mask[0, :7] = 0
+    mask[0, :padding] = 0
     settings = GenerationConfig(max_new_tokens=150, do_sample=False, pad_token_id=0, eos_token_id=list(range(60, 80)))
     copies = torch.arange(6, device="cuda").repeat_interleave(4)
     given = {"copies": copies, "logps_at": 1.0, "replays": replays, "custom_generate": compact_sample}
     return model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
 
 
+@pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_recorded_forward_gives_the_tokens_of_the_model(tiny_model, dtype):
+def test_a_recorded_forward_gives_the_tokens_of_the_model(tiny_model, dtype, padding):
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype).cuda().eval()
     assert replay_obstacle(model) is None
-    plain = greedy(model, replays=False)
-    recorded = greedy(model, replays=True)
+    plain = greedy(model, replays=False, padding=padding)
+    recorded = greedy(model, replays=True, padding=padding)
+    assert recorded.recorded
     assert torch.equal(plain.ids, recorded.ids)
     assert torch.allclose(plain.logps, recorded.logps, atol=1e-5)
 
@@ -84,7 +86,10 @@ def test_a_model_that_waits_for_the_gpu_is_not_recorded(tiny_model):
     before = greedy(model, replays=False)
     model.model.layers[0].register_forward_hook(lambda module, given, states: print(states.sum().item()))
     assert "fails during compact generation" in replay_obstacle(model)
-    assert torch.equal(greedy(model, replays=False).ids, before.ids)  # the GPU is usable afterwards
+    # The GPU is usable afterwards.
+    assert torch.equal(greedy(model, replays=False).ids, before.ids)
+    assert torch.rand(8, device="cuda").unique().numel() == 8
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -16,7 +16,6 @@ import torch
 from trl import GRPOTrainer
 
 from trl_prorl.embedded.shipped import byte_tokenizer
-from trl_prorl.eval.stepcost.measuring import WARM_UP
 from trl_prorl.eval.stepcost.settings import DEFAULT, Batches, new_model, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence_training
 
@@ -24,6 +23,7 @@ from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence
 TRL = "TRL"
 PLAIN = "plain"
 VLLM = "vLLM"
+WARM_UP = 8  # tokens
 TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # variants of `step-cost`; a reference has no effect on rollouts
 
 

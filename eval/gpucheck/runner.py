@@ -58,7 +58,7 @@ LARGE_BATCH = ["--prompts", "8", "--num_generations", "64", "--micro_batch", "64
 TOY = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
 STEP_COST = "trl_prorl.eval.step_cost"
 SAMPLING = "trl_prorl.eval.gpucheck.rollouts"
-PARTS = {  # 18 minutes in total
+PARTS = {  # 17 minutes in total
     TESTS: Part("Correctness: the tests that run on a GPU", 360, "tests.xml"),
     COST: Part(
         "Time of a step: 8 prompts × 8 completions of at most 256 tokens, micro-batches of 16",
@@ -181,7 +181,7 @@ def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[s
         result.seconds = found.get("results", {})
         result.numbers = found.get("numbers", {})
         result.failed |= found.get("failed", {})
-        if not result.failed:
+        if not result.failed and problem is None:
             result.passed += 1
     if problem and not result.failed:
         result.failed[PARTS[name].title] = f"{problem}, see {log}"

@@ -13,9 +13,6 @@ from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
 from trl_prorl.launch.prompts import find_distinct
 
 
-WARM_UP = 8  # tokens of a completion, in the round before those that are timed
-
-
 def measure(names: list[str], args, batches: Batches, iterations: int) -> dict[str, dict]:
     """
     Run the variants in turns.
@@ -28,17 +25,16 @@ def measure(names: list[str], args, batches: Batches, iterations: int) -> dict[s
     rounds = {name: defaultdict(list) for name in names}
     with tempfile.TemporaryDirectory() as folder, silence_training():
         trainers = {name: make_trainer(name, args, batches, iterations, folder) for name in names}
-        short = Batches(args, length=WARM_UP)
         for number in range(args.rounds + 1):
             # Rotate the order between rounds.
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 trainer = trainers[name]
-                generation = trainer.generation_seconds(short if number == 0 else batches, number)
+                generation = trainer.generation_seconds(batches, number)
                 trainer.watch.begin()
                 trainer.train()
                 if number == 0:
-                    continue  # warm-up
+                    continue  # warm-up; on a GPU also what cuDNN plans for every new length
                 scoring = trainer.watch.seconds["scoring"]
                 step = trainer.watch.seconds["step"]
                 stages = {

@@ -973,12 +973,17 @@ SENTENCES = {
         "within {dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of the predicted value",
         "it learned nothing: {dose/gamed_reverse_0_0/control_target0.3/pass@1/base:interval} from the starting model",
         "it ended {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} points below the prediction",
-        f"It ended {{{DOSE_LONG}/control_target0.6/less the share - 0.05:interval}} from it",
-        f"refuted**, {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:interval}}. Greedy it is "
+        f"With it the runs ended {{{DOSE_LONG}/control_target0.6/less the share - 0.05:interval}} from that",
+        f"refuted**, {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:interval}}, "
+        f"p {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:p}}. Greedy it is "
         f"{{{DOSE_LONG}/control_target0.6/greedy/control_target0.3:interval}} (exploratory)",
+        f"the KL to the starting model ended at {{{DOSE_LONG}/control_target0.6/drift:n2}} nats per token, with the "
+        f"simple target at {{{DOSE_LONG}/control_target0.3/drift:n2}}",
+        f"Of {{{DOSE_LONG}/control_target0.3/pass@1/plain:+1}} this run alone makes a gap of "
+        f"{{{DOSE_LONG}/control_target0.3/gap of starting model 1/plain:1}}",
         f"fell from {{{DOSE_LONG}/plain/gold of starting model 1 at step 1500:0}} to "
-        f"{{{DOSE_LONG}/plain/gold of starting model 1 at step 1800:0}} in the last 300 steps, while its reward rose from "
-        f"{{{DOSE_LONG}/plain/reward of starting model 1 at step 1500:0}} to "
+        f"{{{DOSE_LONG}/plain/gold of starting model 1 at step 1800:0}} in the last 300 steps, while its "
+        f"reward rose from {{{DOSE_LONG}/plain/reward of starting model 1 at step 1500:0}} to "
         f"{{{DOSE_LONG}/plain/reward of starting model 1 at step 1800:0}}",
         "was predicted to be .8 to 1.1, and is {dose/all/control_target0.3/slope of pass@1:ratio}: not met",
         "Its slope is {dose/all/plain/slope of pass@1:ratio}.",

@@ -20,7 +20,7 @@ from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.fast.compact import BLOCK, RoomyLayer, compact_sample, draw
 from trl_prorl.fast.generation import MERGED_BOUND
 from trl_prorl.fast.merged_copy import MergedCopy
-from trl_prorl.fast.probes import generation_obstacle, merge_obstacle
+from trl_prorl.fast.probes import compare_greedy_tokens, generation_obstacle, merge_obstacle
 from trl_prorl.launch.dropout import evaluation_mode
 from trl_prorl.launch.fp32_head import cast_head_to_fp32
 from trl_prorl.launch.prompts import cut_at_end, find_distinct, pad_left
@@ -65,7 +65,7 @@ def recordings(monkeypatch):
     class Called:
         pool = None
 
-        def __init__(self, compute, pool=None):
+        def __init__(self, compute, device, pool=None):
             compute()  # once before the recording
             self.replay = compute
             made.append(self)
@@ -140,6 +140,25 @@ def test_a_recording_serves_a_span_of_tokens_and_few_rows_that_have_ended(model,
     logps = model(ids, attention_mask=mask, position_ids=positions).logits.log_softmax(-1)
     wanted = logps[:, 5:].gather(2, result.ids[:, 6:, None])[..., 0]
     assert torch.allclose(result.logps, wanted.where(result.logps != 0, 0.0), atol=1e-4)
+
+
+def test_prompts_of_one_length_are_recorded_too(model, recordings):
+    """`generate` drops a mask without padding."""
+    alike = [[5, 6, 7], [9, 8, 7], [1, 2, 3]]
+    computed, _ = compact(model, alike, logps_at=1.0, do_sample=False)
+    recorded, _ = compact(model, alike, logps_at=1.0, do_sample=False, replays=True)
+    assert (computed.recorded, recorded.recorded, len(recordings)) == (False, True, 1)
+    assert torch.equal(computed.ids, recorded.ids)
+    assert torch.allclose(computed.logps, recorded.logps, atol=1e-5)
+
+
+def test_a_trial_tells_which_models_are_not_recorded(model, recordings):
+    assert compare_greedy_tokens(model, replays=True) is None
+    assert len(recordings) == 2  # rows are dropped in between
+    other = copy.deepcopy(model)
+    other.set_attn_implementation("eager")
+    assert "not plain" in compare_greedy_tokens(other, replays=True)
+    assert compare_greedy_tokens(other, replays=False) is None
 
 
 def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):

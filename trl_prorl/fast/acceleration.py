@@ -16,7 +16,7 @@ from .head import add_frozen_head
 from .lean_lora import use_lean_layers
 from .packing import PackedScorer
 from .prefix import accept_prefixes, has_state
-from .probes import generation_obstacle, known_packing_obstacle, packing_obstacle
+from .probes import generation_obstacle, known_packing_obstacle, packing_obstacle, replay_obstacle
 
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,9 @@ class Acceleration:
         compact = None
         if generation.on:
             autocasts = args.bf16 or args.fp16
+            replays = Choice.unless(first_of_all_processes(replay_obstacle(policy)))
             compact = CompactGeneration(
-                policy, trainer.temperature, autocasts, args.compact_max_rows, args.compact_merge
+                policy, trainer.temperature, autocasts, args.compact_max_rows, args.compact_merge, replays
             )
         return cls(packing, generation, score, compact)
 

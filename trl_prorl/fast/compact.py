@@ -39,10 +39,12 @@ class Samples(NamedTuple):
             completion.
         logps (`torch.Tensor` of shape `(R, T)`, *optional*): Log-probabilities of the completions' tokens, before
             top-k and its like; 0 at padding.
+        recorded (`bool`): Whether the forward of a token was a recording.
     """
 
     ids: torch.Tensor
     logps: torch.Tensor | None
+    recorded: bool
 
 
 def compact_sample(
@@ -54,6 +56,7 @@ def compact_sample(
     copies: torch.Tensor,
     logps_at: float | None = None,
     replays: bool = False,
+    check_every: int | None = None,
     **model_kwargs,
 ) -> Samples:
     """
@@ -70,6 +73,7 @@ def compact_sample(
         logps_at (`float`, *optional*): Also give log-probabilities, at this temperature. It is not called
             `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
         replays (`bool`): Whether the forward of a token may be recorded and replayed, see recording.py.
+        check_every (`int`, *optional*): Tokens between two looks which rows have ended; `None` suits the device.
         model_kwargs: Arguments of the model's forward, as `generate` prepares them.
 
     Returns:
@@ -84,7 +88,8 @@ def compact_sample(
     logps = None if logps_at is None else ids.new_zeros((number, longest - width), dtype=torch.float32)
     lengths = torch.full_like(copies, width)
     logits, forward = _read_prompts(model, input_ids, copies, longest, model_kwargs)
-    if replays and forward.can_be_recorded:
+    recorded = replays and forward.can_be_recorded
+    if recorded:
         forward = forward.recorded(longest)
     processors = _of_rows(logits_processor, copies)
 
@@ -94,7 +99,7 @@ def compact_sample(
     written = ids[:, :width]
     alive = torch.ones_like(rows, dtype=torch.bool)
     sound = torch.ones_like(alive)
-    check_every = tokens_between_checks(ids.device)
+    check_every = check_every or tokens_between_checks(ids.device)
     for length in range(width + 1, longest + 1):
         tokens, token_logps, has_distribution = _next_tokens(
             written, logits, processors, generation_config.do_sample, logps_at
@@ -123,7 +128,7 @@ def compact_sample(
                 rows, written, alive, sound = rows[kept], written[kept], alive[kept], sound[kept]
         logits = forward(written, length)
     longest = int(lengths.max())
-    return Samples(ids[:, :longest], None if logps is None else logps[:, : longest - width])
+    return Samples(ids[:, :longest], None if logps is None else logps[:, : longest - width], recorded)
 
 
 def _read_prompts(
@@ -142,10 +147,13 @@ def _read_prompts(
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     repeat_rows(cache_among(model_kwargs), copies, longest)
     mask = None
-    if model_kwargs.get("attention_mask") is not None and attends_plainly(model, model_kwargs):
+    if attends_plainly(model, model_kwargs):
+        attention_mask = model_kwargs.pop("attention_mask", None)
+        if attention_mask is None:  # `generate` leaves it out where no prompt is padded
+            attention_mask = torch.ones_like(input_ids)
         # In what attention multiplies, which a head in fp32 or autocast around the model hides from the logits.
         dtype = cache_among(model_kwargs).layers[0].values.dtype
-        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, dtype)
+        mask = PaddingMask(attention_mask, copies, longest, dtype)
     model_kwargs = _select(model_kwargs, copies, len(input_ids))
     return outputs.logits[:, -1][copies], TokenForward(model, mask, model_kwargs)
 

@@ -20,7 +20,7 @@ from ..parts import Part, make_event
 from .choice import Choice
 from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy
-from .probes import merge_obstacle, replay_obstacle
+from .probes import merge_obstacle
 
 
 # Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.
@@ -30,6 +30,7 @@ from .probes import merge_obstacle, replay_obstacle
 # it adds no more than a second rounding of the same size, √2, would.
 MERGED_BOUND = 0.05
 MORE_THAN_POLICY = 1.5
+NEVER_RECORDED = Choice(False)
 # The values of settings that the compact loop serves. With others the loop is another one, or it keeps something of
 # every row in addition to the cache.
 PLAIN_SETTINGS = {
@@ -128,6 +129,7 @@ class CompactGeneration(Part):
         autocasts (`bool`): Whether the policy computes in a lower precision than its weights have when it is scored.
         max_rows (`int`, *optional*): Most completions that are decoded at once.
         merges (`bool`): Whether there may be a merged copy.
+        replays (`Choice`): Whether the forward of a token is recorded as a CUDA graph.
 
     Attributes:
         merged (`Choice`): Whether the copy is sampled, or why the policy itself is.
@@ -144,11 +146,12 @@ class CompactGeneration(Part):
         autocasts: bool = False,
         max_rows: int | None = None,
         merges: bool = True,
+        replays: Choice = NEVER_RECORDED,
     ):
         reason = merge_obstacle(policy) if merges else "compact_merge=False"
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
-        self.replayed = Choice.unless(replay_obstacle(policy))
+        self.replayed = replays
         self._mergeable = policy if reason is None else None
         self.measures = False
         # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.

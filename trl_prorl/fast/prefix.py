@@ -30,14 +30,13 @@ not computed in later blocks.
 """
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -236,14 +235,20 @@ def prefix_attention(
     return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
 
 
-def without_cudnn(device: torch.device) -> AbstractContextManager:
+@contextmanager
+def without_cudnn(device: torch.device) -> Iterator[None]:
     """
-    Attend on a GPU without cuDNN, which torch prefers on Hopper. It makes a plan for every new shape: 50 ms, as long
-    as a whole token or a layer of a packed row takes, and here almost every call has a shape of its own.
+    Attend on a GPU without cuDNN, which torch prefers on Hopper. It makes a plan for every new shape, which took 34
+    to 63 ms on an H200, and here many calls have a shape of their own.
     """
-    if device.type != "cuda":
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    enabled = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
+    if enabled:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        if enabled:
+            torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def keeps_keys_shared(query: torch.Tensor) -> bool:

@@ -347,7 +347,10 @@ def generation_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
 
 def replay_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
     """Return, in one sentence, why the forward of a token cannot be recorded as a CUDA graph; `None` if it can."""
-    if next(model.parameters()).device.type != "cuda":
+    devices = {param.device for param in model.parameters()}
+    if len(devices) > 1:
+        return "the model is on several devices."
+    if devices.pop().type != "cuda":
         return "the model is not on a CUDA GPU."
     return try_model(model, partial(try_greedy_tokens, model, replays=True))
 
@@ -389,7 +392,10 @@ def compare_greedy_tokens(model: PreTrainedModel | PeftModel, replays: bool) -> 
             custom_generate=compact_sample,
             copies=copies,
             replays=replays,
+            check_every=1,  # so that rows are dropped within these few tokens
         )
+    if replays and not mine.recorded:
+        return f"attention or cache of {name} is not plain."
     precision = torch.finfo(param.dtype).eps
     place = first_other_token(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)
     if place is not None:

@@ -7,7 +7,9 @@ of a row: keys and values are read up to the end of a span of tokens, the mask h
 yet, and the place of the new token is in a tensor.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,13 +19,29 @@ from transformers.cache_utils import Cache
 from .prefix import without_cudnn
 
 
-SPAN = 128  # tokens of a recording; to record takes as long as a few tokens
+SPAN = 128  # tokens of a recording; to record takes as long as about ten of them
 
 
 @cache
-def side_stream(device: int) -> torch.cuda.Stream:
+def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the stream of a GPU on which forwards are recorded: each stream keeps 33 MiB for cuBLAS until the end."""
     return torch.cuda.Stream(device)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """
+    Let torch raise an error where the program waits for a GPU, which a recording cannot do. A recording that fails
+    would leave random numbers and memory of the GPU unusable in some versions of torch.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that not everything is found
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class Recording:
@@ -33,19 +51,25 @@ class Recording:
     Args:
         compute (`Callable`): Takes and returns nothing. It is called once before it is recorded, because a first call
             also prepares libraries.
+        device (`torch.device`): The GPU.
         pool: Memory of an earlier recording that is not replayed any more; `None` for memory of its own.
     """
 
-    def __init__(self, compute: Callable[[], None], pool=None):
-        side = side_stream(torch.cuda.current_device())
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            compute()
-        torch.cuda.current_stream().wait_stream(side)
+    def __init__(self, compute: Callable[[], None], device: torch.device, pool=None):
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads, as one that pins memory for a data loader, may go on meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-            compute()
+        with torch.cuda.device(device):
+            current = torch.cuda.current_stream()
+            side = side_stream(device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side), no_waiting():
+                compute()
+            current.wait_stream(side)
+            try:
+                # Other threads, as one that pins memory for a data loader, may go on meanwhile.
+                with torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                    compute()
+            finally:
+                torch.cuda.set_stream(current)  # which torch does not do after a failure
         self.pool = self._graph.pool()
 
     def replay(self) -> None:
@@ -104,7 +128,7 @@ class RecordedForward:
         self._seen = self._mask.hide_from(place, self._end)
         # Torch wants memory that is shared to be in use: the last recording lives until the next one is made.
         pool = None if self._recording is None else self._recording.pool
-        self._recording = Recording(self._compute, pool)
+        self._recording = Recording(self._compute, self._token.device, pool)
         self._place.fill_(place)  # the call before the recording has moved them on
         self._position.copy_(position)
 
