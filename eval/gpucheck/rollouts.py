@@ -23,8 +23,8 @@ from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence
 TRL = "TRL"
 PLAIN = "plain"
 VLLM = "vLLM"
-WARM_UP = 8  # tokens
 TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # variants of `step-cost`; a reference has no effect on rollouts
+WARM_UP = 8  # tokens
 
 
 def sample_tokens(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -> float:

@@ -65,7 +65,7 @@ def recordings(monkeypatch):
     class Called:
         pool = None
 
-        def __init__(self, compute, device, pool=None):
+        def __init__(self, compute, device, pool, trial):
             compute()  # once before the recording
             self.replay = compute
             made.append(self)

@@ -56,7 +56,7 @@ def compact_sample(
     copies: torch.Tensor,
     logps_at: float | None = None,
     replays: bool = False,
-    check_every: int | None = None,
+    trial: bool = False,
     **model_kwargs,
 ) -> Samples:
     """
@@ -73,7 +73,7 @@ def compact_sample(
         logps_at (`float`, *optional*): Also give log-probabilities, at this temperature. It is not called
             `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
         replays (`bool`): Whether the forward of a token may be recorded and replayed, see recording.py.
-        check_every (`int`, *optional*): Tokens between two looks which rows have ended; `None` suits the device.
+        trial (`bool`): Whether rows are dropped as soon as they end, and a recording must not wait for the GPU.
         model_kwargs: Arguments of the model's forward, as `generate` prepares them.
 
     Returns:
@@ -90,7 +90,7 @@ def compact_sample(
     logits, forward = _read_prompts(model, input_ids, copies, longest, model_kwargs)
     recorded = replays and forward.can_be_recorded
     if recorded:
-        forward = forward.recorded(longest)
+        forward = forward.recorded(longest, trial)
     processors = _of_rows(logits_processor, copies)
 
     # Of the rows that are computed: which they are, what they hold, whether they have not ended, and whether each of
@@ -99,7 +99,7 @@ def compact_sample(
     written = ids[:, :width]
     alive = torch.ones_like(rows, dtype=torch.bool)
     sound = torch.ones_like(alive)
-    check_every = check_every or tokens_between_checks(ids.device)
+    check_every = 1 if trial else tokens_between_checks(ids.device)
     for length in range(width + 1, longest + 1):
         tokens, token_logps, has_distribution = _next_tokens(
             written, logits, processors, generation_config.do_sample, logps_at
@@ -201,9 +201,10 @@ class TokenForward:
         tensors = {name for name, value in self._model_kwargs.items() if isinstance(value, torch.Tensor)}
         return self._mask is not None and tensors == {"position_ids"}
 
-    def recorded(self, longest: int) -> RecordedForward:
+    def recorded(self, longest: int, trial: bool) -> RecordedForward:
         """Return it as a recording, for rows of at most `longest` tokens."""
-        return RecordedForward(self._model, cache_among(self._model_kwargs), self._mask, self._model_kwargs, longest)
+        cache = cache_among(self._model_kwargs)
+        return RecordedForward(self._model, cache, self._mask, self._model_kwargs, longest, trial)
 
 
 def tokens_between_checks(device: torch.device) -> int:

@@ -392,7 +392,7 @@ def compare_greedy_tokens(model: PreTrainedModel | PeftModel, replays: bool) -> 
             custom_generate=compact_sample,
             copies=copies,
             replays=replays,
-            check_every=1,  # so that rows are dropped within these few tokens
+            trial=True,
         )
     if replays and not mine.recorded:
         return f"attention or cache of {name} is not plain."

@@ -9,7 +9,7 @@ yet, and the place of the new token is in a tensor.
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -31,8 +31,8 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 @contextmanager
 def no_waiting() -> Iterator[None]:
     """
-    Let torch raise an error where the program waits for a GPU, which a recording cannot do. A recording that fails
-    would leave random numbers and memory of the GPU unusable in some versions of torch.
+    Let torch raise an error where the program, with all its threads, waits for a GPU. A recording that fails because
+    of that would leave random numbers and memory of the GPU unusable in some versions of torch.
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -53,15 +53,16 @@ class Recording:
             also prepares libraries.
         device (`torch.device`): The GPU.
         pool: Memory of an earlier recording that is not replayed any more; `None` for memory of its own.
+        trial (`bool`): Whether a function that waits for the GPU raises an error before it is recorded.
     """
 
-    def __init__(self, compute: Callable[[], None], device: torch.device, pool=None):
+    def __init__(self, compute: Callable[[], None], device: torch.device, pool=None, trial: bool = False):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             current = torch.cuda.current_stream()
             side = side_stream(device)
             side.wait_stream(current)
-            with torch.cuda.stream(side), no_waiting():
+            with torch.cuda.stream(side), no_waiting() if trial else nullcontext():
                 compute()
             current.wait_stream(side)
             try:
@@ -88,6 +89,7 @@ class RecordedForward:
         mask ([`~trl_prorl.fast.compact.PaddingMask`]): The mask of the padding.
         model_kwargs (`dict`): The arguments of the forward, with the positions up to the next token.
         longest (`int`): Tokens of a row in all.
+        trial (`bool`): Whether a model that waits for the GPU raises an error.
 
     Attributes:
         kept_share (`float`): Rows that have ended are dropped when fewer than this share have not, because that needs
@@ -96,12 +98,13 @@ class RecordedForward:
 
     kept_share = 0.75
 
-    def __init__(self, model, cache: Cache, mask, model_kwargs: dict[str, Any], longest: int):
+    def __init__(self, model, cache: Cache, mask, model_kwargs: dict[str, Any], longest: int, trial: bool):
         self._model = model
         self._layers = [layer for layer in cache.layers if hasattr(layer, "show_span")]
         self._mask = mask
         self._model_kwargs = model_kwargs
         self._longest = longest
+        self._trial = trial
         self._position = model_kwargs["position_ids"][:, -1:].clone()
         self._place = torch.zeros(1, dtype=torch.long, device=self._position.device)
         self._end = 0  # of the span
@@ -128,7 +131,7 @@ class RecordedForward:
         self._seen = self._mask.hide_from(place, self._end)
         # Torch wants memory that is shared to be in use: the last recording lives until the next one is made.
         pool = None if self._recording is None else self._recording.pool
-        self._recording = Recording(self._compute, self._token.device, pool)
+        self._recording = Recording(self._compute, self._token.device, pool, self._trial)
         self._place.fill_(place)  # the call before the recording has moved them on
         self._position.copy_(position)
 
