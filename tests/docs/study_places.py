@@ -979,7 +979,7 @@ SENTENCES = {
         f"{{{DOSE_LONG}/control_target0.6/greedy/control_target0.3:interval}} (exploratory)",
         f"the KL to the starting model ended at {{{DOSE_LONG}/control_target0.6/drift:n2}} nats per token, with the "
         f"simple target at {{{DOSE_LONG}/control_target0.3/drift:n2}}",
-        f"Of {{{DOSE_LONG}/control_target0.3/pass@1/plain:+1}} this run alone makes a gap of "
+        f"Most of {{{DOSE_LONG}/control_target0.3/pass@1/plain:+1}} is this run: there the gap is "
         f"{{{DOSE_LONG}/control_target0.3/gap of starting model 1/plain:1}}",
         f"fell from {{{DOSE_LONG}/plain/gold of starting model 1 at step 1500:0}} to "
         f"{{{DOSE_LONG}/plain/gold of starting model 1 at step 1800:0}} in the last 300 steps, while its "
