@@ -974,6 +974,8 @@ SENTENCES = {
         "it learned nothing: {dose/gamed_reverse_0_0/control_target0.3/pass@1/base:interval} from the starting model",
         "it ended {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} points below the prediction",
         f"With it the runs ended {{{DOSE_LONG}/control_target0.6/less the share - 0.05:interval}} from that",
+        f"With the simple target they ended {{{DOSE_LONG}/control_target0.3/less the share - 0.05:interval}} from it; "
+        "after 600 steps it was {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} below",
         f"refuted**, {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:interval}}, "
         f"p {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:p}}. Greedy it is "
         f"{{{DOSE_LONG}/control_target0.6/greedy/control_target0.3:interval}} (exploratory)",
