@@ -59,15 +59,16 @@ def describe_machine(cpu: bool) -> dict:
 
 
 def ask_driver() -> str:
-    """Return the driver's version and the card's highest clocks; nothing where `nvidia-smi` cannot tell them."""
-    asked = "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem"
+    """Return the driver's version and the GPU's highest clocks; nothing where `nvidia-smi` cannot tell them."""
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    asked = ["-i", card, "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(["nvidia-smi", asked, "--format=csv,noheader"], capture_output=True, text=True)
+        answer = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True)
     except OSError:
         return ""
     if answer.returncode != 0:
         return ""
-    version, core, memory = answer.stdout.splitlines()[0].split(", ")
+    version, core, memory = answer.stdout.strip().split(", ")
     return f"Driver {version}, clocks up to {core} and {memory} (memory). "
 
 

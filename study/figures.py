@@ -1266,9 +1266,8 @@ def dose_steps() -> Figure:
     for panel, (outcome, title) in zip(axes[0], {"gold": "sampled", "greedy": "greedy"}.items(), strict=True):
         for arm, label in DOSE_LONG.items():
             line = {"color": colour_of(arm.partition("_")[0]), "linestyle": "--" if arm.endswith("0.6") else "-"}
-            by_step = (
-                dose_by_step().query("arm == @arm").pivot_table(index="step", columns="base_seed", values=outcome)
-            )
+            of_arm = dose_by_step().query("arm == @arm")
+            by_step = of_arm.pivot_table(index="step", columns="base_seed", values=outcome)
             panel.plot(by_step, linewidth=0.7, alpha=0.4, **line)
             panel.plot(by_step.mean(axis=1), linewidth=2, label=label, **line)
         if outcome == "gold":

@@ -56,7 +56,7 @@ class Recording:
         trial (`bool`): Whether a function that waits for the GPU raises an error before it is recorded.
     """
 
-    def __init__(self, compute: Callable[[], None], device: torch.device, pool=None, trial: bool = False):
+    def __init__(self, compute: Callable[[], None], device: torch.device, pool, trial: bool):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             current = torch.cuda.current_stream()

@@ -148,6 +148,20 @@ def test_why_a_part_does_not_run(monkeypatch):
         assert shape in runner.command(COST, False, Path("out") / "arms.json")
 
 
+@pytest.mark.parametrize(
+    "line, told", [("echo '580.1, 1980 MHz, 3201 MHz'", "Driver 580.1, clocks up to 1980"), ("exit 9", "")]
+)
+def test_the_driver_is_asked_about_the_visible_gpu(tmp_path, monkeypatch, line, told):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\n{line}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert gpu_check.ask_driver().startswith(told)
+    assert bool(gpu_check.ask_driver()) == bool(told)
+    assert (tmp_path / "asked").read_text().startswith("-i 2 ")
+
+
 def test_the_page(tmp_path):
     results = tmp_path / "results"
     results.mkdir()
