@@ -328,18 +328,44 @@ def dose_numbers(block_name: str) -> Iterator[Number]:
         for outcome, name in (("pass@1", "less the share - 0.05"), ("greedy", "greedy, less the share - 0.05")):
             distance = of_arm[outcome] - of_arm.share + 0.05
             yield Number(block_name, family, arm, name, *over_units(distance.set_axis(of_arm.base_seed))[:3])
-    families = runs.groupby(["arm", "base_seed"]).family.transform("nunique")
-    lines = runs[families == len(all_blocks()[block_name].families)]
+    if len(all_blocks()[block_name].families) == 1:
+        return
     for outcome in ("pass@1", "greedy"):
-        slopes = {}
-        for arm, of_arm in lines[families > 1].groupby("arm"):
-            of_bases = {
-                base: stats.linregress(of.share, of[outcome]).slope for base, of in of_arm.groupby("base_seed")
-            }
-            slopes[arm] = over_units(pd.Series(of_bases))
+        slopes = dose_slopes(runs, outcome)
         adjusted = holm([slope.p if outcome == "pass@1" else math.nan for slope in slopes.values()])
         for (arm, slope), p in zip(slopes.items(), adjusted, strict=True):
             yield Number(block_name, "all", arm, f"slope of {outcome}", *slope[:3], p=p)
+    highest = runs.groupby("family").share.mean().idxmax()
+    for arm, slope in dose_slopes(runs[runs.family != highest], "pass@1").items():
+        yield Number(block_name, "all", arm, "slope without the highest share", *slope[:3])
+
+
+def dose_slopes(runs: pd.DataFrame, outcome: str) -> dict[str, Contrast]:
+    """Return the slope of an outcome over the share for each arm, one line for each base."""
+    slopes = {}
+    for arm, of_arm in runs.groupby("arm"):
+        lines = {base: stats.linregress(of.share, of[outcome]).slope for base, of in of_arm.groupby("base_seed")}
+        slopes[arm] = over_units(pd.Series(lines))
+    return slopes
+
+
+def sorting_exception() -> Iterator[Number]:
+    """Yield what is told of the base whose share stays lowest, and of those with about the same at a looser reward."""
+    runs = dose("dose_sorting")
+    held, free = "control_target0.14", "plain"
+    yield Number(
+        "dose_sorting", "all", held, "slope without one", *dose_slopes(runs[runs.base_seed != 4], "pass@1")[held][:3]
+    )
+    strict = runs[(runs.family == "sorting_ends_2_2") & (runs.base_seed == 4)].set_index("arm")
+    distance = strict["pass@1"][held] - strict.share[held] + 0.05
+    yield Number("dose_sorting", "sorting_ends_2_2", held, "distance of one", distance)
+    yield Number("dose_sorting", "sorting_ends_2_2", free, "share of one", strict.share[free])
+    yield Number("dose_sorting", "sorting_ends_2_2", free, "accuracy of one", strict["pass@1"][free])
+    looser = runs.query("family == 'sorting_ends_1_1' and arm == 'plain' and share > @strict.share.plain")
+    yield Number("dose_sorting", "sorting_ends_1_1", free, "number of those", len(looser))
+    for name, column in (("share", "share"), ("accuracy", "pass@1")):
+        yield Number("dose_sorting", "sorting_ends_1_1", free, f"least {name} of those", looser[column].min())
+        yield Number("dose_sorting", "sorting_ends_1_1", free, f"greatest {name} of those", looser[column].max())
 
 
 def dose_by_step() -> pd.DataFrame:
@@ -1027,7 +1053,7 @@ def numbers() -> list[Number]:
     found = [*rival_numbers(), *clamp2_numbers(), *forget_numbers(), *smollm2_numbers()]
     for name in ("dose", "dose_long", "dose_sorting"):
         found += dose_numbers(name)
-    found += late_fall()
+    found += [*late_fall(), *sorting_exception()]
     found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers(), *step_cost_numbers()]
     found += [
         *target_ranges(),
@@ -1241,21 +1267,25 @@ def around_resets(block: Block) -> Figure:
 
 def dose_line() -> Figure:
     """Draw accuracy at the end by the share of correct answers among the starting model's fully rewarded ones."""
-    runs = dose()
-    figure, axes = panels("Small points: starting models. Lines: their means.", 9, 3.8, 1, 2, sharex=True, sharey=True)
-    for panel, (outcome, title) in zip(
-        axes[0], {"pass@1": "sampled (pre-registered)", "greedy": "greedy (exploratory)"}.items(), strict=True
-    ):
-        for arm, variant in {"control_target0.3": "control", "plain": "plain"}.items():
-            of_arm = runs[runs.arm == arm]
-            means = of_arm.groupby("family")[["share", outcome]].mean().sort_values("share")
-            panel.plot(of_arm.share, of_arm[outcome], ".", color=colour_of(variant), alpha=0.5)
-            panel.plot(means.share, means[outcome], "o-", color=colour_of(variant), label=label_of(variant))
-        panel.set(title=title, xlim=(0, 1), ylim=(0, 1))
-        panel.set_xlabel("share of correct answers among the fully\nrewarded ones of the starting model", fontsize=8)
-    axes[0, 0].plot([0, 1], [-0.05, 0.95], label="predicted: fixed reference", **GREY)
-    axes[0, 0].fill_between([0, 1], [-0.12, 0.88], [0.02, 1.02], color="0.9", zorder=0)
-    axes[0, 0].set_ylabel("accuracy at the end")
+    figure, axes = panels("Small points: starting models. Lines: their means.", 9, 7, 2, 2, sharex=True, sharey=True)
+    for line, (block_name, task) in zip(axes, {"dose": "reversing", "dose_sorting": "sorting"}.items(), strict=True):
+        runs = dose(block_name)
+        for panel, (outcome, decoding) in zip(line, {"pass@1": "sampled", "greedy": "greedy"}.items(), strict=True):
+            for arm, of_arm in runs.groupby("arm"):
+                variant = arm.partition("_")[0]
+                means = of_arm.groupby("family")[["share", outcome]].mean().sort_values("share")
+                label = label_of(variant) + (", kl_target" if variant == "control" else "")
+                panel.plot(100 * of_arm.share, 100 * of_arm[outcome], ".", color=colour_of(variant), alpha=0.5)
+                panel.plot(100 * means.share, 100 * means[outcome], "o-", color=colour_of(variant), label=label)
+            panel.set(title=f"{task}, {decoding}", xlim=(0, 100), ylim=(0, 100))
+        line[0].set_ylabel("accuracy at the end, %")
+    for panel, dashes in zip(axes[:, 0], ("-", ":"), strict=True):
+        panel.plot([0, 100], [-5, 95], label="share − 5", linestyle=dashes, **GREY)
+    axes[0, 0].fill_between([0, 100], [-12, 88], [2, 102], color="0.9", zorder=0, label="predicted on reversing")
+    for panel in axes[1]:
+        panel.set_xlabel(
+            "share of correct answers among the fully\nrewarded ones of the starting model, %", fontsize=8
+        )
     return add_legend(figure, axes[0, 0])
 
 

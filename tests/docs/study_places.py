@@ -14,6 +14,13 @@ FORGET = "forget2/forget"
 CLAMP = "clamp/reverse_level8"
 CLAMP2 = "clamp2/reverse_level8"
 DOSE_LONG = "dose_long/gamed_reverse_2_2"
+FIVE_REWARDS = (
+    "{dose/gamed_reverse_0_0/control_target0.3/pass@1/plain:0} to "
+    "{dose_sorting/sorting_ends_1_1/control_target0.14/pass@1/plain:0}"
+)
+ENDS = "dose_sorting/sorting_ends"
+ENDS_REVERSING = "dose/gamed_reverse"
+TWO_SHARES = "{dose_sorting/sorting_ends_2_2/plain/share:0} and {dose/gamed_reverse_2_2/plain/share:0}"
 LONG_K = "long_k/reverse_level8"
 MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
@@ -224,12 +231,27 @@ TABLES = {
                 {"fixed reference, `kl_target` − starting model": HELD_BY_TARGET[0]},
             ),
             (
+                advice(
+                    "{}/SCORE/plain",
+                    ("dose_sorting/sorting_ends_2_2/control_target0.14", "dose/gamed_reverse_2_2/control_target0.3"),
+                ),
+                {f"the same, shares of {TWO_SHARES} %": "dose/gamed_reverse_2_2/control_target0.3"},
+            ),
+            (
+                [
+                    *(
+                        f"{{{ENDS_REVERSING}_0_0/control_target0.3/{score}/plain:+1}} to "
+                        f"{{{ENDS}_1_1/control_target0.14/{score}/plain:+1}}"
+                        for score in ("pass@1", "greedy")
+                    ),
+                    "{ARM/bases:n0}",
+                    "",
+                ],
+                {"the same, five other rewards of these tasks": f"{ENDS}_1_1/control_target0.14"},
+            ),
+            (
                 advice("ARM/SCORE/LESS"),
                 {
-                    "the same, share {dose/gamed_reverse_2_2/plain/share:0} %": (
-                        "dose/gamed_reverse_2_2/control_target0.3",
-                        "plain",
-                    ),
                     "the same, 1,800 steps, other seeds": (f"{DOSE_LONG}/control_target0.3", "plain"),
                     "A with five resets, its own β of 1 − fixed reference": (f"{SORTING}/A_K100_own", "control"),
                     "A with one reset in 600 steps − fixed reference": (f"{SORTING}/A_K300", "control"),
@@ -293,18 +315,29 @@ TABLES = {
             )
             for task, place, target in (("sorting", SORTING, 0.14), ("reversing", REVERSING, 0.3))
         ],
-        "| share | fixed reference": [
+        "| task | share": [
             (
                 [
-                    *pair("dose/ARM/control_target0.3"),
-                    *pair("dose/ARM/plain"),
-                    *(f"{{dose/ARM/control_target0.3/{score}/plain:interval}}" for score in ("pass@1", "greedy")),
+                    *pair(f"{block}/ARM/{held}"),
+                    *pair(f"{block}/ARM/plain"),
+                    *(f"{{{block}/ARM/{held}/{score}/plain:interval}}" for score in ("pass@1", "greedy")),
                 ],
-                {
-                    f"{{dose/{family}/plain/share:0}}": family
-                    for family in ("gamed_reverse_0_0", "gamed_reverse_1_0", "gamed_reverse", "gamed_reverse_2_2")
-                },
-            ),
+                {f"{task} | {{{block}/{family}/plain/share:0}}": family for family in families},
+            )
+            for task, block, held, families in (
+                (
+                    "reversing",
+                    "dose",
+                    "control_target0.3",
+                    ("gamed_reverse_0_0", "gamed_reverse_1_0", "gamed_reverse", "gamed_reverse_2_2"),
+                ),
+                (
+                    "sorting",
+                    "dose_sorting",
+                    "control_target0.14",
+                    ("sorting_ends_0_0", "sorting_ends_1_0", "sorting_ends_1_1", "sorting_ends_2_2"),
+                ),
+            )
         ],
         "| 1,800 steps, share": [
             (
@@ -890,8 +923,20 @@ SENTENCES = {
         "{qwen/greedy, 512/base_default/corrected:0} % greedy at 512 tokens, "
         "by a verifier corrected since; the run with the reset has "
         "{qwen/sampled, 512/A/corrected:0} % and {qwen/greedy, 512/A/corrected:0} %",
-        "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct, the KL made no "
-        "significant difference ({dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points, exploratory)",
+        f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
+        f"{TWO_SHARES} % correct, it made no significant difference "
+        "({dose_sorting/sorting_ends_2_2/control_target0.14/pass@1/plain:+1} "
+        "and {dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points",
+    ],
+    "../docs/preflight.md": [
+        "at shares of {dose/gamed_reverse_1_0/plain/share:0} to {dose_sorting/sorting_ends_1_1/plain/share:0} %, it "
+        "[ended within {dose_sorting/sorting_ends_1_1/control_target0.14/less the share - 0.05:below} points",
+        "At {dose/gamed_reverse_0_0/plain/share:0} and {dose_sorting/sorting_ends_0_0/plain/share:0} % the model",
+        "at {dose/gamed_reverse_2_2/plain/share:0} and {dose_sorting/sorting_ends_2_2/plain/share:0} % it ended at "
+        "{dose/gamed_reverse_2_2/control_target0.3/pass@1:0} and "
+        "{dose_sorting/sorting_ends_2_2/control_target0.14/pass@1:0} %",
+        "ended at {dose_sorting/sorting_ends_0_0/plain/pass@1:0} to {dose/gamed_reverse/plain/pass@1:0} % up",
+        f"the KL ended {{{SORTING}/control/pass@1/plain:0}} points above",
     ],
     "../docs/methods.md": [
         "missed {guard_gap//fourth/sum of the miss rate:n0} of "
@@ -907,7 +952,8 @@ SENTENCES = {
     ],
     "README.md": [
         f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",
-        "whose fully rewarded answers are {dose/gamed_reverse_2_2/plain/share:0} % correct",
+        f"it ended {FIVE_REWARDS} points above, sampled. With the two others, whose fully rewarded answers are "
+        f"{TWO_SHARES} % correct",
         "a quarter of the preflight's number "
         "{target/gamed_sorting/control_target0.035/pass@1/control_target0.14:below} and "
         "{target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points",
@@ -968,11 +1014,43 @@ SENTENCES = {
         f"{{{REVERSING}/control_target0.3/greedy/base:interval}} on reversing; with β = 0.3 "
         f"{{{SORTING}/control/greedy/base:interval}} and {{{REVERSING}/control/greedy/base:interval}}. No KL is "
         f"{{{SORTING}/plain/greedy/base:interval}} and {{{REVERSING}/plain/greedy/base:interval}}",
-        f"The starting model has {{{REVERSING}/base/pass@1:0}} % sampled, {{{REVERSING}/base/greedy:0}} % greedy",
-        "At two shares of one task, {dose/gamed_reverse_1_0/plain/share:0} and {dose/gamed_reverse/plain/share:0},",
-        "within {dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of the predicted value",
-        "it learned nothing: {dose/gamed_reverse_0_0/control_target0.3/pass@1/base:interval} from the starting model",
-        "it ended {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} points below the prediction",
+        f"On reversing the starting model has {{{REVERSING}/base/pass@1:0}} % sampled and "
+        f"{{{REVERSING}/base/greedy:0}} % greedy",
+        "The `kl_target` is 0.3 on reversing and 0.14 on sorting.",
+        f"On sorting it has {{{ENDS}_0_0/base/pass@1:0}} % and {{{ENDS}_0_0/base/greedy:0}} %",
+        f"At shares of {{{ENDS_REVERSING}_1_0/plain/share:0}} to {{{ENDS}_1_1/plain/share:0}} the fixed reference "
+        f"ended within {{{ENDS}_1_1/control_target0.14/less the share - 0.05:below}} points",
+        f"Greedy it ended {{{ENDS_REVERSING}/control_target0.3/greedy, less the share - 0.05:0}} to "
+        f"{{{ENDS}_1_0/control_target0.14/greedy, less the share - 0.05:0}} points above",
+        f"did not**: {{{ENDS_REVERSING}_2_2/control_target0.3/less the share - 0.05:interval}}.",
+        f"At the highest share it is {{{ENDS}_2_2/control_target0.14/less the share - 0.05:interval}}.",
+        f"it hardly learned: {{{ENDS_REVERSING}_0_0/control_target0.3/pass@1/base:interval}} from the starting model "
+        f"on reversing, {{{ENDS}_0_0/control_target0.14/pass@1/base:interval}} on sorting",
+        "predicted to be .8 to 1.1 on both tasks. On reversing it is "
+        "{dose/all/control_target0.3/slope of pass@1:ratio}, on sorting "
+        "{dose_sorting/all/control_target0.14/slope of pass@1:ratio}, "
+        "p {dose_sorting/all/control_target0.14/slope of pass@1:p}",
+        f"whose highest share is {{{ENDS}_2_2/plain/share of one:0}}, ended "
+        f"{{{ENDS}_2_2/control_target0.14/distance of one:1}} above there. Without it the slope is "
+        "{dose_sorting/all/control_target0.14/slope without one:ratio} (exploratory)",
+        "its slope is {dose/all/plain/slope of pass@1:ratio}. For sorting a slope above .5 was predicted when that "
+        "was known, and it is {dose_sorting/all/plain/slope of pass@1:ratio}, "
+        "p {dose_sorting/all/plain/slope of pass@1:p}",
+        "without it they are {dose/all/plain/slope without the highest share:ratio} and "
+        "{dose_sorting/all/plain/slope without the highest share:ratio}, and the fixed reference's "
+        "{dose/all/control_target0.3/slope without the highest share:ratio} and "
+        "{dose_sorting/all/control_target0.14/slope without the highest share:ratio}",
+        f"ended at {{{ENDS}_0_0/plain/pass@1:0}} to {{{ENDS_REVERSING}/plain/pass@1:0}} in the six",
+        f"{{{ENDS}_2_2/plain/drift:n2}} nats per token at the end, the fixed reference "
+        f"{{{ENDS}_2_2/control_target0.14/drift:n2}}",
+        f"with a share of {{{ENDS}_2_2/plain/share of one:0}} at the last reward ended at "
+        f"{{{ENDS}_2_2/plain/accuracy of one:0}}. At the reward before, the three with shares of "
+        f"{{{ENDS}_1_1/plain/least share of those:0}} to {{{ENDS}_1_1/plain/greatest share of those:0}} ended at "
+        f"{{{ENDS}_1_1/plain/least accuracy of those:0}} to {{{ENDS}_1_1/plain/greatest accuracy of those:0}}",
+        f"at the lowest shares ({{{ENDS_REVERSING}_0_0/control_target0.3/greedy/base:interval}} and "
+        f"{{{ENDS}_0_0/control_target0.14/greedy/base:interval}}). At the highest it is "
+        f"{{{ENDS_REVERSING}_2_2/control_target0.3/greedy/base:interval}} on reversing and "
+        f"{{{ENDS}_2_2/control_target0.14/greedy/base:interval}} on sorting",
         f"With it the runs ended {{{DOSE_LONG}/control_target0.6/less the share - 0.05:interval}} from that",
         f"With the simple target they ended {{{DOSE_LONG}/control_target0.3/less the share - 0.05:interval}} from it; "
         "after 600 steps it was {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} below",
@@ -987,8 +1065,6 @@ SENTENCES = {
         f"{{{DOSE_LONG}/plain/gold of starting model 1 at step 1800:0}} in the last 300 steps, while its "
         f"reward rose from {{{DOSE_LONG}/plain/reward of starting model 1 at step 1500:0}} to "
         f"{{{DOSE_LONG}/plain/reward of starting model 1 at step 1800:0}}",
-        "was predicted to be .8 to 1.1, and is {dose/all/control_target0.3/slope of pass@1:ratio}: not met",
-        "Its slope is {dose/all/plain/slope of pass@1:ratio}.",
         f"{{{PRETRAINED}/plain/bare texts:n0}} of the {{{PRETRAINED}/plain/right texts:n0}} correct texts",
         "Greedy it is not significantly above the starting model: "
         f"{{{SMOLLM2B}/control_target0.066/sense, greedy, over prompts/base:interval}} over prompts",
