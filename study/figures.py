@@ -1208,7 +1208,9 @@ def forest(block: Block) -> Figure:
 
 def frontier(block: Block) -> Figure:
     """Draw reward and accuracy over steps, and accuracy against the KL, or against what is lost elsewhere."""
-    styles = styles_of(block)
+    runs = block.runs.arm.value_counts()
+    # A variant with fewer runs is not finished.
+    styles = {arm: style for arm, style in styles_of(block).items() if runs[arm] == runs.max()}
     (family,) = block.families
     figure, axes = panels("Training batches: means over runs and 20 steps." + OBJECTIVE, 14, 4, 1, 3)
     reward, accuracy, third = axes[0]
@@ -1216,7 +1218,7 @@ def frontier(block: Block) -> Figure:
     kl = "KL to the starting model, nats per token"
     for arm, style in styles.items():
         means = {name: curves(block, family, arm, name, 2).mean(axis=1) for name in ("reward", "gold", "kl_to_base")}
-        label = f"{label_of(arm)} ({(block.runs.arm == arm).sum()} runs)"
+        label = f"{label_of(arm)} ({runs[arm]} runs)"
         reward.plot(means["reward"], label=label, **style)
         accuracy.plot(means["gold"], **style)
         path = pd.DataFrame({kl: means["kl_to_base"], "accuracy": means["gold"]})
