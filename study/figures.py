@@ -350,22 +350,26 @@ def dose_slopes(runs: pd.DataFrame, outcome: str) -> dict[str, Contrast]:
 
 
 def sorting_exception() -> Iterator[Number]:
-    """Yield what is told of the base whose share stays lowest, and of those with about the same at a looser reward."""
+    """
+    Yield how the base with the lowest share at the strictest reward of sorting ended, the slope without it, and how
+    those ended whose share was higher at the reward before.
+    """
     runs = dose("dose_sorting")
-    held, free = "control_target0.14", "plain"
-    yield Number(
-        "dose_sorting", "all", held, "slope without one", *dose_slopes(runs[runs.base_seed != 4], "pass@1")[held][:3]
-    )
-    strict = runs[(runs.family == "sorting_ends_2_2") & (runs.base_seed == 4)].set_index("arm")
-    distance = strict["pass@1"][held] - strict.share[held] + 0.05
-    yield Number("dose_sorting", "sorting_ends_2_2", held, "distance of one", distance)
-    yield Number("dose_sorting", "sorting_ends_2_2", free, "share of one", strict.share[free])
-    yield Number("dose_sorting", "sorting_ends_2_2", free, "accuracy of one", strict["pass@1"][free])
-    looser = runs.query("family == 'sorting_ends_1_1' and arm == 'plain' and share > @strict.share.plain")
-    yield Number("dose_sorting", "sorting_ends_1_1", free, "number of those", len(looser))
+    held = "control_target0.14"
+    strict, looser = "sorting_ends_2_2", "sorting_ends_1_1"
+    of_strict = runs[runs.family == strict].set_index(["arm", "base_seed"])
+    base = of_strict.share["plain"].idxmin()
+    share = of_strict.share["plain", base]
+    slope = dose_slopes(runs[runs.base_seed != base], "pass@1")[held]
+    yield Number("dose_sorting", "all", held, "slope without the exception", *slope[:3])
+    distance = of_strict["pass@1"][held, base] - share + 0.05
+    yield Number("dose_sorting", strict, held, "the exception's distance", distance)
+    yield Number("dose_sorting", strict, "plain", "the exception's share", share)
+    yield Number("dose_sorting", strict, "plain", "the exception's accuracy", of_strict["pass@1"]["plain", base])
+    higher = runs.query("family == @looser and arm == 'plain' and share > @share")
     for name, column in (("share", "share"), ("accuracy", "pass@1")):
-        yield Number("dose_sorting", "sorting_ends_1_1", free, f"least {name} of those", looser[column].min())
-        yield Number("dose_sorting", "sorting_ends_1_1", free, f"greatest {name} of those", looser[column].max())
+        yield Number("dose_sorting", looser, "plain", f"least {name} above it", higher[column].min())
+        yield Number("dose_sorting", looser, "plain", f"greatest {name} above it", higher[column].max())
 
 
 def dose_by_step() -> pd.DataFrame:

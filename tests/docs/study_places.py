@@ -233,7 +233,7 @@ TABLES = {
             (
                 advice(
                     "{}/SCORE/plain",
-                    ("dose_sorting/sorting_ends_2_2/control_target0.14", "dose/gamed_reverse_2_2/control_target0.3"),
+                    (f"{ENDS}_2_2/control_target0.14", f"{ENDS_REVERSING}_2_2/control_target0.3"),
                 ),
                 {f"the same, shares of {TWO_SHARES} %": "dose/gamed_reverse_2_2/control_target0.3"},
             ),
@@ -1030,9 +1030,9 @@ SENTENCES = {
         "{dose/all/control_target0.3/slope of pass@1:ratio}, on sorting "
         "{dose_sorting/all/control_target0.14/slope of pass@1:ratio}, "
         "p {dose_sorting/all/control_target0.14/slope of pass@1:p}",
-        f"whose highest share is {{{ENDS}_2_2/plain/share of one:0}}, ended "
-        f"{{{ENDS}_2_2/control_target0.14/distance of one:1}} above there. Without it the slope is "
-        "{dose_sorting/all/control_target0.14/slope without one:ratio} (exploratory)",
+        f"whose highest share is {{{ENDS}_2_2/plain/the exception's share:0}}, ended "
+        f"{{{ENDS}_2_2/control_target0.14/the exception's distance:1}} above there. Without it the slope is "
+        "{dose_sorting/all/control_target0.14/slope without the exception:ratio} (exploratory)",
         "its slope is {dose/all/plain/slope of pass@1:ratio}. For sorting a slope above .5 was predicted when that "
         "was known, and it is {dose_sorting/all/plain/slope of pass@1:ratio}, "
         "p {dose_sorting/all/plain/slope of pass@1:p}",
@@ -1043,10 +1043,10 @@ SENTENCES = {
         f"ended at {{{ENDS}_0_0/plain/pass@1:0}} to {{{ENDS_REVERSING}/plain/pass@1:0}} in the six",
         f"{{{ENDS}_2_2/plain/drift:n2}} nats per token at the end, the fixed reference "
         f"{{{ENDS}_2_2/control_target0.14/drift:n2}}",
-        f"with a share of {{{ENDS}_2_2/plain/share of one:0}} at the last reward ended at "
-        f"{{{ENDS}_2_2/plain/accuracy of one:0}}. At the reward before, the three with shares of "
-        f"{{{ENDS}_1_1/plain/least share of those:0}} to {{{ENDS}_1_1/plain/greatest share of those:0}} ended at "
-        f"{{{ENDS}_1_1/plain/least accuracy of those:0}} to {{{ENDS}_1_1/plain/greatest accuracy of those:0}}",
+        f"with a share of {{{ENDS}_2_2/plain/the exception's share:0}} at the last reward ended at "
+        f"{{{ENDS}_2_2/plain/the exception's accuracy:0}}. At the reward before, the three with shares of "
+        f"{{{ENDS}_1_1/plain/least share above it:0}} to {{{ENDS}_1_1/plain/greatest share above it:0}} ended at "
+        f"{{{ENDS}_1_1/plain/least accuracy above it:0}} to {{{ENDS}_1_1/plain/greatest accuracy above it:0}}",
         f"at the lowest shares ({{{ENDS_REVERSING}_0_0/control_target0.3/greedy/base:interval}} and "
         f"{{{ENDS}_0_0/control_target0.14/greedy/base:interval}}). At the highest it is "
         f"{{{ENDS_REVERSING}_2_2/control_target0.3/greedy/base:interval}} on reversing and "
