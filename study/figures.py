@@ -44,7 +44,8 @@ QWEN_TESTS = [("A", "control"), ("B", "control"), ("C_hard", "A"), ("C_soft0.1",
 @cache
 def table(name: str) -> pd.DataFrame:
     """Read a table; `csv` or `csv.gz`."""
-    return pd.read_csv(next((STUDY / "tables").glob(f"{name}.csv*")), keep_default_na="texts" not in name)
+    path = next((STUDY / "tables").glob(f"{name}.csv*"))
+    return pd.read_csv(path, keep_default_na="texts" not in name, low_memory=False)
 
 
 @cache
@@ -1144,7 +1145,9 @@ def panels(
 
 
 def add_legend(figure: Figure, axes) -> Figure:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    handles, labels = axes.get_legend_handles_labels()
+    columns = min(len(labels), int(figure.get_figwidth() / 3.6))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
     return figure
 
 
@@ -1216,7 +1219,8 @@ def frontier(block: Block) -> Figure:
     # A variant with fewer runs is not finished.
     styles = {arm: style for arm, style in styles_of(block).items() if runs[arm] == runs.max()}
     (family,) = block.families
-    figure, axes = panels("Training batches: means over runs and 20 steps." + OBJECTIVE, 14, 4, 1, 3)
+    note = "Training batches: means over runs and 20 steps." + (OBJECTIVE if "B" in styles else "")
+    figure, axes = panels(note, 14, 4, 1, 3)
     reward, accuracy, third = axes[0]
     points = table("points").merge(block.runs[KEY], on=KEY)
     kl = "KL to the starting model, nats per token"

@@ -119,7 +119,7 @@ def qwen_differences(pairs: dict[str, tuple[str, str]], limit: int) -> list:
 
 
 # The cells of a table's rows, for each table by how its first line begins. A row is its label, the arm for ARM and
-# the one for LESS. A cell of the page may be left empty.
+# the one for LESS. A difference of an arm from itself is an empty cell.
 GAMED = {
     "starting model": "base",
     "no KL": "plain",
@@ -191,6 +191,17 @@ TABLES = {
                 {"fine-tuning on every rewarded sample (exploratory, other seeds)": "rejection_all"}
                 | {"fixed reference with a `kl_target`, those seeds": "control"},
             ),
+        ],
+        "| | sampled | greedy |": [
+            (
+                [f"{{qwen/{way}, 512/ARM/corrected:1}}" for way in BOTH_WAYS],
+                {
+                    "starting model": "base",
+                    "starting model, another prompt (exploratory)": "base_default",
+                    "fixed reference, `beta: 0.3`": "control",
+                    "the same, with one reset halfway": "A",
+                },
+            )
         ],
     },
     "README.md": {
@@ -679,6 +690,17 @@ TABLES = {
         "| variant | resets | pass@1 | minus no KL": [
             (
                 [
+                    "0",
+                    "{side/reverse_digits/plain/pass@1:n3}",
+                    "",
+                    "",
+                    "{side/reverse_digits/plain/pass@8:n3}",
+                    "{side/reverse_digits/plain/drift:n2}",
+                ],
+                {"no KL": "plain"},
+            ),
+            (
+                [
                     "LESS",
                     "{side/reverse_digits/ARM/pass@1:n3}",
                     "{side/reverse_digits/ARM/pass@1/plain:signed}",
@@ -687,7 +709,6 @@ TABLES = {
                     "{side/reverse_digits/ARM/drift:n2}",
                 ],
                 {
-                    "no KL": ("plain", RESETS),
                     "A, reset every 40 steps": ("A", RESETS),
                     "A, every 20": ("A_K20", RESETS),
                     "A, every 80": ("A_K80", RESETS),
@@ -709,7 +730,7 @@ TABLES = {
                     "B, β_old = 3": ("B_beta_old3", RESETS),
                     "B, and a KL to the starting model": ("B_base_anchor", RESETS),
                 },
-            )
+            ),
         ],
         "| variant | pass@1 | minus the starting model | collapsed | drift": [
             (
@@ -914,15 +935,10 @@ SENTENCES = {
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}} over three seeds.",
         f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
-        "without a KL: {qwen/sampled, 200/base of plain/pass@1:0} % → {qwen/sampled, 200/plain/pass@1:1} % of 100",
-        "it gained {qwen/sampled, 512/control/pass@1/base:1} points sampled, and lost "
-        "{qwen/greedy, 512/base/pass@1/control:1} greedy",
-        "halfway through that run: {qwen/sampled, 512/A/pass@1/control:interval} points, greedy "
+        "it is ahead: {qwen/sampled, 200/plain_seed2/pass@1:0} % sampled, with the reset "
+        "{qwen/sampled, 200/A/pass@1:0} %, without {qwen/sampled, 200/control/pass@1:0} %",
+        "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
-        "the untrained model has {qwen/sampled, 512/base_default/corrected:0} % sampled and "
-        "{qwen/greedy, 512/base_default/corrected:0} % greedy at 512 tokens, "
-        "by a verifier corrected since; the run with the reset has "
-        "{qwen/sampled, 512/A/corrected:0} % and {qwen/greedy, 512/A/corrected:0} %",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
         f"{TWO_SHARES} % correct, it made no significant difference "
         "({dose_sorting/sorting_ends_2_2/control_target0.14/pass@1/plain:+1} "
