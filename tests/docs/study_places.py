@@ -922,6 +922,23 @@ TABLES = {
 }
 # Sentences. A number that no piece has is a setting, or of another page.
 SENTENCES = {
+    "pages/fourth.md": [
+        ".8 to 1.1 was predicted on both tasks. On reversing (third protocol) it is "
+        "{dose/all/control_target0.3/slope of pass@1:ratio}, on sorting "
+        "{dose_sorting/all/control_target0.14/slope of pass@1:ratio}, "
+        "p {dose_sorting/all/control_target0.14/slope of pass@1:p}",
+        f"whose highest share is {{{ENDS}_2_2/plain/the exception's share:0}}, ended "
+        f"{{{ENDS}_2_2/control_target0.14/the exception's distance:1}} above the share minus 5 there. "
+        "Without it the slope is {dose_sorting/all/control_target0.14/slope without the exception:ratio}",
+        "the slope is {dose/all/plain/slope of pass@1:ratio}. For sorting a slope above .5 was predicted when that "
+        "was known, and it is {dose_sorting/all/plain/slope of pass@1:ratio}, "
+        "p {dose_sorting/all/plain/slope of pass@1:p}",
+        "without it they are {dose/all/plain/slope without the highest share:ratio} and "
+        "{dose_sorting/all/plain/slope without the highest share:ratio}, and the fixed reference's "
+        "{dose/all/control_target0.3/slope without the highest share:ratio} and "
+        "{dose_sorting/all/control_target0.14/slope without the highest share:ratio}",
+        f"with a reset every 1,000 steps [{{{LONG_K}/A_K1000_beta1/pass@1/A_K200_beta1:+1}}]",
+    ],
     "../README.md": [
         "With later seeds it is {target2/gamed_reverse/control_target0.3/greedy/base:interval} and "
         "{tuned_rivals2/gamed_reverse/control_target0.3/greedy/base:interval}.",
@@ -1042,20 +1059,6 @@ SENTENCES = {
         f"At the highest share it is {{{ENDS}_2_2/control_target0.14/less the share - 0.05:interval}}.",
         f"it hardly learned: {{{ENDS_REVERSING}_0_0/control_target0.3/pass@1/base:interval}} from the starting model "
         f"on reversing, {{{ENDS}_0_0/control_target0.14/pass@1/base:interval}} on sorting",
-        "predicted to be .8 to 1.1 on both tasks. On reversing it is "
-        "{dose/all/control_target0.3/slope of pass@1:ratio}, on sorting "
-        "{dose_sorting/all/control_target0.14/slope of pass@1:ratio}, "
-        "p {dose_sorting/all/control_target0.14/slope of pass@1:p}",
-        f"whose highest share is {{{ENDS}_2_2/plain/the exception's share:0}}, ended "
-        f"{{{ENDS}_2_2/control_target0.14/the exception's distance:1}} above there. Without it the slope is "
-        "{dose_sorting/all/control_target0.14/slope without the exception:ratio} (exploratory)",
-        "its slope is {dose/all/plain/slope of pass@1:ratio}. For sorting a slope above .5 was predicted when that "
-        "was known, and it is {dose_sorting/all/plain/slope of pass@1:ratio}, "
-        "p {dose_sorting/all/plain/slope of pass@1:p}",
-        "without it they are {dose/all/plain/slope without the highest share:ratio} and "
-        "{dose_sorting/all/plain/slope without the highest share:ratio}, and the fixed reference's "
-        "{dose/all/control_target0.3/slope without the highest share:ratio} and "
-        "{dose_sorting/all/control_target0.14/slope without the highest share:ratio}",
         f"ended at {{{ENDS}_0_0/plain/pass@1:0}} to {{{ENDS_REVERSING}/plain/pass@1:0}} in the six",
         f"{{{ENDS}_2_2/plain/drift:n2}} nats per token at the end, the fixed reference "
         f"{{{ENDS}_2_2/control_target0.14/drift:n2}}",
