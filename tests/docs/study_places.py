@@ -279,9 +279,9 @@ TABLES = {
             (
                 advice(
                     "{}/SCORE/base",
-                    ("target/gamed_sorting/control_target0.035", "target2/gamed_reverse/control_target0.075"),
+                    ("target/gamed_sorting/control_target0.07", "target2/gamed_reverse/control_target0.15"),
                 ),
-                {"fixed reference with that target − starting model": "target/gamed_sorting/control_target0.035"},
+                {"fixed reference with that target − starting model": "target/gamed_sorting/control_target0.07"},
             ),
             *(
                 (
@@ -637,7 +637,7 @@ TABLES = {
         "| replies of at most 512 tokens": [
             (
                 [
-                    *(f"{{qwen/LESS, 512/ARM/{share}:0}}" for share in ("truncated", "bare", "program")),
+                    *(f"{{qwen/LESS, 512/ARM/{share}:1}}" for share in ("truncated", "bare", "program")),
                     "{qwen/LESS, 512/ARM/correct among whole:1}",
                 ],
                 {f"{label}, {way}": (model, way) for label, model in QWEN.items() for way in ways(model)},
@@ -928,8 +928,8 @@ SENTENCES = {
         "{dose_sorting/all/control_target0.14/slope of pass@1:ratio}, "
         "p {dose_sorting/all/control_target0.14/slope of pass@1:p}",
         f"whose highest share is {{{ENDS}_2_2/plain/the exception's share:0}}, ended "
-        f"{{{ENDS}_2_2/control_target0.14/the exception's distance:1}} above the share minus 5 there. "
-        "Without it the slope is {dose_sorting/all/control_target0.14/slope without the exception:ratio}",
+        f"{{{ENDS}_2_2/control_target0.14/the exception's distance:1}} points above the share minus 5 there. "
+        "Without that model the slope is {dose_sorting/all/control_target0.14/slope without the exception:ratio}",
         "the slope is {dose/all/plain/slope of pass@1:ratio}. For sorting a slope above .5 was predicted when that "
         "was known, and it is {dose_sorting/all/plain/slope of pass@1:ratio}, "
         "p {dose_sorting/all/plain/slope of pass@1:p}",
@@ -942,7 +942,11 @@ SENTENCES = {
     "../README.md": [
         "With later seeds it is {target2/gamed_reverse/control_target0.3/greedy/base:interval} and "
         "{tuned_rivals2/gamed_reverse/control_target0.3/greedy/base:interval}.",
-        "that ends {target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points below",
+        "it is {target2/gamed_reverse/control_target0.15/greedy/base:interval} (exploratory), and sampled "
+        "{target2/gamed_reverse/control_target0.15/pass@1/control_target0.3:below} points below",
+        "lead over the run with the reset {qwen/sampled, 200/A/difference by form/plain_seed2:below} of "
+        "{qwen/sampled, 200/A/pass@1/plain_seed2:below} points",
+        "that prompt has {qwen/sampled, 512/base_default/pass@1:1} % and {qwen/greedy, 512/base_default/pass@1:1} %",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
@@ -999,8 +1003,12 @@ SENTENCES = {
         "its interval reaches {target/gamed_sorting/control_target0.07/pass@1/control_target0.14:low}",
         "a quarter is {target2/gamed_reverse/control_target0.075/greedy/control_target0.3:interval} from the "
         "preflight's number, and half {target2/gamed_reverse/control_target0.15/greedy/control_target0.3:interval}",
-        "A quarter is {target/gamed_sorting/control_target0.035/greedy/base:interval} and "
-        "{target2/gamed_reverse/control_target0.075/greedy/base:interval} from the starting model",
+        "Half is {target/gamed_sorting/control_target0.07/greedy/base:interval} and "
+        "{target2/gamed_reverse/control_target0.15/greedy/base:interval} from the starting model, a quarter "
+        "{target/gamed_sorting/control_target0.035/greedy/base:interval} and "
+        "{target2/gamed_reverse/control_target0.075/greedy/base:interval} (exploratory)",
+        "With half of the target it is {target/gamed_sorting/control_target0.07/greedy/base:0} and "
+        "{target2/gamed_reverse/control_target0.15/greedy/base:0} points above the starting model",
         f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
         f"stopping rules ended {{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} (sorting) and "
         f"{{{RIVALS[1]}/stopped/pass@1, the control's less it:0}} points (reversing) lower, and the best of 60 "
