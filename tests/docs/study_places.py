@@ -25,6 +25,7 @@ LONG_K = "long_k/reverse_level8"
 MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
+RULES = ("right", "sense")
 TASKS = ("reverse_digits", "sorting", "sums")
 QWEN = {  # at most 512 tokens
     "starting model": "base",
@@ -477,19 +478,24 @@ TABLES = {
                     for decoding in ("sampled", "greedy")
                 ],
                 {"starting model": "base", "no KL": "plain", "no KL, early stopping": "stopped"}
-                | {"fixed reference, `kl_target`": "control_target0.066"},
+                | {"fixed reference, `kl_target`": "control_target0.066", "fixed reference, β = 0.03": "control"}
+                | {"moving reference (A), β = 0.03, reset every 40 steps": "A"},
             )
         ],
         "| sampled difference | brackets over": [
             (
-                [f"{{{SMOLLM2B}/control_target0.066/{rule}, over ARM/LESS:interval}}" for rule in ("right", "sense")],
+                [f"{{{SMOLLM2B}/ARM/{rule}, over {unit}/LESS:interval}}" for rule in RULES],
                 {
-                    "fixed reference − no KL | 64 prompts": ("prompts", "plain"),
-                    "fixed reference − no KL | 3 seeds": ("seeds", "plain"),
-                    "fixed reference − early stopping | 64 prompts": ("prompts", "stopped"),
-                    "fixed reference − early stopping | 3 seeds": ("seeds", "stopped"),
+                    f"{label} | {brackets}": arms
+                    for label, arms in {
+                        "`kl_target` − no KL": ("control_target0.066", "plain"),
+                        "`kl_target` − early stopping": ("control_target0.066", "stopped"),
+                        "fixed reference, β = 0.03 − no KL": ("control", "plain"),
+                        "A − fixed reference, both β = 0.03": ("A", "control"),
+                    }.items()
                 },
             )
+            for unit, brackets in {"prompts": "64 prompts", "seeds": "3 seeds"}.items()
         ],
         "| variant | reversing: sampled | greedy | KL": [
             (
@@ -612,7 +618,8 @@ TABLES = {
             (
                 [by_both_rules(SMOLLM2B, seed) for seed in (5, 6, 7)],
                 {"no KL": "plain", "no KL, early stopping": "stopped"}
-                | {"fixed reference, `kl_target`": "control_target0.066"},
+                | {"fixed reference, `kl_target`": "control_target0.066", "fixed reference, β = 0.03": "control"}
+                | {"moving reference (A), β = 0.03": "A"},
             )
         ],
     },
@@ -956,6 +963,8 @@ SENTENCES = {
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}} over three seeds.",
         f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
+        f"three resets ended {{{SMOLLM2B}/A/sense, over prompts/control:below}} points lower than none by the "
+        f"stricter score, greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:below}}",
         "it is ahead: {qwen/sampled, 200/plain_seed2/pass@1:0} % sampled, with the reset "
         "{qwen/sampled, 200/A/pass@1:0} %, without {qwen/sampled, 200/control/pass@1:0} %",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
@@ -1095,6 +1104,15 @@ SENTENCES = {
         f"{{{PRETRAINED}/plain/bare texts:n0}} of the {{{PRETRAINED}/plain/right texts:n0}} correct texts",
         "Greedy it is not significantly above the starting model: "
         f"{{{SMOLLM2B}/control_target0.066/sense, greedy, over prompts/base:interval}} over prompts",
+        f"{{{SMOLLM2B}/A/sense, over prompts/control:below}} points below the fixed reference with its β, and greedy "
+        f"{{{SMOLLM2B}/A/sense, greedy, over prompts/control:interval}} over prompts, "
+        f"{{{SMOLLM2B}/A/sense, greedy, over seeds/control:interval}} over seeds; that is "
+        f"{{{SMOLLM2B}/A/sense, greedy, over prompts/base:interval}} from the starting model",
+        f"ended at {{{SMOLLM2B}/A/drift:n2}} nats per token, the fixed reference's at {{{SMOLLM2B}/control/drift:n2}}",
+        f"it is {{{SMOLLM2B}/control/right, over prompts/control_target0.066:interval}} from the `kl_target` over "
+        f"prompts, by the stricter one {{{SMOLLM2B}/control/sense, over prompts/control_target0.066:interval}}",
+        f"in 160 steps ended {{{SMOLLM2B}/control/sense, over prompts/A:0}} points lower than none by the stricter "
+        f"score, and greedy {{{SMOLLM2B}/control/sense, greedy, over prompts/A:0}} (exploratory)",
         f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",
         f"fixed reference with β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
         "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and training "
