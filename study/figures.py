@@ -542,6 +542,10 @@ def smollm2_numbers() -> Iterator[Number]:
         for arm, of_arm in of_test[of_test.greedy == 0].groupby("arm"):
             yield Number(name, "smollm2", arm, "right texts", of_arm.right.sum())
             yield Number(name, "smollm2", arm, "bare texts", of_arm.right.sum() - of_arm.sense.sum())
+            asks_for_last_words = of_arm.asked.str.contains("End with exactly")
+            for asks, scores in of_arm.groupby(asks_for_last_words)[["right", "sense"]].mean().iterrows():
+                for column, score in scores.items():
+                    yield Number(name, "smollm2", arm, f"{column}, {'last words' if asks else 'the rest'}", score)
         for (arm, seed), score in all_blocks()[name].runs.set_index(["arm", "seed"])["pass@8"].items():
             yield Number(name, "smollm2", arm, f"pass@8, seed {seed}", score)
         points = table("points")
