@@ -75,12 +75,16 @@ class Block(NamedTuple):
 
 @cache
 def thin_curves(block_name: str) -> pd.DataFrame:
-    """Return the metrics of a block's runs, means over ten steps, which later runs have by step."""
-    runs = all_blocks()[block_name].runs[KEY]
-    later = table("curves4").merge(runs, on=KEY)
-    later["step"] = 10 * np.ceil(later.step / 10).astype(int)
-    later = later.groupby([*KEY, "step"], as_index=False)[["reward", "gold"]].mean()
-    return pd.concat([table("curves_thin").merge(runs, on=KEY), later])
+    """Return the metrics of a block's runs, means over ten steps."""
+    return table("curves_thin").merge(all_blocks()[block_name].runs[KEY], on=KEY)
+
+
+@cache
+def later_curves(block_name: str) -> pd.DataFrame:
+    """Return reward and accuracy of those runs of a block whose curves are kept by step, means over ten steps."""
+    by_step = table("curves4").merge(all_blocks()[block_name].runs[KEY], on=KEY)
+    by_step["step"] = 10 * np.ceil(by_step.step / 10).astype(int)
+    return by_step.groupby([*KEY, "step"], as_index=False)[["reward", "gold"]].mean()
 
 
 @cache
@@ -886,12 +890,12 @@ def first_firing(curve: pd.DataFrame) -> float:
     means = curve.set_index("step")[["gold", "reward"]].rolling(40).mean().dropna()
     if means.empty:
         return math.nan
-    best = means.iloc[0]
-    for step, mean in means.iterrows():
+    best = next(means.itertuples())
+    for mean in means.itertuples():
         if mean.gold >= best.gold:
             best = mean
         elif best.gold - mean.gold > 0.1 and mean.reward >= best.reward:
-            return float(step)
+            return float(mean.Index)
     return math.nan
 
 
@@ -902,14 +906,14 @@ def guard_replays() -> Iterator[Number]:
     """
     stops = table("stops")
     at_base = stops[stops.arm == "base"].groupby(["family", "base_seed"]).gold.first()
-    curves4 = table("curves4")
+    curve_of = dict(list(table("curves4").groupby(KEY)))
     rows = []
     for name in WATCHED:
         for run in all_blocks()[name].runs.to_dict("records"):
-            key = [run[column] for column in KEY]
-            curve = curves4[(curves4[KEY] == key).all(axis=1)]
+            key = tuple(run[column] for column in KEY)
+            curve = curve_of[key]
             if curve.gold.notna().any():
-                kept = stops[(stops[KEY] == key).all(axis=1)]
+                kept = stops[(stops[KEY] == [*key]).all(axis=1)]
                 fired = first_firing(curve)
                 at_firing = [*kept.gold[kept.step >= fired], run["gold"]][0]
                 values = {
@@ -1161,7 +1165,8 @@ def add_legend(figure: Figure, axes) -> Figure:
 
 def curves(block: Block, family: str, arm: str, column: str, window: int) -> pd.DataFrame:
     """Return a column of the thinned record, running means over so many rows of ten steps; a column for each pair."""
-    thin = thin_curves(block.name).query("family == @family and arm == @arm")
+    thin = pd.concat([thin_curves(block.name), later_curves(block.name)])
+    thin = thin.query("family == @family and arm == @arm")
     wide = thin.pivot(index="step", columns=PAIR, values=column)
     wide = wide.reindex(range(10, block.steps + 1, 10)).fillna(dict.fromkeys(wide, 0.0) if column == "reward" else {})
     return wide.rolling(window, min_periods=1).mean()
