@@ -178,7 +178,7 @@ def differences(block: Block) -> Iterator[Number]:
         raw = [over_units(found[outcome, arm] - found[outcome, less]).p for outcome, arm, less in registered]
         adjusted = dict(zip(registered, holm(raw), strict=True))
         arms = list(found["pass@1"])
-        for arm, less in product(arms, others & {*arms}):
+        for arm, less in product(arms, [arm for arm in arms if arm in others]):
             if arm == less:
                 continue
             for outcome in (*OUTCOMES, "fall"):
