@@ -1,6 +1,7 @@
 """A model by its name, from Python as in a recipe: what it stands for, and one line if it is not there."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_a_hub_that_does_not_know_it_or_does_not_answer_is_one_line(online, cach
     assert "\n" not in str(refusal.value)
     for name, value in constants_for("http://127.0.0.1:9").items():
         monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between the client's attempts
     with pytest.raises(ValueError, match="couldn't connect to 'http://127.0.0.1:9'"):
         find_model("who/what")
 

@@ -140,6 +140,7 @@ def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, ca
     assert (folder / "checkpoint-6" / "ref" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, monkeypatch, capsys, tmp_path):
     whole = tmp_path / "whole"
     assert try_all(run_dir, ["ref_reset"], "--out", whole) == 0
