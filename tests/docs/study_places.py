@@ -1028,7 +1028,7 @@ SENTENCES = {
         "{target2/gamed_reverse/control_target0.15/greedy/base:interval} from the starting model, a quarter "
         "{target/gamed_sorting/control_target0.035/greedy/base:interval} and "
         "{target2/gamed_reverse/control_target0.075/greedy/base:interval} (exploratory)",
-        "With half of the target it is {target/gamed_sorting/control_target0.07/greedy/base:0} and "
+        "Greedy, with half of the target it is {target/gamed_sorting/control_target0.07/greedy/base:0} and "
         "{target2/gamed_reverse/control_target0.15/greedy/base:0} points above the starting model",
         f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
         f"stopping rules ended {{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} (sorting) and "
