@@ -527,8 +527,6 @@ def smollm2_numbers() -> Iterator[Number]:
         stopped = texts[(texts.arm == "plain") & (texts.step == 20)].assign(arm="stopped")
         ends = texts[texts.step.isin([0, 160])]
         of_test = pd.concat([ends, stopped]).query("split == 'test'")
-        seeds = of_test.groupby("arm").seed.transform("nunique")
-        of_test = of_test[(of_test.arm == "base") | (seeds == seeds.max())]  # an unfinished variant has fewer
         for kind, column in product(("sampled", "greedy"), ("right", "sense")):
             chosen = of_test[of_test.greedy == (kind == "greedy")]
             for (arm, seed), score in chosen.groupby(["arm", "seed"])[column].mean().items():
@@ -1229,8 +1227,7 @@ def forest(block: Block) -> Figure:
 def frontier(block: Block) -> Figure:
     """Draw reward and accuracy over steps, and accuracy against the KL, or against what is lost elsewhere."""
     runs = block.runs.arm.value_counts()
-    # A variant with fewer runs is not finished.
-    styles = {arm: style for arm, style in styles_of(block).items() if runs[arm] == runs.max()}
+    styles = styles_of(block)
     (family,) = block.families
     note = "Training batches: means over runs and 20 steps." + (OBJECTIVE if "B" in styles else "")
     figure, axes = panels(note, 14, 4, 1, 3)

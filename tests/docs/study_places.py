@@ -977,6 +977,7 @@ SENTENCES = {
         f"three resets ended {{{SMOLLM2B}/A/sense, over prompts/control:below}} points lower than none by the "
         "stricter score (over prompts; not significant over seeds), "
         f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:below}}",
+        f"they were {{{PRETRAINED}/A/right, over prompts/control:1}} above none by the first score",
         "it is ahead: {qwen/sampled, 200/plain_seed2/pass@1:0} % sampled, with the reset "
         "{qwen/sampled, 200/A/pass@1:0} %, without {qwen/sampled, 200/control/pass@1:0} %",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
@@ -1124,6 +1125,7 @@ SENTENCES = {
         f"by the stricter one {{{SMOLLM2B}/control/sense, over prompts/control_target0.066:interval}}",
         f"in 160 steps ended {{{SMOLLM2B}/control/sense, over prompts/A:0}} points lower than none by the stricter",
         f"and greedy {{{SMOLLM2B}/control/sense, greedy, over prompts/A:0}} (exploratory)",
+        f"they were {{{PRETRAINED}/A/right, over prompts/control:1}} above none by the first score",
         f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",
         f"fixed reference with β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
         "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and training "
