@@ -82,22 +82,29 @@ def installed(wheel, tmp_path_factory):
     return site, home / "bin" / "trl-prorl"
 
 
-@pytest.fixture
-def run(installed, tmp_path, tmp_path_factory):
-    """
-    A function that runs a command in a folder with packages of the user called `eval` and `tasks`, on a CPU for which
-    bitsandbytes looks for a kernel. Nothing is written to stderr but a command's first line.
-    """
+@pytest.fixture(scope="module")
+def users(tmp_path_factory):
+    """A folder with packages of the user called `eval` and `tasks`."""
+    folder = tmp_path_factory.mktemp("users")
     for name in ("eval", "tasks"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(installed, users, tmp_path_factory):
+    """
+    A function that runs a command in the user's folder, on a CPU for which bitsandbytes looks for a kernel. Nothing is
+    written to stderr but a command's first line.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TRL_", "PYTHON"))}
     asked = tmp_path_factory.mktemp("bitsandbytes") / "asked"
     env |= {"PYTHONPATH": str(ROOT / "tests" / "avx512bf16"), "ASKED": str(asked), "COLUMNS": "120"}
 
     def run(program, *arguments, imports_all=False):
         command = [str(installed[1].with_name(program)), *map(str, arguments)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=users, env=env)
         others = [line for line in result.stderr.splitlines() if not FIRST_LINE.fullmatch(line)]
         assert (result.returncode, others) == (0, []), result.stdout[-2000:]
         assert asked.exists() or not imports_all, "bitsandbytes was not imported: nothing was tried"
@@ -132,45 +139,56 @@ def test_the_wheel_is_small_and_holds_one_package_and_the_recipes(wheel):
     assert there == {f"trl_prorl/{path.relative_to(ROOT).as_posix()}" for path in wanted}
 
 
-def test_the_packages_are_found_in_another_folder(installed, run):
-    code = (
-        "import json, trl_prorl\n"
-        "from trl_prorl import embedded_model, eval, task_reward, tasks\n"
-        "from trl_prorl.embedded.shipped import shipped, weights_sha256\n"
-        "from trl_prorl.launch.recipe_yaml import read_recipe\n"
-        "from trl_prorl.launch.shipped_recipes import shipped_recipes\n"
-        f"print(json.dumps([[*shipped()], weights_sha256({DEFAULT!r})]))\n"
-        "found = shipped_recipes()\n"
-        "print(json.dumps({name: read_recipe(file) for name, file in found.items()}))\n"
-        "print(trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), *found.values(), sep='\\n')\n"
-    )
-    bases, recipes, *paths = run("python", "-c", code).splitlines()
-    assert all(Path(path).is_relative_to(installed[0]) for path in paths)
-    assert len(paths) > 40
-    assert json.loads(bases) == [[*SHIPPED], weights_sha256(DEFAULT)]
-    assert json.loads(recipes) == {name: read_recipe(file) for name, file in shipped_recipes().items()}
+FOUND = """
+import json, trl_prorl
+from trl_prorl import embedded_model, eval, task_reward, tasks
+from trl_prorl.commands import main
+from trl_prorl.embedded.shipped import shipped, weights_sha256
+from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.launch.shipped_recipes import shipped_recipes
+
+bases = [[*shipped()], weights_sha256({base!r})]
+found = shipped_recipes()
+recipes = {{name: read_recipe(file) for name, file in found.items()}}
+paths = [trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), *map(str, found.values())]
+print(json.dumps([bases, recipes, paths]))
+assert not any(main(line.split()) for line in {lines})
+"""
 
 
-def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
-    """As README says: look, train by name, evaluate, report; from the first import of PyTorch on, in one process."""
-    assert "parity, level" in run("trl-prorl", "tasks", "show", "parity", "-n", "1")
-    assert "  tiny  " in run("trl-prorl", "train")
-    assert "  tiny/\n" in run("trl-prorl", "train", "--all")
-    assert {path.name for path in tmp_path.iterdir()} == {"eval", "tasks"}
-    assert "--arms" in run("trl-prorl", "demo", "--help")
-    a_run = tmp_path / "runs" / "tiny" / "variantA"
+@pytest.fixture(scope="module")
+def shown(run, users):
+    """What one process shows, from the first import of PyTorch on: what it finds, a run, its evaluation, a report."""
+    a_run = users / "runs" / "tiny" / "variantA"
     lines = [
         f"train tiny/variantA {SMALL}",
         f"passk --run {a_run} --prompts 4 --n 2 --no-greedy",
-        f"report --runs {a_run} --out {tmp_path / 'page'}",
+        f"report --runs {a_run} --out {users / 'page'}",
     ]
-    code = f"from trl_prorl.commands import main; assert not any(main(line.split()) for line in {lines})"
-    shown = run("python", "-c", code, imports_all=True)
+    assert "parity, level" in run("trl-prorl", "tasks", "show", "parity", "-n", "1")
+    assert "  tiny  " in run("trl-prorl", "train")
+    assert "  tiny/\n" in run("trl-prorl", "train", "--all")
+    assert {path.name for path in users.iterdir()} == {"eval", "tasks"}
+    assert "--arms" in run("trl-prorl", "demo", "--help")
+    return run("python", "-c", FOUND.format(base=DEFAULT, lines=lines), imports_all=True)
+
+
+def test_the_packages_are_found_in_another_folder(installed, shown):
+    bases, recipes, paths = json.loads(shown.splitlines()[0])
+    assert all(Path(path).is_relative_to(installed[0]) for path in paths)
+    assert len(paths) > 40
+    assert bases == [[*SHIPPED], weights_sha256(DEFAULT)]
+    assert recipes == {name: read_recipe(file) for name, file in shipped_recipes().items()}
+
+
+def test_the_first_steps_of_the_demo_without_a_checkout(shown, users):
+    """As README says: look, train by name, evaluate, report."""
     assert "reward " in shown
     assert "pass@1" in shown
+    a_run = users / "runs" / "tiny" / "variantA"
     assert len((a_run / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((a_run / "passk.json").read_text())["task"] == "reverse_digits"
-    assert "variantA" in (tmp_path / "page" / "report.html").read_text()
+    assert "variantA" in (users / "page" / "report.html").read_text()
 
 
 WHERE = """

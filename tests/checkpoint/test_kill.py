@@ -116,6 +116,9 @@ LATER = {"A, full, a buffer of several steps", *KILLS}  # something happens afte
 
 LONG = {
     "plain",
+    "growth",
+    "prompt pool",
+    "C by a KL spike, hard",
     "base anchor",
     "base anchor of B, full",
     "B, full",

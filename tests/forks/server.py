@@ -17,7 +17,6 @@ import runpy
 import signal
 import socket
 import sys
-import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -114,16 +113,25 @@ def child(order):
             os.dup2(log.fileno(), 2)
         if order.get("terminal"):
             on_terminal()
-        work(order)
+        work_or_show_error(order)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def work_or_show_error(order):
+    """Work; an error is shown by the hook of the process, which may decide its exit status."""
+    try:
+        work(order)
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        raise SystemExit(1) from None
 
 
 do_once()

@@ -73,14 +73,13 @@ trainer.train()
 """
 
 
-def test_a_script_ends_with_one_line(tiny_model, tmp_path):
+def test_a_script_ends_with_one_line(forks, tiny_model, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     out = tmp_path / "run"
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'forks'}"}
-    with popen([sys.executable, "script.py", tiny_model, str(out)], cwd=tmp_path, env=env) as process:
-        (line,) = lines_of(process.communicate()[1])
+    status, written = forks.run(tmp_path / "script.py", tiny_model, out)
+    (line,) = lines_of(written)
     assert str(out / "checkpoint-1") in line and "train(resume_from_checkpoint=True)" in line
-    assert process.returncode == 130
+    assert status == 130
 
 
 def test_a_script_may_catch_it(make_trainer, tmp_path, monkeypatch, capsys):

@@ -45,7 +45,14 @@ MODELS = {
     "granite 4": lambda: build("granitemoehybrid", layer_types=["mamba", "attention"], **MAMBA, **GRANITE),
     "gemma3": lambda: build("gemma3_text", head_dim=8, num_hidden_layers=7, sliding_window=8),
     "gemma4": lambda: build(
-        "gemma4_text", head_dim=8, global_head_dim=8, num_kv_shared_layers=0, num_hidden_layers=6, sliding_window=8
+        "gemma4_text",
+        head_dim=8,
+        global_head_dim=8,
+        num_kv_shared_layers=0,
+        num_hidden_layers=6,
+        sliding_window=8,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=SIZES["vocab_size"],
     ),
     "mistral": lambda: build("mistral", sliding_window=8),
     "llama": lambda: build("llama"),
