@@ -24,7 +24,6 @@ TRL = "TRL"
 PLAIN = "plain"
 VLLM = "vLLM"
 TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # variants of `step-cost`; a reference has no effect on rollouts
-WARM_UP = 8  # tokens
 
 
 def sample_tokens(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -> float:
@@ -39,7 +38,7 @@ def measure_trainer(name: str, args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, silence_training():
         trainer = make_trainer(TRAINERS[name], args, batches, 2, folder)
         prompts, _ = batches.draw(0)
-        sample_tokens(trainer, prompts, WARM_UP)
+        sample_tokens(trainer, prompts, args.longest)  # TRL's attention plans once for each length
         trainer.watch.begin()
         seconds = sample_tokens(trainer, prompts, args.longest)
         peak = trainer.watch.peak()
@@ -82,7 +81,7 @@ def measure_vllm(args: argparse.Namespace) -> dict[str, float]:
             engine.generate(prompts, settings, use_tqdm=False)
             return time.perf_counter() - began
 
-        sample(WARM_UP)
+        sample(args.longest)
         return found_numbers(VLLM, sample(args.longest), args.longest, None)
 
 

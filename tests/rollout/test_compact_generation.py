@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packed_models import build
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
@@ -20,7 +21,8 @@ from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.fast.compact import BLOCK, RoomyLayer, compact_sample, draw
 from trl_prorl.fast.generation import MERGED_BOUND
 from trl_prorl.fast.merged_copy import MergedCopy
-from trl_prorl.fast.probes import compare_greedy_tokens, generation_obstacle, merge_obstacle
+from trl_prorl.fast.probes import generation_obstacle, merge_obstacle, try_samples
+from trl_prorl.fast.recording import RecordedForward
 from trl_prorl.launch.dropout import evaluation_mode
 from trl_prorl.launch.fp32_head import cast_head_to_fp32
 from trl_prorl.launch.prompts import cut_at_end, find_distinct, pad_left
@@ -156,12 +158,50 @@ def test_prompts_of_one_length_are_recorded_too(model, recordings):
 
 
 def test_a_trial_tells_which_models_are_not_recorded(model, recordings):
-    assert compare_greedy_tokens(model, replays=True) is None
+    assert try_samples(model, replays=True) is None
     assert len(recordings) == 2  # rows are dropped in between
     other = copy.deepcopy(model)
     other.set_attn_implementation("eager")
-    assert "not plain" in compare_greedy_tokens(other, replays=True)
-    assert compare_greedy_tokens(other, replays=False) is None
+    assert "not plain" in try_samples(other, replays=True)
+    assert try_samples(other, replays=False) is None
+
+
+def test_a_recorded_token_is_written_in_the_dtype_of_the_room():
+    """Rotation makes keys fp32 under autocast, and before 5.24 transformers keeps values in the dtype of keys."""
+    held = torch.zeros(1, 1, 2, 4)
+    layer = RoomyLayer(held, held, torch.tensor([0]), 4)
+    layer.show_span(4, torch.tensor([2]))
+    _, values = layer.update(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4, dtype=torch.bfloat16))
+    assert (values.dtype, values[0, 0].sum(dim=1).tolist()) == (torch.float32, [0, 0, 4, 0])
+
+
+def leaves(name):
+    """A faulty forward of a token, which leaves one of its tensors as it was when it was recorded."""
+    compute = RecordedForward._compute
+
+    def faulty(self):
+        before = getattr(self, name).clone()
+        compute(self)
+        getattr(self, name).copy_(before)
+
+    return faulty
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fault", [None, "_position", "_place", "_seen", "token"])
+def test_a_trial_finds_a_recording_that_repeats_a_token_s_place(recordings, monkeypatch, dtype, fault):
+    """As one with a number that was read while it was recorded. To this model it matters where a token stands."""
+    model = build(num_hidden_layers=6)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(4)
+    model.to(dtype).eval()
+    if fault == "token":
+        monkeypatch.setattr(torch.Tensor, "copy_", lambda tensor, *args: tensor)
+    elif fault is not None:
+        monkeypatch.setattr(RecordedForward, "_compute", leaves(fault))
+    obstacle = try_samples(model, replays=True)
+    assert obstacle is None if fault is None else "differ from those of generate by" in obstacle
 
 
 def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):
@@ -377,7 +417,7 @@ def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, mon
     with monkeypatch.context() as patch:  # rows mixed up when some are dropped
         mixed_up = lambda self, kept: close_up(self, kept._replace(movers=kept.movers - 1))  # noqa: E731
         patch.setattr(RoomyLayer, "close_up", mixed_up)
-        assert generation_obstacle(model).startswith("greedy tokens of Qwen2ForCausalLM differ from those of generate")
+        assert generation_obstacle(model).startswith("samples of Qwen2ForCausalLM differ from those of generate by")
     with monkeypatch.context() as patch:
         patch.delattr(DynamicLayer, "batch_select_indices")
         assert "whose rows cannot be selected" in generation_obstacle(model)

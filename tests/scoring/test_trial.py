@@ -131,7 +131,7 @@ def test_making_a_trainer_computes_the_later_layers_once(make_trainer, tiny_mode
         (
             "compact_generation",
             lambda layer: layer.mlp.register_forward_hook(reads_the_number_of_rows),
-            "greedy tokens",
+            "differ from those of generate",
         ),
         ("compact_merge", lambda layer: replace_forward(layer.self_attn), "model.layers.4.self_attn is replaced"),
     ],

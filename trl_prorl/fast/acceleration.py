@@ -68,15 +68,11 @@ class Acceleration:
         if packing.on and is_sharded:
             packing = Choice(True, "not tested on this model, because its weights are sharded")
         generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy))
-        unsupported = describe_unsupported(
-            {
-                "reuse_old_logps": args.reuse_obstacle,
-                "pack_groups": None if packing.on else packing.reason,
-                "compact_generation": None if generation.on else generation.reason,
-            }
-        )
-        if trainer.is_world_process_zero() and unsupported:
-            logger.warning(unsupported)
+        reasons = {
+            "reuse_old_logps": args.reuse_obstacle,
+            "pack_groups": None if packing.on else packing.reason,
+            "compact_generation": None if generation.on else generation.reason,
+        }
         score = None
         if packing.on:
             if args.pack_max_tokens is not None:
@@ -91,6 +87,11 @@ class Acceleration:
             compact = CompactGeneration(
                 policy, trainer.temperature, autocasts, args.compact_max_rows, args.compact_merge, replays
             )
+            if trainer.accelerator.device.type == "cuda":
+                reasons["a CUDA graph"] = replays.reason
+        unsupported = describe_unsupported(reasons)
+        if trainer.is_world_process_zero() and unsupported:
+            logger.warning(unsupported)
         return cls(packing, generation, score, compact)
 
 

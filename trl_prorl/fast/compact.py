@@ -336,7 +336,7 @@ class RoomyLayer(DynamicLayer):
     def update(self, key_states, value_states, *args, **kwargs):
         if self._place is not None:
             for shown, new in zip((self.keys, self.values), (key_states, value_states), strict=True):
-                shown.index_copy_(2, self._place, new)
+                shown.index_copy_(2, self._place, new.to(shown.dtype))  # rotation makes keys fp32 under autocast
             return self.keys, self.values
         length = self.keys.shape[-2]
         end = length + key_states.shape[-2]

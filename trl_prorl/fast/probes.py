@@ -13,8 +13,8 @@ compared, too. Tensors are of one kind if their names differ in numbers alone: t
 for example. The two last of a kind are compared, because a backward pass to them costs little, and that of the last
 but one goes through the whole last layer.
 
-[`generation_obstacle`] compares a few greedy tokens with those of `generate`, and [`merge_obstacle`] the numbers of a
-merged copy with the policy's.
+[`generation_obstacle`] and [`replay_obstacle`] compare a few greedy tokens and their log-probabilities with those of
+`generate`, and [`merge_obstacle`] the numbers of a merged copy with the policy's.
 """
 
 import inspect
@@ -27,7 +27,6 @@ from functools import partial
 import torch
 from peft import PeftModel, PeftType
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..launch.model_defaults import plain_generation_config
@@ -37,7 +36,8 @@ from .lean_lora import lean_layers
 from .merged_copy import MergedCopy, find_adapted_layers
 from .packing import packed_logps
 from .prefix import has_state
-from .trial import decoder_layers, first_line, tokens, try_model
+from .recording import RecordingError
+from .trial import decoder_layers, first_line, on_trial, tokens, try_model
 
 
 # -------------------------------------------------------------------------------------------------- packed groups
@@ -320,12 +320,15 @@ def size(gradient: torch.Tensor | None) -> float:
 PROMPTS = (3, 9, 8, 4)  # tokens of each; after the first completions have ended, two prompts are left
 COPIES = (0, 0, 1, 2, 2, 3)
 LONGEST = 8  # tokens of a completion
-# Two tokens whose logits differ by less than so many units in the last place of the larger may change places.
-TIE = 64
+ENDING = 3  # tokens of those that end early
+# By how many units in the last place of the largest logit a log-probability may differ. With two pretrained models in
+# bf16 rounding is up to 0.8 of them, and a token at a wrong position or place 30 and more.
+UNITS = 4
+SMALLEST = 1e-3  # nats that may differ in any dtype
 
 
 class SomeEnd(StoppingCriteria):
-    """Ends the rows whose prompt's last token is in the first half of the vocabulary, after three tokens."""
+    """Ends the rows whose prompt's last token is in the first half of the vocabulary, after `ENDING` tokens."""
 
     def __init__(self, width: int, vocabulary: int):
         self.width = width
@@ -333,7 +336,7 @@ class SomeEnd(StoppingCriteria):
 
     def __call__(self, input_ids, scores, **kwargs):
         ends = input_ids[:, self.width - 1] < self.vocabulary // 2
-        return ends & (input_ids.shape[1] >= self.width + 3)
+        return ends & (input_ids.shape[1] >= self.width + ENDING)
 
 
 def generation_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
@@ -342,38 +345,46 @@ def generation_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
     if kind is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped early."
 
-    return try_model(model, partial(try_greedy_tokens, model))
+    return try_model(model, partial(try_samples, model))
 
 
 def replay_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    """Return, in one sentence, why the forward of a token cannot be recorded as a CUDA graph; `None` if it can."""
+    """
+    Return, in one sentence, why the forward of a token cannot be recorded as a CUDA graph; `None` if it can.
+
+    All layers are tried: to a GPU that is little, and in bf16 two layers may hide a fault.
+    """
     devices = {param.device for param in model.parameters()}
     if len(devices) > 1:
         return "the model is on several devices."
     if devices.pop().type != "cuda":
         return "the model is not on a CUDA GPU."
-    return try_model(model, partial(try_greedy_tokens, model, replays=True))
+    with on_trial(model, first_layers=False):
+        return try_samples(model, replays=True)
 
 
-def try_greedy_tokens(model: PreTrainedModel | PeftModel, replays: bool = False) -> str | None:
-    """Return what [`compare_greedy_tokens`] returns, or that it fails."""
+def try_samples(model: PreTrainedModel | PeftModel, replays: bool = False) -> str | None:
+    """Return what [`compare_with_generate`] returns, or that it fails."""
     try:
-        return compare_greedy_tokens(model, replays)
+        return compare_with_generate(model, replays)
+    except RecordingError:  # after which the GPU may be unusable
+        raise
     except Exception as error:  # of whatever kind: the model's own code runs
         return f"{type(model).__name__} fails during compact generation ({first_line(error)})."
 
 
 @torch.no_grad()
-def compare_greedy_tokens(model: PreTrainedModel | PeftModel, replays: bool) -> str | None:
-    """Compare greedy tokens of compact sampling with those of `generate`."""
+def compare_with_generate(model: PreTrainedModel | PeftModel, replays: bool) -> str | None:
+    """Compare greedy completions of compact sampling, and their log-probabilities, with those of `generate`."""
     name = type(model).__name__
     vocabulary = vocabulary_of(model)
-    param = next(model.parameters())
+    device = next(model.parameters()).device
     prompts = tokens(sum(PROMPTS), vocabulary).split(PROMPTS)
-    ids, mask = (part.to(param.device) for part in pad_left([prompt.tolist() for prompt in prompts], 0))
-    copies = torch.tensor(COPIES, device=param.device)
+    ids, mask = (part.to(device) for part in pad_left([prompt.tolist() for prompt in prompts], 0))
+    copies = torch.tensor(COPIES, device=device)
     stops = StoppingCriteriaList([SomeEnd(ids.shape[1], vocabulary)])
     settings = {"max_new_tokens": LONGEST, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+    settings["eos_token_id"] = vocabulary  # which no token has, so that completions end as `lengths` says
     with plain_generation_config(model), contiguous_states(model):
         theirs = model.generate(
             input_ids=ids[copies],
@@ -391,41 +402,60 @@ def compare_greedy_tokens(model: PreTrainedModel | PeftModel, replays: bool) -> 
             stopping_criteria=stops,
             custom_generate=compact_sample,
             copies=copies,
+            logps_at=1.0,
             replays=replays,
             trial=True,
         )
     if replays and not mine.recorded:
         return f"attention or cache of {name} is not plain."
-    precision = torch.finfo(param.dtype).eps
-    place = first_other_token(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)
-    if place is not None:
-        return f"greedy tokens of {name} differ from those of generate from token {place + 1} on."
-    return None
+    ends = ids[copies, -1] < vocabulary // 2
+    lengths = torch.where(ends, ENDING, LONGEST)
+    scores = torch.stack(theirs.scores, dim=1).float()
+    # Layers of integers compute in bf16 or fp16, whatever the others' dtype.
+    is_quantised = not all(param.is_floating_point() for param in model.parameters())
+    unit = coarsest_unit(model, torch.bfloat16 if is_quantised else None)
+    samples = (mine.ids[:, ids.shape[1] :], theirs.sequences[:, ids.shape[1] :])
+    found = largest_difference(*samples, mine.logps, scores, lengths, unit)
+    return None if found is None else f"samples of {name} differ from those of generate {found}."
 
 
-def first_other_token(
-    mine: torch.Tensor, theirs: torch.Tensor, scores: tuple[torch.Tensor, ...], width: int, precision: float
-) -> int | None:
+def largest_difference(
+    mine: torch.Tensor,
+    theirs: torch.Tensor,
+    logps: torch.Tensor,
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    unit: float,
+) -> str | None:
     """
-    Find where a completion first differs by more than a tie of two tokens.
+    Find the largest difference between the log-probabilities of two greedy completions, up to the first token in which
+    they differ: that one must be as probable as the other.
 
     Args:
-        mine, theirs (`torch.LongTensor` of shape `(R, width + T)`): Prompts and completions; T may differ.
-        scores (`tuple[torch.Tensor]`): Of each token of theirs, of shape `(R, V)`.
-        width (`int`): Tokens of the prompts.
-        precision (`float`): The unit in the last place of 1.
+        mine, theirs (`torch.LongTensor` of shape `(R, T)`): Completions of compact sampling and of `generate`.
+        logps (`torch.Tensor` of shape `(R, T)`): Log-probabilities of mine.
+        scores (`torch.Tensor` of shape `(R, T, V)`): Logits of theirs.
+        lengths (`torch.LongTensor` of shape `(R,)`): Tokens of each completion.
+        unit (`float`): That of [`coarsest_unit`].
+
+    Returns:
+        `str` or `None`: The difference, and the token, where rounding does not explain it.
     """
-    longest = max(mine.shape[1], theirs.shape[1])
-    mine = pad(mine, (0, longest - mine.shape[1]))[:, width:]
-    theirs = pad(theirs, (0, longest - theirs.shape[1]))[:, width:]
-    for row, differs in enumerate(mine != theirs):
-        if differs.any():
-            place = int(differs.int().argmax())  # the first
-            score = scores[place][row].float()
-            gap = score[mine[row, place]] - score[theirs[row, place]]
-            if gap.abs().item() > TIE * precision * score.abs().max().item():
-                return place
-    return None
+    if mine.shape != theirs.shape:
+        return "in their number of tokens"
+    expected = scores.log_softmax(-1)
+    of_mine = expected.gather(2, mine[..., None])[..., 0]
+    of_theirs = expected.gather(2, theirs[..., None])[..., 0]
+    differs = torch.maximum((logps - of_mine).abs(), (of_theirs - of_mine).abs())
+    allowed = (UNITS * unit * scores.abs().amax(-1)).clamp(min=SMALLEST)
+    is_other = (mine != theirs).long()
+    before_second = is_other.cumsum(1) - is_other == 0  # the first other token, and all before it
+    compared = before_second & (torch.arange(mine.shape[1], device=mine.device) < lengths[:, None])
+    wrong = compared & ~(differs <= allowed)
+    if not wrong.any():
+        return None
+    place = int(wrong.any(dim=0).long().argmax())
+    return f"by {differs[:, place][wrong[:, place]].max().item():.2g} nats in token {place + 1}"
 
 
 # -------------------------------------------------------------------------------------------------- a merged copy

@@ -16,10 +16,16 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from ..errors import RunError
 from .prefix import without_cudnn
+from .trial import first_line
 
 
 SPAN = 128  # tokens of a recording; to record takes as long as about ten of them
+
+
+class RecordingError(RunError):
+    """A CUDA graph could not be recorded. In some versions of torch the GPU is unusable afterwards."""
 
 
 @cache
@@ -54,6 +60,9 @@ class Recording:
         device (`torch.device`): The GPU.
         pool: Memory of an earlier recording that is not replayed any more; `None` for memory of its own.
         trial (`bool`): Whether a function that waits for the GPU raises an error before it is recorded.
+
+    Raises:
+        [`RecordingError`]: It could not be recorded.
     """
 
     def __init__(self, compute: Callable[[], None], device: torch.device, pool, trial: bool):
@@ -62,13 +71,23 @@ class Recording:
             current = torch.cuda.current_stream()
             side = side_stream(device)
             side.wait_stream(current)
-            with torch.cuda.stream(side), no_waiting() if trial else nullcontext():
-                compute()
-            current.wait_stream(side)
+            try:
+                with torch.cuda.stream(side), no_waiting() if trial else nullcontext():
+                    compute()
+            finally:
+                current.wait_stream(side)  # what was begun there writes into memory that is used again
             try:
                 # Other threads, as one that pins memory for a data loader, may go on meanwhile.
                 with torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                     compute()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                cause = first_line(error.__context__ or error)  # the first of two says more than that of the end
+                raise RecordingError(
+                    f"The forward of a token could not be recorded as a CUDA graph ({cause}). Set compact_generation: "
+                    '"off".'
+                ) from error
             finally:
                 torch.cuda.set_stream(current)  # which torch does not do after a failure
         self.pool = self._graph.pool()
