@@ -867,17 +867,41 @@ def long_k() -> Iterator[Number]:
 
 
 def smollm2b_over_seeds() -> Iterator[Number]:
-    """Yield SmolLM2's control minus no KL by the stricter rule, over five seeds, on the 64 prompts that all have."""
-    texts = table("texts")
-    texts = texts[texts.family.str.startswith("smollm2") & (texts.prompt < 64) & (texts.step == 160)]
+    """
+    Yield SmolLM2's scores, and the control minus no KL and early stopping, by both rules: over five seeds and the 64
+    prompts of all, and for the last two seeds on 256 prompts. Both rules of stopping take step 20.
+    """
     control = "control_target0.066"
-    texts = texts[(texts.split == "test") & texts.arm.isin([control, "plain"]) & texts.seed.isin(range(5, 10))]
+    texts = table("texts")
+    is_end = texts.arm.isin([control, "plain"]) & (texts.step == 160)
+    is_stop = (texts.arm == "plain") & (texts.step == 20)
+    is_base = (texts.family == "smollm2_256") & (texts.arm == "base")
+    kept = (is_end | is_stop) & texts.seed.isin(range(5, 10)) | is_base
+    texts = texts[kept & texts.family.str.startswith("smollm2") & (texts.split == "test")]
+    texts = texts.assign(arm=texts.arm.where(texts.step != 20, "stopped"))
     stricter = np.array([is_stricter(*one) for one in zip(texts.asked, texts.text, strict=True)])
-    scores = texts.assign(sense=texts.right * stricter).groupby(["greedy", "seed", "arm"]).sense.mean().unstack("arm")
-    for greedy, name in ((0, "sense, five seeds"), (1, "sense, greedy, five seeds")):
-        less = (scores.loc[greedy, control] - scores.loc[greedy, "plain"]).dropna()
-        if len(less) == 5:
-            yield Number("smollm2b_seeds", "smollm2", control, name, *over_units(less)[:3], "plain")
+    texts = texts.assign(sense=texts.right * stricter)
+    for column, greedy in product(("right", "sense"), (0, 1)):
+        chosen = texts[(texts.family == "smollm2_256") & (texts.greedy == greedy)]
+        for (arm, seed), score in chosen.groupby(["arm", "seed"])[column].mean().items():
+            way = ("sampled", "greedy")[greedy]
+            yield Number("smollm2b_seeds", "smollm2_256", arm, f"{column}, {way}, seed {seed}", score)
+    texts = texts[texts.prompt < 64]
+    for column, (greedy, kind) in product(("right", "sense"), enumerate(("sampled", "greedy"))):
+        chosen = texts[texts.greedy == greedy]
+        scores = chosen.groupby(["seed", "arm"])[column].mean().unstack("arm")
+        for arm, of_arm in scores.items():
+            yield Number("smollm2b_seeds", "smollm2", arm, f"{column}, {kind}, five seeds", of_arm.mean())
+            for seed, score in of_arm.dropna().items():
+                yield Number("smollm2b_seeds", "smollm2", arm, f"{column}, {kind}, seed {seed}", score)
+        name = f"{column}, five seeds" if kind == "sampled" else f"{column}, greedy, five seeds"
+        for other in ("plain", "stopped"):
+            differences = (scores[control] - scores[other]).dropna()
+            yield Number("smollm2b_seeds", "smollm2", control, name, *over_units(differences)[:3], other)
+    runs = table("runs")
+    for _, run in runs[runs.block == "smollm2b_seeds"].iterrows():
+        for measure in ("proxy", "drift"):
+            yield Number("smollm2b_seeds", "smollm2", run.arm, f"{measure}, seed {run.seed}", run[measure])
 
 
 WATCHED = ("target", "target2", "tuned_stops", "tuned_rivals", "tuned_rivals2")
@@ -1049,7 +1073,8 @@ def grades(every: Sequence[Number]) -> dict[str, str]:
     for name, (keys, is_refuted) in predictions().items():
         known = [by_key[key] for key in keys if key in by_key]
         known = [one for one in known if math.isfinite(one.value if name in ("Q1", "K1") else one.low)]
-        blocks = WATCHED if name == "G1" else {key.split("/")[0] for key in keys}
+        blocks = set(WATCHED) if name == "G1" else {key.split("/")[0] for key in keys}
+        blocks -= {"smollm2b_seeds"}  # S1's number needs two of its variants, and is of all seeds
         counts = [[by_key.get(f"fourth//{block}/{unit}/") for block in blocks] for unit in ("pairs", "pairs planned")]
         done, planned = ([one.value for one in of_unit if one] for of_unit in counts)
         if name == "G1" and not all(done):

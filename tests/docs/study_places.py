@@ -25,6 +25,8 @@ LONG_K = "long_k/reverse_level8"
 MODES = "modes/reverse_digits"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
+MORE_SEEDS = "smollm2b_seeds/smollm2"
+FIVE_SEEDS = f"{MORE_SEEDS}/control_target0.066"
 RULES = ("right", "sense")
 TASKS = ("reverse_digits", "sorting", "sums")
 QWEN = {  # at most 512 tokens
@@ -496,6 +498,15 @@ TABLES = {
                 },
             )
             for unit, brackets in {"prompts": "64 prompts", "seeds": "3 seeds"}.items()
+        ]
+        + [
+            (
+                [f"{{smollm2b_seeds/smollm2/ARM/{rule}, five seeds/LESS:interval}}" for rule in RULES],
+                {
+                    "`kl_target` − no KL | 5 seeds": ("control_target0.066", "plain"),
+                    "`kl_target` − early stopping | 5 seeds": ("control_target0.066", "stopped"),
+                },
+            )
         ],
         "| variant | reversing: sampled | greedy | KL": [
             (
@@ -632,6 +643,17 @@ TABLES = {
                 | {"fixed reference, `kl_target`": "control_target0.066", "fixed reference, β = 0.03": "control"}
                 | {"moving reference (A), β = 0.03": "A"},
             )
+        ],
+        "| pass@1 (by the stricter score) | seed 8, 64": [
+            (
+                [by_both_rules(place, seed) for place in (MORE_SEEDS, f"{MORE_SEEDS}_256") for seed in (8, 9)],
+                {"no KL": "plain", "no KL, early stopping": "stopped"}
+                | {"fixed reference, `kl_target`": "control_target0.066"},
+            ),
+            (
+                [by_both_rules(place, 0) for place in (MORE_SEEDS, f"{MORE_SEEDS}_256") for _ in (8, 9)],
+                {"starting model": "base"},
+            ),
         ],
     },
     "pages/qwen.md": {
@@ -969,11 +991,12 @@ SENTENCES = {
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
         "the starting model on reversing: {rivals2/gamed_reverse/control_target0.3/greedy/base:interval} over",
-        f"the KL ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
-        f"The interval is {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:range}} over prompts and "
-        f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}} over three seeds.",
-        f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
-        f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
+        f"the KL ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL over five seeds, not "
+        f"significantly: {{{FIVE_SEEDS}/sense, five seeds/plain:range}}",
+        f"Greedy it is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} "
+        f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:range}} (exploratory)",
+        f"Early stopping is level with it: {{{FIVE_SEEDS}/sense, five seeds/stopped:interval}}",
+        f"With the first three seeds it was {{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:interval}}",
         f"three resets ended {{{SMOLLM2B}/A/sense, over prompts/control:below}} points lower than none by the "
         "stricter score (over prompts; not significant over seeds), "
         f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:below}}",
@@ -1059,7 +1082,13 @@ SENTENCES = {
         "{rejection_all/gamed_reverse/rejection_all/best of 8/base:interval} from the starting model",
         "greedy {rejection_all/gamed_sorting/rejection_all/greedy/rejection_sampling:interval} and "
         "{rejection_all/gamed_reverse/rejection_all/greedy/rejection_sampling:interval}",
-        f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
+        f"the KL ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL by a stricter score, not "
+        f"significantly {{{FIVE_SEEDS}/sense, five seeds/plain:range}}, and greedy "
+        f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}}",
+        f"{{{FIVE_SEEDS}/sense, five seeds/plain:interval}} over five seeds. At least 8 was predicted",
+        f"{{{MORE_SEEDS}/plain/sense, sampled, seed 9:1}} and {{{FIVE_SEEDS}/sense, sampled, seed 9:1}}. Greedy it "
+        f"is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:interval}}",
+        f"gone with five, greedy {{{FIVE_SEEDS}/sense, greedy, five seeds/stopped:interval}}",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
         f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
