@@ -80,6 +80,7 @@ CONTRADICTIONS = [
     (IN_VLLM | {"vllm_mode": "server"}, {"vllm_mode": "colocate"}),
     (IN_VLLM | {"vllm_enable_sleep_mode": True}, {"vllm_enable_sleep_mode": False}),
     (IN_VLLM | RESTARTS, {"adapter_restart": "off"}),
+    ({"max_completion_length": None}, {"max_completion_length": 8}),
     (ON | {"use_vllm": True}, {"compact_generation": "auto"}),
     (ON | {"use_transformers_continuous_batching": True}, {"compact_generation": "auto"}),
     ({"loss_mode": "unclipped", "loss_type": "cispo"}, {"loss_type": "dapo"}),

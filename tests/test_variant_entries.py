@@ -35,6 +35,7 @@ KEYS = [
     ("C", RESETS | {"optimizer_reset": "soft"}),
     ("optimizer-only", RESETS | ALONE),
     ("elastic", {"elastic_reset_every": 4}),
+    ("synced", {"beta": 0.1, "sync_ref_model": True}),
     ("base-anchored", {"beta_base": 0.1}),
 ]
 
@@ -42,10 +43,18 @@ KEYS = [
 def test_every_configuration_is_of_exactly_one_variant():
     """All combinations of what the rules look at."""
     seen = set()
-    rule = ("beta", "beta_old", "beta_base", "resets", "ref_reset_mix", "treats_optimizer", "elastic_reset_every")
-    off_or_on = ((0.0, 0.1), (0.0, 0.1), (0.0, 0.1), (False, True), (0.0, 0.5, 1.0), (False, True), (0, 4))
-    for values in itertools.product(*off_or_on):
-        args = SimpleNamespace(**dict(zip(rule, values, strict=True)))
+    looked_at = {
+        "beta": (0.0, 0.1),
+        "beta_old": (0.0, 0.1),
+        "beta_base": (0.0, 0.1),
+        "resets": (False, True),
+        "ref_reset_mix": (0.0, 0.5, 1.0),
+        "treats_optimizer": (False, True),
+        "elastic_reset_every": (0, 4),
+        "sync_ref_model": (False, True),
+    }
+    for values in itertools.product(*looked_at.values()):
+        args = SimpleNamespace(**dict(zip(looked_at, values, strict=True)))
         args.anchored = args.beta != 0.0 or args.beta_old != 0.0 or args.beta_base != 0.0
         (name,) = [variant.name for variant in VARIANTS.values() if variant.when(args)]
         seen.add(name)

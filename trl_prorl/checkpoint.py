@@ -83,6 +83,7 @@ class CheckpointMixin:
     _folder_lock: FolderLock | None = None
     _has_trained = False
     _model_name: str | None = None  # of the model that the trainer was given
+    _best_step: int | None = None  # of the checkpoint that `load_best_model_at_end` has loaded
     _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
     _resume: "Resume | None" = None
     rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
@@ -247,6 +248,7 @@ class CheckpointMixin:
             self._generations = 0
             self._forget_logs()
         self._has_trained = True
+        self._best_step = None
         resume = self._resume
         folders = self.folders
         is_main = self.is_world_process_zero()
@@ -339,7 +341,13 @@ class CheckpointMixin:
 
     def _load_best_model(self):
         with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
-            return super()._load_best_model()
+            super()._load_best_model()
+        self._best_step = self.state.best_global_step
+
+    @property
+    def step_of_weights(self) -> int:
+        """The step whose weights the policy has: the last one, or after `load_best_model_at_end` the best one."""
+        return self.state.global_step if self._best_step is None else self._best_step
 
     @contextmanager
     def _load_into_parameters(self, folder: Path):

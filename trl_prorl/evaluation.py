@@ -18,6 +18,7 @@ from trl.trainer.utils import nanstd
 
 from .errors import EvaluationError, RewardError
 from .kl import completion_mask, zero_masked
+from .launch.dropout import own_random_state
 from .meter import StageTimer, weighted_mean
 from .pass_at_k import as_verdict, pass_at_k
 from .rewards import guard_reward
@@ -219,7 +220,7 @@ class EvaluationMixin:
 
     def evaluate(self, *args, **kwargs):
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
-        with nullcontext() if self._evaluates_as_trl else torch.random.fork_rng():
+        with nullcontext() if self._evaluates_as_trl else own_random_state():
             try:
                 return super().evaluate(*args, **kwargs)
             except RewardError as error:
@@ -299,15 +300,11 @@ class EvaluationMixin:
         batch, outcome = self._sample_as_trl(inputs)
         self.means.add_batch("eval", before, outcome.counts, len(outcome.rewards))
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        lengths = [len(ids) for ids in outcome.ids]
-        if "tool_mask" in batch:  # a tool's tokens do not count
-            masks = batch["tool_mask"].tolist()
-            lengths = [sum(mask[:length]) for mask, length in zip(masks, lengths, strict=True)]
         cut = [not ids or ids[-1] not in ends for ids in outcome.ids]
         device = batch["completion_ids"].device
         self.evaluated.add(
             rewards=outcome.rewards,
-            lengths=self.accelerator.gather(torch.tensor(lengths, device=device)),
+            lengths=self.accelerator.gather(torch.tensor(outcome.lengths, device=device)),
             cut=self.accelerator.gather(torch.tensor(cut, device=device)),
         )
         return batch

@@ -266,8 +266,9 @@ class UpdateNorm:
         return value
 
 
-# Means over the tokens of a micro-batch. With sequence-level ratios the second are means over completions.
-TOKEN_MEANS = ("entropy", "kl", "vespo/phi_seq_mean")
+# Means over the tokens of a micro-batch. With sequence-level ratios the second are means over completions, as
+# `vespo/phi_seq_mean` always is.
+TOKEN_MEANS = ("entropy", "kl")
 RATIO_MEANS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
 # What is no mean.
 EXTREMES = {

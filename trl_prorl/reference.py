@@ -13,6 +13,7 @@ named `ref`, or a snapshot of a full model), the starting model, and the [`Score
 A reference that resets can move is set to the policy as the run begins, and by each reset.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -37,6 +38,8 @@ from .launch.fp32_head import cast_head_to_fp32, decoder_dtype
 from .upstream import misfit
 from .weights import copy_tensors
 
+
+logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
 
@@ -154,6 +157,17 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     return copy
 
 
+def warn_of_another(reference: "SnapshotReference", path: str) -> None:
+    """Log a warning if the policy is not the model of its path, which TRL has loaded as the reference."""
+    if all(torch.equal(ref.to(policy.dtype), policy) for ref, policy in reference.pairs()):
+        return
+    logger.warning(
+        "The policy is not the model of %s, which TRL loads as the fixed reference: it was changed in memory. For a "
+        "KL to the policy as it is now, save it and pass the folder.",
+        path,
+    )
+
+
 class AnchorModels:
     """
     Makes the models that score as anchors of a policy, as TRL has built it.
@@ -190,6 +204,8 @@ class AnchorModels:
             # TRL loads that model from the policy's path, which is not the policy if that was changed in memory.
             if self.moves and not trainer.is_fsdp_enabled:
                 reference.move(1.0)
+            elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
+                warn_of_another(reference, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
             # A later TRL may make it for its own sync. Nothing else moves it: the reference is the base model.

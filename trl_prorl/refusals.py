@@ -180,8 +180,13 @@ def refuse_samples(args: "ProRLConfig") -> None:
     - `vllm_enable_lora` with `vllm_mode: server`, `vllm_enable_sleep_mode` or `adapter_restart: merge`: vLLM must keep
       the base weights that it loaded.
     - `compact_generation: "on"` with `use_vllm` or `use_transformers_continuous_batching`: they are other samplers.
+    - `max_completion_length: null`: transformers would sample 20 tokens.
     """
     rounds = args.dynamic_sampling_rounds
+    if args.max_completion_length is None:
+        raise ValueError(
+            "max_completion_length=None would sample 20 tokens, the default of transformers. Set it to a number."
+        )
     if args.num_generations == 1:
         _refuse_single_completions(args)
     sums = args.multi_objective_aggregation == "sum_then_normalize"

@@ -255,6 +255,11 @@ class Resets(Part):
 
     # A part of the run.
 
+    @property
+    def _saves_reference(self) -> bool:
+        """Whether the reference may be another than the one that the run begins with."""
+        return self.reference is not None and (self.possible or self.args.sync_ref_model)
+
     def begin(self) -> None:
         self._has_moved = False
         self._requests = []
@@ -293,14 +298,14 @@ class Resets(Part):
             self.rewarmup.updates = state["updates_since_reset"]
 
     def save(self, folder) -> None:
-        if self.reference is not None and self.possible:
+        if self._saves_reference:
             self.reference.save(folder)
 
     def save_shards(self, folder) -> None:
-        if self.reference is not None and self.possible:
+        if self._saves_reference:
             self.reference.save_shards(folder)
 
     def load(self, folder, changed: Mapping[str, Any]) -> None:
-        # A run that could not reset has written none. A complete checkpoint lacks nothing that was written.
-        if self.reference is not None and self.possible and self.reference.is_in(folder):
+        # A run whose reference could not move has written none. A complete checkpoint lacks nothing that was written.
+        if self._saves_reference and self.reference.is_in(folder):
             self.reference.load(folder)

@@ -5,14 +5,14 @@ which replaces TRL's advantages: by another estimator, for rows to leave out, fo
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import gather_object
 
-from .advantages import UNGROUPED, all_equal, estimate
+from .advantages import OVER_BATCH, UNGROUPED, all_equal, estimate
 
 
 if TYPE_CHECKING:
@@ -29,14 +29,15 @@ class Outcome:
     Attributes:
         rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
         group_size (`int`): G.
-        tokens (`torch.Tensor`): Tokens of this process's completions, truncated ones included; the trainer takes off
-            those that no model sampled.
+        tokens (`torch.Tensor`): Number of tokens of this process's completions, truncated ones included, without
+            those that no model sampled: a tool's, or forced ones.
         tasks (`list[str | None]`): The task of each completion.
         interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty if none ever is.
         rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
         correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
         completions (`list`): This process's completions as reward functions get them.
         ids (`list[list[int]]`): Their tokens.
+        lengths (`list[int]`): Their numbers of tokens, without those that no model sampled.
         seconds (`float`): How long all reward functions took.
         measured (`dict[str, float]`): Its entries in `metrics.jsonl`.
         counts (`dict[str, int]`): The rows that an entry is a mean of, where those are not all.
@@ -51,6 +52,7 @@ class Outcome:
     correct: list[bool] = field(default_factory=list)
     completions: list = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -63,6 +65,7 @@ class Outcome:
         examples: list[dict],
         completions: list,
         completion_ids: list[list[int]],
+        tool_masks: list[list[int]] | None = None,
         correct: list[bool] = (),
         seconds: float = 0.0,
     ) -> "Outcome":
@@ -78,21 +81,24 @@ class Outcome:
                 another meaning are ignored.
             completions (`list`): This process's completions.
             completion_ids (`list[list[int]]`): Their tokens.
+            tool_masks (`list[list[int]]`, *optional*): 0 for the tokens that no model sampled.
             correct (`list[bool]`): Verdicts of all processes.
             seconds (`float`): How long all reward functions took.
         """
+        lengths = [len(ids) for ids in completion_ids] if tool_masks is None else [sum(mask) for mask in tool_masks]
         tasks = [example.get("task") for example in examples]
         interrupted = [example.get("interrupted") for example in examples]
         outcome = cls(
             rewards=rewards,
             group_size=group_size,
-            tokens=torch.tensor(sum(map(len, completion_ids)), device=rewards.device),
+            tokens=torch.tensor(sum(lengths), device=rewards.device),
             tasks=gather_object([task if isinstance(task, str) else None for task in tasks]),
             interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
             rounds=[rewards],
             correct=list(correct),
             completions=completions,
             ids=completion_ids,
+            lengths=lengths,
             seconds=seconds,
         )
         outcome.measured = outcome.measurements()
@@ -220,18 +226,6 @@ def select_own_rows(gathered: torch.Tensor, process: int, count: int) -> torch.T
     return gathered[process * count :][:count]
 
 
-def count_written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """
-    Count the completion tokens that no model sampled: a tool's, or forced ones.
-
-    Those of completions that `mask_truncated_completions` leaves out are not known any more, and not counted.
-    """
-    mask = batch["completion_mask"]
-    if "tool_mask" not in batch:
-        return mask.new_zeros(())
-    return (mask * (1 - batch["tool_mask"])).sum()
-
-
 def keep_groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
     """
     Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share.
@@ -291,7 +285,14 @@ def set_advantages(
         equal = rows_of_equal_groups(outcome, weights, args.multi_objective_aggregation)
         advantages.masked_fill_(select_own_rows(equal, process, count), 0.0)
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
-    advantages.masked_fill_(select_own_rows(outcome.unbounded(), process, count), math.nan)
+    unbounded = outcome.unbounded()
+    if estimator is None:
+        over_batch = args.scale_rewards == "batch" or args.multi_objective_aggregation == "normalize_then_sum"
+    else:
+        over_batch = estimator in OVER_BATCH
+    if over_batch and unbounded.any():  # mean and deviation of the batch are infinite
+        unbounded = torch.ones_like(unbounded)
+    advantages.masked_fill_(select_own_rows(unbounded, process, count), math.nan)
 
 
 def combined_rewards(

@@ -43,6 +43,7 @@ ROLLBACK = "rollback"
 RESUME = "resume"
 NO_SIGNAL = "no_signal"
 STALL = "stall"
+UNMERGED = "unmerged_generation"
 EVENT_KINDS = (
     RESET,
     ELASTIC,
@@ -55,6 +56,7 @@ EVENT_KINDS = (
     RESUME,
     NO_SIGNAL,
     STALL,
+    UNMERGED,
 )
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)

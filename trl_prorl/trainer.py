@@ -86,7 +86,6 @@ from .rewards import check_scored, guard_reward, settle_models
 from .rollout import (
     Outcome,
     Sampled,
-    count_written_by_others,
     keep_groups_together,
     set_advantages,
 )
@@ -164,6 +163,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     resets: Resets | None = None  # None until TRL's trainer is made
     _makes_batch = False  # whether TRL makes a generation batch of training
     _policy_pass: PolicyPass | None = None  # of the micro-batch whose loss TRL computes, while it does
+    _tool_masks: list[list[int]] | None = None  # of those rows: 0 for tokens that no model sampled
     _outcome: Outcome | None = None  # of the rows that TRL sampled and rewarded last
 
     # ------------------------------------------------------------------------------------------------ assembly
@@ -441,6 +441,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 policy, prompt_ids, self.generation_config, self.eos_token_ids, self.pad_to_multiple_of
             )
 
+    def _generate(self, prompts):
+        generated = super()._generate(prompts)
+        self._tool_masks = generated[2]  # in the batch `mask_truncated_completions` clears those of truncated ones
+        return generated
+
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
         """Call TRL's method, in which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed."""
         self._makes_batch = self.model.training
@@ -460,7 +465,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         lengths = self.means.lengths("train")
         with self.guard.sampling(inputs, self.state.global_step + 1):
             batch, outcome = self._sample_as_trl(inputs)
-        outcome.tokens -= count_written_by_others(batch)
         if again:
             for name, values in self._metrics["train"].items():
                 del values[lengths.get(name, 0) :]
@@ -481,7 +485,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if training else self.num_generations_eval
-        outcome = Outcome.from_rewards(rewards, size, inputs, completions, completion_ids_list, correct, seconds)
+        outcome = Outcome.from_rewards(
+            rewards, size, inputs, completions, completion_ids_list, self._tool_masks, correct, seconds
+        )
         outcome.count_scored(self.reward_func_names)
         if not training:
             self.verdicts.add(correct, outcome.tasks)

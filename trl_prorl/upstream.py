@@ -134,7 +134,7 @@ FACTS = (
     ),
     Fact(
         "GRPOTrainer._generate_and_score_completions",
-        calls=("_generate_single_turn", "_get_per_token_logps_and_entropies", "_calculate_rewards"),
+        calls=("_generate", "_get_per_token_logps_and_entropies", "_calculate_rewards"),
         uses=(
             "beta",
             "ref_model",
@@ -145,9 +145,12 @@ FACTS = (
             "reward",
             "reward_std",
             "frac_reward_zero_std",
-            "completions/mean_length",
-            "completions/clipped_ratio",
         ),
+    ),
+    Fact(
+        "GRPOTrainer._generate",
+        calls=("_generate_single_turn",),
+        uses=("env_mask", "completions/mean_length", "completions/clipped_ratio"),
     ),
     Fact("GRPOTrainer._tokenize_prompts", uses=("_batch_environments",)),
     Fact(

@@ -85,7 +85,7 @@ VARIANTS = {
         ),
         Variant(
             name="control",
-            when=lambda args: has_reference(args) and not args.resets,
+            when=lambda args: has_reference(args) and not args.resets and not args.sync_ref_model,
             short="fixed reference",
             description="KL to a fixed reference, the starting model",
             anchor="KL to starting model",
@@ -139,6 +139,15 @@ VARIANTS = {
             anchor="KL to starting model, if beta > 0",
             recipe="Elastic Reset: the policy is reset to its moving average",
             colour="#56B4E9",
+        ),
+        Variant(
+            name="synced",
+            when=lambda args: has_reference(args) and not args.resets and args.sync_ref_model,
+            short="averaged reference",
+            description="KL to a moving average of the policy, TRL's `sync_ref_model`",
+            anchor="KL to average of the policy",
+            recipe="KL to a moving average of the policy",
+            colour="#999933",
         ),
         Variant(
             name="base-anchored",

@@ -58,9 +58,11 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], n: int, ks: list[int]) -> 
         return []
     result = []
     for task, level in groups:
-        part = {"task": task, "level": None if pd.isna(level) else int(level)}
+        number = int(level) if isinstance(level, float) and level.is_integer() else level
+        part = {"task": task, "level": None if pd.isna(level) else number}
         for side, samples in sides.items():
-            counts = correct_by_prompt(samples[(samples["task"] == task) & (samples["level"] == level)])
+            is_level = samples["level"].isna() if pd.isna(level) else samples["level"] == level
+            counts = correct_by_prompt(samples[(samples["task"] == task) & is_level])
             part["prompts"] = len(counts)
             part[side] = summarise_counts(counts, n, ks)
         if part["prompts"] >= 2:

@@ -144,7 +144,7 @@ def label_k(axes, n: int, title: str) -> None:
 PART_COLUMNS = [
     Column("run", lambda row: row[0].name),
     Column("task", lambda row: str(row[1]["task"])),
-    Column("level", lambda row: str(row[1]["level"])),
+    Column("level", lambda row: "" if row[1]["level"] is None else str(row[1]["level"])),
     Column("prompts", lambda row: str(row[1]["prompts"])),
 ]
 
@@ -239,7 +239,8 @@ def parts_table(result: dict) -> Table | None:
     k = result["k"][0]
     rows = []
     for part in result.get("by", []):
-        name = visible(f"{part['task']}@{part['level']}")
+        level = "" if part["level"] is None else f"@{part['level']}"
+        name = visible(f"{part['task']}{level}")
         rows.append(_row(name, {**part, "n": result["n"]}, k))
     for name, other in result.get("others", {}).items():
         rows.append(_row(f"{visible(name)},\nnot trained", other, k))

@@ -68,7 +68,7 @@ class TrainerHeldOut(HeldOut):
         # A verifier has no version, so stored samples are graded again.
         self.grader = None if verifier is None else uuid4().hex[:12]
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        self.trained = Point("trained", trainer.state.global_step, None)
+        self.trained = Point("trained", trainer.step_of_weights, None)
         self.base = Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)

@@ -201,6 +201,7 @@ REFUSED = {
     "DoRA": ({}, {"peft_config": LoraConfig(use_dora=True)}, "use_dora"),
     "a trained module": ({}, {"peft_config": LoraConfig(modules_to_save=["lm_head"])}, "modules_to_save"),
     "a bias": ({}, {"peft_config": LoraConfig(bias="all")}, "bias"),
+    "a bias of its own": ({}, {"peft_config": LoraConfig(lora_bias=True)}, "lora_bias"),
     "another beginning": ({}, {"peft_config": LoraConfig(init_lora_weights=False)}, "init_lora_weights"),
     "trained tokens": ({}, {"peft_config": LoraConfig(trainable_token_indices=[60])}, "trainable_token_indices"),
     "4 bits": ({}, {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "quantised"),

@@ -11,9 +11,11 @@ from tiny_run import BEST, LORA, QUESTIONS, disturb_adapter, load_adapter, logit
 from trl import GRPOTrainer
 
 from trl_prorl import evaluate
+from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import base_point, load_point
 from trl_prorl.extras.growth import list_factors
 from trl_prorl.extras.stacking import check_optimizer_by_entry
+from trl_prorl.interchange import export_update
 from trl_prorl.launch.plan import Plan
 
 
@@ -236,6 +238,7 @@ def test_bf16_weights_are_not_rounded(make_trainer, tiny_model, sft):
 REFUSED = {
     "IA3": (IA3Config(), "IA3"),
     "fewer layers": (LoraConfig(target_modules=["q_proj"]), "down_proj, v_proj"),
+    "a bias": (LoraConfig(**LORA, lora_bias=True), "lora_bias"),
 }
 
 
@@ -244,6 +247,11 @@ def test_a_new_adapter_that_cannot_lie_upon_it_is_refused(upon, case):
     config, named = REFUSED[case]
     with pytest.raises(ValueError, match=f"a peft_config on a trained adapter.*{named}"):
         upon(peft_config=config, beta=0.3)
+
+
+def test_its_updates_are_not_exported(upon, tmp_path):
+    with pytest.raises(InputError, match="ranks of the trained adapter"):
+        export_update(upon(), tmp_path / "exchange")
 
 
 def set_two(model):

@@ -16,6 +16,7 @@ from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 
 from trl_prorl import checkpoint_files as on_disk
+from trl_prorl import evaluate
 from trl_prorl.checkpoint import log_to_json
 from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
 from trl_prorl.errors import CheckpointError
@@ -295,6 +296,13 @@ def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trai
     trainer.save_model()
     assert (out / file).is_file()
     assert why_unusable(out / "checkpoint-4") is None
+
+
+def test_an_evaluation_names_the_step_whose_weights_came_back(make_trainer):
+    trainer = set_evaluations(make_trainer(**BEST, max_steps=4, trainer_kwargs=QUESTIONS), 9.0, 1.0)
+    trainer.train()
+    result = evaluate(trainer, trainer.train_dataset.select([0, 1]), lambda *given: True, n=1, k=[1], greedy=False)
+    assert (trainer.state.global_step, result["step"]) == (4, 2)
 
 
 @pytest.mark.parametrize("renamed", [False, True], ids=["from another directory", "renamed"])

@@ -1,7 +1,9 @@
 """A resume with other evaluations: free where they change nothing, and compared to the bit; refused where they act."""
 
+import random
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from tiny_run import BEST, QUESTIONS
@@ -10,7 +12,15 @@ from transformers import EarlyStoppingCallback
 from trl_prorl import ReferenceResetCallback, Trigger
 
 
-ARMS = {"A": {"beta": 0.1, "ref_reset_every": 2, "fast": True}, "B": {"beta_old": 0.1, "dynamic_sampling_rounds": 1}}
+def draws(completions, **columns):
+    """A reward with random numbers, which an evaluation draws, too."""
+    return [random.random() + numpy.random.random() for _ in completions]
+
+
+ARMS = {
+    "A": {"beta": 0.1, "ref_reset_every": 2, "fast": True, "reward": draws},
+    "B": {"beta_old": 0.1, "dynamic_sampling_rounds": 1},
+}
 SAVED = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "per_device_eval_batch_size": 4}
 EVALUATED = {**SAVED, "eval_strategy": "steps", "eval_steps": 2, "trainer_kwargs": QUESTIONS}
 OTHERS = {

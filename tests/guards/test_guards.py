@@ -175,6 +175,31 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, o
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"scale_rewards": "batch"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"advantage_estimator": "global_normalized"},
+    ],
+    ids=str,
+)
+def test_an_infinite_reward_spoils_each_update_of_a_batch_that_is_scaled_as_a_whole(make_trainer, keys):
+    """The group's two rows are in two of the four updates at most; the others would step on advantages of 0."""
+
+    def reward(completions, trainer_state, **kwargs):
+        rewards = [float(place) for place in range(len(completions))]
+        if trainer_state.global_step == 0:
+            rewards[0] = math.inf
+        return rewards
+
+    schedule = {"steps_per_generation": 4, "gradient_accumulation_steps": 1, "num_iterations": 1, "max_steps": 5}
+    rows = {"per_device_train_batch_size": 4, "num_generations": 2}
+    trainer = make_trainer(nonfinite="skip", reward=reward, **schedule, **rows, **keys)
+    trainer.train()
+    assert [row["nonfinite_skips"] for row in read_rows(trainer)] == [1, 2, 3, 4, 4]
+
+
 def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
     """On a GPU `torch.multinomial` of NaN says no more than this."""
     trainer = make_trainer(**KEYS)

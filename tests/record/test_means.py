@@ -87,6 +87,24 @@ def test_means_over_tokens(make_trainer, keys):
     assert any(entry["clip_ratio/region_mean"] > 0 for entry in logs)
 
 
+def test_vespo_s_factor_is_a_mean_over_completions(make_trainer):
+    """Two micro-batches a step of unequal length, so that a mean over tokens would differ."""
+    keys = UNEQUAL | {"mask_truncated_completions": False, "loss_type": "vespo", "logging_steps": 1}
+    trainer = make_trainer(**keys)
+    seen = []
+    log = trainer.log
+
+    def watch(logs, *given):
+        seen.append(list(trainer._metrics["train"].get("vespo/phi_seq_mean", [])))
+        log(logs, *given)
+
+    trainer.log = watch
+    trainer.train()
+    logged = [entry["vespo/phi_seq_mean"] for entry in trainer.state.log_history if "vespo/phi_seq_mean" in entry]
+    assert len(logged) == trainer.state.global_step
+    assert logged == pytest.approx([statistics.mean(values) for values in seen if values])
+
+
 def letters(seen):
     """Make two rewards that keep what they are called with; the second is silent about every third, or second."""
 

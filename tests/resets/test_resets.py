@@ -166,6 +166,14 @@ def test_a_full_model_made_in_memory_is_its_own_reference(run, tiny_model):
         assert model.config._name_or_path == name
 
 
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_fixed_reference_that_is_not_the_policy_is_told(make_trainer, tiny_model, caplog, changed):
+    """TRL loads it by the policy's name."""
+    model = changed_in_memory(tiny_model) if changed else AutoModelForCausalLM.from_pretrained(tiny_model)
+    make_trainer(model=model, lora=False, beta=0.1)
+    assert (f"The policy is not the model of {tiny_model}" in caplog.text) == changed
+
+
 def poison(completions, trainer_state, **kwargs):
     return [math.inf if trainer_state.global_step == 3 and i == 0 else float(i) for i in range(len(completions))]
 
@@ -193,6 +201,7 @@ RESUMED = {
     "the reference has moved, full": (MOVED | {"lora": False}, at("reset", 3, 6)),
     "step counts, 8 bits": (COUNTS | {"optim": "adamw_8bit"}, at("reset", 3, 6)),
     "average and adapted coefficient": (ELASTIC, at("elastic_reset", 3, 6)),
+    "TRL averages the reference": ({"lora": False, "sync_ref_model": True, "ref_model_sync_steps": 3}, []),
     "events before the save": (
         EVERY_EVENT,
         at("reset", 2) + at("nonfinite", 4) + at("entropy_collapse", 4) + at("elastic_reset", 4) + at("reset", 4),

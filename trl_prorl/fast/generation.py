@@ -17,6 +17,7 @@ from ..keys import switched_on
 from ..launch.model_defaults import kept_defaults
 from ..launch.prompts import cut_at_end, find_distinct, pad_left
 from ..parts import Part, make_event
+from ..run_files import UNMERGED
 from .choice import Choice
 from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy
@@ -232,7 +233,7 @@ class CompactGeneration(Part):
             f"the merged copy differs from the policy by {of_copy:.2g} nats per token, more than rounding explains "
             f"({difference:.2g})"
         )
-        return make_event("unmerged_generation", step, step, "copy_off_policy", of_copy, self._bound)
+        return make_event(UNMERGED, step, step, "copy_off_policy", of_copy, self._bound)
 
     def _unmerge(self, reason: str) -> None:
         self.copy = None

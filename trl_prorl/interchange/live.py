@@ -55,6 +55,8 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         raise InputError(str(error)) from None
     if trainer.args.elastic_reset_every:
         raise InputError("elastic_reset_every changes weights between updates, which no schema describes: remove it.")
+    if "frozen_ranks" in trainer.parts:
+        raise InputError("The ranks of the trained adapter below stay as they are, which no schema describes.")
     with writing(folder):  # now, and not after the minutes of a rollout
         pass
     export = NextUpdate(trainer, folder)

@@ -136,6 +136,7 @@ def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool
         "modules_to_save": (None, []),
         "trainable_token_indices": (None, [], {}),
         "bias": ("none",),
+        "lora_bias": (False,),
     }
     if begins_at_0:
         right["init_lora_weights"] = (True, "gaussian")

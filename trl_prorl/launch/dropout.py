@@ -67,24 +67,31 @@ def check_randomness(
     length = min(16, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 16)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     tokens = torch.arange(1, 2 * length + 1, device=device).remainder(vocabulary).view(2, length)
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
 
     def logits(seed: int) -> torch.Tensor:
         set_seed(seed)
         return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits.float()
 
+    with own_random_state(), autocast or nullcontext(), evaluation_mode(model):
+        model.train()
+        first = logits(0)
+        drawn = drew_numbers(seed=0, device=device)
+        differs = drawn and _differ_by_seed(logits, first)
+    if differs:
+        raise ValueError(f"logits in training mode differ between two seeds{_culprit(model)}")
+
+
+@contextmanager
+def own_random_state() -> Iterator[None]:
+    """Give the code inside random numbers of its own: Python's, NumPy's and torch's are afterwards as before."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     try:
-        with torch.random.fork_rng(), autocast or nullcontext(), evaluation_mode(model):
-            model.train()
-            first = logits(0)
-            drawn = drew_numbers(seed=0, device=device)
-            differs = drawn and _differ_by_seed(logits, first)
+        with torch.random.fork_rng():
+            yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-    if differs:
-        raise ValueError(f"logits in training mode differ between two seeds{_culprit(model)}")
 
 
 def _differ_by_seed(logits: Callable[[int], torch.Tensor], first: torch.Tensor) -> bool:

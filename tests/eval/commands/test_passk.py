@@ -116,7 +116,7 @@ def test_every_checkpoint(run_dir, task, add_checkpoints, capsys):
 
 def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
     """Of a mixture's prompts each group's numbers are those of its own samples."""
-    groups = [("x", 1), ("y", 1), ("x", 2), ("y", 2)]
+    groups = [("x", 1), ("y", None), ("x", 2), ("y", 2)]
 
     def rows(split, n, seed=0):
         tasks, levels = zip(*groups, *groups, strict=True)
@@ -131,7 +131,8 @@ def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
         for side in ("base", "trained"):
             counts = result[side]["correct"][place::4]
             assert (part[side]["correct"], part[side]["pass@1"]) == (counts, pytest.approx(sum(counts) / 8))
-    assert "x@1" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "x@1" in shown and "y " in shown and "None" not in shown
 
 
 def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
