@@ -270,7 +270,7 @@ def gpu_check(argv=None) -> argparse.Namespace:
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
     parser.add_argument(
-        "--cpu", action="store_true", help="run at toy size on a CPU, without the tests, in about a minute"
+        "--cpu", action="store_true", help="run at toy size on a CPU, without the tests, in a few minutes"
     )
     known = f"run only these parts: {', '.join(PARTS)}"
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=known)

@@ -16,17 +16,18 @@ from rich.text import Text
 from trl_prorl.launch.ending import Parser, as_bad_input, command
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.tasks.plugin import load_plugin
-from trl_prorl.tasks.registry import PREFIXES, task_class, task_names, task_of_recipe
+from trl_prorl.tasks.registry import PREFIXES, option_names, task_class, task_names, task_of_recipe
 from trl_prorl.text import parse_json
 
 
 def list_tasks() -> Table:
-    """Return a table of all tasks: name, and first line of the docstring with links replaced by their text."""
-    table = Table("task", "description")
+    """Return a table of all tasks: name, first line of the docstring, its links replaced by their text, options."""
+    table = Table("task", "description", "options")
     for name in [*task_names(), *(f"{prefix}:NAME" for prefix in PREFIXES)]:
         # Text, because rich would read brackets in a plain string as markup.
         line = task_class(name).__doc__.strip().splitlines()[0]
-        table.add_row(name, Text(re.sub(r"\[([^][]+)\]\([^)]+\)", r"\1", line)))
+        description = Text(re.sub(r"\[([^][]+)\]\([^)]+\)", r"\1", line))
+        table.add_row(name, description, ", ".join(option_names(name)))
     return table
 
 

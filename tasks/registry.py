@@ -86,6 +86,12 @@ def check_name(name: str) -> None:
         _place(one)
 
 
+def option_names(name: str) -> list[str]:
+    """Return the names of a task's options. The first argument of a task with a prefix is the rest of its name."""
+    parameters = list(inspect.signature(task_class(name)).parameters)
+    return parameters[1:] if ":" in name else parameters
+
+
 def get_task(name: str, **options) -> Task:
     """
     Create a task by its name.
@@ -93,7 +99,8 @@ def get_task(name: str, **options) -> Task:
     Args:
         name (`str`): A name that `task_names()` lists, `rg:FAMILY` (a family of reasoning-gym), or several names with
             weights, as `"gsm8k:0.5,code:0.3"`: a mixture of the tasks with their default options.
-        **options (`Any`): Options of the task, such as `level`. `trl-prorl tasks list` shows them.
+        **options (`Any`): Options of the task, such as `level`. The error for an unknown one lists
+            them, and so does `trl-prorl tasks list`.
 
     Returns:
         [`~trl_prorl.tasks.Task`]: The task.
@@ -126,7 +133,7 @@ def get_task(name: str, **options) -> Task:
     cls = task_class(name)
     _, separator, rest = name.partition(":")
     first = [rest] if separator else []
-    known = list(inspect.signature(cls).parameters)[len(first) :]
+    known = option_names(name)
     for option, value in options.items():
         if option not in known:
             raise ValueError(

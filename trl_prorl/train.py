@@ -81,9 +81,8 @@ def build(
     rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
     model = find_model(model_args.model_name_or_path, init=args.model_init_kwargs)
-    tokenizer = AutoTokenizer.from_pretrained(
-        model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
-    )
+    place = {"revision": model_args.model_revision, "trust_remote_code": args.trust_remote_code}
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left", **place)
     task_args.check_thinking(tokenizer, args.max_completion_length)
     if environment is not None:
         tokenizer = prepare_tokenizer(tokenizer)
@@ -235,7 +234,7 @@ def check_base(model: str | None, task: str) -> None:
 
 def check_context(lengths: list[int], model: str, revision: str, args: ProRLConfig) -> None:
     """Raise an error if a prompt and the longest completion exceed the model's context."""
-    config = AutoConfig.from_pretrained(model, revision=revision)
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=args.trust_remote_code)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     longest = max(lengths)
     if context is not None and longest + args.max_completion_length > context:

@@ -15,7 +15,7 @@ from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read, write
 
 
-MODES = ("keep", "hard", "soft", "asym", "step")
+MODES = ("keep", "hard", "soft", "asym", "step", "scale(0.5, 0.25)", "scale(0.5, 0.25, step)")
 
 
 def worst(theirs, ours):
@@ -65,7 +65,8 @@ def test_growth_and_reset_at_one_boundary_are_torch_s(engine, grown_and_reset, t
     rows = {A: inputs.new_rows[A], B: zeros[B]}
     params = {name: torch.nn.Parameter(grown(inputs.parameters, name, rows)) for name in (A, B)}
     treated = {"keep": (1, 1, 7), "hard": (0, 0, 0), "soft": (0.25, 0.25, 7), "asym": (0, 1, 7), "step": (1, 1, 0)}
-    on_m, on_v, t = treated[mode]
+    scaled = {"scale(0.5, 0.25)": (0.5, 0.25, 7), "scale(0.5, 0.25, step)": (0.5, 0.25, 0)}
+    on_m, on_v, t = (treated | scaled)[mode]
     moments = {}
     for name in (A, B):
         m, v = grown(inputs.exp_avg, name), grown(inputs.exp_avg_sq, name)

@@ -1,6 +1,7 @@
 """A model by its name, from Python as in a recipe: what it stands for, and one line if it is not there."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hub_server import constants_for
 from huggingface_hub import constants
 from transformers import AutoTokenizer
 
-from trl_prorl import embedded_model, evaluate
+from trl_prorl import embedded_model, evaluate, train
 from trl_prorl.launch import model_name
 from trl_prorl.launch.model_name import find_model
 from trl_prorl.provenance import identify
@@ -63,6 +64,35 @@ def test_a_model_that_is_not_there_is_one_line_at_both_doors(make_trainer, cache
     monkeypatch.setattr(torch.nn.Module, "to", lambda *args: pytest.fail("a model was loaded"))
     with pytest.raises(ValueError, match=f"^model='{name}'.*{told}"):
         make_trainer(model=name)
+
+
+REMOTE_CODE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+class RemoteConfig(Qwen2Config):
+    model_type = "remote"
+
+class RemoteForCausalLM(Qwen2ForCausalLM):
+    config_class = RemoteConfig
+"""
+
+
+def test_a_recipe_trains_a_model_with_its_own_code_if_the_command_line_trusts_it(tiny_model, tmp_path, capsys):
+    model = tmp_path / "remote"
+    shutil.copytree(tiny_model, model)
+    (model / "remote.py").write_text(REMOTE_CODE)
+    config = json.loads((model / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteForCausalLM"}
+    config["model_type"] = "remote"
+    (model / "config.json").write_text(json.dumps(config))
+    keys = ["--model_name_or_path", str(model), "--max_steps", "1"]
+    keys += ["--train_rows", "64", "--max_completion_length", "4", "--use_cpu", "true", "--bf16", "false"]
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny" / "plain.yaml"
+    train.main(recipe, [*keys, "--trust_remote_code", "true", "--output_dir", str(tmp_path / "trusted")])
+    assert (tmp_path / "trusted" / "adapter_model.safetensors").is_file()
+    with pytest.raises(SystemExit):
+        train.main(recipe, [*keys, "--output_dir", str(tmp_path / "not")])
+    assert "trust_remote_code" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_whole_model_is_one_line(make_trainer, tmp_path):

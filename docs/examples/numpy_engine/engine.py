@@ -55,7 +55,10 @@ def grow(tensors, growth):
 
 
 def reset(tensors, mode, alpha):
-    """keep: nothing. hard: m = v = t = 0. soft: m and v times alpha. asym: m = 0. step: t = 0."""
+    """
+    keep: nothing. hard: m = v = t = 0. soft: m and v times alpha. asym: m = 0. step: t = 0. scale(F, G): m times F, v
+    times G; with ", step" after them t = 0.
+    """
     factors = {
         "keep": (1, 1, 1),
         "hard": (0, 0, 0),
@@ -63,6 +66,9 @@ def reset(tensors, mode, alpha):
         "asym": (0, 1, 1),
         "step": (1, 1, 0),
     }
+    if mode.startswith("scale("):
+        first, second, *step = mode.removeprefix("scale(").removesuffix(")").split(",")
+        factors[mode] = (float(first), float(second), 0 if step else 1)
     for kind, factor in zip(("exp_avg", "exp_avg_sq", "steps"), factors[mode], strict=True):
         tensors[kind] = {name: factor * value for name, value in tensors[kind].items()}
 
