@@ -881,22 +881,18 @@ def smollm2b_over_seeds() -> Iterator[Number]:
     texts = texts.assign(arm=texts.arm.where(texts.step != 20, "stopped"))
     stricter = np.array([is_stricter(*one) for one in zip(texts.asked, texts.text, strict=True)])
     texts = texts.assign(sense=texts.right * stricter)
-    for column, greedy in product(("right", "sense"), (0, 1)):
-        chosen = texts[(texts.family == "smollm2_256") & (texts.greedy == greedy)]
-        for (arm, seed), score in chosen.groupby(["arm", "seed"])[column].mean().items():
-            way = ("sampled", "greedy")[greedy]
-            yield Number("smollm2b_seeds", "smollm2_256", arm, f"{column}, {way}, seed {seed}", score)
-    texts = texts[texts.prompt < 64]
+    common = texts[texts.prompt < 64]
     for column, (greedy, kind) in product(("right", "sense"), enumerate(("sampled", "greedy"))):
-        chosen = texts[texts.greedy == greedy]
-        scores = chosen.groupby(["seed", "arm"])[column].mean().unstack("arm")
-        for arm, of_arm in scores.items():
-            yield Number("smollm2b_seeds", "smollm2", arm, f"{column}, {kind}, five seeds", of_arm.mean())
-            for seed, score in of_arm.dropna().items():
-                yield Number("smollm2b_seeds", "smollm2", arm, f"{column}, {kind}, seed {seed}", score)
+        for family, of_prompts in (("smollm2", common), ("smollm2_256", texts)):
+            later = of_prompts[(of_prompts.family == "smollm2_256") & (of_prompts.greedy == greedy)]
+            for (arm, seed), score in later.groupby(["arm", "seed"])[column].mean().items():
+                yield Number("smollm2b_seeds", family, arm, f"{column}, {kind}, seed {seed}", score)
+        scores = common[common.greedy == greedy].groupby(["seed", "arm"])[column].mean().unstack("arm").loc[5:]
         name = f"{column}, five seeds" if kind == "sampled" else f"{column}, greedy, five seeds"
+        for arm in (control, "plain", "stopped"):
+            yield Number("smollm2b_seeds", "smollm2", arm, name, scores[arm].mean())
         for other in ("plain", "stopped"):
-            differences = (scores[control] - scores[other]).dropna()
+            differences = scores[control] - scores[other]
             yield Number("smollm2b_seeds", "smollm2", control, name, *over_units(differences)[:3], other)
     runs = table("runs")
     for _, run in runs[runs.block == "smollm2b_seeds"].iterrows():

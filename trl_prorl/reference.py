@@ -157,9 +157,11 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     return copy
 
 
-def warn_of_another(reference: "SnapshotReference", path: str) -> None:
+def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
     """Log a warning if the policy is not the model of its path, which TRL has loaded as the reference."""
-    if all(torch.equal(ref.to(policy.dtype), policy) for ref, policy in reference.pairs()):
+    own = unique_tensors(policy)
+    loaded = unique_tensors(reference)
+    if own.keys() == loaded.keys() and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
         return
     logger.warning(
         "The policy is not the model of %s, which TRL loads as the fixed reference: it was changed in memory. For a "
@@ -205,7 +207,7 @@ class AnchorModels:
             if self.moves and not trainer.is_fsdp_enabled:
                 reference.move(1.0)
             elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
-                warn_of_another(reference, self.policy.config._name_or_path)
+                warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
             # A later TRL may make it for its own sync. Nothing else moves it: the reference is the base model.

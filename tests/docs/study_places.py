@@ -1085,7 +1085,6 @@ SENTENCES = {
         f"the KL ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL by a stricter score, not "
         f"significantly {{{FIVE_SEEDS}/sense, five seeds/plain:range}}, and greedy "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}}",
-        f"{{{FIVE_SEEDS}/sense, five seeds/plain:interval}} over five seeds. At least 8 was predicted",
         f"{{{MORE_SEEDS}/plain/sense, sampled, seed 9:1}} and {{{FIVE_SEEDS}/sense, sampled, seed 9:1}}. Greedy it "
         f"is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:interval}}",
         f"gone with five, greedy {{{FIVE_SEEDS}/sense, greedy, five seeds/stopped:interval}}",

@@ -88,7 +88,7 @@ def test_means_over_tokens(make_trainer, keys):
 
 
 def test_vespo_s_factor_is_a_mean_over_completions(make_trainer):
-    """Two micro-batches a step of unequal length, so that a mean over tokens would differ."""
+    """Micro-batches of two rows, and of unequal numbers of tokens, so that a mean over tokens would differ."""
     keys = UNEQUAL | {"mask_truncated_completions": False, "loss_type": "vespo", "logging_steps": 1}
     trainer = make_trainer(**keys)
     seen = []

@@ -166,12 +166,20 @@ def test_a_full_model_made_in_memory_is_its_own_reference(run, tiny_model):
         assert model.config._name_or_path == name
 
 
-@pytest.mark.parametrize("changed", [True, False])
-def test_a_fixed_reference_that_is_not_the_policy_is_told(make_trainer, tiny_model, caplog, changed):
+def with_a_new_head(path):
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.score = torch.nn.Linear(4, 1)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make, differs",
+    [(AutoModelForCausalLM.from_pretrained, False), (changed_in_memory, True), (with_a_new_head, True)],
+)
+def test_a_fixed_reference_that_is_not_the_policy_is_told(make_trainer, tiny_model, caplog, make, differs):
     """TRL loads it by the policy's name."""
-    model = changed_in_memory(tiny_model) if changed else AutoModelForCausalLM.from_pretrained(tiny_model)
-    make_trainer(model=model, lora=False, beta=0.1)
-    assert (f"The policy is not the model of {tiny_model}" in caplog.text) == changed
+    make_trainer(model=make(tiny_model), lora=False, beta=0.1)
+    assert (f"The policy is not the model of {tiny_model}" in caplog.text) == differs
 
 
 def poison(completions, trainer_state, **kwargs):
