@@ -35,11 +35,15 @@ QWEN = {  # at most 512 tokens
     "starting model, four examples": "base_4shot",
     "fixed reference": "control",
     "moving reference (A), one reset": "A",
+    "no KL": "plain_again",
 }
 QWEN_LESS = {
     "fixed reference − starting model": ("control", "base"),
     "moving reference (A) − starting model": ("A", "base"),
     "moving reference (A) − fixed reference": ("A", "control"),
+    "no KL − starting model": ("plain_again", "base"),
+    "no KL − fixed reference": ("plain_again", "control"),
+    "moving reference (A) − no KL": ("A", "plain_again"),
 }
 QWEN_PROMPTS = {
     "starting model: default − recipe's prompt": ("base_default", "base"),
@@ -49,6 +53,8 @@ QWEN_PROMPTS = {
     "moving reference (A) − starting model, four examples": ("A", "base_4shot"),
     "fixed reference − starting model, default prompt": ("control", "base_default"),
     "fixed reference − starting model, four examples": ("control", "base_4shot"),
+    "no KL − starting model, default prompt": ("plain_again", "base_default"),
+    "no KL − starting model, four examples": ("plain_again", "base_4shot"),
 }
 QWEN_FIRST = {  # at most 200 tokens
     "starting model": "base of plain",
@@ -67,6 +73,8 @@ QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     "moving reference (A), seed 2 − starting model": ("A", "base of plain_seed2"),
     "moving reference (A), seed 2 − no KL, seed 2": ("A", "plain_seed2"),
     "no KL, seed 2 − starting model, four examples": ("plain_seed2", "base_4shot"),
+    "no KL, seed 2 − the same, again": ("plain_seed2", "plain_again"),
+    "moving reference (A), seed 2 − no KL, seed 2, again": ("A", "plain_again"),
 }
 BOTH_WAYS = ("sampled", "greedy")
 
@@ -203,6 +211,7 @@ TABLES = {
                     "starting model, another prompt (exploratory)": "base_default",
                     "fixed reference, `beta: 0.3`": "control",
                     "the same, with one reset halfway": "A",
+                    "no KL (exploratory)": "plain_again",
                 },
             )
         ],
@@ -984,8 +993,7 @@ SENTENCES = {
         "{tuned_rivals2/gamed_reverse/control_target0.3/greedy/base:interval}.",
         "it is {target2/gamed_reverse/control_target0.15/greedy/base:interval} (exploratory), and sampled "
         "{target2/gamed_reverse/control_target0.15/pass@1/control_target0.3:below} points below",
-        "lead over the run with the reset {qwen/sampled, 200/A/difference by form/plain_seed2:below} of "
-        "{qwen/sampled, 200/A/pass@1/plain_seed2:below} points",
+        "with the reset is {qwen/sampled, 512/A/pass@1/plain_again:interval} points from the one without a KL sampled",
         "that prompt has {qwen/sampled, 512/base_default/pass@1:1} % and {qwen/greedy, 512/base_default/pass@1:1} %",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
@@ -1001,8 +1009,8 @@ SENTENCES = {
         "stricter score (over prompts; not significant over seeds), "
         f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:below}}",
         f"they were {{{PRETRAINED}/A/right, over prompts/control:1}} above none by the first score",
-        "it is ahead: {qwen/sampled, 200/plain_seed2/pass@1:0} % sampled, with the reset "
-        "{qwen/sampled, 200/A/pass@1:0} %, without {qwen/sampled, 200/control/pass@1:0} %",
+        "the two are {qwen/sampled, 200/plain_seed2/pass@1/plain_again:0} points apart sampled, "
+        "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:0} greedy",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
@@ -1093,6 +1101,7 @@ SENTENCES = {
         f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
         "One reset halfway ended {qwen/sampled, 512/A/pass@1/control:1} points higher, and "
         "{qwen/greedy, 512/A/pass@1/control:0} greedy",
+        "No KL ended {qwen/sampled, 512/A/pass@1/plain_again:below} above that sampled",
         "takes 0.88 of A's time",  # docs/performance.md
         "In healthy training B keeps {core/reverse_digits/B/share of the score/A:0} to "
         "{core/sums/B/share of the score/A:0} % of A's score",
