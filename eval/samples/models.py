@@ -187,10 +187,17 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
 
 
 @contextmanager
-def hub_errors(base: str):
-    """Turn an error of the Hub about a base model into an [`InputError`]."""
+def base_model_errors(base: str):
+    """Turn an error of the Hub, or of transformers, about a base model into an [`InputError`]."""
     try:
         yield
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            f"model_name_or_path: {base} in config.yaml cannot be loaded; a model with its own code can be trained, "
+            f"and not evaluated here (docs/howto-model.md): {error}"
+        ) from error
     except OSError as error:
         if Path(base).is_dir():
             raise
@@ -209,14 +216,15 @@ def identity(folder: Path | None, config: dict) -> dict:
     if folder is None:
         if not Path(base).is_dir():
             revision = config.get("model_revision") or "main"
-            with hub_errors(base):
+            with base_model_errors(base):
                 AutoConfig.from_pretrained(base, revision=revision)  # updates the cache
             return {"name": base, "commit": hub_commit(base, revision)}
         return {"weights": weight_hashes(Path(base))}
     own = {"weights": weight_hashes(folder)}
     if kind_of_model(folder) == "adapter":
         own["base"] = identity(None, config)
-        kind = AutoConfig.from_pretrained(base, revision=config.get("model_revision") or "main")
+        with base_model_errors(base):
+            kind = AutoConfig.from_pretrained(base, revision=config.get("model_revision") or "main")
         if named_class(kind) is not MODEL_FOR_CAUSAL_LM_MAPPING.get(type(kind), None):
             own["class"] = named_class(kind).__name__  # older samples, without it, may not have used the adapter
     return own
@@ -260,7 +268,7 @@ def load_base_model(config: dict, adapter: Path | None = None):
     """
     name = config["model_name_or_path"]
     revision = config.get("model_revision")
-    with hub_errors(name):
+    with base_model_errors(name):
         try:
             return load_saved(name, config, revision, adapter)
         except InputError:

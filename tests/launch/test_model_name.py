@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from transformers import AutoTokenizer
 
 from trl_prorl import embedded_model, evaluate, train
+from trl_prorl.eval import passk
 from trl_prorl.launch import model_name
 from trl_prorl.launch.model_name import find_model
 from trl_prorl.provenance import identify
@@ -77,7 +78,7 @@ class RemoteForCausalLM(Qwen2ForCausalLM):
 """
 
 
-def test_a_recipe_trains_a_model_with_its_own_code_if_the_command_line_trusts_it(tiny_model, tmp_path, capsys):
+def test_a_model_with_its_own_code_is_trained_if_it_is_trusted_and_not_evaluated(tiny_model, tmp_path, capsys):
     model = tmp_path / "remote"
     shutil.copytree(tiny_model, model)
     (model / "remote.py").write_text(REMOTE_CODE)
@@ -90,6 +91,8 @@ def test_a_recipe_trains_a_model_with_its_own_code_if_the_command_line_trusts_it
     recipe = Path(__file__).parents[2] / "recipes" / "tiny" / "plain.yaml"
     train.main(recipe, [*keys, "--trust_remote_code", "true", "--output_dir", str(tmp_path / "trusted")])
     assert (tmp_path / "trusted" / "adapter_model.safetensors").is_file()
+    assert passk.main(["--run", str(tmp_path / "trusted"), "--prompts", "2", "--n", "1", "--k", "1"]) == 2
+    assert "a model with its own code can be trained, and not evaluated" in capsys.readouterr().err.splitlines()[-1]
     with pytest.raises(SystemExit):
         train.main(recipe, [*keys, "--output_dir", str(tmp_path / "not")])
     assert "trust_remote_code" in capsys.readouterr().err

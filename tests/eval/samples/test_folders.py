@@ -15,7 +15,7 @@ from run_record import hash_files
 from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import hub_errors
+from trl_prorl.eval.samples.models import base_model_errors
 from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.provenance import fingerprint
 
@@ -99,7 +99,7 @@ def test_a_base_model_that_is_gone_is_refused(project, path):
 
 
 def test_a_local_model_that_cannot_be_read_is_not_the_hubs_fault(project):
-    with pytest.raises(OSError, match="disk"), hub_errors(str(project)):
+    with pytest.raises(OSError, match="disk"), base_model_errors(str(project)):
         raise OSError("disk")
 
 
