@@ -61,11 +61,13 @@ QWEN_FIRST = {  # at most 200 tokens
     "no KL": "plain",
     "starting model in bf16": "base of plain_seed2",
     "no KL, seed 2, bf16": "plain_seed2",
+    "no KL, seed 2, again, bf16, cut at 200": "plain_again",
     "fixed reference, `kl_target`, seed 2, bf16": "control_target0.011_seed2",
 }
 QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     "no KL − starting model": ("plain", "base of plain"),
     "no KL, seed 2 − starting model": ("plain_seed2", "base of plain_seed2"),
+    "no KL, seed 2, again − starting model": ("plain_again", "base of plain_seed2"),
     "fixed reference, `kl_target`, seed 2 − starting model": (
         "control_target0.011_seed2",
         "base of control_target0.011_seed2",
@@ -73,7 +75,7 @@ QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     "moving reference (A), seed 2 − starting model": ("A", "base of plain_seed2"),
     "moving reference (A), seed 2 − no KL, seed 2": ("A", "plain_seed2"),
     "no KL, seed 2 − starting model, four examples": ("plain_seed2", "base_4shot"),
-    "no KL, seed 2 − the same, again": ("plain_seed2", "plain_again"),
+    "no KL, seed 2 − no KL, seed 2, again": ("plain_seed2", "plain_again"),
     "moving reference (A), seed 2 − no KL, seed 2, again": ("A", "plain_again"),
 }
 BOTH_WAYS = ("sampled", "greedy")
@@ -1009,8 +1011,9 @@ SENTENCES = {
         "stricter score (over prompts; not significant over seeds), "
         f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:below}}",
         f"they were {{{PRETRAINED}/A/right, over prompts/control:1}} above none by the first score",
-        "the two are {qwen/sampled, 200/plain_seed2/pass@1/plain_again:0} points apart sampled, "
-        "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:0} greedy",
+        "the two are {qwen/sampled, 200/plain_seed2/pass@1/plain_again:interval} points apart sampled and "
+        "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:interval} greedy, the run with the reset and the one "
+        "without {qwen/sampled, 200/A/pass@1/control:0} and {qwen/greedy, 200/A/pass@1/control:0}",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
