@@ -44,6 +44,7 @@ CALCULATION = re.compile(
 )
 SIGNED_BOX = re.compile(r"[-−–][^A-Za-z]*\0")  # NUL stands for the box
 HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?[0-9]{1,2}(?![0-9])", re.IGNORECASE)
+NUMBERED = re.compile(r"[\s*_]*[0-9]{1,2}[.)]\s+\S*[A-Za-z]")
 
 
 def has_digit(text: str) -> bool:
@@ -91,13 +92,14 @@ def is_sentence(line: str) -> bool:
 def marked_answers(text: str) -> list[str]:
     """
     Return the texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without a digit, and markers
-    like `#### Step 1`, are Markdown headings and are skipped. So are sentences around a box, like `#### The answer is
-    \\boxed{42}`: the box is the answer.
+    like `#### Step 1`, are Markdown headings and are skipped; so are those like `#### 1. Eggs`, beside others. So are
+    sentences around a box, like `#### The answer is \\boxed{42}`: the box is the answer.
     """
     # `#### \boxed{42}` is one answer in two markers.
     lines = HASHES.findall(BOXED.sub("\0\\1\0", text.replace("\0", " ")))
     answers = [line.replace("\0", "") for line in lines if not is_sentence(re.sub("\0[^\0]*\0?", "\0", line))]
-    return [part for part in BOXED.findall(text) + answers if has_digit(part) and not HEADING.match(part)]
+    parts = [part for part in BOXED.findall(text) + answers if has_digit(part) and not HEADING.match(part)]
+    return [part for part in parts if not NUMBERED.match(part)] or parts
 
 
 def is_number(part: str, gold: str) -> bool:

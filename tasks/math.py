@@ -17,16 +17,26 @@ INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
 UNEVALUATED = re.compile(
     r"\\(?:int|sum|prod|lim|binom|partial)(?![A-Za-z])|\\d?frac\s*\{\s*d\s*\}\s*\{\s*d\s*[A-Za-z]|!"
 )
-VARIABLE = re.compile(r"\s*[A-Za-z]\s*=(?!=)")
+# What an answer may name before its value: x, x_1, f(2), AB, \theta, \text{Area}.
+VARIABLE = re.compile(
+    r"\s*(?:\\(?:angle|triangle)\s*)?(?:\\text\{[A-Za-z ]+\}|\\?[A-Za-z]+)(?:_\{?\w+\}?)?(?:\([\w, ]*\))?\s*=(?!=)"
+)
+MAX_BOXES = 4  # different contents of boxes; each may take SECONDS
+BLANK = re.compile(r"\.*|\\[lc]?dots")
 IGNORED = re.compile(r"\s|\\[,;:! ]|\\(?:left|right)(?![A-Za-z])|\\?\$|\.$")
 # A number with its base: 2516_8, 1A_{16}, (101)_{\text{two}}. math-verify ignores the base. Letters are digits only in
 # bases above ten; 2A_1 is a term.
 BASE = re.compile(r"[0-9][)}]*_(?:[0-9]|\{)|(?<![A-Za-z\\])[0-9A-F]{2,}[)}]*_\{?(?:1[1-9]|[23][0-9]|\\text)")
 # Upright i and e, which math-verify ignores.
 UPRIGHT = re.compile(r"([A-Za-z]?)\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}")
+WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+# Words, sequences of letters, and times, which math-verify reads as products and quotients.
+NO_PRODUCT = re.compile(r"[A-Z]{3,}|[A-Za-z]{4,}|[0-9]{1,2}:[0-9]{2}.*")
+BOTH_SIGNS = re.compile(r"\\pm(?![A-Za-z])")
+FRACTION = re.compile(r"\\frac(\{[^{}]*\}|\w)(\{[^{}]*\}|\w)")
 WRAPPING = re.compile(r"\\(?:text|mathrm|mathbf|textbf)(?![A-Za-z])|[{}()]")
-# Signs of a calculation or formula, in contrast to a name or a letter from the question.
-FORMULA = re.compile(r"[-+*/^]|\\[A-Za-z]")
+# Signs of a calculation, formula or list, in contrast to a name or a letter from the question.
+FORMULA = re.compile(r"[-+*/^,]|\\[A-Za-z]")
 
 
 def parse_problem(row: Mapping, source: str) -> Problem:
@@ -70,11 +80,13 @@ def is_answer(answer: str, gold: str) -> bool:
 
     If the reference is a number, the answer must be a single number, not a sum or a list. Otherwise an expression is
     allowed, but no integral, limit, sum sign or factorial that the reference does not have, and no rounded decimal. A
-    number with a base is compared as text. A tuple in parentheses is ordered, and does not equal a set.
+    number with a base, a word and a time are compared as text. A tuple in parentheses is ordered, and does not equal a
+    set. `\\pm` stands for two values.
     """
     short = normalise(answer)
     wanted = normalise(gold)
-    if short == wanted:
+    words = normalise(WORDS.sub(r"\1", gold))
+    if short == wanted or normalise(WORDS.sub(r"\1", answer)) == words:
         return True
     if len(answer) > MAX_LENGTH:
         return False
@@ -83,12 +95,22 @@ def is_answer(answer: str, gold: str) -> bool:
     number = as_number(gold)
     if number is not None:
         return as_number(VARIABLE.sub("", answer, count=1)) == number
+    if NO_PRODUCT.fullmatch(words):
+        return False
     if set(UNEVALUATED.findall(answer)) - set(UNEVALUATED.findall(gold)):
         return False
     brackets = {bracketed(short), bracketed(wanted)}
     if brackets == {"(", "\\{"}:
         return False
-    return equal(plain(gold), plain(answer))
+    return equal(both_signs(plain(gold)), both_signs(plain(answer)))
+
+
+def both_signs(answer: str) -> str:
+    """Write an answer with one `\\pm` as two values; math-verify does not read it inside a fraction."""
+    if len(BOTH_SIGNS.findall(answer)) != 1:
+        return answer
+    value = VARIABLE.sub("", answer, count=1)
+    return f"{BOTH_SIGNS.sub('+', value)}, {BOTH_SIGNS.sub('-', value)}"
 
 
 def equal(gold: str, answer: str) -> bool:
@@ -118,13 +140,27 @@ def plain(answer: str) -> str:
     return UPRIGHT.sub(lambda match: f"{match.group(1)} {match.group(2)}".strip(), answer)
 
 
+def spelled(text: str) -> str:
+    """Normalise a text, with one spelling: `1/2` for `\\frac{1}{2}`, and `\\sqrt2` for `\\sqrt{2}`."""
+    return re.sub("[{}]", "", FRACTION.sub(r"\1/\2", normalise(text)))
+
+
 def repeats(answer: str, gold: str, question: str) -> bool:
-    """Return whether an answer is a formula copied from the question, and the question lacks the reference answer."""
-    question = normalise(question)
-    formula = normalise(VARIABLE.sub("", answer, count=1))
-    if FORMULA.search(formula) is None or as_number(formula) is not None:
+    """
+    Return whether an answer is a formula, a list or a fraction copied from the question, and the question lacks the
+    reference answer.
+    """
+    question = spelled(question)
+    value = VARIABLE.sub("", answer, count=1)
+    formula = spelled(value)
+    if FORMULA.search(formula) is None or (as_number(value) is not None and "/" not in formula):
         return False
-    return formula in question and gold not in question
+    return formula in question and spelled(gold) not in question
+
+
+def filled_boxes(completion: str) -> list[str]:
+    """Return the contents of all boxes but those that quote the instruction: `\\boxed{}` and `\\boxed{...}`."""
+    return [answer for answer in boxed(completion) if not BLANK.fullmatch(normalise(answer))]
 
 
 def question_of(row: Mapping) -> str:
@@ -141,8 +177,8 @@ class Math(LoadedTask):
     """
     Problems from a file, answered in `\\boxed{}` ([Hendrycks et al., 2021](https://arxiv.org/abs/2103.03874)).
 
-    The completion needs a single answer: all its boxes must contain the same text. A formula copied from the question
-    is not an answer, unless the question contains the reference answer. `level` is always 1.
+    Every box must contain the answer, in any form; empty boxes are skipped. A formula, a list or a fraction copied
+    from the question is not an answer, unless the question contains the reference answer. `level` is always 1.
 
     Args:
         path (`str`): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`. Every line is an object with
@@ -162,15 +198,15 @@ class Math(LoadedTask):
         self.load(path, parse_problem)
 
     def verify(self, completion: str, row: Mapping) -> bool:
-        answers = {normalise(answer): answer for answer in boxed(completion)}
-        if len(answers) != 1:
-            return False
-        (answer,) = answers.values()
+        answers = {normalise(answer): answer for answer in filled_boxes(completion)}
         gold = row["answer"]
-        return is_answer(answer, gold) and not repeats(answer, normalise(gold), question_of(row))
+        question = question_of(row)
+        return 1 <= len(answers) <= MAX_BOXES and all(
+            is_answer(answer, gold) and not repeats(answer, gold, question) for answer in answers.values()
+        )
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
-        answers = boxed(completion)
+        answers = filled_boxes(completion)
         return normalise(answers[-1]) if answers else None
 
     def gold(self, row: Mapping) -> str:

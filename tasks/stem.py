@@ -14,11 +14,14 @@ from trl_prorl.tasks.stem_templates import sample_question
 LETTERS = "ABCDEFGHIJ"
 NUM_CHOICES = 4
 INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
-# The letter may be on the next line, after a heading.
-MARKED = re.compile(r"(?i:answer)[*_]{0,3}[ \t]*:[ \t*_]*\n?([^\n]*)")
-DRESS = " *_`$.()}"
+# The letter may be below, after a heading.
+MARKED = re.compile(r"(?i:answer)[*_]{0,3}[ \t]*:[ \t*_]*\n*([^\n]*)")
+DRESS = ' *_`$.()}"'
 # The letter, plain or with the usual marks. Only the text of its choice may follow.
-LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:,]*(.*)", re.DOTALL | re.IGNORECASE)
+LETTER = re.compile(r"[\s*_`$(\[\"]*([A-Z])(?![A-Za-z])(?:\s[-–]\s|[\s*_`$)\]}.:,\"])*(.*)", re.DOTALL | re.IGNORECASE)
+LONE_LETTER = re.compile(rf"(?<![A-Za-z])[{LETTERS}](?![A-Za-z])")
+WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
+LATEX_SPACE = re.compile(r"\\[(),; ]")
 
 
 def format_question(question: str, choices: list[str]) -> str:
@@ -54,26 +57,32 @@ def extract_letter(completion: str, choices: list[str]) -> str | None:
     """
     Return the letter after `Answer:` or in `\\boxed{}`, or the letter that is the entire completion; `None` unless
     there is exactly one. Only the text of its choice may follow the letter. A sentence around a box, like `Answer: it
-    is \\boxed{B}`, has its answer in the box.
+    is \\boxed{B}`, has its answer in the box. What names no choice, like `the answer: 30/2 = 15`, is not an answer.
     """
     marked = [part for part in MARKED.findall(completion) if not (boxed(part) and is_sentence(part))]
     marked += boxed(completion)
-    letters = {read_letter(part, choices) for part in marked or [completion]}
+    read = {part: read_letter(part, choices) for part in marked or [completion]}
+    letters = {letter for part, letter in read.items() if letter or LONE_LETTER.search(part)}
     return letters.pop() if len(letters) == 1 else None
 
 
 def is_sentence(text: str) -> bool:
     """Return whether a text around a box names no other choice and denies nothing."""
     around = BOXED.sub("", text)
-    return not (re.search(rf"(?<![A-Za-z])[{LETTERS}](?![A-Za-z])", around) or DENIAL.search(around))
+    return not (LONE_LETTER.search(around) or DENIAL.search(around))
+
+
+def unwrapped(text: str) -> str:
+    """Return a text without LaTeX's text commands and spaces, and with single spaces."""
+    return " ".join(LATEX_SPACE.sub(" ", WRAPPED.sub(r"\1", text)).split())
 
 
 def read_letter(text: str, choices: list[str]) -> str | None:
-    match = LETTER.fullmatch(text.replace("\\boxed{", " ").strip())
+    match = LETTER.fullmatch(unwrapped(text.replace("\\boxed{", " ")))
     if match is None:
         return None
     letter = match.group(1).upper()
-    texts = dict(zip(LETTERS, choices, strict=False))
+    texts = dict(zip(LETTERS, map(unwrapped, choices), strict=False))
     is_choice = letter in texts and match.group(2).strip(DRESS) in ("", texts[letter].strip(DRESS))
     return letter if is_choice else None
 

@@ -128,6 +128,8 @@ RIGHT = {
         "#### <answer>42</answer>",
         "#### Step 1\n#### 42",
         "#### **Step 1:** 6 bags\n#### Part 2 - 7 apples\n#### 42",
+        "#### 1. Eggs\n#### **2) The price**\n#### 42",
+        "#### 42. That is all",
         # Variables, brackets, currencies, units.
         r"\boxed{x=42}",
         r"#### $x = \$42$",

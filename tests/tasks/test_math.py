@@ -84,6 +84,15 @@ RIGHT = {
         r"\boxed{x = 42}",
         r"\boxed{42\text{ apples}}",
         r"\boxed{42.0}",
+        # One answer in two notations; boxes that quote the question's instruction.
+        r"\boxed{42\text{ cm}}, so \boxed{42}",
+        r"<think>The form is \boxed{}, or \boxed{...}.</think> \boxed{42}",
+        # With a name.
+        r"\boxed{x_1 = 42}",
+        r"\boxed{f(2) = 42}",
+        r"\boxed{AB = 42}",
+        r"\boxed{\angle ABC = 42^\circ}",
+        r"\boxed{\text{Area} = 42}",
     ],
     "1{,}234": [r"\boxed{1234}"],
     r"\$32,348": [r"\boxed{32348}"],
@@ -97,6 +106,15 @@ RIGHT = {
     "[-2, 7]": [r"\boxed{[-2,7]}"],
     r"\text{Evelyn}": [r"\boxed{\text{Evelyn}}"],
     r"\text{(C)}": [r"\boxed{\text{(C)}}"],
+    "June 20": [r"\boxed{\text{June 20}}"],
+    r"\text{I and II}": [r"\boxed{\text{I} \text{ and } \text{II}}"],
+    "x-axis": [r"\boxed{\text{x-axis}}"],
+    "12:30 p.m.": [r"\boxed{12:30 \text{ p.m.}}"],
+    # Two values.
+    r"\frac{3 \pm \sqrt{17}}{4}": [
+        r"\boxed{x = \frac{3 \pm \sqrt{17}}{4}}",
+        r"\boxed{\frac{3+\sqrt{17}}{4}, \frac{3-\sqrt{17}}{4}}",
+    ],
     "1, 2": [r"\boxed{2, 1}"],
     r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": [r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}"],
     "3x": [r"\boxed{3\cdot x}"],
@@ -179,7 +197,13 @@ WRONG = {
         r"\boxed{42 \text{ or } 43}",
         r"\boxed{x = 42 = 43}",
     ],
-    "3": [r"\boxed{\sqrt{9}}"],
+    "3": [r"\boxed{\sqrt{9}}", r"\boxed{a+b = 3}", r"\boxed{4 = 3}"],
+    # Neither products nor quotients.
+    "HTT": [r"\boxed{TTH}"],
+    "seat": [r"\boxed{east}"],
+    "12:30": [r"\boxed{2:5}"],
+    r"1:30 \text{ p.m.}": [r"\boxed{1:30 \text{ a.m.}}"],
+    r"\frac{3 \pm \sqrt{17}}{4}": [r"\boxed{\frac{3+\sqrt{17}}{4}}", r"\boxed{\frac{3 \pm \sqrt{13}}{4}}"],
     "120": [r"\boxed{5!}"],
     r"\frac{\pi}{4}": [r"\boxed{\int_0^1 \frac{1}{1+x^2} dx}"],
     r"\frac{\pi^2}{6}": [r"\boxed{\sum_{n=1}^{\infty} \frac{1}{n^2}}"],
@@ -244,7 +268,7 @@ def test_it_never_raises(task, gold, answer):
         assert type(task.verify(completion, {"answer": reference})) is bool
 
 
-QUESTION = "Simplify $\\sqrt{180}$. Name $x$, (C), $(x + 1)^2$ and \\frac{84}{2}; Evelyn or Bob?"
+QUESTION = "Simplify $\\sqrt{180}$. Name $x$, (C), $(x + 1)^2$, $\\pi/2$, \\frac{12}{18}; 7, 3, 5; Evelyn or Bob?"
 
 
 @pytest.mark.parametrize("column", ["prompt", "prompts"])
@@ -260,6 +284,10 @@ QUESTION = "Simplify $\\sqrt{180}$. Name $x$, (C), $(x + 1)^2$ and \\frac{84}{2}
         # The reference stands there too, so it was a matter of choosing.
         ("(x+1)^2", "(x+1)^2", True),
         ("(1+x)^2", "(x+1)^2", True),
+        ("\\pi/2", "\\frac{\\pi}{2}", True),
+        ("\\frac{12}{18}", "\\frac{2}{3}", False),
+        ("7, 3, 5", "3, 5, 7", False),
+        ("5, 7, 3", "3, 5, 7", True),
         # Neither numbers nor names.
         ("180", "180.0", True),
         ("C", "\\text{(C)}", True),

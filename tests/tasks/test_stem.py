@@ -35,6 +35,17 @@ LETTERS = {
         "Answer: B: 3 m/s.",
         "answer: (b) 3 m/s",
         "Answer: B,\nA",
+        "Answer:\n\nB",
+        'Answer: "B"',
+        "Answer: B - 3 m/s",
+        r"Answer: \(B\)",
+        r"Answer: \textbf{B}",
+        r"\boxed{\text{(B)}}",
+        r"\boxed{B) \, 3 \, \text{m/s}}",
+        # What names no choice is no answer.
+        "The speed is \\boxed{3 \\text{ m/s}}.\nAnswer: B",
+        "To compute the answer: 12 / 4 = 3.\nAnswer: B",
+        'I should end with "Answer: " and the letter.\nAnswer: B',
     ],
     "D": ["Answer: D) Both A and B"],
     None: [
@@ -52,7 +63,7 @@ LETTERS = {
         r"Answer: It is not \boxed{B}.",
         "Answer: It is \\boxed{B}.\nAnswer: A",
         "Answer:\nB or A",
-        "Answer:\n\nB",
+        "The answer: A or C?\nAnswer: B",
         # No letter that stands alone, or no choice.
         "Answer: be",
         "Answer: a bit",
