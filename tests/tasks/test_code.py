@@ -208,7 +208,7 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
     task = make(path=write_jsonl(tmp_path / "problems.jsonl", [problem]))
     (split,) = [split for split, problems in task._problems.items() if problems]
     row = task.rows(split, None)[0]
-    assert (row["entry_point"], row["level"]) == (name, 1)
+    assert (row["entry_point"], row["level"], task.level) == (name, 1, 1)
     assert shown in row["prompt"][0]["content"]
     assert hidden not in row["prompt"][0]["content"]
     assert all(task.verify(completion, row) for completion in [task.gold(row), *right])
