@@ -80,6 +80,8 @@ class Code(LoadedTask, GeneratedTask):
         check_choice("reward", reward, REWARDS)
         for name, value in {"seconds": seconds, "memory_mib": memory_mib, "workers": workers or 1}.items():
             check_integer(name, value, least=1)
+        if not isinstance(allow_weak_sandbox, bool):
+            raise ValueError(f"allow_weak_sandbox={allow_weak_sandbox!r} must be true or false")
         self._reward = reward
         self.load(path, parse_problem)
         self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)

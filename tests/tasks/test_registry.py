@@ -28,6 +28,7 @@ def test_every_entry_is_a_task_of_that_name(name):
             (name, {"level": 6, "path": "a.jsonl"}, "level=6 has no effect with path='a.jsonl': remove it")
             for name in ("stem", "code")
         ),
+        ("code", {"allow_weak_sandbox": "no"}, "allow_weak_sandbox='no' must be true or false"),
         *(("sorting", {"reward": wrong}, "reward=") for wrong in ("dist", None, 1, ["distance"])),
         ("sums", {"reward": "step"}, "reward="),
         ("reverse_digits", {"reward": "first"}, "reward="),
