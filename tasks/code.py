@@ -46,7 +46,7 @@ class Code(LoadedTask, GeneratedTask):
     [`~trl_prorl.tasks.sandbox.Sandbox`].
 
     Args:
-        level (`int`, *optional*, defaults to `3`): difficulty of the generated functions, from 1 to 8.
+        level (`int`, *optional*): difficulty of the generated functions, from 1 to 8; by default 3. Not with a path.
         path (`str`, *optional*): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`, in the format of
             MBPP or HumanEval, or with `prompt` and `tests`; see `tasks/code_formats.py`.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all tests or nothing) or `"share"` (the share of
@@ -64,7 +64,7 @@ class Code(LoadedTask, GeneratedTask):
 
     def __init__(
         self,
-        level: int = 3,
+        level: int | None = None,
         path: str | None = None,
         reward: str = "exact",
         seconds: int = 2,
@@ -72,10 +72,16 @@ class Code(LoadedTask, GeneratedTask):
         allow_weak_sandbox: bool = False,
         workers: int | None = None,
     ):
+        if level is None:
+            level = 3 if path is None else 1  # the level of a file's rows
+        elif path is not None:
+            raise ValueError(f"level={level!r} has no effect with path={path!r}: remove it")
         super().__init__(level)
         check_choice("reward", reward, REWARDS)
         for name, value in {"seconds": seconds, "memory_mib": memory_mib, "workers": workers or 1}.items():
             check_integer(name, value, least=1)
+        if not isinstance(allow_weak_sandbox, bool):
+            raise ValueError(f"allow_weak_sandbox={allow_weak_sandbox!r} must be true or false")
         self._reward = reward
         self.load(path, parse_problem)
         self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)

@@ -5,6 +5,7 @@ import builtins
 from collections.abc import Mapping
 
 from trl_prorl.tasks.loaded import Problem, need
+from trl_prorl.text import short
 
 
 INSTRUCTION = "Answer with the Python code in one fenced block."
@@ -27,7 +28,9 @@ def parse_problem(row: Mapping, source: str) -> Problem:
             check_syntax(setup, f"{source}: the code before the function")
             for index, test in enumerate(tests):
                 check_syntax(test, f"{source}: {key!r}, test {index}")
-            entry_point = row.get("entry_point") or called_name(tests[0], setup, solution, f"{source}: {key!r}")
+            entry_point = optional_text(row, "entry_point", source)
+            if not entry_point:
+                entry_point = called_name(tests[0], setup, solution, f"{source}: {key!r}")
             columns = {"tests": tests, "entry_point": entry_point, "setup": setup}
             return Problem(question, solution, columns, f"{prompt.strip()}\n{INSTRUCTION}")
     raise ValueError(
@@ -44,7 +47,10 @@ def parse_mbpp(row: Mapping, source: str) -> tuple[str, str, str, str, list[str]
     question = need(row, ["text", "prompt"], str, source)
     solution = need(row, ["code"], str, source)
     tests = need(row, ["test_list"], list, source)
-    setup = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""])
+    imports = row.get("test_imports") or []
+    if not isinstance(imports, list) or not all(isinstance(line, str) for line in imports):
+        raise ValueError(f"{source}: 'test_imports' is {short(imports)}. It must be a list of texts")
+    setup = "\n".join([*imports, optional_text(row, "test_setup_code", source)])
     prompt = f"{question.strip()}\nIt has to pass this test, among others:\n{tests[0]}"
     return question, prompt, solution, setup, tests
 
@@ -66,7 +72,17 @@ def parse_humaneval(row: Mapping, source: str) -> tuple[str, str, str, str, list
 def parse_plain(row: Mapping, source: str) -> tuple[str, str, str, str, list[str]]:
     """Return question, prompt, solution, setup and tests."""
     question = need(row, ["prompt"], str, source)
-    return question, question, row.get("solution") or "", row.get("setup") or "", need(row, ["tests"], list, source)
+    tests = need(row, ["tests"], list, source)
+    solution, setup = (optional_text(row, key, source) for key in ("solution", "setup"))
+    return question, question, solution, setup, tests
+
+
+def optional_text(row: Mapping, key: str, source: str) -> str:
+    """Return the text of a key, empty if it is missing. Raise `ValueError` if it is no text."""
+    text = row.get(key) or ""
+    if not isinstance(text, str):
+        raise ValueError(f"{source}: {key!r} is {short(text)}. It must be text")
+    return text
 
 
 FORMATS = {"test_list": parse_mbpp, "test": parse_humaneval, "tests": parse_plain}

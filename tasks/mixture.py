@@ -73,12 +73,12 @@ class Mixture(OfMembers):
             if type(weight) not in (int, float) or not 0 < weight < float("inf"):
                 raise ValueError(f"tasks: the weight of {name!r} must be a number above 0, not {weight!r}")
             kind = options.pop("task", name)
-            if kind == "mixture":
-                raise ValueError(f"tasks: {name!r} is a mixture itself. List its members instead")
             try:
                 task = get_task(kind, **options)
             except ValueError as error:
                 raise ValueError(f"tasks, {name!r}: {error}") from error
+            if isinstance(task, Mixture):
+                raise ValueError(f"tasks: {name!r} is a mixture itself. List its members instead")
             if task.turns > 1:
                 raise ValueError(f"tasks: {name!r} has several turns, unsupported in a mixture. Set task: {name}.")
             self.weights[str(name)] = weight

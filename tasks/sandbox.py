@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from trl_prorl.tasks.worker import PIPES
 
 ISOLATED = Path(__file__).with_name("isolated")
 HARNESS = "harness.py"
+POLL_SECONDS = 0.1
 START_SECONDS = 30.0  # in addition to the time of a run; starting usually takes well below one second
 INSTALL = "`apt-get install -y bubblewrap` (elsewhere: your distribution's package `bubblewrap`)"
 WEAK = (
@@ -37,7 +39,7 @@ class Limits:
 
     Attributes:
         cpu_seconds (`int`): CPU time of the code, and of the tests.
-        wall_seconds (`float`): time from start to verdict.
+        wall_seconds (`float`): time from the start of the code to the verdict.
         memory_mib (`int`): address space of each process.
     """
 
@@ -184,13 +186,7 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
     env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **PIPES)
     try:
-        try:
-            output, errors = process.communicate(frames, timeout=limits.wall_seconds)
-        except subprocess.TimeoutExpired as late:
-            if late.output:
-                raise
-            # The harness has not started yet, as can happen on a busy machine. This is not the code's fault.
-            output, errors = process.communicate(timeout=START_SECONDS)
+        output, errors = communicate(process, frames, limits.wall_seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, errors = process.communicate()
@@ -203,6 +199,26 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         return 0
     signature, _, passed = lines[1].partition(" ")
     return int(passed) if secrets.compare_digest(signature, nonce) else 0
+
+
+def communicate(process: subprocess.Popen, frames: bytes, wall_seconds: float) -> tuple[bytes, bytes]:
+    """
+    Send the frames and return output and errors. The wall-clock limit counts from the first output, because a slow
+    start, as on a busy machine, is not the code's fault.
+
+    Raises:
+        `subprocess.TimeoutExpired`: If the process has not ended by then.
+    """
+    unsent: bytes | None = frames
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            return process.communicate(unsent, timeout=POLL_SECONDS)
+        except subprocess.TimeoutExpired as waiting:
+            unsent = None  # `communicate` keeps what it has not sent yet
+            if waiting.output:
+                break
+    return process.communicate(timeout=wall_seconds)
 
 
 PROBE = Program("def twice(n):\n    return 2 * n", ("import decimal, heapq\nassert twice(21) == 42",), "twice")

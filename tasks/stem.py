@@ -96,17 +96,21 @@ class Stem(LoadedTask, GeneratedTask):
     25 %, even if the guess takes the choices into account.
 
     Args:
-        level (`int`, *optional*, defaults to `3`): difficulty of the generated questions, from 1 to 8.
+        level (`int`, *optional*): difficulty of the generated questions, from 1 to 8; by default 3. Not with a path.
         path (`str`, *optional*): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`. Every line is an
             object with `question`, `choices` (a list of strings) and `answer` (a letter, or an index from 0).
 
     Raises:
-        `ValueError`: If the level is not from 1 to 8, or the file has another form.
+        `ValueError`: If the level is not from 1 to 8 or has no effect, or the file has another form.
     """
 
     name = "stem"
 
-    def __init__(self, level: int = 3, path: str | None = None):
+    def __init__(self, level: int | None = None, path: str | None = None):
+        if level is None:
+            level = 3 if path is None else 1  # the level of a file's rows
+        elif path is not None:
+            raise ValueError(f"level={level!r} has no effect with path={path!r}: remove it")
         super().__init__(level)
         self.load(path, parse_problem)
 

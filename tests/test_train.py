@@ -82,6 +82,9 @@ BAD = {
     "--thinking_budget 5000": "thinking_budget=5000",
     "--resume_from_checkpoint nowhere": "resume_from_checkpoint='nowhere'",
     "--task_options {reward": "task_options='{reward'",
+    '--task_options ["reward"]': "task_options=['reward'] must be a JSON object",
+    "--task sums --dataset_name nowhere": "dataset_name='nowhere' is not an option",
+    "--task stem --task_level 6 --dataset_name nowhere": "task_level=6 has no effect with dataset_name='nowhere'",
 }
 
 

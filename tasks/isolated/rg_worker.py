@@ -6,6 +6,7 @@ sympy's parser. Here `eval` accepts only plain values and formulas, and the proc
 connections or change files. The questions depend on the order of sets, which is fixed for this process.
 """
 
+import json
 import re
 from difflib import get_close_matches
 from functools import lru_cache
@@ -14,6 +15,7 @@ import reasoning_gym
 from answering import answer_lines
 from plain_eval import guard
 from reasoning_gym.coaching.base_curriculum import BaseCurriculum
+from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 
@@ -25,17 +27,20 @@ NO_NUMBER = re.compile(r"(?<![A-Za-z0-9_])(?:nan|inf|infinity|oo|zoo)j?(?![A-Za-
 
 
 @lru_cache(maxsize=4096)
-def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
+def question(family: str, level: int | None, config: str, seed: int) -> tuple:
     """
     Return a dataset of one question, and that question. It has the settings of the family at a level of its curriculum
-    (from 1), or its default settings. `config` overrides both.
+    (from 1), or its default settings. `config`, as JSON, overrides both.
     """
     settings = {}
     if level is not None:
         curriculum: BaseCurriculum = create_curriculum(family)
         curriculum.set_global_level(level - 1)
         settings = vars(curriculum.generate_configuration())
-    dataset = reasoning_gym.create_dataset(family, **{**settings, **dict(config), "seed": seed, "size": 1})
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(config).items()}
+    if family == "composite":
+        given["datasets"] = [DatasetSpec(**dataset) for dataset in given.get("datasets", ())]
+    dataset = reasoning_gym.create_dataset(family, **{**settings, **given, "seed": seed, "size": 1})
     return dataset, dataset[0]
 
 
@@ -49,7 +54,7 @@ def answer(request: dict) -> dict:
     """
     family = request["family"]
     level = request["level"]
-    config = tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in sorted(request["config"].items()))
+    config = json.dumps(request["config"], sort_keys=True)  # text can be a key of the cache, whatever it holds
     if request["do"] == "check":
         return {"problem": find_problem(family, level, config)}
     dataset, entry = question(family, level, config, request["seed"])
@@ -75,7 +80,7 @@ def is_fooled(dataset, entry: dict, text: str) -> bool:
         return False
 
 
-def find_problem(family: str, level: int | None, config: tuple) -> str | None:
+def find_problem(family: str, level: int | None, config: str) -> str | None:
     """Return what is wrong with the name or the settings; `None` if they work."""
     if family not in DATASETS:
         nearest = get_close_matches(family, DATASETS, n=3) or sorted(DATASETS)
@@ -85,7 +90,7 @@ def find_problem(family: str, level: int | None, config: tuple) -> str | None:
     try:
         questions = [question(family, level, config, seed) for seed in PROBE_SEEDS]
     except Exception as error:
-        return f"config={dict(config)!r} does not suit {family}: {type(error).__name__}: {error}"
+        return f"config={config} does not suit {family}: {type(error).__name__}: {error}"
     for probe in PROBES:
         fooled = sum(is_fooled(*each, probe) for each in questions)
         # game_of_life_halting of 0.1.25 takes bool() of the text; coin_flip's tolerance is above its probabilities.

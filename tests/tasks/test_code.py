@@ -208,7 +208,7 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
     task = make(path=write_jsonl(tmp_path / "problems.jsonl", [problem]))
     (split,) = [split for split, problems in task._problems.items() if problems]
     row = task.rows(split, None)[0]
-    assert (row["entry_point"], row["level"]) == (name, 1)
+    assert (row["entry_point"], row["level"], task.level) == (name, 1, 1)
     assert shown in row["prompt"][0]["content"]
     assert hidden not in row["prompt"][0]["content"]
     assert all(task.verify(completion, row) for completion in [task.gold(row), *right])
@@ -220,6 +220,11 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
     [
         ({**MBPP, "test_list": ["assert f(1 =="]}, "'test_list', test 0 is not Python"),
         ({**MBPP, "test_list": ["assert len([1]) == 1"]}, "'test_list': the first test calls no function of the"),
+        ({**MBPP, "test_imports": "import math"}, "'test_imports' is 'import math'. It must be a list of texts"),
+        ({**MBPP, "test_imports": [3]}, "'test_imports' is .3.. It must be a list of texts"),
+        ({**MBPP, "test_setup_code": ["x = 1"]}, "'test_setup_code' is .'x = 1'.. It must be text"),
+        ({**PLAIN, "solution": ["x"]}, "'solution' is .'x'.. It must be text"),
+        ({**PLAIN, "entry_point": 5}, "'entry_point' is 5. It must be text"),
         ({**HUMANEVAL, "entry_point": "absent"}, "'prompt' does not define the 'entry_point' 'absent'"),
     ],
 )

@@ -90,7 +90,8 @@ def test_names_with_weights_are_a_mixture():
         ({"parity": {"level": 2}}, "'parity'.*None"),
         ({"parit": 1}, "'parit': task='parit' is not a task"),
         ({"parity": {"weight": 1, "levle": 2}}, "'parity': levle=2 .* mean 'level'"),
-        ({"inner": {"weight": 1, "task": "mixture"}}, "'inner' is a mixture itself"),
+        ({"inner": {"weight": 1, "task": "mixture", "tasks": {"parity": 1}}}, "'inner' is a mixture itself"),
+        ({"sums:0.5,parity:0.5": 1}, "'sums:0.5,parity:0.5' is a mixture itself"),
     ],
 )
 def test_wrong_members(tasks, message):

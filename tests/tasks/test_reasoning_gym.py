@@ -85,6 +85,19 @@ def test_levels_and_settings():
     assert all(prompt.count(" + ") + prompt.count(" - ") == 1 for prompt in prompts(two))
 
 
+NESTED = {
+    "rearc": {"rng_difficulty_ranges": [[0.0, 0.5], [0.5, 1.0]], "rng_difficulty_weights": [1, 1]},
+    "composite": {"datasets": [{"name": "chain_sum", "weight": 1, "config": {"min_terms": 3}}]},
+}
+
+
+@pytest.mark.parametrize("family", NESTED)
+def test_settings_that_hold_lists_or_mappings(family):
+    task = get_task(f"rg:{family}", config=NESTED[family])
+    row = task.rows("train", 1)[0]
+    assert task.verify(task.gold(row), row)
+
+
 SCORER = "__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset"
 HOSTILE = {
     "fake the score": f"setattr({SCORER}, 'score_answer', lambda *a: 1.0) or []",

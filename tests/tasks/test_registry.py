@@ -24,6 +24,11 @@ def test_every_entry_is_a_task_of_that_name(name):
         ("revers_digits", {}, "'revers_digits'.*mean 'reverse_digits'"),
         ("sorting", {"levle": 2}, "levle=2 .*'sorting'.*mean 'level'"),
         ("gsm8k", {"level": 1}, "level=1 .*'gsm8k'"),  # options belong to their task
+        *(
+            (name, {"level": 6, "path": "a.jsonl"}, "level=6 has no effect with path='a.jsonl': remove it")
+            for name in ("stem", "code")
+        ),
+        ("code", {"allow_weak_sandbox": "no"}, "allow_weak_sandbox='no' must be true or false"),
         *(("sorting", {"reward": wrong}, "reward=") for wrong in ("dist", None, 1, ["distance"])),
         ("sums", {"reward": "step"}, "reward="),
         ("reverse_digits", {"reward": "first"}, "reward="),

@@ -285,11 +285,12 @@ def test_no_pass_without_the_nonce(end):
     assert run_command(command, False, ONE_SECOND, Program("", ("", "", ""), "f")) == 0
 
 
-def test_a_late_start_is_no_verdict():
-    limits = Limits(wall_seconds=0.5)
-    right = Program("def f():\n    return 1", ("assert f() == 1",), "f")
+@pytest.mark.parametrize("start, wall, own", [(1.0, 0.5, 0.0), (1.5, 2.0, 1.0)])
+def test_the_start_does_not_count_against_the_code(start, wall, own):
+    limits = Limits(wall_seconds=wall)
+    right = Program(f"import time\ndef f():\n    time.sleep({own})\n    return 1", ("assert f() == 1",), "f")
     python = python_command(Path(os.path.realpath(sys.executable)), ISOLATED)
-    assert run_command(["sh", "-c", f"sleep 1; exec {shlex.join(python)}"], False, limits, right) == 1
+    assert run_command(["sh", "-c", f"sleep {start}; exec {shlex.join(python)}"], False, limits, right) == 1
 
 
 # What is stopped: each program tries, and says "stopped" only if it was refused.

@@ -197,6 +197,7 @@ def test_a_file(tmp_path, write_jsonl):
     task = get_task("stem", path=write_jsonl(tmp_path / "questions.jsonl", rows))
     found = [row for split in ("train", "validation", "test") for row in task.rows(split, None)]
     assert len(found) == 41
+    assert task.level == 1
     for row in found:
         assert (row["task"], row["level"]) == ("stem", 1)
         assert task.verify(task.gold(row), row) is True

@@ -53,6 +53,11 @@ class TaskArguments(TaskKeys, ScriptArguments):
                     f"task_options={short(self.task_options)} is not JSON: {error}. Example: "
                     """--task_options '{"reward": "share"}'."""
                 ) from error
+            if not isinstance(self.task_options, dict | None):
+                raise ValueError(
+                    f"task_options={short(self.task_options)} must be a JSON object, such as "
+                    """'{"reward": "share"}'."""
+                )
 
     def _length_key(self) -> str | None:
         """Return the key with the length of the length reward, if it has one."""
@@ -75,9 +80,14 @@ class TaskArguments(TaskKeys, ScriptArguments):
         try:
             return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
         except ValueError as error:
-            if not str(error).startswith("level="):
+            message = str(error)
+            if not message.startswith(("level=", "path=")):
                 raise
-            raise ValueError(f"task_{error}") from error
+            if message.startswith("level="):
+                message = f"task_{message}"
+            if self.dataset_name is not None:
+                message = message.replace("path=", "dataset_name=", 1)
+            raise ValueError(message) from error
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
         """Return the task's reward function and the length reward, if there is one."""
