@@ -1479,8 +1479,9 @@ def qwen_curve() -> Figure:
         "control_target0.011_seed2": "fixed reference, kl_target 0.011, seed 2, bf16",
         "control_seed2": "fixed reference, β = 0.3, seed 2, bf16",
         "A_seed2": "moving reference (A), β = 0.3, seed 2, bf16",
+        "B_seed2": "old policy (B), β_old = 0.02, seed 2, bf16",
     }
-    colours = ("#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+    colours = ("#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
         for colour, (arm, label) in zip(colours, names.items(), strict=True):
             rows = table("qwen_steps")

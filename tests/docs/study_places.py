@@ -36,6 +36,7 @@ QWEN = {  # at most 512 tokens
     "fixed reference": "control",
     "moving reference (A), one reset": "A",
     "no KL": "plain_again",
+    "old policy (B)": "B",
 }
 QWEN_LESS = {
     "fixed reference − starting model": ("control", "base"),
@@ -44,6 +45,9 @@ QWEN_LESS = {
     "no KL − starting model": ("plain_again", "base"),
     "no KL − fixed reference": ("plain_again", "control"),
     "moving reference (A) − no KL": ("A", "plain_again"),
+    "old policy (B) − starting model": ("B", "base"),
+    "old policy (B) − fixed reference": ("B", "control"),
+    "old policy (B) − no KL": ("B", "plain_again"),
 }
 QWEN_PROMPTS = {
     "starting model: default − recipe's prompt": ("base_default", "base"),
@@ -55,6 +59,8 @@ QWEN_PROMPTS = {
     "fixed reference − starting model, four examples": ("control", "base_4shot"),
     "no KL − starting model, default prompt": ("plain_again", "base_default"),
     "no KL − starting model, four examples": ("plain_again", "base_4shot"),
+    "old policy (B) − starting model, default prompt": ("B", "base_default"),
+    "old policy (B) − starting model, four examples": ("B", "base_4shot"),
 }
 QWEN_FIRST = {  # at most 200 tokens
     "starting model": "base of plain",
@@ -214,6 +220,7 @@ TABLES = {
                     "fixed reference, `beta: 0.3`": "control",
                     "the same, with one reset halfway": "A",
                     "no KL (exploratory)": "plain_again",
+                    "B, `beta_old: 0.02`": "B",
                 },
             )
         ],
@@ -995,6 +1002,8 @@ SENTENCES = {
         "{tuned_rivals2/gamed_reverse/control_target0.3/greedy/base:interval}.",
         "it is {target2/gamed_reverse/control_target0.15/greedy/base:interval} (exploratory), and sampled "
         "{target2/gamed_reverse/control_target0.15/pass@1/control_target0.3:below} points below",
+        "B is {qwen/sampled, 512/B/pass@1/control:interval} points above the fixed reference, greedy "
+        "{qwen/greedy, 512/B/pass@1/control:interval}",
         "with the reset is {qwen/sampled, 512/A/pass@1/plain_again:interval} points from the one without a KL sampled",
         "that prompt has {qwen/sampled, 512/base_default/pass@1:1} % and {qwen/greedy, 512/base_default/pass@1:1} %",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
