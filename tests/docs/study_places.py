@@ -48,6 +48,7 @@ QWEN_LESS = {
     "old policy (B) − starting model": ("B", "base"),
     "old policy (B) − fixed reference": ("B", "control"),
     "old policy (B) − no KL": ("B", "plain_again"),
+    "old policy (B) − moving reference (A)": ("B", "A"),
 }
 QWEN_PROMPTS = {
     "starting model: default − recipe's prompt": ("base_default", "base"),
@@ -83,6 +84,7 @@ QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     "no KL, seed 2 − starting model, four examples": ("plain_seed2", "base_4shot"),
     "no KL, seed 2 − no KL, seed 2, again": ("plain_seed2", "plain_again"),
     "moving reference (A), seed 2 − no KL, seed 2, again": ("A", "plain_again"),
+    "old policy (B), seed 2 − no KL, seed 2, again": ("B", "plain_again"),
 }
 BOTH_WAYS = ("sampled", "greedy")
 
