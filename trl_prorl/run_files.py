@@ -228,7 +228,7 @@ def run_id_in(path: Path) -> str | None:
 def training_note(evaluation: dict[str, Any]) -> str:
     """
     Describe, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set;
-    empty if none does, and for the splits of a task, which have no prompt in common.
+    empty if none does, and for the other splits of a task, which have no prompt in common with it.
     """
     if "in_training" not in evaluation:
         return ""
