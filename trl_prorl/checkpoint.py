@@ -471,7 +471,7 @@ class CheckpointMixin:
             self.args.hub_token = token
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():  # other processes come here before it is there
-            write_run_id(folder, self._run_id)
+            write_run_id(folder, self._run_id, self.step_of_weights)
 
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 

@@ -31,6 +31,7 @@ EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 RUN_ID_FILE = "prorl_run.json"
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
+STEP_OF_WEIGHTS = "step"  # also there
 # Kinds of events; of them those of resets, and those that happen at a generation boundary.
 RESET = "reset"
 ELASTIC = "elastic_reset"
@@ -176,19 +177,34 @@ class JsonLines:
         return True
 
 
-def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
-    """Return which run the weights in a folder belong to; `None`: to no run, whatever was there before."""
+def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:
+    """
+    Write which run the weights in a folder belong to, and its optimizer step, if given. A `run_id` of `None`: to no
+    run, whatever was there before.
+    """
     path = Path(folder) / RUN_ID_FILE
     if run_id is None:
         path.unlink(missing_ok=True)
     else:
         with replaced(path) as aside:
-            aside.write_text(json.dumps({RUN_ID: run_id}) + "\n")
+            content = {RUN_ID: run_id}
+            if step is not None:
+                content[STEP_OF_WEIGHTS] = step
+            aside.write_text(json.dumps(content) + "\n")
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:
     """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
     return run_id_in(Path(folder) / RUN_ID_FILE)
+
+
+def saved_step(folder: str | os.PathLike) -> int | None:
+    """Return the optimizer step of the weights that a run saved in a folder; `None` if nothing there says so."""
+    try:
+        step = read_json(Path(folder) / RUN_ID_FILE).get(STEP_OF_WEIGHTS)
+    except InputError:
+        return None
+    return step if type(step) is int else None
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
@@ -212,7 +228,7 @@ def run_id_in(path: Path) -> str | None:
 def training_note(evaluation: dict[str, Any]) -> str:
     """
     Describe, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set;
-    empty if none does, and for the splits of a task, which have no prompt in common.
+    empty if none does, and for the other splits of a task, which have no prompt in common with it.
     """
     if "in_training" not in evaluation:
         return ""

@@ -26,6 +26,7 @@ LABELS = {
     "completions without an answer to verify": "completions without an answer to verify",
     "groups without signal, expected": "groups that give no gradient",
     "prompts with a signal": "prompts that give a gradient",
+    "completions with a signal": "completions that give a gradient",
     "base pass rate of ": "accuracy of the starting model on ",
     "base pass rate": "accuracy of the starting model",
     "right among answers paid in full": "correct completions among those with full reward",

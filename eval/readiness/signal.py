@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from trl_prorl.advantages import UNGROUPED
 from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS as MIN_FOR_INTERVAL
 from trl_prorl.eval.analysis.statistics import prompt_interval
@@ -225,7 +226,7 @@ def accuracy_finding(what: str, rates: list[float], tells: bool | None, truncate
 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Return the share of groups that give no gradient: observed, and expected from the accuracy."""
-    if found.group_size == 1:
+    if found.group_size == 1 or found.args.advantage_estimator in UNGROUPED:
         return batch_finding(found, tells)
     groups = found.groups(found.rewards)
     truncated = found.groups(found.truncated)
@@ -256,13 +257,14 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
 
 
 def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
-    """Return whether rewards differ between prompts, for groups of one completion, compared with other prompts."""
+    """Return whether rewards differ between prompts, where a completion is not compared with its group."""
     values = without_nan(found.rewards)
-    what = "prompts with a signal"
+    what = "prompts with a signal" if found.group_size == 1 else "completions with a signal"
     if has_gradient(found, found.rewards, found.truncated):
         lowest = min(values)
         highest = max(values)
-        return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} prompts")
+        of = "prompts" if found.group_size == 1 else "completions"
+        return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} {of}")
     return Finding(what, f"0 of {len(found.rewards)}", cure_of_zero_signal(found, tells), STOP)
 
 

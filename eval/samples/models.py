@@ -20,7 +20,7 @@ from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.files import file_sha256
 from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
-from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id
+from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id, saved_step
 from trl_prorl.run_folder import check_links
 from trl_prorl.weights import load_model, named_class
 
@@ -112,13 +112,17 @@ def last_step(run_dir: Path) -> int | None:
 
 def trained_point(run_dir: Path, config: dict) -> Point:
     """
-    Return the trained model of a run. Its step is the last one in `metrics.jsonl`, unless its weights are those of a
-    checkpoint: the best one, or one that was copied there after the run was killed.
+    Return the trained model of a run. If its weights are those of a checkpoint (the best one, or one that was copied
+    there after the run was killed), it has that step. Else its step is the one saved with the weights (a run that was
+    resumed and killed leaves older ones than its log files); without one, the last in `metrics.jsonl`.
     """
     folder = find_trained_model(run_dir, config)
     found, _ = checkpoints(folder, run_dir)
     same = [step for step, path in found.items() if same_weights(path, folder)]
-    return Point("trained", max(same) if same else last_step(run_dir), folder)
+    if same:
+        return Point("trained", max(same), folder)
+    step = saved_step(folder)
+    return Point("trained", last_step(run_dir) if step is None else step, folder)
 
 
 def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:

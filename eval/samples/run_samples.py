@@ -64,7 +64,7 @@ class HeldOut:
         InputError: If the run cannot be evaluated with these settings.
     """
 
-    in_training: int | None = None  # how many of a user's own prompts occur in the training set; `None`: not known
+    in_training: int | None = None  # how many prompts occur in the training set; `None`: not known
 
     def __init__(
         self,
@@ -108,10 +108,13 @@ class HeldOut:
 
     def _count_of_task(self) -> int | None:
         """
-        Return how many prompts occur in the training set. The splits of our tasks share none; those of a user may.
+        Return how many prompts occur in the training set: all of the split `train`. The other splits of our tasks
+        share none with it; those of a user may.
         """
+        if self.split == "train":
+            return len(self.rows)
         is_ours = type(self.task).__module__.partition(".")[0] == "trl_prorl"
-        if is_ours or self.task.turns > 1 or self.split == "train":
+        if is_ours or self.task.turns > 1:
             return None
         try:
             rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)

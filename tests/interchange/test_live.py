@@ -209,6 +209,12 @@ def test_what_cannot_be_exported_is_said_at_once(make_trainer, tmp_path):
         export_update(trainer, tmp_path / "second")
     with pytest.raises(InputError, match="elastic_reset_every"):
         export_update(make_trainer(elastic_reset_every=2), tmp_path / "elastic")
+    corrected = make_trainer()
+    corrected.args.use_vllm = True  # without the engine
+    with pytest.raises(InputError, match="set vllm_importance_sampling_correction: false"):
+        export_update(corrected, tmp_path / "corrected")
+    corrected.args.vllm_importance_sampling_correction = False
+    export_update(corrected, tmp_path / "corrected")
     momentum = make_trainer(optim="sgd")
     export_update(momentum, tmp_path / "sgd")
     with pytest.raises(InputError, match="SGD"):

@@ -57,6 +57,11 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         raise InputError("elastic_reset_every changes weights between updates, which no schema describes: remove it.")
     if "frozen_ranks" in trainer.parts:
         raise InputError("The ranks of the trained adapter below stay as they are, which no schema describes.")
+    if trainer.args.corrects_sampler:
+        raise InputError(
+            "vllm_importance_sampling_correction: true with use_vllm multiplies the loss by ratios that no schema "
+            "describes: set vllm_importance_sampling_correction: false."
+        )
     with writing(folder):  # now, and not after the minutes of a rollout
         pass
     export = NextUpdate(trainer, folder)

@@ -13,6 +13,7 @@ def rollouts(correct, rewards=None, truncated=None, size=4, parts=None, source="
     n = len(correct)
     answered = keys.pop("answered", None)
     args = dict.fromkeys(LIMITS) | {"max_completion_length": 12, "mask_truncated_completions": False, "resets": False}
+    args["advantage_estimator"] = "grpo"
     return Rollouts(
         SimpleNamespace(**args | keys),
         size,
@@ -35,6 +36,7 @@ def of(found, what, tells=True, gold=8):
 RATE = "base pass rate ("
 SILENT = "groups without signal"
 BATCH = "prompts with a signal"
+UNCOMPARED = "completions with a signal"
 CUT = "completions cut"
 PAY = "groups that pay"
 VERIFIER = "verifier beside"
@@ -66,6 +68,10 @@ TOO_SHORT = "fit: raise max_completion_length"
         # One completion per prompt is compared with those of other prompts; equal rewards give no gradient.
         (rollouts([1, 0] * 10, size=1), BATCH, "fine", "rewards from 0 to 1 over 20 prompts; "),
         (rollouts([0] * 20, size=1), BATCH, STOP, "0 of 20; "),
+        # So are completions of groups, with an estimator that does not compare them within the group.
+        (rollouts(SOLVED_OR_NOT, advantage_estimator="raw"), UNCOMPARED, "fine", "1 over 40 completions; "),
+        (rollouts(SOLVED_OR_NOT, advantage_estimator="global_normalized"), UNCOMPARED, "fine", "rewards from 0 to 1"),
+        (rollouts([0] * 20, advantage_estimator="raw"), UNCOMPARED, STOP, "0 of 20; "),
         # Rewards that differ by rounding are equal; those of wrong answers may differ.
         (rollouts([1, 0] * 10, rewards=[0.3, 0.3 + 1e-8] * 10), SILENT, STOP, "5 of 5"),
         (rollouts([0] * 8, rewards=[0.1, 0.2, 0.1, math.nan] * 2), SILENT, "fine", "0 of 2"),

@@ -184,6 +184,11 @@ def test_samples_beside_that_are_not_of_these_prompts_and_settings_are_drawn(bes
         assert calls == [(6, 4)], name
 
 
+def test_prompts_of_the_training_split_are_counted_as_trained_on(run_dir):
+    assert HeldOut(run_dir, "train", 6).in_training == 6
+    assert HeldOut(run_dir, "test", 6).in_training is None
+
+
 def test_names_of_tasks():
     assert TaskName.parse("parity@2") == TaskName("parity", 2)
     assert TaskName.parse("gsm8k=/some/where") == TaskName("gsm8k", path="/some/where")

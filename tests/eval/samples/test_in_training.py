@@ -8,6 +8,7 @@ from datasets import Dataset, IterableDataset
 from trl_prorl import drift, evaluate
 from trl_prorl.eval import report
 from trl_prorl.hub.card import eval_results, model_card, read_record
+from trl_prorl.run_files import saved_step
 
 
 def chats(texts, **more):
@@ -47,6 +48,7 @@ def trained(run, rows=TRAIN, **more):
 def test_the_split_is_qualified_where_it_has_to_be(run, capsys, train, rows, split, count):
     trainer = trained(run, train)
     trainer.save_model()
+    assert saved_step(trainer.args.output_dir) == 1
     capsys.readouterr()
     evaluate(trainer, rows, holds_e, n=2, k=[1], greedy=False)
     shown = {"terminal": capsys.readouterr().out}

@@ -99,6 +99,19 @@ def test_what_a_run_left_behind_may_be_an_earlier_checkpoint(run_dir, config, ad
     assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [20]
 
 
+def test_a_run_that_was_resumed_and_killed_left_the_weights_of_its_first_end(run_dir, config, add_checkpoints):
+    """It ended at step 80; its log files and checkpoints are of the longer run, killed at step 150."""
+    add_checkpoints(run_dir, 120, 150)
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (80, 120, 150)))
+    write_run_id(run_dir, "1", 80)
+    assert trained_point(run_dir, config) == Point("trained", 80, run_dir)
+    for wanted in (["all"], ["120", "150"]):
+        assert [point.step for point in checkpoint_points(run_dir, config, wanted)] == [120, 150]
+    for step in (None, "80", True):
+        write_run_id(run_dir, "1", step)
+        assert trained_point(run_dir, config).step == 150
+
+
 def test_a_renamed_run_is_not_evaluated_with_the_weights_of_the_new_run_of_its_name(run_dir, base, tmp_path):
     """`runs/A` became `runs/A_old` before its adapter was saved; the run that is `runs/A` now is another."""
     old = tmp_path / "A_old"
