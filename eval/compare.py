@@ -27,7 +27,13 @@ from trl_prorl.eval.analysis.pairs import (
 )
 from trl_prorl.eval.analysis.timing import parallel_notes, trained_in_parallel
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_table
+from trl_prorl.eval.pages.comparison import (
+    answer,
+    left_out_statement,
+    objective_notes,
+    stale_notes,
+    terminal_table,
+)
 from trl_prorl.eval.pages.plotting import run_label
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.table import print_bullets, terminal
@@ -104,6 +110,7 @@ def compare_runs(
     if not comparisons or (two_runs and skipped):
         raise InputError(skipped[0])
     notes = pair_notes(*runs) if two_runs else objective_notes(runs)
+    notes += stale_notes(runs)
     return comparisons, {group.label: group.full_label for group in groups}, [*left_out, *skipped], notes
 
 
