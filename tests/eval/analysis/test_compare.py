@@ -114,6 +114,24 @@ def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
 
 
 @pytest.mark.parametrize(
+    ("config", "steps", "named"),
+    [
+        ({"model_name_or_path": "big"}, 20, "model_name_or_path (tiny and big)"),
+        ({"model_revision": "v2"}, 20, "model_revision (main and v2)"),
+        ({"learning_rate": 1e-5}, 20, "learning_rate (not set and 1e-05)"),
+        ({"max_steps": 30}, 20, "max_steps (not set and 30)"),
+        ({"max_steps": 30}, 30, "steps (20 and 30)"),
+        ({"beta": 0.5}, 20, None),  # of the variant
+    ],
+)
+def test_what_else_differs_in_a_pair_of_three_runs_is_named(evaluated, config, steps, named):
+    runs = [evaluated(variant, [1, 2], variant) for variant in ("control", "A")]
+    *_, notes = compare_runs([*runs, evaluated("C", [1, 2], "C", config, steps)], [1])
+    found = [note.partition(": ")[0].replace(" (never reset)", "") for note in notes if " differ in " in note]
+    assert found == ([f"{name} and C differ in {named}" for name in ("control", "A")] if named else [])
+
+
+@pytest.mark.parametrize(
     ("measured", "is_stale"),
     [
         ({"step": 20, "steps_on_record": 20}, False),
