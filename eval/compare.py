@@ -20,6 +20,7 @@ from trl_prorl.eval.analysis.pairs import (
     common_sizes,
     compare_pairs,
     comparisons_to_json,
+    group_notes,
     has_greedy,
     pair_by_seed,
     pair_notes,
@@ -27,7 +28,13 @@ from trl_prorl.eval.analysis.pairs import (
 )
 from trl_prorl.eval.analysis.timing import parallel_notes, trained_in_parallel
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_table
+from trl_prorl.eval.pages.comparison import (
+    answer,
+    left_out_statement,
+    objective_notes,
+    stale_notes,
+    terminal_table,
+)
 from trl_prorl.eval.pages.plotting import run_label
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.table import print_bullets, terminal
@@ -103,7 +110,13 @@ def compare_runs(
     comparisons, skipped = compare_pairs(list(combinations(groups, 2)), outcomes)
     if not comparisons or (two_runs and skipped):
         raise InputError(skipped[0])
-    notes = pair_notes(*runs) if two_runs else objective_notes(runs)
+    if two_runs:
+        notes = pair_notes(*runs)
+    else:
+        compared = {(row.first, row.second) for row in comparisons}
+        pairs = [pair for pair in combinations(groups, 2) if (pair[0].label, pair[1].label) in compared]
+        notes = [*objective_notes(runs), *group_notes(pairs)]
+    notes += stale_notes(runs)
     return comparisons, {group.label: group.full_label for group in groups}, [*left_out, *skipped], notes
 
 

@@ -23,8 +23,9 @@ class Row:
     """
     A run of a report, with the numbers that several tables show; `None` if one was not measured.
 
-    Step times are compared with those of the nearest `control`; `own_control` has the same ground and seeds. Step
-    times count as not measured if the run is not `timed`: if it trained in parallel with another one of the report.
+    Step times are compared with those of the nearest `control` on the same ground; `own_control` also has the same
+    seeds. Step times count as not measured if the run is not `timed`: if it trained in parallel with another one of
+    the report.
     """
 
     def __init__(self, run: RecordedRun, timed: bool):
@@ -162,6 +163,7 @@ class Frame:
         self.rows = [Row(run, timed=run not in self.parallel) for run in runs]
         for row in self.rows:
             controls = [other for other in self.rows if other.run.variant == "control"]
+            controls = [other for other in controls if other.run.ground == row.run.ground]
             row.control = max(controls, key=lambda control, row=row: _agreement(row.run, control.run), default=None)
             if row.control and _agreement(row.run, row.control.run)[:2] == (True, True):
                 row.own_control = row.control

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.configurations import pairing_obstacle
+from trl_prorl.eval.analysis.configurations import pairing_obstacle, value_of
 from trl_prorl.eval.analysis.frame import Frame, Row, RunGroup
 from trl_prorl.eval.analysis.sampled_scores import per_prompt
 from trl_prorl.eval.analysis.statistics import (
@@ -22,7 +22,7 @@ from trl_prorl.eval.analysis.statistics import (
     prompts_and_seeds,
     t_interval,
 )
-from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
+from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun, require_passk
 from trl_prorl.provenance import describe_evaluation
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
@@ -115,7 +115,7 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
     started = [(run.model, run.config.get("model_revision") or "main") for run in (a, b)]
     if started[0] != started[1]:
         notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
-    steps = [run.passk.get("step") or run.last_step for run in (a, b)]
+    steps = [_trained_steps(run) for run in (a, b)]
     if steps[0] != steps[1]:
         notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps. Scores are not matched by step.")
     lacking = [run for run in (a, b) if not has_greedy(run)]
@@ -123,6 +123,32 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
         notes.append(f"Greedy decoding is not compared: `{lacking[0].name}` was evaluated without it.")
     alone = "One run each: the intervals are over prompts. Other training seeds may give other differences."
     return [*notes, alone]
+
+
+def group_notes(pairs: list[tuple[RunGroup, RunGroup]]) -> list[str]:
+    """Return a sentence for every pair of variants with different starting models, grounds or steps."""
+    notes = []
+    for pair in pairs:
+        runs = [group.runs[0] for group in pair]
+        values = {key: [value_of(run, key) for run in runs] for key in (MODEL, *GROUND)}
+        values["model_revision"] = [run.config.get("model_revision") or "main" for run in runs]
+        values["steps"] = [" or ".join(map(str, sorted(set(map(_trained_steps, group.evaluated))))) for group in pair]
+        if values["steps"][0] != values["steps"][1]:
+            del values["max_steps"]
+        differing = []
+        for key, (first, second) in values.items():
+            if first != second:
+                shown = ["not set" if value is None else str(value) for value in (first, second)]
+                differing.append(f"{key} ({' and '.join(shown)})")
+        if differing:
+            names = f"{pair[0].label} and {pair[1].label}"
+            notes.append(f"{names} differ in {', '.join(differing)}: their difference may be due to this.")
+    return notes
+
+
+def _trained_steps(run: RecordedRun) -> int:
+    """Return the step of the weights that were evaluated."""
+    return run.passk.get("step") or run.last_step
 
 
 def common_sizes(runs: list[RecordedRun]) -> list[int]:

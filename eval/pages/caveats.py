@@ -7,6 +7,7 @@ from trl_prorl.anchors import ANCHOR_KEYS
 from trl_prorl.eval.analysis.configurations import REPETITION_KEYS
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import METHOD, MIN_PROMPTS, NO_INTERVAL_NOTE
+from trl_prorl.eval.pages.comparison import stale_notes
 from trl_prorl.eval.pages.document import Section, bullets
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
 from trl_prorl.run_files import training_note
@@ -108,7 +109,7 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
         lines.append(
             f"The runs have different lengths, {min(steps)} to {max(steps)} steps. Scores are not matched by step."
         )
-    return lines + _differences(runs)
+    return lines + stale_notes(runs) + _differences(runs)
 
 
 def _differences(runs: list[RecordedRun]) -> list[str]:

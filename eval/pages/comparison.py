@@ -28,6 +28,17 @@ def objective_notes(runs: list[RecordedRun]) -> list[str]:
     return []
 
 
+def stale_notes(runs: list[RecordedRun]) -> list[str]:
+    """Return the line about runs that were evaluated at another step than their last one."""
+    stale = []
+    for run in runs:
+        if run.step_of_evaluation not in (None, run.last_step):
+            stale.append(f"`{run.name}` (evaluated at step {run.step_of_evaluation}, last step {run.last_step})")
+    if not stale:
+        return []
+    return [f"These held-out scores are not those of the finished runs: {', '.join(stale)}. Evaluate them again."]
+
+
 def _share_cell(row: Comparison) -> str:
     if row.share is None:
         return NOT_MEASURED

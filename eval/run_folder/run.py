@@ -174,6 +174,12 @@ class RecordedRun:
         return int(self.metrics["step"].max())
 
     @property
+    def step_of_evaluation(self) -> int | None:
+        """The last step on record when it was evaluated; `None` if this is unknown, or if it was not evaluated."""
+        passk = self.passk or {}
+        return passk.get("steps_on_record", passk.get("step"))
+
+    @property
     def without_reset(self) -> str | None:
         """Words to print after the name of a run that should have resets and had none; `None` for other runs."""
         applied = self.reset_steps()

@@ -12,6 +12,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.pairs import GREEDY, compare, pair_notes
 from trl_prorl.eval.analysis.timing import trained_in_parallel
 from trl_prorl.eval.compare import compare_runs
+from trl_prorl.eval.pages.caveats import caveats
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -110,6 +111,43 @@ def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
     assert noted == [True, True, False, False]
     notes = " ".join(pair_notes(a, evaluated("big", [1, 2], config={"model_name_or_path": "big"}, steps=40)))
     assert "tiny and big" in notes and "20 and 40 steps" in notes
+
+
+@pytest.mark.parametrize(
+    ("config", "steps", "named"),
+    [
+        ({"model_name_or_path": "big"}, 20, "model_name_or_path (tiny and big)"),
+        ({"model_revision": "v2"}, 20, "model_revision (main and v2)"),
+        ({"learning_rate": 1e-5}, 20, "learning_rate (not set and 1e-05)"),
+        ({"max_steps": 30}, 20, "max_steps (not set and 30)"),
+        ({"max_steps": 30}, 30, "steps (20 and 30)"),
+        ({"beta": 0.5}, 20, None),  # of the variant
+    ],
+)
+def test_what_else_differs_in_a_pair_of_three_runs_is_named(evaluated, config, steps, named):
+    runs = [evaluated(variant, [1, 2], variant) for variant in ("control", "A")]
+    *_, notes = compare_runs([*runs, evaluated("C", [1, 2], "C", config, steps)], [1])
+    found = [note.partition(": ")[0].replace(" (never reset)", "") for note in notes if " differ in " in note]
+    assert found == ([f"{name} and C differ in {named}" for name in ("control", "A")] if named else [])
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_stale"),
+    [
+        ({"step": 20, "steps_on_record": 20}, False),
+        ({"step": 5, "steps_on_record": 20}, False),  # of the best checkpoint
+        ({"step": 10, "steps_on_record": 10}, True),
+        ({"step": 10}, True),
+        ({}, False),
+    ],
+)
+def test_scores_of_a_run_that_went_on_afterwards_have_a_note(evaluated, measured, is_stale):
+    others = [evaluated(variant, [1, 2], variant) for variant in ("B", "control")]
+    run = evaluated("a", [1, 2], **measured)
+    *_, of_three = compare_runs([run, *others], [1])
+    *_, of_two_runs = compare_runs([run, others[0]], [1])
+    for said in (of_three, of_two_runs, caveats([run])):
+        assert ("`a` (evaluated at step 10, last step 20)" in " ".join(said)) == is_stale
 
 
 @pytest.fixture

@@ -168,6 +168,8 @@ def test_the_control_of_a_run_is_that_of_its_seed(read_run):
     assert (of_a.control, of_a.own_control) == (own, own)
     assert (other.control, other.own_control) == (control, None)
     assert Frame(runs[2:]).rows[0].control is None
+    for elsewhere in ({"task": "sorting"}, {"model_name_or_path": "big"}):
+        assert Frame([runs[0], read_run("A", config=elsewhere)]).rows[1].control is None
 
 
 def test_two_steps_have_no_ratio_to_the_control(read_run):
