@@ -150,6 +150,16 @@ def test_no_hub_name_is_invented_for_a_local_base(folder, tmp_path):
     assert model_card(folder(adapter="models/qwen", env={"base_model": noted})).data.base_model is None
 
 
+def test_the_usage_loads_the_base_s_trained_revision(folder):
+    name = "Qwen/Qwen2.5-0.5B-Instruct"
+    noted = {"base_model": {"name": name, "hub_id": name}, "base_commit": "7ae557604adf"}
+    load = f'AutoModelForCausalLM.from_pretrained("{name}"'
+    assert f'{load}, revision="7ae557604adf")\n' in model_card(folder(env=noted)).text
+    assert f"{load})\n" in model_card(folder(env=noted | {"base_commit": None})).text
+    local = {"base_model": {"name": "models/qwen"}, "base_commit": "7ae557604adf"}
+    assert "revision=" not in model_card(folder(env=local)).text
+
+
 def test_secrets_are_in_no_recipe(folder):
     secrets = {"hub_token": SECRET, "model_init_kwargs": {"token": SECRET, "dtype": "float32"}, "eos_token": "<|end|>"}
     text = str(model_card(folder(config=secrets | {"run_name": f"with {SECRET} inside"})))
