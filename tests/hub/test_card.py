@@ -89,17 +89,19 @@ def test_resets_are_listed_and_counted(folder):
 
 
 @pytest.mark.parametrize(
-    "changed, has_numbers",
+    "changed, has_numbers, names_step",
     [
-        ({"step": 7}, True),
-        ({"step": 3, "steps_on_record": 7}, True),  # of the best checkpoint
-        ({"step": 3}, False),
+        ({"step": 7}, True, False),
+        ({"step": 3, "steps_on_record": 7}, True, True),  # of the best checkpoint
+        ({"step": 3}, False, False),
     ],
 )
-def test_numbers_of_other_weights_are_left_out(folder, changed, has_numbers):
+def test_numbers_of_other_weights_are_left_out(folder, changed, has_numbers, names_step):
     card = model_card(folder(passk=PASSK | changed))
     assert bool(card.data.eval_results) == has_numbers
     assert ("\n| pass@1 |" in card.text) == has_numbers
+    assert "for 7 optimizer steps" in card.text
+    assert ("; these weights are those of step 3." in card.text) == names_step
 
 
 def test_what_the_record_lacks_is_not_invented(folder, tmp_path):
