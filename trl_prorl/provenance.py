@@ -2,7 +2,8 @@
 Where a run comes from: `config.yaml`, which starts it from a recipe again, and `env.json`, without secrets.
 
 In reading order: `write_config` and `write_env`; `identify`, `fingerprint` and `hub_commit` say which model a run
-started from; `remove_secrets` and `spell_command`; `describe_evaluation` and `passk_command` say what evaluates it.
+started from; `remove_secrets` and `spell_command`; `describe_evaluation`, `passk_command` and `evaluation_options`
+say what evaluates it.
 """
 
 import dataclasses
@@ -313,6 +314,18 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
     if not plugins and not config.get("task"):
         plugins = " --plugin FILE.py"
     return f"trl-prorl passk{plugins} " + " ".join(f"--run {shell_quote(str(run_dir))}" for run_dir in run_dirs)
+
+
+def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
+    """Return the options that evaluate a run of this recipe as in a `passk.json`, with a space before each."""
+    options = f" --prompts {passk['prompts']} --n {passk['n']} --k {' '.join(map(str, passk['k']))}"
+    if config.get("task"):  # own rows have no splits
+        options += f" --split {shell_quote(passk['split'])}"
+    options += f" --temperature {passk['temperature']:g}" if passk["temperature"] else " --greedy"
+    longest = passk.get("max_new_tokens")  # earlier releases saved none
+    if longest not in (None, config.get("max_completion_length")):
+        options += f" --max-new-tokens {longest}"
+    return f"{options} --seed {shell_quote(str(passk['seed']))}"
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:

@@ -6,10 +6,9 @@ from collections import Counter
 from typing import Any
 
 from trl_prorl.eval.analysis.sampled_scores import EVALUATION, SAMPLING
-from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, MODEL, RecordedRun, require_passk
+from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
-from trl_prorl.provenance import passk_command
-from trl_prorl.text import shell_quote
+from trl_prorl.provenance import evaluation_options, passk_command
 from trl_prorl.variants import NEVER_RESET, VARIANTS
 
 
@@ -94,8 +93,8 @@ def pairing_obstacle(a: RecordedRun, b: RecordedRun) -> str | None:
             differing.append(f"{key} {first[key]} and {second[key]}")
     a_is_smaller = (first["prompts"], first["n"]) < (second["prompts"], second["n"])
     again, like = (a, b) if a_is_smaller else (b, a)
-    command = f"{passk_command(again.config, again.env, again.path)}{evaluation_options(again, like.passk)} --replace"
-    cure = f"evaluate '{again.name}' again: `{command}`"
+    command = passk_command(again.config, again.env, again.path) + evaluation_options(again.config, like.passk)
+    cure = f"evaluate '{again.name}' again: `{command} --replace`"
     if differing:
         return f"'{a.name}' and '{b.name}' were evaluated with different settings: {', '.join(differing)}; {cure}"
     if ids != other_ids:
@@ -112,17 +111,6 @@ def _data_settings(*runs: RecordedRun) -> dict[str, list[Any]]:
     """Return the settings that decide the prompts of runs, each with its value in every run."""
     settings = {f"{key}s": [run.passk.get(key) for run in runs] for key in ("task", "level")}
     return settings | {key: [run.config.get(key) or None for run in runs] for key in PROMPT_KEYS}
-
-
-def evaluation_options(run: RecordedRun, passk: dict) -> str:
-    """Return the options with which a run is evaluated as in a `passk.json`, with a space before each."""
-    options = f" --prompts {passk['prompts']} --n {passk['n']} --k {' '.join(map(str, passk['k']))}"
-    if run.config.get("task"):  # own rows have no splits
-        options += f" --split {shell_quote(passk['split'])}"
-    options += f" --temperature {passk['temperature']:g}" if passk["temperature"] else " --greedy"
-    if passk["max_new_tokens"] != (run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH):
-        options += f" --max-new-tokens {passk['max_new_tokens']}"
-    return f"{options} --seed {shell_quote(str(passk['seed']))}"
 
 
 def value_of(run: RecordedRun, key: str) -> Any:

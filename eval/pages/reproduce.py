@@ -1,10 +1,9 @@
 """Commands that reproduce runs, evaluations and the report."""
 
-from trl_prorl.eval.analysis.configurations import evaluation_options
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages.document import Section, code
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.provenance import describe_evaluation, plugin_options
+from trl_prorl.provenance import describe_evaluation, evaluation_options, plugin_options
 from trl_prorl.text import shell_quote, visible
 
 
@@ -19,7 +18,7 @@ def evaluation_commands(runs: list[RecordedRun]) -> str:
     by_setting = {}
     for run in runs:
         if run.can_be_evaluated:
-            options = evaluation_options(run, run.passk) if run.passk else ""
+            options = evaluation_options(run.config, run.passk) if run.passk else ""
             by_setting.setdefault(options, []).append(run)
     return "\n".join(passk_command(group) + options for options, group in by_setting.items())
 

@@ -10,7 +10,7 @@ from trl_prorl.hub.card import model_card, remove_secrets
 
 
 SECRET = "hf_" + "S" * 34
-EVALUATION = {"prompts": 4, "n": 4, "temperature": 0.7, "seed": 5}
+EVALUATION = {"prompts": 4, "n": 4, "temperature": 0.7, "max_new_tokens": 1024, "seed": 5}
 # pass@1 = mean(c / 4); pass@2 = mean(1 - C(4 - c, 2) / 6)
 BASE = {"pass@1": 0.25, "interval@1": [0.0, 0.5], "pass@2": 0.5, "interval@2": [0.25, 0.75], "correct": [1] * 4}
 TRAINED = {
@@ -71,6 +71,9 @@ def test_numbers_intervals_and_settings_stand_in_the_model_index(folder, tmp_pat
         assert (result.dataset_name, result.dataset_config, result.dataset_split) == ("sorting", "level 2", "test")
         intervals = {"interval_95": TRAINED[f"interval@{k}"], "base_interval_95": BASE[f"interval@{k}"]}
         assert result.metric_args == {**intervals, "base": BASE[f"pass@{k}"], **EVALUATION}
+    assert "4 samples each of at most 1024 tokens at temperature 0.7, seed 5" in card.text
+    options = "--prompts 4 --n 4 --k 1 2 --split test --temperature 0.7 --max-new-tokens 1024 --seed 5"
+    assert f"trl-prorl passk --run runs/again {options}\n" in card.text
     assert row(card, "pass@1")[1:3] == ["0.250 [0.000, 0.500]", "0.500 [0.125, 0.875]"]
     assert row(card, "pass@1")[3] == "+0.250 [-0.125, +0.625]"
     assert row(card, "pass@2")[3] == "+0.167 [-0.250, +0.500]"
@@ -86,23 +89,30 @@ def test_resets_are_listed_and_counted(folder):
 
 
 @pytest.mark.parametrize(
-    "changed, has_numbers",
+    "changed, has_numbers, names_step",
     [
-        ({"step": 7}, True),
-        ({"step": 3, "steps_on_record": 7}, True),  # of the best checkpoint
-        ({"step": 3}, False),
+        ({"step": 7}, True, False),
+        ({"step": 3, "steps_on_record": 7}, True, True),  # of the best checkpoint
+        ({"step": 3}, False, False),
     ],
 )
-def test_numbers_of_other_weights_are_left_out(folder, changed, has_numbers):
+def test_numbers_of_other_weights_are_left_out(folder, changed, has_numbers, names_step):
     card = model_card(folder(passk=PASSK | changed))
     assert bool(card.data.eval_results) == has_numbers
     assert ("\n| pass@1 |" in card.text) == has_numbers
+    assert "for 7 optimizer steps" in card.text
+    assert ("; these weights are those of step 3." in card.text) == names_step
 
 
 def test_what_the_record_lacks_is_not_invented(folder, tmp_path):
     sides = {side: PASSK[side] | {"interval@1": [None, None]} for side in ("base", "trained")}
-    found = {one.metric_type: one for one in model_card(folder(passk=PASSK | sides)).data.eval_results}
+    passk = PASSK | sides
+    found = {one.metric_type: one for one in model_card(folder(passk=passk)).data.eval_results}
     assert set(found["pass@1"].metric_args) == {"base", *EVALUATION}
+    del passk["max_new_tokens"]  # of an earlier release
+    text = model_card(folder(passk=passk)).text
+    assert "4 samples each at temperature" in text
+    assert "--max-new-tokens" not in text
     (tmp_path / "empty").mkdir()
     card = model_card(tmp_path / "empty", adapter=False)
     assert (card.data.base_model, card.data.eval_results, card.data.library_name) == (None, None, "transformers")
@@ -140,6 +150,16 @@ def test_no_hub_name_is_invented_for_a_local_base(folder, tmp_path):
     # `models/qwen` was a folder where it was trained; here it looks like a name of the Hub.
     noted = {"name": "models/qwen", "hub_id": None, "origin": None}
     assert model_card(folder(adapter="models/qwen", env={"base_model": noted})).data.base_model is None
+
+
+def test_the_usage_loads_the_base_s_trained_revision(folder):
+    name = "Qwen/Qwen2.5-0.5B-Instruct"
+    noted = {"base_model": {"name": name, "hub_id": name}, "base_commit": "7ae557604adf"}
+    load = f'AutoModelForCausalLM.from_pretrained("{name}"'
+    assert f'{load}, revision="7ae557604adf")\n' in model_card(folder(env=noted)).text
+    assert f"{load})\n" in model_card(folder(env=noted | {"base_commit": None})).text
+    local = {"base_model": {"name": "models/qwen"}, "base_commit": "7ae557604adf"}
+    assert "revision=" not in model_card(folder(env=local)).text
 
 
 def test_secrets_are_in_no_recipe(folder):

@@ -18,6 +18,7 @@ from ..files import replaced
 from ..provenance import (
     BaseModel,
     describe_evaluation,
+    evaluation_options,
     identify,
     is_hub_name,
     plugin_options,
@@ -207,6 +208,7 @@ def model_card(
         source=repo or str(weights_dir or folder),
         variant_meaning=_variant_meaning(record),
         evaluation=describe_evaluation(record.config, record.env, run_dir),
+        evaluation_options=evaluation_options,
         plugins=plugin_options(record.env),
         passk_rows=_passk_rows,
         shell_quote=shell_quote,
@@ -290,6 +292,8 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
     value, *interval = measure.trained
     base, *base_interval = measure.base
     arguments = {"interval_95": interval, "base": base, "prompts": part["prompts"]}
+    if passk.get("max_new_tokens") is not None:  # earlier releases saved none
+        arguments["max_new_tokens"] = passk["max_new_tokens"]
     metric = name = measure.name
     if measure.name == "greedy":
         metric = "accuracy"

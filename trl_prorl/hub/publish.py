@@ -127,8 +127,9 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
     recipe = folder / CONFIG_FILE
     if recipe.is_file():
         recipe.write_text(yaml.safe_dump(remove_secrets(read_yaml(recipe)), sort_keys=True))
-    adapter = folder / ADAPTER_CONFIG
-    if adapter.is_file():
+    for adapter in (folder / ADAPTER_CONFIG, folder / REFERENCE_FOLDER / ADAPTER_CONFIG):
+        if not adapter.is_file():
+            continue
         config = read_json(adapter)
         name = config.get("base_model_name_or_path")
         hub_id = identify(name).hub_id if name else None
