@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from trl_prorl.tasks.final_answer import as_number, boxed
+from trl_prorl.tasks.final_answer import TEXT_COMMAND, as_number, boxed
 from trl_prorl.tasks.loaded import LoadedTask, Problem, need
 from trl_prorl.tasks.worker import Worker
 
@@ -29,7 +29,6 @@ IGNORED = re.compile(r"\s|\\[,;:! ]|\\(?:left|right)(?![A-Za-z])|\\?\$|\.$")
 BASE = re.compile(r"[0-9][)}]*_(?:[0-9]|\{)|(?<![A-Za-z\\])[0-9A-F]{2,}[)}]*_\{?(?:1[1-9]|[23][0-9]|\\text)")
 # Upright i and e, which math-verify ignores.
 UPRIGHT = re.compile(r"([A-Za-z]?)\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}")
-WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 # Words, sequences of letters, and times, which math-verify reads as products and quotients.
 NO_PRODUCT = re.compile(r"[A-Z]{3,}|[A-Za-z]{4,}|[0-9]{1,2}:[0-9]{2}.*")
 BOTH_SIGNS = re.compile(r"\\pm(?![A-Za-z])")
@@ -85,8 +84,8 @@ def is_answer(answer: str, gold: str) -> bool:
     """
     short = normalise(answer)
     wanted = normalise(gold)
-    words = normalise(WORDS.sub(r"\1", gold))
-    if short == wanted or normalise(WORDS.sub(r"\1", answer)) == words:
+    words = normalise(TEXT_COMMAND.sub(r"\1", gold))
+    if short == wanted or normalise(TEXT_COMMAND.sub(r"\1", answer)) == words:
         return True
     if len(answer) > MAX_LENGTH:
         return False

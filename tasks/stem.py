@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from random import Random
 
-from trl_prorl.tasks.final_answer import DENIAL, boxed
+from trl_prorl.tasks.final_answer import DENIAL, TEXT_COMMAND, boxed
 from trl_prorl.tasks.generated import GeneratedTask
 from trl_prorl.tasks.gsm8k import BOXED
 from trl_prorl.tasks.loaded import LoadedTask, Problem, need
@@ -20,7 +20,6 @@ DRESS = ' *_`$.()}"'
 # The letter, plain or with the usual marks. Only the text of its choice may follow.
 LETTER = re.compile(r"[\s*_`$(\[\"]*([A-Z])(?![A-Za-z])(?:\s[-–]\s|[\s*_`$)\]}.:,\"])*(.*)", re.DOTALL | re.IGNORECASE)
 LONE_LETTER = re.compile(rf"(?<![A-Za-z])[{LETTERS}](?![A-Za-z])")
-WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 LATEX_SPACE = re.compile(r"\\[(),; ]")
 
 
@@ -74,7 +73,7 @@ def is_sentence(text: str) -> bool:
 
 def unwrapped(text: str) -> str:
     """Return a text without LaTeX's text commands and spaces, and with single spaces."""
-    return " ".join(LATEX_SPACE.sub(" ", WRAPPED.sub(r"\1", text)).split())
+    return " ".join(LATEX_SPACE.sub(" ", TEXT_COMMAND.sub(r"\1", text)).split())
 
 
 def read_letter(text: str, choices: list[str]) -> str | None:
