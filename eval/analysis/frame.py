@@ -163,9 +163,9 @@ class Frame:
         self.rows = [Row(run, timed=run not in self.parallel) for run in runs]
         for row in self.rows:
             controls = [other for other in self.rows if other.run.variant == "control"]
-            controls = [other for other in controls if other.run.ground == row.run.ground]
+            controls = [control for control in controls if control.run.ground == row.run.ground]
             row.control = max(controls, key=lambda control, row=row: _agreement(row.run, control.run), default=None)
-            if row.control and _agreement(row.run, row.control.run)[:2] == (True, True):
+            if row.control and row.control.run.repetition == row.run.repetition:
                 row.own_control = row.control
         row_of = {row.run: row for row in self.rows}
         grouped = repetitions(runs)
@@ -192,13 +192,13 @@ class Frame:
         return grounds
 
 
-def _agreement(run: RecordedRun, control: RecordedRun) -> tuple[bool, bool, bool]:
+def _agreement(run: RecordedRun, control: RecordedRun) -> tuple[bool, bool]:
     """
-    Return whether they agree in ground, in seeds of base and training, and in `beta`; the largest tuple is that of the
-    nearest control.
+    Return whether they agree in seeds of base and training, and in `beta`; the largest tuple is that of the nearest
+    control.
     """
     same_beta = control.config.get("beta") == run.config.get("beta")
-    return control.ground == run.ground, control.repetition == run.repetition, same_beta
+    return control.repetition == run.repetition, same_beta
 
 
 def usual_values(runs: list[RecordedRun]) -> dict[str, str]:

@@ -259,12 +259,12 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
 def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Return whether rewards differ between prompts, where a completion is not compared with its group."""
     values = without_nan(found.rewards)
-    what = "prompts with a signal" if found.group_size == 1 else "completions with a signal"
+    compared = "prompts" if found.group_size == 1 else "completions"
+    what = f"{compared} with a signal"
     if has_gradient(found, found.rewards, found.truncated):
         lowest = min(values)
         highest = max(values)
-        of = "prompts" if found.group_size == 1 else "completions"
-        return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} {of}")
+        return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} {compared}")
     return Finding(what, f"0 of {len(found.rewards)}", cure_of_zero_signal(found, tells), STOP)
 
 
