@@ -119,7 +119,8 @@ COLUMNS = [
         "step time / control",
         lambda group: mean_cell(group.values(lambda row: row.over_control), ".2f"),
         "**step time / control**: mean seconds per optimizer step, including validation during training, divided by "
-        "those of the control of the same seed, or of the first control; mean over seeds.",
+        "those of the control of the same seed, or else of another with the same task, model and settings; mean "
+        "over seeds.",
         COST,
     ),
     Column(
