@@ -126,11 +126,12 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
 
 
 def group_notes(pairs: list[tuple[RunGroup, RunGroup]]) -> list[str]:
-    """Return a sentence for every pair of variants with different starting models, grounds or steps."""
+    """Return a sentence for every pair of variants with different starting models, prompts, grounds or steps."""
     notes = []
     for pair in pairs:
         runs = [group.runs[0] for group in pair]
         values = {key: [value_of(run, key) for run in runs] for key in (MODEL, *GROUND)}
+        values["chat_template_kwargs"] = [run.config.get("chat_template_kwargs") or None for run in runs]
         values["model_revision"] = [run.config.get("model_revision") or "main" for run in runs]
         values["steps"] = [" or ".join(map(str, sorted(set(map(_trained_steps, group.evaluated))))) for group in pair]
         if values["steps"][0] != values["steps"][1]:

@@ -180,7 +180,7 @@ def verdict_statement(verdict: Verdict) -> str:
             details.append(f"{row.first} − {row.second}: {interval_cell(row.difference, '+.3f')}{p}.")
     for name in verdict.others:
         if name not in verdict.comparisons:
-            details.append(f"{best.label} is not compared with {name}: their runs share no prompts or no seeds.")
+            details.append(f"{best.label} is not compared with {name} ({DIFFERENCES} says why).")
     return f"**{heading}.** {' '.join(details)}"
 
 
