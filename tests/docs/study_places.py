@@ -707,6 +707,8 @@ TABLES = {
         "| difference, by the corrected verifier": [
             ([f"{{qwen/{way}, 512/ARM/corrected/LESS:interval}}" for way in BOTH_WAYS], QWEN_PROMPTS)
         ],
+    },
+    "pages/qwen_200.md": {
         "| difference, at most 200 tokens": qwen_differences(QWEN_GAINS, 200),
         "| model, at most 200 tokens": [
             (

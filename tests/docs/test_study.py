@@ -40,7 +40,8 @@ SECTIONS = {
         "Related work": ["side", "core", *LONG, "modes", "reuse32"],
     },
     "pages/smollm2.md": {"SmolLM2": ["pretrained"], "Again, with": ["smollm2b"]},
-    "pages/qwen.md": {title: ["qwen"] for title in ("A Qwen", "At most", "How much", "Cost")},
+    "pages/qwen.md": {title: ["qwen"] for title in ("A Qwen", "At most", "Cost")},
+    "pages/qwen_200.md": {title: ["qwen"] for title in ("The Qwen", "How much")},
 }
 # What needs every step or a simulation: the code at the frozen commit has it. Settings. Other works.
 NOT_COMPUTED = {"0.038", "16.8", "98.7", "93.5", "95.2", "0.485", "0.733", "0.068", "0.25", "0.7", "0.03"}
