@@ -1002,10 +1002,7 @@ SENTENCES = {
         f"with a reset every 1,000 steps [{{{LONG_K}/A_K1000_beta1/pass@1/A_K200_beta1:+1}}]",
     ],
     "../README.md": [
-        "With later seeds it is {target2/gamed_reverse/control_target0.3/greedy/base:interval} and "
-        "{tuned_rivals2/gamed_reverse/control_target0.3/greedy/base:interval}.",
-        "it is {target2/gamed_reverse/control_target0.15/greedy/base:interval} (exploratory), and sampled "
-        "{target2/gamed_reverse/control_target0.15/pass@1/control_target0.3:below} points below",
+        "it is {target2/gamed_reverse/control_target0.15/greedy/base:interval} from it (exploratory)",
         "B is {qwen/sampled, 512/B/pass@1/control:interval} points above the fixed reference, greedy "
         "{qwen/greedy, 512/B/pass@1/control:interval}",
         "with the reset is {qwen/sampled, 512/A/pass@1/plain_again:interval} points from the one without a KL sampled",
@@ -1013,26 +1010,18 @@ SENTENCES = {
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
-        "the starting model on reversing: {rivals2/gamed_reverse/control_target0.3/greedy/base:interval} over",
-        f"the KL ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL over five seeds, not "
-        f"significantly: {{{FIVE_SEEDS}/sense, five seeds/plain:range}}",
+        "On reversing the fixed reference is {rivals2/gamed_reverse/control_target0.3/greedy/base:interval} from it",
+        f"the KL ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL, not significantly: "
+        f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}}",
         f"Greedy it is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} "
-        f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:range}} (exploratory)",
-        f"Early stopping is level with it: {{{FIVE_SEEDS}/sense, five seeds/stopped:interval}}",
-        f"With the first three seeds it was {{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:interval}}",
-        f"three resets ended {{{SMOLLM2B}/A/sense, over prompts/control:below}} points lower than none by the "
-        "stricter score (over prompts; not significant over seeds), "
-        f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:below}}",
-        f"they were {{{PRETRAINED}/A/right, over prompts/control:1}} above none by the first score",
+        f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:range}}, and early stopping",
         "the two are {qwen/sampled, 200/plain_seed2/pass@1/plain_again:interval} points apart sampled and "
         "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:interval} greedy, the run with the reset and the one "
         "without {qwen/sampled, 200/A/pass@1/control:0} and {qwen/greedy, 200/A/pass@1/control:0}",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
-        f"{TWO_SHARES} % correct, it made no significant difference "
-        "({dose_sorting/sorting_ends_2_2/control_target0.14/pass@1/plain:+1} "
-        "and {dose/gamed_reverse_2_2/control_target0.3/pass@1/plain:+1} points",
+        f"{TWO_SHARES} % correct, it made no significant difference",
     ],
     "../docs/preflight.md": [
         "at shares of {dose/gamed_reverse_1_0/plain/share:0} to {dose_sorting/sorting_ends_1_1/plain/share:0} %, it "
