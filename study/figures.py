@@ -1468,28 +1468,57 @@ def clamp2_passk() -> Figure:
     return add_legend(figure, panel)
 
 
+QWEN_VARIANTS = {
+    "plain_again": "no KL",
+    "control": "fixed reference, β = 0.3",
+    "A": "moving reference (A), one reset",
+    "C_hard": "the same, Adam cleared (C hard)",
+    "C_soft0.1": "the same, Adam × 0.1 (C soft)",
+    "B": "old policy (B)",
+}
+
+
+def qwen_accuracy(every: Sequence[Number]) -> Figure:
+    """Draw the accuracy of the Qwen after training with each variant, and untrained, sampled and greedy."""
+    shown = {"base": "starting model", **QWEN_VARIANTS, "base_default": "starting model, default prompt"}
+    scores = {}
+    for one in every:
+        if one.block == "qwen" and one.name == "corrected" and not one.less and one.arm in shown:
+            scores[one.arm, one.family] = one
+    arms = [arm for arm in shown if (arm, "greedy, 512") in scores]
+    note = "Bars: 95 % t-intervals over 100 questions; they do not cover other seeds. One run of each variant." + OBJECTIVE
+    figure, axes = panels(note, 8.4, 0.9 + 0.42 * len(arms))
+    panel = axes[0, 0]
+    marks = {"sampled, 512": ("o", None), "greedy, 512": ("s", "white")}
+    for place, arm in enumerate(reversed(arms)):
+        colour = colour_of(arm.split("_")[0])
+        for shift, (way, (mark, face)) in zip((0.13, -0.13), marks.items(), strict=True):
+            one = scores[arm, way]
+            panel.plot([100 * one.low, 100 * one.high], [place + shift] * 2, color=colour)
+            panel.plot(100 * one.value, place + shift, mark, color=colour, markerfacecolor=face or colour)
+    panel.set_yticks(range(len(arms)), [shown[arm] for arm in reversed(arms)], fontsize=8)
+    panel.set(xlim=(0, 100))
+    panel.set_xlabel("accuracy on GSM8K, %, at most 512 tokens (● sampled, □ greedy)", fontsize=8)
+    return figure
+
+
 def qwen_curve() -> Figure:
     """Draw accuracy and share of truncated completions of each batch."""
-    figure, axes = panels("Lines: means of the last four batches.", 10.5, 3.2, 1, 2)
+    figure, axes = panels("Lines: means of the last four batches." + OBJECTIVE, 9.7, 3.4, 1, 2)
     columns = {"reward": "Correct completions of a batch", "truncated_fraction": "Truncated at 200 tokens"}
-    names = {
-        "plain": "no KL, seed 1",
-        "plain_seed2": "no KL, seed 2, bf16",
-        "plain_again_seed2": "no KL, seed 2, bf16, again",
-        "control_target0.011_seed2": "fixed reference, kl_target 0.011, seed 2, bf16",
-        "control_seed2": "fixed reference, β = 0.3, seed 2, bf16",
-        "A_seed2": "moving reference (A), β = 0.3, seed 2, bf16",
-        "B_seed2": "old policy (B), β_old = 0.02, seed 2, bf16",
-    }
-    colours = ("#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
+    rows = table("qwen_steps")
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
-        for colour, (arm, label) in zip(colours, names.items(), strict=True):
-            rows = table("qwen_steps")
-            steps = rows[rows.arm == arm]
+        for arm, label in QWEN_VARIANTS.items():
+            steps = rows[rows.arm == f"{arm}_seed2"]
+            if steps.empty:
+                continue
+            colour = colour_of(arm.split("_")[0])
+            dashes = "--" if arm == "C_soft0.1" else "-"
             batches = steps[steps.time_rollout > 0].set_index("step")[column]
-            panel.plot(batches, "o", alpha=0.35, color=colour)
-            panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=label)
-        panel.set(title=title, xlabel="optimizer step", ylabel="share", ylim=(0, 1))
+            panel.plot(batches, ".", alpha=0.4, color=colour)
+            means = batches.rolling(4, min_periods=1).mean()
+            panel.plot(means, color=colour, linestyle=dashes, label=label)
+        panel.set(title=title, xlabel="optimizer step", ylabel="share", ylim=(0, 1), xticks=range(0, 21, 5))
     return add_legend(figure, axes[0, 0])
 
 
@@ -1527,6 +1556,7 @@ def pictures(every: Sequence[Number]) -> Iterator[tuple[str, Figure]]:
         for name in names:
             yield f"{name}_{kind}", draw(all_blocks()[name])
     yield "rivals_forest", rivals_forest(every)
+    yield "qwen_accuracy", qwen_accuracy(every)
     for draw in (dose_line, dose_steps, target_line, reuse_uses, clamp2_given_back, clamp2_passk, qwen_curve):
         yield draw.__name__, draw()
 
