@@ -1486,7 +1486,7 @@ def qwen_accuracy(every: Sequence[Number]) -> Figure:
         if one.block == "qwen" and one.name == "corrected" and not one.less and one.arm in shown:
             scores[one.arm, one.family] = one
     arms = [arm for arm in shown if (arm, "greedy, 512") in scores]
-    note = "Bars: 95 % t-intervals over 100 questions; they do not cover other seeds. One run of each variant." + OBJECTIVE
+    note = "Bars: 95 % t-intervals over 100 questions; they do not cover other seeds. One run each." + OBJECTIVE
     figure, axes = panels(note, 8.4, 0.9 + 0.42 * len(arms))
     panel = axes[0, 0]
     marks = {"sampled, 512": ("o", None), "greedy, 512": ("s", "white")}

@@ -35,6 +35,7 @@ QWEN = {  # at most 512 tokens
     "starting model, four examples": "base_4shot",
     "fixed reference": "control",
     "moving reference (A), one reset": "A",
+    "A, Adam cleared at the reset (C hard)": "C_hard",
     "no KL": "plain_again",
     "old policy (B)": "B",
 }
@@ -42,9 +43,13 @@ QWEN_LESS = {
     "fixed reference − starting model": ("control", "base"),
     "moving reference (A) − starting model": ("A", "base"),
     "moving reference (A) − fixed reference": ("A", "control"),
+    "C hard − starting model": ("C_hard", "base"),
+    "C hard − fixed reference": ("C_hard", "control"),
+    "C hard − moving reference (A)": ("C_hard", "A"),
     "no KL − starting model": ("plain_again", "base"),
     "no KL − fixed reference": ("plain_again", "control"),
     "moving reference (A) − no KL": ("A", "plain_again"),
+    "C hard − no KL": ("C_hard", "plain_again"),
     "old policy (B) − starting model": ("B", "base"),
     "old policy (B) − fixed reference": ("B", "control"),
     "old policy (B) − no KL": ("B", "plain_again"),
@@ -58,6 +63,8 @@ QWEN_PROMPTS = {
     "moving reference (A) − starting model, four examples": ("A", "base_4shot"),
     "fixed reference − starting model, default prompt": ("control", "base_default"),
     "fixed reference − starting model, four examples": ("control", "base_4shot"),
+    "C hard − starting model, default prompt": ("C_hard", "base_default"),
+    "C hard − starting model, four examples": ("C_hard", "base_4shot"),
     "no KL − starting model, default prompt": ("plain_again", "base_default"),
     "no KL − starting model, four examples": ("plain_again", "base_4shot"),
     "old policy (B) − starting model, default prompt": ("B", "base_default"),
@@ -221,6 +228,7 @@ TABLES = {
                     "starting model, another prompt (exploratory)": "base_default",
                     "fixed reference, `beta: 0.3`": "control",
                     "the same, with one reset halfway": "A",
+                    "… and Adam's state cleared at it (C)": "C_hard",
                     "no KL (exploratory)": "plain_again",
                     "B, `beta_old: 0.02`": "B",
                 },
@@ -1006,7 +1014,6 @@ SENTENCES = {
         "B is {qwen/sampled, 512/B/pass@1/control:interval} points above the fixed reference, greedy "
         "{qwen/greedy, 512/B/pass@1/control:interval}",
         "with the reset is {qwen/sampled, 512/A/pass@1/plain_again:interval} points from the one without a KL sampled",
-        "that prompt has {qwen/sampled, 512/base_default/pass@1:1} % and {qwen/greedy, 512/base_default/pass@1:1} %",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
@@ -1015,9 +1022,6 @@ SENTENCES = {
         f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}}",
         f"Greedy it is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:range}}, and early stopping",
-        "the two are {qwen/sampled, 200/plain_seed2/pass@1/plain_again:interval} points apart sampled and "
-        "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:interval} greedy, the run with the reset and the one "
-        "without {qwen/sampled, 200/A/pass@1/control:0} and {qwen/greedy, 200/A/pass@1/control:0}",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
         "{qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "

@@ -118,7 +118,7 @@ def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
     [
         ({"model_name_or_path": "big"}, 20, "model_name_or_path (tiny and big)"),
         ({"model_revision": "v2"}, 20, "model_revision (main and v2)"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, 20, "chat_template_kwargs (not set and {'enable_thinking'"),
+        ({"chat_template_kwargs": {"a": 1}}, 20, "chat_template_kwargs (not set and {'a'"),
         ({"learning_rate": 1e-5}, 20, "learning_rate (not set and 1e-05)"),
         ({"max_steps": 30}, 20, "max_steps (not set and 30)"),
         ({"max_steps": 30}, 30, "steps (20 and 30)"),
