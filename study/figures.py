@@ -1472,8 +1472,8 @@ QWEN_VARIANTS = {
     "plain_again": "no KL",
     "control": "fixed reference, β = 0.3",
     "A": "moving reference (A), one reset",
-    "C_hard": "the same, Adam cleared (C hard)",
-    "C_soft0.1": "the same, Adam × 0.1 (C soft)",
+    "C_hard": "A, Adam cleared (C hard)",
+    "C_soft0.1": "A, Adam × 0.1 (C soft)",
     "B": "old policy (B)",
 }
 
@@ -1486,8 +1486,11 @@ def qwen_accuracy(every: Sequence[Number]) -> Figure:
         if one.block == "qwen" and one.name == "corrected" and not one.less and one.arm in shown:
             scores[one.arm, one.family] = one
     arms = [arm for arm in shown if (arm, "greedy, 512") in scores]
-    note = "Bars: 95 % t-intervals over 100 questions; they do not cover other seeds. One run each." + OBJECTIVE
-    figure, axes = panels(note, 8.4, 0.9 + 0.42 * len(arms))
+    note = (
+        "Bars: 95 % t-intervals over 100 questions; they do not cover other seeds. One run each.\n"
+        "By the corrected verifier, which changes the default prompt's scores alone."
+    )
+    figure, axes = panels(note + OBJECTIVE, 8.4, 1.1 + 0.42 * len(arms))
     panel = axes[0, 0]
     marks = {"sampled, 512": ("o", None), "greedy, 512": ("s", "white")}
     for place, arm in enumerate(reversed(arms)):
@@ -1496,6 +1499,7 @@ def qwen_accuracy(every: Sequence[Number]) -> Figure:
             one = scores[arm, way]
             panel.plot([100 * one.low, 100 * one.high], [place + shift] * 2, color=colour)
             panel.plot(100 * one.value, place + shift, mark, color=colour, markerfacecolor=face or colour)
+    panel.axhline(0.5, **GREY)  # below: with another prompt
     panel.set_yticks(range(len(arms)), [shown[arm] for arm in reversed(arms)], fontsize=8)
     panel.set(xlim=(0, 100))
     panel.set_xlabel("accuracy on GSM8K, %, at most 512 tokens (● sampled, □ greedy)", fontsize=8)
@@ -1504,7 +1508,11 @@ def qwen_accuracy(every: Sequence[Number]) -> Figure:
 
 def qwen_curve() -> Figure:
     """Draw accuracy and share of truncated completions of each batch."""
-    figure, axes = panels("Lines: means of the last four batches." + OBJECTIVE, 9.7, 3.4, 1, 2)
+    note = (
+        "Lines: means of the last four batches, or fewer. One run each, on two machines.\n"
+        "Up to the reset (grey line) A and the fixed reference are identical."
+    )
+    figure, axes = panels(note + OBJECTIVE, 9.7, 3.6, 1, 2)
     columns = {"reward": "Correct completions of a batch", "truncated_fraction": "Truncated at 200 tokens"}
     rows = table("qwen_steps")
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
@@ -1518,6 +1526,7 @@ def qwen_curve() -> Figure:
             panel.plot(batches, ".", alpha=0.4, color=colour)
             means = batches.rolling(4, min_periods=1).mean()
             panel.plot(means, color=colour, linestyle=dashes, label=label)
+        panel.axvline(10.5, **GREY)
         panel.set(title=title, xlabel="optimizer step", ylabel="share", ylim=(0, 1), xticks=range(0, 21, 5))
     return add_legend(figure, axes[0, 0])
 

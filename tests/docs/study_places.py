@@ -75,23 +75,33 @@ QWEN_FIRST = {  # at most 200 tokens
     "no KL": "plain",
     "starting model in bf16": "base of plain_seed2",
     "no KL, seed 2, bf16": "plain_seed2",
-    "no KL, seed 2, again, bf16, cut at 200": "plain_again",
     "fixed reference, `kl_target`, seed 2, bf16": "control_target0.011_seed2",
+    "cut at 200: starting model": "base",
+    "cut at 200: no KL, again": "plain_again",
+    "cut at 200: fixed reference": "control",
+    "cut at 200: moving reference (A)": "A",
+    "cut at 200: C hard": "C_hard",
+    "cut at 200: old policy (B)": "B",
 }
 QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     "no KL − starting model": ("plain", "base of plain"),
     "no KL, seed 2 − starting model": ("plain_seed2", "base of plain_seed2"),
-    "no KL, seed 2, again − starting model": ("plain_again", "base of plain_seed2"),
-    "fixed reference, `kl_target`, seed 2 − starting model": (
+    "fixed reference, `kl_target` − starting model": (
         "control_target0.011_seed2",
         "base of control_target0.011_seed2",
     ),
-    "moving reference (A), seed 2 − starting model": ("A", "base of plain_seed2"),
-    "moving reference (A), seed 2 − no KL, seed 2": ("A", "plain_seed2"),
+    "no KL, again − starting model": ("plain_again", "base"),
+    "fixed reference − starting model": ("control", "base"),
+    "moving reference (A) − starting model": ("A", "base"),
+    "C hard − starting model": ("C_hard", "base"),
+    "old policy (B) − starting model": ("B", "base"),
+    "moving reference (A) − fixed reference": ("A", "control"),
+    "C hard − fixed reference": ("C_hard", "control"),
+    "C hard − moving reference (A)": ("C_hard", "A"),
+    "moving reference (A) − no KL, again": ("A", "plain_again"),
+    "old policy (B) − no KL, again": ("B", "plain_again"),
+    "no KL, seed 2 − no KL, again": ("plain_seed2", "plain_again"),
     "no KL, seed 2 − starting model, four examples": ("plain_seed2", "base_4shot"),
-    "no KL, seed 2 − no KL, seed 2, again": ("plain_seed2", "plain_again"),
-    "moving reference (A), seed 2 − no KL, seed 2, again": ("A", "plain_again"),
-    "old policy (B), seed 2 − no KL, seed 2, again": ("B", "plain_again"),
 }
 BOTH_WAYS = ("sampled", "greedy")
 
@@ -1011,8 +1021,8 @@ SENTENCES = {
     ],
     "../README.md": [
         "it is {target2/gamed_reverse/control_target0.15/greedy/base:interval} from it (exploratory)",
-        "B is {qwen/sampled, 512/B/pass@1/control:interval} points above the fixed reference, greedy "
-        "{qwen/greedy, 512/B/pass@1/control:interval}",
+        "objective, is {qwen/sampled, 512/B/pass@1/control:interval} points above the fixed reference (pre-registered)"
+        ", greedy {qwen/greedy, 512/B/pass@1/control:interval}",
         "with the reset is {qwen/sampled, 512/A/pass@1/plain_again:interval} points from the one without a KL sampled",
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
         f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
@@ -1022,8 +1032,8 @@ SENTENCES = {
         f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}}",
         f"Greedy it is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:range}}, and early stopping",
-        "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without, greedy "
-        "{qwen/greedy, 512/A/pass@1/control:interval}",
+        "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without "
+        "(pre-registered), greedy {qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
         f"{TWO_SHARES} % correct, it made no significant difference",
     ],
@@ -1108,9 +1118,12 @@ SENTENCES = {
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
         f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
-        "One reset halfway ended {qwen/sampled, 512/A/pass@1/control:1} points higher, and "
+        "One reset halfway (A) ended {qwen/sampled, 512/A/pass@1/control:1} points higher, and "
         "{qwen/greedy, 512/A/pass@1/control:0} greedy",
-        "No KL ended {qwen/sampled, 512/A/pass@1/plain_again:below} above that sampled",
+        "No KL ended {qwen/sampled, 512/A/pass@1/plain_again:below} above A sampled",
+        "two runs without a KL are [{qwen/sampled, 200/plain_seed2/pass@1/plain_again:0} and "
+        "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:0} points apart](pages/qwen_200.md#two-runs-of-one-recipe), "
+        "A and the fixed reference {qwen/sampled, 200/A/pass@1/control:0} and {qwen/greedy, 200/A/pass@1/control:0}.",
         "takes 0.88 of A's time",  # docs/performance.md
         "In healthy training B keeps {core/reverse_digits/B/share of the score/A:0} to "
         "{core/sums/B/share of the score/A:0} % of A's score",
