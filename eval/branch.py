@@ -400,10 +400,11 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
 # ----------------------------------------------------------------------------------------------------- the result
 
 
-def evaluate(trial: Trial, args: argparse.Namespace) -> RecordedRun:
+def evaluate(trial: Trial, args: argparse.Namespace, sampling: SamplingSettings) -> RecordedRun:
     """Measure held-out pass@k of a trial, and return its run."""
     with redirect_stdout(sys.stderr):  # where the progress is shown, too
         (held_out,) = held_out_tasks(trial.folder, args)
+        held_out.sampling = sampling
         print(announcement(held_out, args))
         evaluate_and_write(held_out, args, {})
     return load_run(trial.folder, trial.name)
@@ -447,11 +448,9 @@ def run_branch(args: argparse.Namespace, out: Path, trials: list[Trial], start: 
     trained = {trial.name: trial for trial in trials if trial.name not in failed}
     if len(trained) == 1:
         raise RunError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
-    # A trial may train with another temperature or length; all are evaluated alike.
+    # A trial may train with another temperature, length or chat template; all are evaluated alike.
     sampling = SamplingSettings.of_run(load_config(trials[0].folder), args.temperature, args.max_new_tokens)
-    args.temperature = sampling.temperature
-    args.max_new_tokens = sampling.max_new_tokens
-    groups = group_trials([since(evaluate(trial, args), step_of(start)) for trial in trained.values()])
+    groups = group_trials([since(evaluate(trial, args, sampling), step_of(start)) for trial in trained.values()])
     keep, *others = groups
     outcomes = [*args.k, GREEDY] if args.with_greedy else args.k
     comparisons, left_out = compare_pairs([(group, keep) for group in others], outcomes)

@@ -209,12 +209,14 @@ def test_a_run_that_has_stopped_is_continued_and_its_stops_end_no_trial(here, tm
         assert state["parts"]["end"] == {"ended_by": None}
 
 
-def test_a_trial_with_another_temperature_is_evaluated_as_the_control(run_dir, here, tmp_path):
+def test_a_trial_with_another_sampling_is_evaluated_as_the_control(run_dir, here, tmp_path):
     result = tmp_path / "result.json"
-    assert try_all(run_dir, ["temperature=0.5 max_completion_length=4"], "--json", result) == 0
+    other = "temperature=0.5 max_completion_length=4 chat_template_kwargs='{\"enable_thinking\": false}'"
+    assert try_all(run_dir, [other], "--json", result) == 0
     assert [row["outcome"] for row in json.loads(result.read_text())["comparisons"]] == ["pass@1", "greedy"]
     passk = [json.loads(path.read_text()) for path in run_dir.with_name("a-branch-2").glob("*/passk.json")]
     assert [(each["temperature"], each["max_new_tokens"]) for each in passk] == [(1.0, 6)] * 2
+    assert not any("chat_template_kwargs" in each for each in passk)
 
 
 def test_ctrl_c_says_what_is_kept(run_dir, monkeypatch, capsys):
