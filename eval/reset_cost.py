@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.pages.table import Table, terminal
-from trl_prorl.eval.stepcost.settings import SHAPES, new_model
+from trl_prorl.eval.stepcost.settings import SHAPES, at_least, new_model
 from trl_prorl.launch.ending import NOTHING_CHANGED, Parser
 from trl_prorl.optimizer import reset_optimizer
 from trl_prorl.reference import AdapterReference, SnapshotReference, frozen_adapter
@@ -89,8 +89,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description="Compare the time of a reset with copying the same amount of memory.",
     )
     parser.add_argument("--shape", choices=list(SHAPES), default="small", help="shape of the model (default: small)")
-    parser.add_argument("--rank", type=int, default=32, help="rank of the LoRA adapter (default: 32)")
-    parser.add_argument("--repeats", type=int, default=11, help="repetitions of each timing (default: 11)")
+    parser.add_argument("--rank", type=at_least(1), default=32, help="rank of the LoRA adapter (default: 32)")
+    parser.add_argument("--repeats", type=at_least(1), default=11, help="repetitions of each timing (default: 11)")
     # To choose one of several GPUs: CUDA_VISIBLE_DEVICES.
     parser.add_argument("--device", choices=("cuda", "cpu"), help="device (default: a GPU if there is one)")
     args = parser.parse_args(argv)

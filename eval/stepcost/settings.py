@@ -4,7 +4,7 @@ import argparse
 import functools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trl_prorl.embedded.shipped import embedded_model
@@ -157,9 +157,28 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.dtype is None:
         args.dtype = default_dtype(args.device)
     args.dtype = getattr(torch, args.dtype)
-    if args.micro_batch > args.prompts * args.num_generations:
-        parser.error(f"--micro_batch {args.micro_batch} must not exceed --prompts {args.prompts} x --num_generations.")
+    if args.prompts * args.num_generations % args.micro_batch:
+        parser.error(f"--micro_batch {args.micro_batch} must divide --prompts {args.prompts} x --num_generations.")
+    if args.lengths and max(args.lengths) > args.longest:
+        parser.error(f"--lengths {max(args.lengths)} must not exceed --longest {args.longest}.")
+    if min(args.scale) <= 0:
+        parser.error(f"--scale {min(args.scale):g} must be positive.")
+    if max(args.iterations) == 1 and any(name.startswith("B") for name in args.arms or []):
+        parser.error("--iterations 1 gives B no penalty; set 2, or leave B out of --arms.")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out} is a file; give a folder.")
     return args
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the type of an option: a whole number from `least` on."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        return int(text)
+
+    return number
 
 
 def default_dtype(device: str) -> str:
@@ -188,34 +207,47 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", choices=["gsm8k", "instructions"], default="gsm8k", help="take the lengths of this task"
     )
-    parser.add_argument("--rank", type=int, metavar="N", default=16, help="set the LoRA rank; 0 is full fine-tuning")
     parser.add_argument(
-        "--iterations", type=int, nargs="+", default=[2], metavar="μ", help="set num_iterations; B needs 2"
+        "--rank", type=at_least(0), metavar="N", default=16, help="set the LoRA rank; 0 is full fine-tuning"
+    )
+    parser.add_argument(
+        "--iterations", type=at_least(1), nargs="+", default=[2], metavar="μ", help="set num_iterations; B needs 2"
     )
     parser.add_argument(
         "--scale", type=float, nargs="+", default=[1.0], metavar="X", help="multiply the length of completions"
     )
     parser.add_argument(
-        "--lengths", type=int, nargs="+", metavar="N", help="give every completion this length instead"
+        "--lengths", type=at_least(2), nargs="+", metavar="N", help="give every completion this length instead"
     )
-    parser.add_argument("--longest", type=int, metavar="N", default=2048, help="truncate completions at this length")
-    parser.add_argument("--checkpointing", choices=["off", "on"], default="off", help="set gradient checkpointing")
-    parser.add_argument("--num_generations", type=int, metavar="G", default=8, help="set completions per prompt")
-    parser.add_argument("--prompts", type=int, metavar="N", default=4, help="set prompts per optimizer step")
-    parser.add_argument("--micro_batch", type=int, metavar="N", default=8, help="set completions per forward")
     parser.add_argument(
-        "--template", type=int, metavar="N", default=30, help="add this many template tokens per prompt"
+        "--longest", type=at_least(2), metavar="N", default=2048, help="truncate completions at this length"
     )
-    parser.add_argument("--rounds", type=int, metavar="N", default=5, help="run this many rounds after warm-up")
+    parser.add_argument("--checkpointing", choices=["off", "on"], default="off", help="set gradient checkpointing")
+    parser.add_argument(
+        "--num_generations", type=at_least(2), metavar="G", default=8, help="set completions per prompt"
+    )
+    parser.add_argument("--prompts", type=at_least(1), metavar="N", default=4, help="set prompts per optimizer step")
+    parser.add_argument("--micro_batch", type=at_least(1), metavar="N", default=8, help="set completions per forward")
+    parser.add_argument(
+        "--template",
+        type=at_least(0),
+        metavar="N",
+        default=30,
+        help="add this many template tokens per prompt of gsm8k",
+    )
+    parser.add_argument(
+        "--rounds", type=at_least(1), metavar="N", default=5, help="run this many rounds after warm-up"
+    )
     # CUDA_VISIBLE_DEVICES selects one of several GPUs.
     parser.add_argument("--device", choices=["cuda", "cpu"], help="choose the device; cuda if available")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="measure wall time, or cpu time on a busy machine"
     )
     parser.add_argument(
-        "--threads", type=int, metavar="N", default=1, help="set CPU threads; with several, waiting counts too"
+        "--threads", type=at_least(1), metavar="N", default=1, help="set CPU threads; with several, waiting counts too"
     )
-    parser.add_argument("--dtype", help="set float32, bfloat16, or float16 (weights in fp32)")
+    dtypes = ["float32", "bfloat16", "float16"]
+    parser.add_argument("--dtype", choices=dtypes, help="set the dtype of matrix products; fp16 has weights in fp32")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="write arms.json and the chart here"
     )

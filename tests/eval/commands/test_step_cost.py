@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from run_record import error_lines
 from transformers import Qwen2Model
 
-from trl_prorl.eval import step_cost
+from trl_prorl.eval import reset_cost, step_cost
 from trl_prorl.eval.stepcost import measuring
 from trl_prorl.eval.stepcost import settings as of_cost
 from trl_prorl.eval.stepcost.measuring import count_tokens
@@ -57,6 +58,30 @@ def test_settings():
     assert [mean_length(batches) for *_, batches, _ in found] == [4, 8, 4, 8]
     ((_, arms, *_),) = settings(parse(arguments("--arms", "B packed", "TRL β=0")))
     assert arms == [BASELINE, "TRL β=0", "B packed"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--rounds 0", "--num_generations 1", "--micro_batch 0", "--threads 0", "--iterations 2 0", "--rank -1"),
+        *("--longest 1", "--template -1", "--prompts 0", "--scale 0", "--lengths 4 0", "--dtype int8"),
+        "--lengths 13",  # the completions of 12 tokens would be called 13 long
+        "--micro_batch 3",  # of 4 rows one would be left out
+        "--iterations 1 --arms B",  # TRL would be compared with itself
+        f"--out {__file__}",
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_timed(capsys, words):
+    assert step_cost.main(arguments(*words.split())) == 2
+    (line,) = error_lines(capsys.readouterr().err)
+    assert words.split()[0] in line
+
+
+@pytest.mark.parametrize("words", ["--repeats 0", "--rank 0"])
+def test_bad_input_of_the_cost_of_a_reset(capsys, words):
+    assert reset_cost.main(words.split()) == 2
+    (line,) = error_lines(capsys.readouterr().err)
+    assert words.split()[0] in line
 
 
 def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys):
