@@ -94,7 +94,8 @@ def cost_findings(trainer, rows: Sequence[Mapping[str, float]], reward_seconds: 
     stages = ", ".join(f"{key.removeprefix('time_')} {seconds:.2f}" for key, seconds in timed.items() if seconds)
     wall = seconds_of_run(rows, max_steps, args.generate_every / args.gradient_accumulation_steps)
     throughput = fmean(row["tokens_per_second"] for row in rows)
-    share = reward_seconds * args.generation_batch_size / max(rows[0]["time_step"], 1e-9)
+    rewarded = args.generation_batch_size * -(-args.gradient_accumulation_steps // args.generate_every)
+    share = reward_seconds * rewarded / max(rows[0]["time_step"], 1e-9)
     return [
         Finding("seconds by stage", stages, values=timed),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),

@@ -74,6 +74,17 @@ def test_rows_are_exchangeable_where_the_loss_divides_by_all_of_an_update(make_t
         assert trainer.args.exchangeable_micro_batches == exchangeable
 
 
+def test_rewards_of_all_generations_of_a_step_count():
+    """A step of 16 micro-batches samples four batches of 40 completions: 160 × 0.025 s of its 10 s."""
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(**ARGS | {"steps_per_generation": 4, "generate_every": 4}),
+        state=SimpleNamespace(max_steps=10),
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+    )
+    found = {finding.what: finding for finding in cost_findings(trainer, [FIRST, FIRST], reward_seconds=0.025)}
+    assert found["rewards in a step that generates"].number == "40 %"
+
+
 def test_time_and_memory_on_a_gpu(monkeypatch):
     """4 GiB are held. A rollout does not depend on the micro-batch, so 8 rows take 8 of the second step's 12 GiB."""
     monkeypatch.setattr(cost, "process_share", lambda device: (4 * GIB, 20 * GIB))
