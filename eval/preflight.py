@@ -174,7 +174,7 @@ def look_at_model(
     findings += update_findings(steps)
     if before is not None:
         findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))
-    return findings + cost_findings(trainer, steps, samples.reward_seconds / completions)
+    return findings + cost_findings(trainer, steps)
 
 
 def policy_logps(trainer: ProRLTrainer, samples: Rollouts) -> torch.Tensor | None:

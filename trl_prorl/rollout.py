@@ -177,7 +177,6 @@ class Sampled:
         rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
         total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
         correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
-        reward_seconds (`float`): All reward functions took so long.
         batch (`dict[str, torch.Tensor]`): As a step would train on it, without anchors.
     """
 
@@ -187,7 +186,6 @@ class Sampled:
     rewards: torch.Tensor
     total: torch.Tensor
     correct: list[bool]
-    reward_seconds: float
     batch: dict[str, torch.Tensor]
 
     @classmethod
@@ -206,7 +204,7 @@ class Sampled:
         cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
         rewards = outcome.rewards.cpu()
         total = weighted_sum(outcome.rewards, weights).cpu()
-        return cls(outcome.completions, outcome.ids, cut, rewards, total, outcome.correct, outcome.seconds, batch)
+        return cls(outcome.completions, outcome.ids, cut, rewards, total, outcome.correct, batch)
 
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

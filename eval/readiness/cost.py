@@ -79,14 +79,13 @@ def out_of_memory(micro_batch: int) -> Finding:
     return Finding("memory", number, change, STOP, {"now": micro_batch})
 
 
-def cost_findings(trainer, rows: Sequence[Mapping[str, float]], reward_seconds: float) -> list[Finding]:
+def cost_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]:
     """
     Return the findings about time and memory.
 
     Args:
         trainer ([`ProRLTrainer`]): It has just done the first steps.
         rows (`list[dict]`): Their rows of `metrics.jsonl`.
-        reward_seconds (`float`): Seconds of all reward functions for one completion.
     """
     args = trainer.args
     max_steps = trainer.state.max_steps
@@ -94,8 +93,7 @@ def cost_findings(trainer, rows: Sequence[Mapping[str, float]], reward_seconds: 
     stages = ", ".join(f"{key.removeprefix('time_')} {seconds:.2f}" for key, seconds in timed.items() if seconds)
     wall = seconds_of_run(rows, max_steps, args.generate_every / args.gradient_accumulation_steps)
     throughput = fmean(row["tokens_per_second"] for row in rows)
-    rewarded = args.generation_batch_size * -(-args.gradient_accumulation_steps // args.generate_every)
-    share = reward_seconds * rewarded / max(rows[0]["time_step"], 1e-9)
+    share = rows[0]["time_reward"] / rows[0]["time_step"]
     return [
         Finding("seconds by stage", stages, values=timed),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),

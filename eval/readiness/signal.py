@@ -63,7 +63,6 @@ class Rollouts:
         lengths (`list[int]`): Tokens.
         texts (`list[str]`): The completions.
         parts (`list[tuple]`): Task and level of each prompt, shape (P,).
-        reward_seconds (`float`): Seconds of all reward functions for all completions.
         batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
     """
 
@@ -77,7 +76,6 @@ class Rollouts:
     lengths: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     parts: list[tuple] = field(default_factory=list)
-    reward_seconds: float = 0.0
     batch: dict[str, Any] = field(default_factory=dict)
 
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
@@ -109,7 +107,6 @@ def sample_starting_model(trainer, rows: Sequence[Mapping], task=None, bar: tqdm
         texts = [text if isinstance(text, str) else transcript(text) for text in sampled.completions]
         found.texts += texts
         found.parts += [(row.get("task"), row.get("level")) for row in batch]
-        found.reward_seconds += sampled.reward_seconds
         if sampled.correct:
             found.correct += sampled.correct
         elif task is not None:

@@ -74,17 +74,6 @@ def test_rows_are_exchangeable_where_the_loss_divides_by_all_of_an_update(make_t
         assert trainer.args.exchangeable_micro_batches == exchangeable
 
 
-def test_rewards_of_all_generations_of_a_step_count():
-    """A step of 16 micro-batches samples four batches of 40 completions: 160 × 0.025 s of its 10 s."""
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(**ARGS | {"steps_per_generation": 4, "generate_every": 4}),
-        state=SimpleNamespace(max_steps=10),
-        accelerator=SimpleNamespace(device=torch.device("cpu")),
-    )
-    found = {finding.what: finding for finding in cost_findings(trainer, [FIRST, FIRST], reward_seconds=0.025)}
-    assert found["rewards in a step that generates"].number == "40 %"
-
-
 def test_time_and_memory_on_a_gpu(monkeypatch):
     """4 GiB are held. A rollout does not depend on the micro-batch, so 8 rows take 8 of the second step's 12 GiB."""
     monkeypatch.setattr(cost, "process_share", lambda device: (4 * GIB, 20 * GIB))
@@ -94,8 +83,8 @@ def test_time_and_memory_on_a_gpu(monkeypatch):
         accelerator=SimpleNamespace(device=torch.device("cuda")),
         num_generations=4,
     )
-    rows = [FIRST | {"peak_memory_gib": 19.0}, SECOND | {"peak_memory_gib": 12.0}]
-    found = {finding.what: finding for finding in cost_findings(trainer, rows, reward_seconds=0.1)}
+    rows = [FIRST | {"time_reward": 4.0, "peak_memory_gib": 19.0}, SECOND | {"peak_memory_gib": 12.0}]
+    found = {finding.what: finding for finding in cost_findings(trainer, rows)}
     assert found["seconds by stage"].values["time_update"] == 3.0
     assert found["tokens per second"].number == "100"
     assert found["wall time of 10 steps"].number.startswith("about 55 s")
