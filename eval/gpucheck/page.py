@@ -40,7 +40,7 @@ def page(folder: Path, machine: dict) -> str:
     for name, part in PARTS.items():
         result = Result.read(folder, name)
         lines += [f"## {part.title}", ""]
-        lines += ["Not measured.", ""] if result is None else section(result)
+        lines += ["Not measured.", ""] if result is None else section(result, machine)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -51,9 +51,16 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def section(result: Result) -> list[str]:
-    """Return the section of a part: number of passed checks, failures, tables, and what was skipped."""
+def section(result: Result, machine: dict) -> list[str]:
+    """
+    Return the section of a part: number of passed checks, failures, tables, and what was skipped; and on which device
+    and with which versions, if an earlier check measured it with others than this one.
+    """
     lines = [f"{result.passed} of {result.passed + len(result.failed)} checks passed.", ""]
+    measured_with = {name: value for name, value in result.made_with.items() if name != "code"}
+    if measured_with != {"device": machine["device"], **machine["versions"]}:
+        named = ", ".join(f"{name} {value}" for name, value in measured_with.items())
+        lines += [f"**Measured earlier, with {named}.**", ""]
     if result.numbers:
         cells = [[name, number(value)] for name, value in result.numbers.items()]
         lines += [Table("", ["", "measured"], cells).to_markdown(), ""]

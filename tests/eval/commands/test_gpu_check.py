@@ -165,18 +165,23 @@ def test_the_driver_is_asked_about_the_visible_gpu(tmp_path, monkeypatch, line, 
 def test_the_page(tmp_path):
     results = tmp_path / "results"
     results.mkdir()
-    Result({}, passed=1, failed={"test_a: test_wrong": "assert 1 == 2"}).write(results, "tests")
+    machine = {"device": "NVIDIA H100 80GB HBM3", "memory": "80", "versions": {"torch": "2.9"}}
+    made_with = {"code": "abc", "device": machine["device"], "torch": "2.9"}
+    Result(made_with, passed=1, failed={"test_a: test_wrong": "assert 1 == 2"}).write(results, "tests")
     trl = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
     ours = {"generation": 0.5, "scoring": 0.1, "update": 1.4, "phase": [2.0, 1.0, 1.5], "whole": [2.5, 1.6, 3.2]}
     arms = {BASELINE: trl, "A packed": ours | {"peak": 7.0}}
-    Result({}, skipped={"C": "out of memory"}, seconds={"μ=2": arms}).write(results, "cost")
-    machine = {"device": "NVIDIA H100 80GB HBM3", "memory": "80", "versions": {"torch": "2.9"}}
+    earlier = made_with | {"device": "NVIDIA A100", "torch": "2.8"}
+    Result(earlier, skipped={"C": "out of memory"}, seconds={"μ=2": arms}).write(results, "cost")
     where = page.publish(results, tmp_path, machine)
     written = where.read_text()
     assert "test_a: test_wrong" in written and "C (out of memory)" in written
     # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25.
     assert "| A packed | 0.5 | 0.1 | 1.4 | 2.5 | 2.00 | 1.60 | 7.00 |" in written
     assert f"| {BASELINE} | 1 | 1 | 2 | 4 | 1.00 | 1.00 | – |" in written
+    of_tests, _, of_cost = written.partition(f"## {PARTS[COST].title}")
+    assert "NVIDIA A100" in of_cost and "torch 2.8" in of_cost  # not of the card and versions above
+    assert of_tests.count("torch 2.9") == 1
     assert set(json.loads(where.with_suffix(".json").read_text())) == {"tests", "cost"}
     page.publish(results, tmp_path, machine)  # once more: listed once
     assert (where.parent / "README.md").read_text().count(f"]({where.name})") == 1
