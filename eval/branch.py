@@ -38,9 +38,11 @@ from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.passk import announcement, evaluate_and_write
 from trl_prorl.eval.run_folder.reading import load_config, load_run, read_env, write_json
 from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import last_step, separate_output_dir
-from trl_prorl.eval.samples.run_samples import held_out_tasks
+from trl_prorl.eval.samples.run_samples import held_out_rows, held_out_tasks
 from trl_prorl.eval.samples.sampling import SamplingSettings
+from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
 from trl_prorl.files import file_sha256
 from trl_prorl.identity import ENDLESS_SCHEDULES, IDENTITY_FILE, changing_keys, check_same_run
@@ -183,6 +185,7 @@ def find_start(output_dir: Path, at: int | None) -> Path:
     return usable[at]
 
 
+@as_bad_input()
 def copy_run(run_dir: Path, checkpoint: Path, target: Path) -> None:
     """Copy a run as it was at one of its checkpoints. The copy is there completely, or not at all."""
     at = step_of(checkpoint)
@@ -433,6 +436,8 @@ def main(argv=None) -> int:
         )
     out, start = locate(args.run, args.at, args.out)
     trials = parse_trials(args.tries, out)
+    name = TaskName.of_run(with_local_paths(args.run, load_config(args.run)))
+    held_out_rows(name, name.make(), args.split, args.prompts)  # fails before anything is trained
     try:
         return run_branch(args, out, trials, start)
     except KeyboardInterrupt:

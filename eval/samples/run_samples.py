@@ -85,15 +85,7 @@ class HeldOut:
         self.batch_size = batch_size
         self.name = name or TaskName.of_run(self.config)
         self.task = self.name.make()
-        if prompts is None and not self.name.is_own:
-            prompts = PROMPTS
-        try:
-            rows = check_dataset(self.task, self.task.rows(split, prompts, seed=self.name.seed))
-            check_prompts(rows, f"{split} rows")
-            self.rows = list(rows)
-        except ValueError as error:
-            number = "" if prompts is None else f" --prompts {prompts}"
-            raise InputError(f"--split {split}{number}: {error}") from error
+        self.rows = held_out_rows(self.name, self.task, split, prompts)
         self.prompt_ids = content_ids(self.rows)
         if self.name.is_own:
             self.in_training = count_of_script(run_dir, self.prompt_ids)
@@ -289,6 +281,24 @@ class HeldOut:
             "answer": one.answer,
             "grader": self.grader,
         }
+
+
+def held_out_rows(name: TaskName, task, split: str, prompts: int | None) -> list[dict]:
+    """
+    Return the prompts of a split: as many as are wanted, by default [`PROMPTS`], or all of a user's own.
+
+    Raises:
+        InputError: There is no such split, or it has not so many.
+    """
+    if prompts is None and not name.is_own:
+        prompts = PROMPTS
+    try:
+        rows = check_dataset(task, task.rows(split, prompts, seed=name.seed))
+        check_prompts(rows, f"{split} rows")
+        return list(rows)
+    except ValueError as error:
+        number = "" if prompts is None else f" --prompts {prompts}"
+        raise InputError(f"--split {split}{number}: {error}") from error
 
 
 def shown_prompt(row: dict) -> str:

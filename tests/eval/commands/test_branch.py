@@ -241,6 +241,7 @@ REFUSED = {
     "--at 3": ["--at", "3", "--try", "ref_reset"],
     "twice": ["--try", "beta=0", "--try", "beta=0"],
     "keep": ["--try", "keep"],
+    "--split nope": ["--try", "ref_reset", "--split", "nope"],
 }
 
 
@@ -256,7 +257,13 @@ def test_what_is_refused_before_anything_is_written(run_dir, here, capsys, said)
 
 
 def test_runs_that_cannot_be_continued_so(run_dir, here, capsys):
-    """One whose schedule ends before the trials, and one of a script."""
+    """One without a record, one whose schedule ends before the trials, and one of a script."""
+    env = run_dir / "env.json"
+    env.rename(run_dir / "aside")
+    assert branch.main(["--run", str(run_dir), "--at", "2", "--steps", "3", "--try", "beta=0"]) == 2
+    assert "env.json" in error_lines(capsys.readouterr().err)[0]
+    shutil.rmtree(run_dir.with_name("a-branch-2"))
+    (run_dir / "aside").rename(env)
     for change, said in (({"lr_scheduler_type": "linear"}, "lr_scheduler_type"), ({"task": None}, "script")):
         change_config(run_dir, **change)
         assert branch.main(["--run", str(run_dir), "--at", "4", "--steps", "3", "--try", "ref_reset"]) == 2
