@@ -22,6 +22,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.gpucheck.page import page, publish
 from trl_prorl.eval.gpucheck.runner import ROOT, run_parts
+from trl_prorl.launch.ending import as_bad_input
 from trl_prorl.launch.environment import installed
 
 
@@ -92,7 +93,8 @@ def main(argv: list[str] | None = None) -> int:
     if not args.cpu:
         see_one_gpu()
     folder = args.out or Path("runs/gpu_check") / ("cpu" if args.cpu else "card")
-    folder.mkdir(parents=True, exist_ok=True)
+    with as_bad_input():
+        folder.mkdir(parents=True, exist_ok=True)
     here = describe_machine(args.cpu)
     made_with = {"code": hash_code(), "device": here["device"], **here["versions"]}
     failed, left = run_parts(args.parts, args.cpu, folder, made_with, args.minutes, args.again)

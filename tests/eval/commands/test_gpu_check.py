@@ -27,6 +27,10 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert "--cpu" in line
     assert not list(tmp_path.iterdir())
+    (tmp_path / "taken").touch()
+    assert gpu_check.main(["--cpu", "--out", "taken"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "taken" in line
 
 
 @pytest.mark.slow
