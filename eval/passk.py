@@ -134,7 +134,7 @@ def evaluate_run(
     Returns:
         `dict`: The content of `passk.json`.
     """
-    ks = sorted({*args.k, *earlier["k"]}) if earlier else args.k
+    ks = sorted({*args.k, *(earlier or {"k": []})["k"]})
     result, sides = base_and_trained(held_out, args, ks)
     run_id = read_env(held_out.run_dir).get(RUN_ID)
     if run_id:

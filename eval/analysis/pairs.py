@@ -282,7 +282,7 @@ def compare_pairs(
     rows = []
     skipped = []
     compared = {}
-    for k in outcomes:
+    for k in dict.fromkeys(outcomes):
         comparisons = []
         for first, second in pairs:
             try:

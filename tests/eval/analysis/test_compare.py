@@ -51,6 +51,11 @@ def greedy(correct):
     return {"greedy": {side: {"accuracy": np.mean(correct), "correct": correct} for side in ("base", "trained")}}
 
 
+def test_a_k_that_is_given_twice_is_one_outcome(evaluated):
+    rows, *_ = compare_runs([evaluated("a", [0] * 20, "A"), evaluated("b", [4] * 20, "B")], [2, 1, 2])
+    assert [row.k for row in rows] == [2, 1]
+
+
 def test_yes_or_no_at_each_prompt_is_an_exact_test(evaluated):
     """Greedy decoding: 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7, however few prompts there are."""
     a = evaluated("a", [4] * 8, **greedy([1] * 7 + [0]))

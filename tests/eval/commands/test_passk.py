@@ -203,11 +203,12 @@ ALL = ("--checkpoints", "all", "--others", "parity@2", "sorting")
 
 
 def test_parts_asked_one_by_one_are_the_whole(evaluate, run_dir):
-    parts = ["--no-greedy", "--checkpoints 20 --k 2", "--others sorting", "--checkpoints 10 --no-greedy"]
+    parts = ["--no-greedy --k 4 1 4", "--checkpoints 20 --k 2", "--others sorting", "--checkpoints 10 --no-greedy"]
     parts += ["--others parity@2 --k 3", "--no-greedy"]
     for part in parts:
         code, result = evaluate(*part.split())
         assert code == 0
+        assert result["k"] == sorted(set(result["k"]))
     (run_dir / "passk.json").unlink()
     _, whole = evaluate(*ALL, "--k", "1", "2", "3", "4")
     assert result == whole
