@@ -24,13 +24,16 @@ def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_pe
     """
     Return the wall time of a full run, without evaluations and checkpoints, from at least one row of `metrics.jsonl`.
 
-    The cost of a generation is the time of rollout and anchors in the first row. The cost of a step is the rest of the
-    last row, which has no warm-up. If a step contains whole generations, the last row is the cost of a step.
+    The cost of a generation is the time of rollout and anchors in the first row, without that of anchors that every
+    step scores again. The cost of a step is the rest of the last row, which has no warm-up. If a step contains whole
+    generations, the last row is the cost of a step.
     """
     if steps_per_generation <= 1:
         return max_steps * rows[-1]["time_step"]
-    generation = sum(rows[0].get(f"time_{stage}", 0.0) for stage in OF_GENERATION)
-    step = rows[-1]["time_step"] - sum(rows[-1].get(f"time_{stage}", 0.0) for stage in OF_GENERATION)
+    first, last = (sum(row.get(f"time_{stage}", 0.0) for stage in OF_GENERATION) for row in (rows[0], rows[-1]))
+    again = 0.0 if rows[-1].get("time_rollout") else last
+    generation = first - again
+    step = rows[-1]["time_step"] - last + again
     generations = -(-max_steps // steps_per_generation)
     return max_steps * step + generations * generation
 

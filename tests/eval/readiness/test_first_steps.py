@@ -32,6 +32,8 @@ def test_wall_time_by_hand():
     assert seconds_of_run([FIRST, SECOND], 11, 4) == 11 * 2 + 3 * 7
     assert seconds_of_run([FIRST, FIRST | {"time_step": 9.0}], 10, 1) == 90
     assert seconds_of_run([FIRST], 10, 2) == 10 * 3 + 5 * 7
+    # The reference scores in every step (ref_compute: naive_epoch): 6 + 1 + 2 s with a generation, 1 + 2 without.
+    assert seconds_of_run([FIRST, SECOND | {"time_step": 3.0, "time_ref": 1.0}], 10, 2) == 5 * 9 + 5 * 3
 
 
 def test_a_duration_has_its_units():
