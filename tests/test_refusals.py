@@ -197,10 +197,11 @@ WRONG = [
     {"learning_rate": -1e-3},  # Adafactor ascends
     {"max_steps": 0},
     {"num_train_epochs": 0},
+    {"max_grad_norm": None},  # transformers compares it with 0 in the first step
 ]
 RIGHT = [
     {"epsilon_high": INF},
-    {"max_grad_norm": None},
+    {"max_grad_norm": INF},
     {"top_k": None},
     {"reward_weights": [0.0, 1.0]},
     {"pad_to_multiple_of": "auto"},

@@ -364,7 +364,8 @@ REFUSALS = (refuse_launcher, refuse_kl, refuse_resets, refuse_samples, refuse_lo
 # Each was tested with plain TRL 1.16. Values that the libraries reject themselves are not checked here.
 
 
-MAY_BE_UNBOUNDED = ("epsilon_high", "max_grad_norm", "top_k")  # by infinity or `None`
+# The values that switch a bound off.
+UNBOUNDED = {"epsilon_high": math.inf, "max_grad_norm": math.inf, "top_k": None}
 
 # A negative value inverts the effect of the key, or diverges. TRL gives no warning.
 NOT_NEGATIVE = (
@@ -420,7 +421,7 @@ def check_training_values(args: Any) -> None:
     Raises:
         `ValueError`: A value is not allowed.
     """
-    unbounded = [name for name in MAY_BE_UNBOUNDED if getattr(args, name) in (None, math.inf)]
+    unbounded = [name for name, value in UNBOUNDED.items() if getattr(args, name) == value]
     check_values(args, {name: key for name, key in TRL_KEYS.items() if name not in unbounded})
     if args.pad_to_multiple_of != "auto":
         check_values(args, {"pad_to_multiple_of": Key(ge=1, types=(int, NoneType))})

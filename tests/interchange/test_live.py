@@ -1,5 +1,6 @@
 """A live trainer: what is exported is what the update was made from, and an import is everything or nothing."""
 
+import math
 import re
 
 import pytest
@@ -68,6 +69,12 @@ def test_gradients_and_norm_are_those_before_clipping(make_trainer, tmp_path):
     for name, grad in seen[1].items():
         torch.testing.assert_close(inputs.gradients[name] * (0.01 / (inputs.grad_norm + 1e-6)), grad)
     assert inputs.grad_norm == pytest.approx(read_rows(trainer)[0]["grad_norm"])
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.inf])
+def test_a_limit_by_which_nothing_is_clipped_is_exported_as_0(exporting, limit):
+    _, callback = exporting(max_grad_norm=limit, max_steps=1)
+    assert read(UpdateInputs, callback.folder / "1").clip_norm == 0.0
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -209,6 +216,9 @@ def test_what_cannot_be_exported_is_said_at_once(make_trainer, tmp_path):
         export_update(trainer, tmp_path / "second")
     with pytest.raises(InputError, match="elastic_reset_every"):
         export_update(make_trainer(elastic_reset_every=2), tmp_path / "elastic")
+    restarted = make_trainer(beta=0.1, ref_reset_every=2, adapter_restart="merge")
+    with pytest.raises(InputError, match="adapter_restart"):
+        export_update(restarted, tmp_path / "restarted")
     corrected = make_trainer()
     corrected.args.use_vllm = True  # without the engine
     with pytest.raises(InputError, match="set vllm_importance_sampling_correction: false"):

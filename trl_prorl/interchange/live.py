@@ -5,6 +5,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ..errors import InputError
+from ..keys import is_on
 from ..treatments import factors
 from .adam_state import live_state, named_parameters, set_state
 from .next_update import EXPORT, NextUpdate, writing
@@ -53,8 +54,9 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         factors(trainer.args.optimizer_reset, trainer.args.optimizer_reset_alpha)
     except ValueError as error:
         raise InputError(str(error)) from None
-    if trainer.args.elastic_reset_every:
-        raise InputError("elastic_reset_every changes weights between updates, which no schema describes: remove it.")
+    for key in ("elastic_reset_every", "adapter_restart"):
+        if is_on(getattr(trainer.args, key)):
+            raise InputError(f"{key} changes weights between updates, which no schema describes: remove it.")
     if "frozen_ranks" in trainer.parts:
         raise InputError("The ranks of the trained adapter below stay as they are, which no schema describes.")
     if trainer.args.corrects_sampler:

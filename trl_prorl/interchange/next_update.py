@@ -162,6 +162,7 @@ class NextUpdate(Part, TrainerCallback):
     def _inputs(self, parameters: Parameters) -> UpdateInputs:
         trainer = self.trainer
         args = trainer.args
+        limit = args.max_grad_norm
         optimizer = trainer.optimizer
         rate_factor = trainer.resets.rate_factor
         before = self._before or state_on_cpu(optimizer, parameters, copy=False)
@@ -188,7 +189,7 @@ class NextUpdate(Part, TrainerCallback):
             new_rows=new_rows,
             names=list(parameters),
             groups=describe_groups(optimizer, parameters, rate_factor),
-            clip_norm=float(args.max_grad_norm or 0.0),
+            clip_norm=float(limit) if 0.0 < limit < math.inf else 0.0,
             grad_norm=self._norm,
             update=trainer.state.global_step + 1,
             growth=growth,
