@@ -74,7 +74,7 @@ BAD = {
     f"{OF_GSM8K} columns": "question",
     "--optimizer_reset hard --optim sgd": "optimizer_reset",
     "--train_rows 1": "train_rows",
-    "--max_completion_length 4000": "max_completion_length=4000",
+    "--max_completion_length 4000": "max_completion_length",
     "--pack_groups on --pack_max_tokens 20": "pack_max_tokens=20",
     "--config no.yaml": "save_strategy",
     "--output_dir no.yaml": "output_dir=",

@@ -757,8 +757,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         in and out, the end of sequence included where it was reached.
         """
         usual = self.generation_config.max_new_tokens
+        longest = self.context.completion
         self.generation_config.max_new_tokens = max_new_tokens
+        self.context.completion = max_new_tokens
         try:
             return self._generate_single_turn(prompt_ids, None, {}, self.num_generations)[0]
         finally:
             self.generation_config.max_new_tokens = usual
+            self.context.completion = longest

@@ -52,6 +52,17 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     assert trainer.generation_config.max_new_tokens == 40
 
 
+def test_thoughts_that_fit_into_the_context_are_asked_for_their_answer(make_trainer):
+    """The thoughts are in the prompt of the answer, which has its own length and not that of a completion."""
+    keys = {"max_completion_length": 40, "max_steps": 1, "per_device_train_batch_size": ROWS}
+    trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": make_interrupted_rollout(BUDGET, 4, TEXT)})
+    prompts = trainer.tokenize_prompts([row["prompt"] for row in trainer.train_dataset])
+    trainer.context.positions = max(map(len, prompts)) + 40
+    trainer.context.ends = True
+    trainer.train()
+    assert read_rows(trainer)[0]["interrupted_fraction"] > 0
+
+
 def test_truncated_completions_keep_their_lengths(make_trainer):
     """Of an evaluation and of a training, though `mask_truncated_completions` keeps them out of the loss."""
     seen = []

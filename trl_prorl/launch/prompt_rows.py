@@ -156,8 +156,8 @@ class Context:
         if not self.may_exceed(tokens):
             return
         line = (
-            f"{where}: the prompt has {tokens} tokens, which together with max_completion_length={self.completion} "
-            f"exceeds the model's context of {self.positions}. Lower max_completion_length, or drop long prompts."
+            f"{where}: the prompt has {tokens} tokens, which together with {self.completion} of the completion exceed "
+            f"the model's context of {self.positions}. Lower max_completion_length, or drop long prompts."
         )
         if self.ends:
             raise InputError(line)
