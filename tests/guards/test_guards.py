@@ -318,6 +318,16 @@ def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
     assert told == [4, 9]
 
 
+def test_with_another_key_a_collapse_that_goes_on_is_told_again():
+    """A run whose collapse was only logged goes on with `entropy_stop`, or with another patience."""
+    watch = EntropyWatch(SimpleNamespace(entropy_floor=0.5, entropy_patience=3, entropy_stop=False))
+    assert [step for step in range(1, 6) if watch.row(step, {"entropy": 0.1})] == [3]
+    later = EntropyWatch(SimpleNamespace(entropy_floor=0.5, entropy_patience=2, entropy_stop=True))
+    later.load_state_dict(watch.state_dict(), {"entropy_stop": [False, True], "entropy_patience": [3, 2]})
+    assert later.row(6, {"entropy": 0.1}) is None
+    assert later.row(7, {"entropy": 0.1})["action"] == "stop"
+
+
 def test_it_is_an_event_and_may_stop_the_run(run):
     for stop, steps in ((False, 6), (True, 3)):
         trainer = run(max_steps=6, entropy_floor=100.0, entropy_patience=3, entropy_stop=stop, save_strategy="steps")

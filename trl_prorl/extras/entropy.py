@@ -46,3 +46,6 @@ class EntropyWatch(Part):
         reason = f"entropy below entropy_floor for {self.patience} steps"
         event = make_event(ENTROPY_COLLAPSE, step, step, reason, entropy, self.floor)
         return {**event, "action": self.action, "last_good": max(0, step - self.patience)}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.below = 0 if changed else state["below"]  # a collapse that was told is told, or ends the run, again
