@@ -18,7 +18,7 @@ import torch
 from trl.trainer.utils import is_async_callable
 
 from .errors import NonFiniteRewardError, RewardError
-from .text import quoted
+from .text import quoted, short
 
 
 # Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
@@ -229,14 +229,14 @@ class RewardGuard:
             raise RewardError(self._describe(what, prompts, cure=ONE_EACH))
         return [self._check_one(reward, prompts, row) for row, reward in enumerate(rewards)]
 
-    def _check_one(self, reward: Any, prompts: list, row: int) -> Any:
+    def _check_one(self, reward: Any, prompts: list, row: int) -> float | None:
         if reward is None:
             return None
         value = as_float(reward)
         if value is None:
-            raise RewardError(self._describe(f"returned {reward!r}, which is not a number,", prompts, row))
+            raise RewardError(self._describe(f"returned {short(reward)}, which is not a number,", prompts, row))
         if math.isfinite(value):
-            return reward
+            return value
         if self.nonfinite == "stop":
             cure = " Fix it, return None for completions that it cannot score, or set nonfinite: skip."
             raise NonFiniteRewardError(self._describe(f"returned {value}", prompts, row, cure))

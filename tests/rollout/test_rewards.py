@@ -28,11 +28,12 @@ def call(function, seconds=None, nonfinite="stop"):
 
 @pytest.mark.parametrize(
     "returned",
-    [[1, 0.5], [True, None], np.array([1.0, 2.0]), torch.tensor([0.0, 1.0]), [np.float32(1), None]],
+    [[1, 0.5], [True, None], np.array([1.0, 2.0]), torch.tensor([0.0, 1.0]), [np.float32(1), None], [np.array(1), 2]],
 )
 def test_what_trl_takes_is_passed_on(returned):
     result = call(lambda **columns: returned)
     assert all(mine is theirs or mine == theirs for mine, theirs in zip(result, returned, strict=True))
+    torch.tensor([math.nan if reward is None else reward for reward in result])  # as TRL does
     assert call(lambda prompts, **columns: (float(i) for i in range(len(prompts)))) == [0.0, 1.0]
 
 
@@ -49,6 +50,7 @@ def test_what_trl_takes_is_passed_on(returned):
         ([1.0, math.nan], "returned nan for the prompt 'second'.*nonfinite: skip"),
         ([math.inf, 0.0], "returned inf for the prompt 'first'"),
         ([10**400, 1], "not a number"),
+        ([10**5000, 1], "not a number, for the prompt 'first'"),  # of more digits than Python spells
     ],
 )
 def test_what_is_not_one_number_a_completion_is_named(returned, message):

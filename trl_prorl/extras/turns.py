@@ -14,7 +14,7 @@ from trl.chat_template_utils import parse_response, supports_tool_calling
 
 from ..errors import RewardError
 from ..rewards import locate_error, own_traceback
-from ..text import quoted
+from ..text import quoted, short
 
 
 TOOL = "take_turn"
@@ -55,7 +55,7 @@ def ask_reply(task, turns: Sequence[str], row: Mapping) -> str | None:
         raise RewardError(f"reply of task {task.name!r} {raised} for the prompt {prompt}.") from own_traceback(error)
     if not isinstance(reply, str | None):
         raise RewardError(
-            f"reply of task {task.name!r} returned {reply!r}, which is neither a string nor None, for the prompt "
+            f"reply of task {task.name!r} returned {short(reply)}, which is neither a string nor None, for the prompt "
             f"{prompt}."
         )
     return reply
