@@ -130,13 +130,17 @@ def test_a_script_s_run_is_reproduced_by_its_command_alone(folder):
 def test_greedy_and_tasks_that_were_not_trained(folder):
     greedy = {"accuracy": 0.5, "interval": [0.0, 1.0], "correct": [0, 0, 1, 1]}
     base = {"accuracy": 0.25, "interval": [0.0, 0.75], "correct": [0, 0, 0, 1]}
-    other = {key: PASSK[key] for key in ("prompts", "n", "k", "base", "trained")} | {"task": "parity", "level": 9}
-    passk = PASSK | {"greedy": {"base": base, "trained": greedy}, "others": {"parity@9": other}}
+    other = PASSK | {"task": "parity", "level": 9, "max_new_tokens": 64}
+    passk = PASSK | {"split": "train", "in_training": 4}
+    passk |= {"greedy": {"base": base, "trained": greedy}, "others": {"parity@9": other}}
     card = model_card(folder(passk=passk))
     found = {(result.dataset_name, result.metric_type): result for result in card.data.eval_results}
     assert found["sorting", "accuracy"].metric_value == 0.5
     assert found["parity", "pass@2"].metric_value == PASSK["trained"]["pass@2"]
     assert found["parity", "pass@2"].dataset_config == "level 9"
+    assert found["parity", "pass@2"].dataset_split == "test"
+    assert found["parity", "pass@2"].metric_args["max_new_tokens"] == 64
+    assert found["sorting", "pass@2"].dataset_split == "train (all prompts occur in the training set)"
     assert row(card, "greedy")[1:3] == ["0.250 [0.000, 0.750]", "0.500 [0.000, 1.000]"]
 
 

@@ -272,28 +272,26 @@ def eval_results(record: Record) -> list[EvalResult]:
     if not record.evaluated:
         return []
     passk = record.passk
-    results = [_eval_result(passk, passk, measure, _dataset(record.config)) for measure in measures(passk)]
-    for name, other in (passk.get("others") or {}).items():
-        part = {"task": name, **other}
-        results += [_eval_result(passk, part, measure, None) for measure in measures(part) if measure.name != "greedy"]
+    results = [_eval_result(passk, measure, _dataset(record.config)) for measure in measures(passk)]
+    for other in (passk.get("others") or {}).values():
+        results += [_eval_result(other, measure, None) for measure in measures(other) if measure.name != "greedy"]
     return results
 
 
-def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
+def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
     """
     Make one number of the `model-index`.
 
     Args:
-        passk (`dict`): `passk.json`, which has the settings.
-        part (`dict`): The part of it, or the other task, that was measured.
+        part (`dict`): `passk.json`, or what it has of another task, each with its settings.
         measure ([`Measure`]): The number.
         dataset (`str`, *optional*): The Hub name of the data.
     """
     value, *interval = measure.trained
     base, *base_interval = measure.base
     arguments = {"interval_95": interval, "base": base, "prompts": part["prompts"]}
-    if passk.get("max_new_tokens") is not None:  # earlier releases saved none
-        arguments["max_new_tokens"] = passk["max_new_tokens"]
+    if part.get("max_new_tokens") is not None:  # earlier releases saved none
+        arguments["max_new_tokens"] = part["max_new_tokens"]
     metric = name = measure.name
     if measure.name == "greedy":
         metric = "accuracy"
@@ -302,8 +300,8 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
     else:
         arguments["base_interval_95"] = base_interval
         arguments["n"] = part["n"]
-        arguments["temperature"] = passk["temperature"]
-        arguments["seed"] = passk["seed"]
+        arguments["temperature"] = part["temperature"]
+        arguments["seed"] = part["seed"]
     if None not in interval:
         name += f", 95 % interval {_interval(interval)}"
     # An interval has no ends where there were too few prompts for one.
@@ -313,7 +311,7 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
         dataset_type=dataset or visible(part["task"]),
         dataset_name=visible(part["task"]),
         dataset_config=None if part.get("level") is None else f"level {part['level']}",
-        dataset_split=visible(passk["split"]) + run_files.training_note(passk),
+        dataset_split=visible(part["split"]) + run_files.training_note(part),
         metric_type=metric,
         metric_name=name,
         metric_value=value,
