@@ -6,6 +6,7 @@ repetition, the message when it fails; and what is served in the end.
 import json
 from pathlib import Path
 from shutil import rmtree
+from time import sleep
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from trl_prorl.checkpoint_files import why_unusable
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
-from trl_prorl.hub import publish
+from trl_prorl.hub import publish, uploads
 from trl_prorl.launch.plan import Plan
 from trl_prorl.run_files import write_run_id
 
@@ -102,6 +103,22 @@ def test_a_full_model_is_pushed_as_one(online, run, tmp_path):
     assert "reference.safetensors" not in files
     down = AutoModelForCausalLM.from_pretrained(snapshot_download("someone/full", cache_dir=tmp_path / "cache"))
     assert torch.equal(down.lm_head.weight, trainer.model.lm_head.weight)
+
+
+def test_a_push_waits_for_the_one_in_the_background(online, run, monkeypatch):
+    """At the same step both have the same folder, which an upload removes when it ends."""
+
+    def upload(repo, staged, **options):
+        sleep(0.5)
+        names = {path.name for path in staged.iterdir()}
+        rmtree(staged)
+        return names
+
+    trainer = run(max_steps=1, hub_model_id="someone/twice")
+    monkeypatch.setattr(uploads, "upload", upload)
+    first = trainer.push_to_hub(blocking=False)
+    second = trainer.push_to_hub(blocking=False)
+    assert first.result(timeout=60) == second.result(timeout=60) == MODEL | TOKENIZER | RECORD
 
 
 def test_every_save_pushes_the_model_and_leaves_the_reference_out(online, run):

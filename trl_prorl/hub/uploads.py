@@ -106,7 +106,11 @@ class Uploads:
             raise PushError(f"the run was not pushed: {error} It is saved on disk; push it with {again}.") from error
         api = make_api(token or self.args.hub_token)
         job = self._make_upload(api, staged, message, revision=revision or self.args.hub_revision)
-        return job() if blocking else api.run_as_future(job)
+        if blocking:
+            return job()
+        future = api.run_as_future(job)
+        trainer.push_in_progress = PushInProgress([future])  # the next push waits for it
+        return future
 
     def push_checkpoint(self, checkpoint: Path) -> None:
         """
