@@ -195,6 +195,25 @@ def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
     assert far(logits(theirs), logits(load_adapter(tiny_model, trainer.args.output_dir))) < 1e-6
 
 
+def test_training_again_goes_on_from_the_best_checkpoint_with_an_adapter_of_the_same_rank(make_trainer, tiny_model):
+    """The best one, of step 4, holds one restart, so an adapter of rank 8 in place of 4."""
+    keys = {**BEST, **RESTARTS, "beta": 0.3, "max_steps": 6}
+    trainer = set_evaluations(make_trainer(**keys, trainer_kwargs=QUESTIONS), 0.1, 0.3, 0.2, 0.1, 0.1, 0.1)
+    trainer.train()
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-4"
+    best = logits(trainer.model)
+    seen = []
+
+    def look(step):
+        ranks = {factor.linear.weight.shape[factor.axis] for factor in list_factors(trainer.model)}
+        seen.append((step, ranks, far(logits(trainer.model), best)))
+
+    trainer.parts["looks"] = AtBoundary(look)
+    trainer.train()
+    assert [(step, ranks) for step, ranks, _ in seen] == [(0, {4}), (2, {4}), (4, {4})]
+    assert seen[0][2] < 1e-5
+
+
 REFUSED = {
     "full fine-tuning": ({}, {"peft_config": None}, "use_peft"),
     "IA3": ({}, {"peft_config": IA3Config()}, "IA3"),

@@ -136,6 +136,9 @@ class Restart(Part):
 
     # As a part, see parts.py.
 
+    def begin(self) -> None:
+        self._take_apart()  # after the best checkpoint was loaded, all ranks are the adapter's
+
     @contextmanager
     def written(self) -> Iterator[None]:
         """Give the policy's adapter all ranks while this lasts."""
@@ -166,8 +169,11 @@ class Restart(Part):
         wide = [(factor, resize(factor.linear.weight.data, factor.axis, saved)) for factor in factors]
         set_factors(self.policy, wide, saved)
 
-    @torch.no_grad()
     def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
+        self._take_apart()
+
+    @torch.no_grad()
+    def _take_apart(self) -> None:
         """Merge again what had been merged: the last ranks are the adapter that is trained."""
         factors = list_factors(self.policy)
         count = self.policy.peft_config["default"].r // self.rank
