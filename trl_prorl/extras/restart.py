@@ -55,7 +55,7 @@ def warn_of_rounding(policy: PeftModel, mixed_precision: str) -> None:
         return
     logger.warning(
         "adapter_restart='merge' rounds the merged weights to %s, so each restart moves the policy a little: by "
-        "0.005 to 0.015 nats per token in a small model (docs/methods.md). Keep reset intervals long enough to "
+        "0.005 to 0.012 nats per token in a small model (docs/methods.md). Keep reset intervals long enough to "
         "learn more than that. With bf16: false and model_init_kwargs: {dtype: float32} nothing is lost.",
         str(rounded).removeprefix("torch."),
     )

@@ -35,7 +35,8 @@ def check_type(value: Any, kind: Any, at: str) -> None:
     if isinstance(value, bool):
         is_right = plain is bool
     if not is_right or (plain is float and not math.isfinite(value)):
-        raise TypeMismatchError(f"{at} is {short(value)}; {plain.__name__} is needed")
+        needed = "a finite number" if plain is float else plain.__name__
+        raise TypeMismatchError(f"{at} is {short(value)}; {needed} is needed")
     if is_typeddict(kind):
         hints = get_type_hints(kind)
         for key in hints:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, TypedDict, get_type_hints
 import torch
 
 from ..errors import InputError
-from ..treatments import factors
 from .json_types import TypeMismatchError, check_type
 
 
@@ -263,11 +262,3 @@ class UpdateOutputs(Schema):
         for name, tensor in self.steps.items():
             if (tensor < 0).any() or (tensor % 1).any():
                 raise InputError(f"outputs: tensor steps/{name} is {tensor.tolist()}, not a number of updates.")
-
-
-def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
-    """Return the factor of a reset on m, that on v, and whether it clears t; 1, 1 and `False` without one."""
-    try:
-        return factors(reset["mode"], reset["alpha"]) if reset is not None else factors("keep", 1.0)
-    except ValueError as error:
-        raise InputError(f"inputs: reset: {error}") from None

@@ -25,7 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read, write
-from trl_prorl.interchange.schemas import STATE, reset_factors
+from trl_prorl.interchange.schemas import STATE
+from trl_prorl.treatments import factors
 
 
 TEMPLATE = Path(__file__).with_name("update.noma.jinja")
@@ -47,7 +48,8 @@ def scalars_of(inputs: UpdateInputs) -> dict[str, float]:
     found = {"clip_norm": inputs.clip_norm, "grad_norm": inputs.grad_norm, "update": inputs.update}
     for number, group in enumerate(inputs.groups, start=1):
         found |= {f"{key}_{number}": group[key] for key in group if key != "parameters"}
-    on_m, on_v, clears = reset_factors(inputs.reset)
+    reset = inputs.reset or {"mode": "keep", "alpha": 1.0}
+    on_m, on_v, clears = factors(reset["mode"], reset["alpha"])
     return found | {"reset_m": on_m, "reset_v": on_v, "reset_t": 0.0 if clears else 1.0}
 
 
