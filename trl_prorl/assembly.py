@@ -26,7 +26,15 @@ from .extras.vllm import (
     seed_requests,
 )
 from .fast.acceleration import Acceleration
-from .identity import FROZEN_RANKS, base_parameters, dataset_hash, weights_hash
+from .identity import (
+    FROZEN_RANKS,
+    RESTARTED_RANK,
+    SCALING,
+    adapter_scaling,
+    base_parameters,
+    dataset_hash,
+    weights_hash,
+)
 from .launch.adapters import check_growing_model
 from .launch.checks import (
     check_adapter_names,
@@ -98,6 +106,8 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         "rows of the training set": dataset_hash(trainer.train_dataset),
         "reward functions": list(trainer.reward_func_names),
         FROZEN_RANKS: frozen,
+        SCALING: adapter_scaling(policy),
+        RESTARTED_RANK: policy.peft_config["default"].r if trainer.args.adapter_restart == "merge" else None,
     }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft.tuners.lora.layer import LoraLayer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .checkpoint_files import buffer_file
@@ -63,6 +64,8 @@ BATCH_KEYS = (
 OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
 SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
 FROZEN_RANKS = "frozen ranks of the adapter"
+SCALING = "scaling of the adapter (lora_alpha, lora_r)"
+RESTARTED_RANK = "rank of the adapter (lora_r)"
 OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
 OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
@@ -76,6 +79,7 @@ FIXED = {
     "lora_target_parameters": OTHER_SHAPES,
     "lora_modules_to_save": OTHER_SHAPES,
     "use_dora": OTHER_SHAPES,
+    RESTARTED_RANK: "the checkpoint's merged adapters have another rank",
     FROZEN_RANKS: "the checkpoint's adapter was trained on top of a different adapter",
     "eval_on_start": "it only acts before the first step",
     "adapter_restart": "a run with restarts stores its reference in the frozen weights, other runs in an adapter",
@@ -244,6 +248,15 @@ def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters that a policy took over from its model: without adapters."""
     others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
+
+
+def adapter_scaling(policy: torch.nn.Module) -> list[float]:
+    """
+    Return by what a policy's LoRA layers multiply the products of their factors, each value once; no value without
+    LoRA. A script's resume has no key for it, and growth keeps it but for rounding.
+    """
+    layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
+    return sorted({float(f"{layer.scaling['default']:.9g}") for layer in layers if "default" in layer.scaling})
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

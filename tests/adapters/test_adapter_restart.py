@@ -11,6 +11,7 @@ from run_record import read_events
 from run_record import read_rows as rows
 from tiny_run import (
     BEST,
+    LORA,
     QUESTIONS,
     AtBoundary,
     disturb_adapter,
@@ -148,6 +149,16 @@ def test_a_resume_at_any_step_is_exact(run, resume, tiny_model, arm):
     theirs = load_adapter(tiny_model, whole.args.output_dir)
     assert far(logits(theirs), logits(whole.model)) < 1e-5
     assert theirs.peft_config["default"].r == 12
+
+
+def test_a_resume_with_another_rank_is_refused(run, make_trainer):
+    """At step 3 the checkpoint has rank 8: one restart of rank 4, or none of rank 8."""
+    keys = {**RESTARTS, "max_steps": 3, "save_strategy": "steps", "save_steps": 3, "lora": False}
+    out = run(**keys, trainer_kwargs={"peft_config": LoraConfig(**LORA)}).args.output_dir
+    wide = {"peft_config": LoraConfig(**LORA | {"r": 8, "lora_alpha": 16})}
+    other = make_trainer(**keys, output_dir=out, allow_config_change=True, trainer_kwargs=wide)
+    with pytest.raises(ValueError, match="rank of the adapter"):
+        other.train(resume_from_checkpoint=True)
 
 
 def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model, tmp_path, largest_difference):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from run_record import read_events, read_rows
-from tiny_run import constant
+from tiny_run import LORA, constant
 from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig, identity, train
@@ -275,11 +276,13 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] += 0.5
     model.save_pretrained(tmp_path / "other")
+    adapter = LoraConfig(**LORA | {"lora_alpha": 32})
     for change, message in (
         ({"beta": 0.2, "num_generations": 8}, "beta: 0.3 -> 0.2; num_generations: 4 -> 8"),
         ({"prompts": 15}, "rows of the training set"),
         ({"reward": constant(0.0)}, "reward functions"),
         ({"model": str(tmp_path / "other")}, "weights of the model"),
+        ({"lora": False, "trainer_kwargs": {"peft_config": adapter}}, r"lora_alpha.*\[2.0\] -> \[8.0\]"),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer(output_dir=out, **{**SAME_RUN, **change}).train(resume_from_checkpoint=True)
