@@ -135,10 +135,11 @@ class RunFolders:
             `ValueError`: The message names the folder, what it holds, and the cure.
         """
         self.check_nothing_foreign()
-        if self.has_earlier_run():
+        key = self.find_earlier_run()
+        if key is not None:
             raise ValueError(
-                f"output_dir={str(self.output_dir)!r} already contains a run. Choose another output_dir, delete it, "
-                "or resume the run with --resume_from_checkpoint True."
+                f"{key}={str(self.paths[key])!r} already contains a run. Choose another {key}, delete it, or resume "
+                "the run with --resume_from_checkpoint True."
             )
 
     def check_nothing_foreign(self) -> None:
@@ -209,10 +210,13 @@ class RunFolders:
             return True
         return any(any(self.output_dir.glob(trace)) for trace in TRACES)
 
-    def has_earlier_run(self) -> bool:
-        """Return whether there is a run that did anything."""
-        has_saved = find_filled(self.output_dir, SAVED) != []
-        return has_begun(self.run_dir) or (has_saved and self.has_traces())
+    def find_earlier_run(self) -> str | None:
+        """Return the key of a folder with a run that did anything; `None` if there is none."""
+        if find_filled(self.output_dir, SAVED) and self.has_traces():
+            return "output_dir"
+        if has_begun(self.run_dir):
+            return next(reversed(self.paths))
+        return None
 
     def set_earlier_run_aside(self, base: str | None) -> None:
         """
@@ -226,7 +230,8 @@ class RunFolders:
         Raises:
             `ValueError`: The model is a part of the earlier run, and would move with it.
         """
-        if not self.has_earlier_run():
+        found = self.find_earlier_run()
+        if found is None:
             return
         moving = []
         for key, folder in self.paths.items():
@@ -235,8 +240,8 @@ class RunFolders:
             model = Path(base).resolve()
             if model == self.output_dir.resolve() or any(model.is_relative_to(path.resolve()) for path in moving):
                 raise ValueError(
-                    f"output_dir={str(self.output_dir)!r} contains an earlier run, and the model {base!r} belongs to "
-                    "it. Choose another output_dir."
+                    f"{found}={str(self.paths[found])!r} contains an earlier run, and the model {base!r} belongs to "
+                    f"it. Choose another {found}."
                 )
         names = (f"earlier-{number}" for number in itertools.count(1))
         name = next(name for name in names if not any(os.path.lexists(path / name) for path in self.paths.values()))
@@ -245,10 +250,11 @@ class RunFolders:
             earlier.mkdir(exist_ok=True)
             path.rename(earlier / path.name)
         logger.warning(
-            "output_dir=%r contained an earlier run, which was moved to %s. Delete it if you do not need it, or "
-            "give each run its own folder.",
-            str(self.output_dir),
-            self.output_dir / name,
+            "%s=%r contained an earlier run, which was moved to %s. Delete it if you do not need it, or give each run "
+            "its own folder.",
+            found,
+            str(self.paths[found]),
+            " and ".join(sorted({str(path.with_name(name)) for path in moving})),
         )
 
     # --------------------------------------------------------------------------------------- checkpoints
@@ -308,11 +314,11 @@ class RunFolders:
 
         Args:
             step (`int`): The optimizer step of the newest.
-            limit (`int`, *optional*): `None` or 0 means no limit.
+            limit (`int`, *optional*): `None`, 0 or less means no limit, as in transformers.
             best (`str` or `os.PathLike`, *optional*): The best checkpoint.
             run_id (`str`, *optional*): The id of the run.
         """
-        if not limit:
+        if limit is None or limit <= 0:
             return
         steps = steps_of(self.output_dir)
         own = [path for path in sorted(steps, key=steps.get) if steps[path] <= step and is_of_run(path, run_id)]

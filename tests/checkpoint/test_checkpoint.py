@@ -158,7 +158,7 @@ def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
     os.utime(tmp_path / "checkpoint-2", (2e9, 2e9))  # a removal that was broken off changes the folder
     best = tmp_path / "checkpoint-4"
     all_of_them = [2, 4, 6, 8, 10]
-    left = {None: all_of_them, 0: all_of_them, 4: all_of_them, 3: [4, 6, 8, 10], 2: [4, 8, 10], 1: [4, 8, 10]}
+    left = {**dict.fromkeys((None, 0, -1, 4), all_of_them), 3: [4, 6, 8, 10], 2: [4, 8, 10], 1: [4, 8, 10]}
     for limit, steps in left.items():
         # 10 lies after the run's newest, and is not of this run.
         RunFolders(tmp_path).remove_oldest(8, limit, os.path.relpath(best))

@@ -116,6 +116,20 @@ def test_a_record_elsewhere_says_nothing_about_an_output_dir_that_it_does_not_na
     assert hash_files(out) | hash_files(record) == before
 
 
+def test_an_earlier_run_is_told_by_the_folder_that_has_it(by_script, tmp_path, caplog):
+    record = tmp_path / "record"
+    out = tmp_path / "out"
+    assert by_script(tmp_path / "other", run_dir=str(record)) == []
+    with pytest.raises(ValueError, match=f"run_dir='{record}' already contains a run"):
+        RunFolders(out, record).check_new()
+    assert by_script(out, run_dir=str(record)) == []
+    (line,) = [line for line in caplog.messages if "earlier run" in line]
+    assert f"run_dir='{record}'" in line and str(record / "earlier-1") in line
+    assert str(out) not in line
+    with pytest.raises(ValueError, match=f"output_dir='{out}' already contains a run"):
+        RunFolders(out, record).check_new()
+
+
 def test_a_resume_takes_no_record_that_is_not_its_run_s(by_script, tmp_path):
     """Given another `run_dir` than the run had: it would cut the record there to its own steps."""
     out = tmp_path / "out"
