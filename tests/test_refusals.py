@@ -174,6 +174,18 @@ def test_the_bounds_of_a_range(name, right, wrong):
     assert [value for value in wrong if key.objection(name, value) is None] == []
 
 
+def test_a_whole_number_is_an_integer_however_it_is_written(tmp_path):
+    """As `2.0` in a recipe, or NumPy's. An integer is needed where rows are counted, and by JSON."""
+    path = tmp_path / "arm.yaml"
+    path.write_text("use_cpu: true\nbf16: false\nmax_steps: 4.0\nlora_r: 8.0\ntrain_rows: 64.0\n")
+    task_args, args, model_args = parse_recipe(["--config", str(path)])
+    given = config(beta=0.1, ref_reset_kl=0.1, ref_reset_kl_window=2.0, num_iterations=np.int64(2))
+    found = [args.max_steps, model_args.lora_r, task_args.train_rows, given.ref_reset_kl_window, given.num_iterations]
+    assert found == [4, 8, 64, 2, 2]
+    assert {type(number) for number in found} == {int}
+    assert type(config(beta=np.float32(0.5)).beta) is float
+
+
 def test_each_key_of_trl_s_that_has_a_range_is_looked_at():
     """One that is misspelt in a list would be looked for in vain."""
     for name in RANGES:

@@ -6,10 +6,10 @@ Nothing slow is imported, because command lines are checked before torch is impo
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Flag, auto
-from numbers import Real
+from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -99,6 +99,13 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
+def plain_number(value: Any, kinds: Collection[Any]) -> Any:
+    """Return a number that fits one of the types as Python's own, which JSON knows; another value as it is."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, Integral) or float not in kinds else float(value)
+
+
 @dataclass(frozen=True)
 class Key:
     """
@@ -157,7 +164,7 @@ def declared(cls: type) -> dict[str, Key]:
 
 def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Raise an error for the first value that is not allowed.
+    Raise an error for the first value that is not allowed, and make numbers Python's own.
 
     Args:
         configuration (`Any`): A dataclass.
@@ -167,9 +174,11 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
         `ValueError`: A value is not allowed.
     """
     for name, key in keys.items():
-        objection = key.objection(name, getattr(configuration, name))
+        value = getattr(configuration, name)
+        objection = key.objection(name, value)
         if objection is not None:
             raise ValueError(objection)
+        setattr(configuration, name, plain_number(value, key.types))
 
 
 def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:

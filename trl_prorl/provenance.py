@@ -38,8 +38,13 @@ ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
 
 
 def as_plain(value: Any) -> Any:
-    """Convert a value to what JSON and YAML can hold; objects that a recipe cannot spell become `None`."""
-    return json.loads(json.dumps(value, default=lambda other: None, skipkeys=True))
+    """
+    Convert a value to what JSON and YAML can hold: NumPy's become Python's, objects that a recipe cannot spell `None`.
+    """
+    plain = json.dumps(
+        value, default=lambda other: other.tolist() if hasattr(other, "tolist") else None, skipkeys=True
+    )
+    return json.loads(plain)
 
 
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import yaml
 from run_record import read_rows, write_run
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from trl_prorl import ProRLConfig
 from trl_prorl.hub.card import read_record
 from trl_prorl.hub.publish import files_to_push
+from trl_prorl.identity import changing_keys
 from trl_prorl.provenance import write_config, write_env
 from trl_prorl.run_files import RUN_ID_FILE, is_of_other_run, recorded_run_id, saved_run_id
 
@@ -41,6 +43,14 @@ def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
     assert keys["given"] == 2
     assert "generation_batch_size" not in keys
     assert "run_dir" not in keys
+
+
+def test_numbers_of_numpy_s_are_on_record_and_compared(tmp_path):
+    keys = {"beta": np.float32(0.25), "ref_reset_every": np.int64(200), "reward_weights": [np.float32(2.0)]}
+    args = config(tmp_path, **keys)
+    write_config(tmp_path, args)
+    for known in (yaml.safe_load((tmp_path / "config.yaml").read_text()), changing_keys(args)):
+        assert {key: known.get(key) for key in keys} == keys
 
 
 def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
