@@ -81,6 +81,17 @@ def test_the_first_line_comes_before_any_library(tmp_path, command):
     assert done.returncode != 0
 
 
+def test_variables_of_a_recipe_are_set_before_a_library_reads_them(tmp_path):
+    """Some are read when a library is imported, and never again."""
+    (tmp_path / "arm.yaml").write_text("task: sums\nenv: {HF_HUB_OFFLINE: 1}\n")
+    code = "from trl_prorl.launch.command_line import check_arguments\n"
+    code += f"check_arguments(None, [{str(tmp_path / 'arm.yaml')!r}])\n"
+    code += "from huggingface_hub import constants\nprint(constants.HF_HUB_OFFLINE)\n"
+    env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_without_a_recipe_there_is_nothing_to_train():
     done = without_libraries("-m", "trl_prorl.train")
     assert done.returncode == 2

@@ -18,7 +18,7 @@ from ..tasks.registry import check_name
 from ..text import cut, nearest, short
 from .ending import DEBUG, NOTHING_BEGUN, announce, as_bad_input, end_at_once, in_one_line
 from .help import HELP, help_text
-from .recipe_yaml import check_recipe, load_recipe, merge
+from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
 from .shipped_recipes import with_recipe
 
 
@@ -51,7 +51,8 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
 
 def check_arguments(default_recipe: str | Path | None, argv: list[str]) -> list[str]:
     """
-    Check what needs no slow import: the names of keys, of the recipe and of the task. `--help` prints and exits.
+    Check what needs no slow import: the names of keys, of the recipe and of the task; set the recipe's environment
+    variables. `--help` prints and exits.
 
     Args:
         default_recipe (`str` or `Path`, *optional*): The recipe if none is given, trained with the launcher's
@@ -80,7 +81,9 @@ def check_arguments(default_recipe: str | Path | None, argv: list[str]) -> list[
     if "--config" in argv:
         layers = load_recipe(argv[argv.index("--config") + 1])
         check_recipe(layers, names)
-        task = merge(layers).get("task")
+        keys = merge(layers)
+        set_variables(keys)
+        task = keys.get("task")
     if "--task" in argv[:-1]:
         task = argv[argv.index("--task") + 1]
     if isinstance(task, str):

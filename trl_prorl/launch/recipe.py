@@ -4,7 +4,6 @@ that trains.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from ..refusals import check_model_values
 from ..text import parse_json, short
 from .command_line import check_options
 from .precision import Precision, choose_precision
-from .recipe_yaml import check_recipe, load_recipe, merge
+from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
 from .shipped_recipes import with_recipe
 
 
@@ -208,8 +207,7 @@ class RecipeParser(TrlParser):
             args = args[:place] + args[place + 2 :]
             check_recipe(layers, names)
             keys = merge(layers)
-            env = keys.pop("env", None) or {}
-            os.environ.update({name: str(value) for name, value in env.items()})
+            set_variables(keys)
             given, _ = self.parse_known_args(args)
             self.precision = choose_precision(keys, vars(given))
             if self.precision is not None:

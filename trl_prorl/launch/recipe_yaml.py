@@ -81,6 +81,14 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     return merge(load_recipe(path))
 
 
+def set_variables(keys: dict[str, Any]) -> None:
+    """
+    Set the environment variables of a recipe's `env`, and remove that key. Some variables are read when a library is
+    imported, and never again.
+    """
+    os.environ.update({name: str(value) for name, value in (keys.pop("env", None) or {}).items()})
+
+
 def check_recipe(layers: Layers, names: Collection[str]) -> None:
     """
     Check the names of keys, the variables of `env`, and that nothing runs code.
