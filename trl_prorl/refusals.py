@@ -70,11 +70,11 @@ def refuse_kl(args: "ProRLConfig") -> None:
 
 def refuse_resets(args: "ProRLConfig") -> None:
     """
-    Check the resets:
+    Check the resets, and again once the triggers of a script are known:
 
     - `ref_reset_every` or another trigger (`ref_reset_kl`, `ref_reset_stall`, `ref_reset_drop`, `guard_gap_action:
-      reset`) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only the optimizer,
-      and with `adapter_restart: merge`.
+      reset`, a callback's) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only
+      the optimizer, and with `adapter_restart: merge`.
     - `ref_reset_every` or another trigger with TRL's `sync_ref_model`: both move the reference.
     - `ref_reset_every` or another trigger, `lora_growth_every` and `elastic_reset_every`, if a batch is generated in
       the middle of gradient accumulation: one of `gradient_accumulation_steps` and `steps_per_generation` ·
@@ -89,16 +89,19 @@ def refuse_resets(args: "ProRLConfig") -> None:
     """
     if args.adapter_restart == "merge":
         _refuse_restarts(args)
-    if args.changes_at_boundary:
-        refuse_unclean_schedule(args)
+    if args.changes_at_boundary or args.resets:
+        _refuse_unclean_schedule(args)
     if args.watches_metric:
         _refuse_unmeasured_metric(args)
     if not args.resets:
         return
-    trigger = next((key for key in TRIGGER_KEYS if getattr(args, key)), "guard_gap")
+    triggers = [f"{key}={getattr(args, key)}" for key in TRIGGER_KEYS if getattr(args, key)]
+    if args.guard_gap_action == "reset":
+        triggers.append(f"guard_gap={args.guard_gap}")
+    trigger = triggers[0] if triggers else "a ReferenceResetCallback"
     if args.beta == 0.0 and args.ref_reset_mix != 0.0 and args.adapter_restart == "off":
         raise ValueError(
-            f"{trigger}={getattr(args, trigger)} needs a reference, but beta=0. Set beta > 0 (variants A and C), or "
+            f"{trigger} needs a reference, but beta=0. Set beta > 0 (variants A and C), or "
             "ref_reset_mix: 0 to reset only the optimizer."
         )
     if args.beta == 0.0 and args.ref_reset_kl is not None:
@@ -113,7 +116,7 @@ def refuse_resets(args: "ProRLConfig") -> None:
         )
     if args.sync_ref_model:
         raise ValueError(
-            f"sync_ref_model=True conflicts with {trigger}={getattr(args, trigger)}: both move the reference, and TRL "
+            f"sync_ref_model=True conflicts with {trigger}: both move the reference, and TRL "
             "moves it in the middle of a generation batch. Set sync_ref_model: false."
         )
 
@@ -146,15 +149,7 @@ def _refuse_restarts(args: "ProRLConfig") -> None:
         )
 
 
-def refuse_unclean_schedule(args: "ProRLConfig") -> None:
-    """
-    Raise an error if a batch is generated in the middle of gradient accumulation, because resets and growth act
-    between generation batches. It is called for triggers of a script, too.
-
-    Raises:
-        `ValueError`: Neither `gradient_accumulation_steps` nor `steps_per_generation * num_iterations` is a multiple
-            of the other.
-    """
+def _refuse_unclean_schedule(args: "ProRLConfig") -> None:
     if args.generates_inside_accumulation:
         raise ValueError(
             f"{args.schedule}: a batch is generated in the middle of gradient accumulation, so resets and growth "

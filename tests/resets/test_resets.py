@@ -115,6 +115,14 @@ def test_own_triggers_and_requests_that_wait_together_become_one_event(run):
     assert [(r["reason"], r["step"]) for r in event["requests"]] == [("always", 1), ("always", 2), ("periodic", 2)]
 
 
+@pytest.mark.parametrize(
+    "keys, named", [({}, "beta=0"), ({"beta": 0.1, "sync_ref_model": True}, "sync_ref_model=True")]
+)
+def test_own_triggers_need_what_the_keys_triggers_need(make_trainer, keys, named):
+    with pytest.raises(ValueError, match=named):
+        make_trainer(**keys, trainer_kwargs={"callbacks": [ReferenceResetCallback([Always()])]})
+
+
 def test_a_trainer_made_without_resets_refuses_them(make_trainer):
     trainer = make_trainer(beta=0.1)
     with pytest.raises(ValueError, match="ref_reset_every"):

@@ -27,7 +27,7 @@ from ..identity import changing_keys
 from ..optimizer import check_optimizer, check_optimizer_class, inner_of
 from ..quiet import without_warning
 from ..reference import check_adapter
-from ..refusals import refuse_unclean_schedule
+from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback
 from ..run_folder import RunFolders, check_links
 from ..weights import whole_weights
@@ -128,8 +128,7 @@ class Plan:
         callbacks = given.get("callbacks") or []
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         resets = args.resets
-        if resets:
-            refuse_unclean_schedule(args)
+        refuse_resets(args)
         _check_processes(args, resets)
         if args.lora_growth_every:
             _check_growth(args, adapter, optimizer)
