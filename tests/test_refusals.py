@@ -117,6 +117,7 @@ USELESS = [
     {"kl_horizon": 50},
     {"ref_reset_metric_mode": "min"},
     {"ref_reset_cooldown": 20},
+    {"ref_reset_mix": 0.5},
     {"optimizer_reset": "hard"},
     {"optimizer_reset_alpha": 0.25},
     {"pack_max_tokens": 8192},

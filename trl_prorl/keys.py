@@ -524,7 +524,7 @@ class ProlongedKeys:
     ref_reset_metric_mode: Annotated[str, Key(("max", "min"), needs=AN_EVALUATION)] = "max"
     ref_reset_min_delta: Annotated[float, Key(ge=0, needs=AN_EVALUATION)] = 0.0
     ref_reset_cooldown: Annotated[int, Key(ge=0, needs=A_RESET, label="cooldown {}")] = 0
-    ref_reset_mix: Annotated[float, Key(ge=0, le=1, label="mix {}")] = 1.0
+    ref_reset_mix: Annotated[float, Key(ge=0, le=1, needs=A_RESET, label="mix {}")] = 1.0
     adapter_restart: Annotated[str, Key(("off", "merge"), needs=A_RESET, label="restart")] = "off"
     optimizer_reset: Annotated[str, Key(needs=A_RESET, label="{}")] = "keep"
     optimizer_reset_alpha: Annotated[float, Key(gt=0, le=1, needs=AN_ALPHA, label="{}")] = 0.1
