@@ -27,6 +27,7 @@ from .extras.vllm import (
 )
 from .fast.acceleration import Acceleration
 from .identity import (
+    EVALUATION_ROWS,
     FROZEN_RANKS,
     RESTARTED_RANK,
     SCALING,
@@ -99,11 +100,17 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
     frozen = None
     if plan.frozen_ranks:
         frozen = weights_hash(frozen_parts(policy, plan.frozen_ranks))
+    evaluation = trainer.eval_dataset
+    if isinstance(evaluation, dict):
+        evaluated = {name: dataset_hash(rows) for name, rows in evaluation.items()}
+    else:
+        evaluated = dataset_hash(evaluation)
     return {
         **plan.keys,
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
         "rows of the training set": dataset_hash(trainer.train_dataset),
+        EVALUATION_ROWS: evaluated,
         "reward functions": list(trainer.reward_func_names),
         FROZEN_RANKS: frozen,
         SCALING: adapter_scaling(policy),

@@ -34,10 +34,12 @@ IDENTITY_FILE = "identity.json"
 # Whether evaluations change the training: a trigger or the best model depends on them, or they draw from its random
 # numbers, as TRL's own do. If not, these keys are free.
 EVALUATIONS_ACT = "evaluations change the training"
+EVALUATION_ROWS = "rows of the evaluation set"
 EVALUATION_KEYS = frozenset(
     "eval_strategy eval_steps eval_delay eval_on_start eval_rows per_device_eval_batch_size num_generations_eval "
     "eval_accumulation_steps eval_use_gather_object batch_eval_metrics prediction_loss_only metric_for_best_model "
     "greater_is_better".split()
+    + [EVALUATION_ROWS]
 )
 # The trainer chooses them if they are not given, see `choose_best_metric` in launch/checks.py.
 CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")

@@ -65,3 +65,19 @@ def test_where_evaluations_act_a_resume_with_others_is_refused(run, make_trainer
     again = make_trainer(**{**keys, "eval_steps": 1})
     with pytest.raises(ValueError, match="eval_steps: [23] -> 1"):
         again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_other_rows_are_other_evaluations(run, resume, sets):
+    rows = QUESTIONS["eval_dataset"]
+    others = rows.map(lambda row: {"prompt": [{"role": "user", "content": "say 6"}]})
+    then, now = (rows, others) if sets == 1 else ({"one": rows, "two": rows}, {"one": rows, "two": others})
+    metric = "eval_reward" if sets == 1 else "eval_one_loss"
+    keys = {**EVALUATED, "max_steps": 3}
+    acting = {**keys, **TRIGGER, "ref_reset_metric": metric}
+    whole = run(**{**acting, "trainer_kwargs": {"eval_dataset": then}})
+    with pytest.raises(ValueError, match="rows of the evaluation set"):
+        resume(whole, 3, **{**acting, "trainer_kwargs": {"eval_dataset": now}})
+    free = {**keys, "beta_old": 0.1}
+    whole = run(**{**free, "trainer_kwargs": {"eval_dataset": then}})
+    assert resume(whole, 3, **{**free, "trainer_kwargs": {"eval_dataset": now}}).state.global_step == 3
