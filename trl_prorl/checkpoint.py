@@ -51,7 +51,7 @@ from .identity import (
     restore_hyperparameters,
 )
 from .parts import Part
-from .provenance import write_config, write_env
+from .provenance import remove_secrets, write_config, write_env
 from .quiet import without_warning
 from .run_files import (
     AT_BOUNDARY,
@@ -461,7 +461,9 @@ class CheckpointMixin:
 
     def _save_weights(self, output_dir: str | Path | None) -> None:
         token = self.args.hub_token
+        init = self.args.model_init_kwargs
         self.args.hub_token = None  # the arguments are pickled next to the weights
+        self.args.model_init_kwargs = remove_secrets(init)
         try:
             with ExitStack() as stack:
                 for part in self.parts.values():
@@ -469,6 +471,7 @@ class CheckpointMixin:
                 super().save_model(output_dir, _internal_call=True)
         finally:
             self.args.hub_token = token
+            self.args.model_init_kwargs = init
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():  # other processes come here before it is there
             write_run_id(folder, self._run_id, self.step_of_weights)

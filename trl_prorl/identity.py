@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .checkpoint_files import buffer_file
 from .keys import FREE_KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
-from .provenance import as_plain
+from .provenance import as_plain, remove_secrets
 from .run_files import read_json
 from .text import short
 
@@ -104,7 +104,7 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
     Raises:
         `ValueError`: There are differences, and they are not allowed, or could not act.
     """
-    changed = differences(read_json(checkpoint / IDENTITY_FILE), now)
+    changed = differences(remove_secrets(read_json(checkpoint / IDENTITY_FILE)), now)
     if changed and not allowed:
         if not changed.keys() - LENGTHS:
             raise ValueError(_refuse_length(changed, now))
@@ -192,7 +192,7 @@ def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> 
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
     """
-    Collect the arguments on which the numbers of a run depend, as JSON values.
+    Collect the arguments on which the numbers of a run depend, as JSON values without secrets.
 
     Args:
         configs: The trainer's configuration, and what else a recipe holds.
@@ -207,7 +207,7 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
             is_open = value is None and field.name in CHOSEN_LATER
             if field.init and field.name not in left_out and not is_open:
                 keys[field.name] = value
-    return as_plain(keys)
+    return remove_secrets(as_plain(keys))
 
 
 def _is_endless(config: Any) -> bool:

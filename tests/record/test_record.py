@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -117,6 +118,14 @@ def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_
     # A model that was not trained is no run's, wherever it is saved.
     train("b", steps=0)
     assert not (tmp_path / "b" / RUN_ID_FILE).exists()
+
+
+def test_no_file_of_a_run_has_the_token_that_loads_its_model(run):
+    secret = "hf_" + "a" * 30
+    out = run(max_steps=1, save_strategy="steps", model_init_kwargs={"token": secret}).args.output_dir
+    files = [path for path in Path(out).rglob("*") if path.is_file()]
+    assert "training_args.bin" in [path.name for path in files]
+    assert [path.name for path in files if secret.encode() in path.read_bytes()] == []
 
 
 def test_a_second_call_of_train_is_another_run(run):
