@@ -42,6 +42,9 @@ from .text import shell_quote
 from .trainer import ProRLTrainer
 
 
+CHANGES_CONTEXT = ("max_position_embeddings", "subfolder")  # of `model_init_kwargs`
+
+
 def build(
     task_args: TaskArguments,
     args: ProRLConfig,
@@ -233,8 +236,9 @@ def check_base(model: str | None, task: str) -> None:
 
 
 def check_context(lengths: list[int], model: str, revision: str, args: ProRLConfig) -> None:
-    """Raise an error if a prompt and the longest completion exceed the model's context."""
-    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=args.trust_remote_code)
+    """Raise an error if a prompt and the longest completion exceed the context that the model is loaded with."""
+    changed = {key: args.model_init_kwargs[key] for key in CHANGES_CONTEXT if key in args.model_init_kwargs}
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=args.trust_remote_code, **changed)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     longest = max(lengths)
     if context is not None and longest + args.max_completion_length > context:
