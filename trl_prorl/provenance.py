@@ -291,7 +291,9 @@ def spell_command(words: list[str]) -> str:
         hides_next = is_secret and not equals
         if not is_value and not is_secret:
             kept.append(_without_secret(word))
-    return " ".join(map(shell_quote, kept)).replace(str(Path.home()), "~")
+    command = " ".join(map(shell_quote, kept))
+    home = str(Path.home()).rstrip("/")
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", command) if home else command
 
 
 def _without_secret(word: str) -> str:

@@ -173,6 +173,15 @@ def test_the_command(words, shown):
     assert shlex.split(spell_command(words)) == shlex.split(shown)
 
 
+@pytest.mark.parametrize(
+    ("home", "shown"), [("/home/ann", "~/a.py ~ /home/anna/b.py"), ("/", "/home/ann/a.py /home/ann /home/anna/b.py")]
+)
+def test_the_home_folder_alone_is_shortened(monkeypatch, home, shown):
+    monkeypatch.setenv("HOME", home)
+    words = ["python", "/home/ann/a.py", "/home/ann", "/home/anna/b.py"]
+    assert spell_command(words) == f"python {shown}"
+
+
 def test_what_evaluates_a_run():
     env = {"command": "trl-prorl train x --plugin own.py --plugin='my task.py' --task roman"}
     assert plugin_options(env) == " --plugin own.py --plugin 'my task.py'"
