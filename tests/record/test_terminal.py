@@ -8,7 +8,8 @@ import pandas
 import pytest
 from run_record import read_rows
 
-from trl_prorl.launch.terminal import describe_processes
+from trl_prorl import ProRLConfig
+from trl_prorl.launch.terminal import describe_processes, describe_resets
 
 
 SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()
@@ -56,6 +57,21 @@ def test_several_processes_say_that_the_batch_grows(processes, times, keeps):
     assert keeps in line if keeps else "keeps" not in line
     args.world_size = 1
     assert describe_processes(args) is None
+
+
+def test_whatever_can_reset_is_said():
+    def said(own=False, **keys):
+        args = ProRLConfig(use_cpu=True, bf16=False, report_to="none", beta=0.1, **keys)
+        args.has_own_triggers = own
+        return describe_resets(args, 9)
+
+    assert said() == "none"
+    assert said(ref_reset_every=4) == "first after step 4"
+    assert said(ref_reset_every=9, ref_reset_kl=0.5) == "never; ref_reset_kl=0.5"
+    assert "guard_gap=0.1" in said(guard_gap=0.1, guard_gap_action="reset")
+    assert said(guard_gap=0.1) == "none"
+    assert "none" not in said(own=True)
+    assert "elastic_reset_every=5" in said(elastic_reset_every=5)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ class Terminal(PrinterCallback):
         """Warn of resets and of a guard that a run of so many steps is too short for."""
         keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
         resets_by_steps_alone = keys == ["ref_reset_every"] and len(self.trainer.resets.callbacks) == 1
+        resets_by_steps_alone &= args.guard_gap_action != "reset"
         if resets_by_steps_alone and args.first_reset(steps) is None:
             first = args.first_reset(sys.maxsize)
             same = ", so the run is the same as with a fixed reference" if args.variant in DIFFER_BY_RESETS else ""
@@ -183,6 +184,12 @@ def describe_resets(args, steps: int) -> str:
         value = getattr(args, key)
         if key != "ref_reset_every" and value:
             triggers.append(f"{key}={value}")
+    if args.guard_gap_action == "reset":
+        triggers.append(f"guard_gap={args.guard_gap}")
+    if args.has_own_triggers:
+        triggers.append("a callback's triggers")
+    if args.elastic_reset_every > 0:
+        triggers.append(f"elastic_reset_every={args.elastic_reset_every}")
     return "; ".join(triggers) or "none"
 
 
