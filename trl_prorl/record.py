@@ -227,8 +227,9 @@ class Recorder(Part):
         """
         self.metrics = JsonLines(folder / METRICS_FILE, keep_row)
         self.events = JsonLines(folder / EVENTS_FILE, keep_event)
-        if self.args.eval_strategy != "no":
-            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, keep_row)
+        evaluations = folder / EVALUATIONS_FILE  # cut to the checkpoint, too, by a resume that evaluates no longer
+        if self.args.eval_strategy != "no" or (keep_row is not None and evaluations.exists()):
+            self.evaluations = JsonLines(evaluations, keep_row)
 
     @property
     def files(self) -> Iterable[Path]:

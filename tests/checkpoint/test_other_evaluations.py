@@ -10,6 +10,7 @@ from tiny_run import BEST, QUESTIONS
 from transformers import EarlyStoppingCallback
 
 from trl_prorl import ReferenceResetCallback, Trigger
+from trl_prorl.run_files import EVALUATIONS_FILE, read_jsonl
 
 
 def draws(completions, **columns):
@@ -65,6 +66,15 @@ def test_where_evaluations_act_a_resume_with_others_is_refused(run, make_trainer
     again = make_trainer(**{**keys, "eval_steps": 1})
     with pytest.raises(ValueError, match="eval_steps: [23] -> 1"):
         again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
+
+
+def test_evaluations_after_the_checkpoint_leave_the_record_of_a_run_that_evaluates_no_longer(run, resume):
+    keys = {**ARMS["B"], **EVALUATED}
+    whole = run(**keys)
+    out = Path(whole.args.output_dir)
+    assert [row["step"] for row in read_jsonl(out / EVALUATIONS_FILE)] == [2, 4, 6]
+    resume(whole, 3, **{**keys, "eval_strategy": "no", "output_dir": str(out)})
+    assert [row["step"] for row in read_jsonl(out / EVALUATIONS_FILE)] == [2]
 
 
 @pytest.mark.parametrize("sets", [1, 2])
