@@ -49,7 +49,6 @@ from .launch.model_defaults import describe_unused
 from .launch.plan import Plan
 from .launch.prompt_rows import check_images
 from .parts import Part
-from .resets import check_one_value
 
 
 logger = logging.getLogger(__name__)
@@ -192,6 +191,5 @@ def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Pa
     if args.guard_gap is not None:
         parts["guard_gap"] = GuardGap(args, trainer.resets.request)
     if args.stop_stall:
-        check_one_value(args.ref_reset_metric, trainer.eval_dataset)
         parts["stall_stop"] = StallStop(args)
     return parts

@@ -94,9 +94,9 @@ def check_one_value(metric: str, eval_dataset) -> None:
     sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
     if not metric.startswith(sets):
         raise ValueError(
-            f"{metric!r} triggers a reset or a stop, but eval_dataset contains several sets, which TRL logs under the "
-            f"same name: {', '.join(eval_dataset)}. Pass one of them, or watch a metric of one set, such as "
-            f"{sets[0]}loss or {sets[0]}pass@1."
+            f"{metric!r} is watched, but eval_dataset contains several sets, which TRL logs under the same name: "
+            f"{', '.join(eval_dataset)}. Pass one of them, or watch a metric of one set, such as {sets[0]}loss or "
+            f"{sets[0]}pass@1."
         )
 
 

@@ -63,6 +63,8 @@ REFUSED = {
     "the worst, by the stop": ({"stop_stall": 1, "ref_reset_metric_mode": "min"}, {}, "ref_reset_metric_mode: max"),
     "the worst, unset": ({"greater_is_better": False}, {}, "greater_is_better=False"),
     "several sets": ({}, SETS, "metric_for_best_model must be set.*eval_easy_pass@1"),
+    "whichever set is the last": ({"metric_for_best_model": "reward"}, SETS, "eval_reward.*several sets.*eval_easy_"),
+    "a slip of one": ({"metric_for_best_model": "eval_easy_reward"}, SETS, "'eval_easy_reward'.*eval_easy_loss"),
     "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),
 }
 
@@ -83,8 +85,11 @@ def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_train
         trainer.train()
 
 
-@pytest.mark.parametrize("metric", ["eval_reward_std", "eval_easy_pass@2", "eval_hard_rewards/reward/std", "entropy"])
+@pytest.mark.parametrize(
+    "metric", ["eval_reward_std", "eval_rewards/reward/std", "entropy", "eval_easy_pass@2", "eval_hard_loss"]
+)
 def test_what_an_evaluation_has_is_no_slip(make_trainer, metric):
+    sets = SETS if metric.startswith(("eval_easy_", "eval_hard_")) else {}
     keys = {**UNSET, "metric_for_best_model": metric, "greater_is_better": True}
     with pytest.raises(ValueError, match="neither a local folder"):  # the check of the metric is passed
-        make_trainer(model="no model is loaded", reward=JUDGED, trainer_kwargs={**QUESTIONS, **SETS}, **keys)
+        make_trainer(model="no model is loaded", reward=JUDGED, trainer_kwargs={**QUESTIONS, **sets}, **keys)

@@ -146,6 +146,8 @@ MEASURED = frozenset(
     "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling "
     "vespo prorl".split()
 )
+# Of one of several sets: TRL's metrics are of all of them, under the same name.
+MEASURED_OF_A_SET = frozenset("loss runtime samples_per_second steps_per_second".split())
 
 
 def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
@@ -167,14 +169,20 @@ def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int,
     passes = [f"pass@{k}" for k in draw_sizes(n)]
     means = [f"rewards/{get_callable_name(function)}/mean" for function in functions]
     deviations = [name.replace("/mean", "/std") for name in means]
-    sets = evaluation if isinstance(evaluation, dict) else ()
+    rewards = {*means, *deviations}
+    measured = MEASURED.union(passes)
+    named = ("reward", *passes, *means, "loss")
+    prefixes = ["eval_"]
+    if isinstance(evaluation, dict):
+        rewards = set()
+        measured = MEASURED_OF_A_SET.union(passes)
+        named = (*passes, "loss")
+        prefixes = [f"eval_{name}_" for name in evaluation]
     for key, metric in metrics.items():
-        name = metric.removeprefix("eval_")
-        for of_set in sets:
-            name = name.removeprefix(f"{of_set}_")
-        family = name.partition("/")[0]
-        if name not in (*means, *deviations) and family not in MEASURED.union(passes):
-            known = [f"eval_{name}" for name in ("reward", *passes, *means, "loss")]
+        full = f"eval_{metric.removeprefix('eval_')}"
+        names = [full.removeprefix(prefix) for prefix in prefixes if full.startswith(prefix)]
+        if not any(name in rewards or name.partition("/")[0] in measured for name in names):
+            known = [f"{prefix}{name}" for prefix in prefixes for name in named]
             raise ValueError(
                 f"{key}={metric!r} is not a metric of the evaluations{nearest(metric, known)}. Set it to one of "
                 f"{', '.join(known)}."

@@ -28,7 +28,7 @@ from ..optimizer import check_optimizer, check_optimizer_class, inner_of
 from ..quiet import without_warning
 from ..reference import check_adapter
 from ..refusals import refuse_resets
-from ..resets import ReferenceResetCallback
+from ..resets import ReferenceResetCallback, check_one_value
 from ..run_folder import RunFolders, check_links
 from ..weights import whole_weights
 from .adapters import (
@@ -302,6 +302,8 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
         metrics["metric_for_best_model"] = args.metric_for_best_model
     if args.watches_metric:
         metrics["ref_reset_metric"] = args.ref_reset_metric
+    for metric in metrics.values():
+        check_one_value(f"eval_{metric.removeprefix('eval_')}", evaluation)
     needs_verdicts = {key: metric for key, metric in metrics.items() if "pass@" in metric}
     if args.guard_gap is not None:
         needs_verdicts["guard_gap"] = args.guard_gap
