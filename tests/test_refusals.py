@@ -211,6 +211,11 @@ WRONG = [
     {"max_steps": 0},
     {"num_train_epochs": 0},
     {"max_grad_norm": None},  # transformers compares it with 0 in the first step
+    {"neftune_noise_alpha": -1.0},  # fails in the first step
+    {"eval_accumulation_steps": 0},  # fails at the first evaluation
+    {"output_dir": ""},  # a variable of the shell that is not set
+    {"run_dir": ""},
+    {"resume_from_checkpoint": ""},
 ]
 RIGHT = [
     {"epsilon_high": INF},

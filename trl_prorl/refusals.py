@@ -365,7 +365,7 @@ UNBOUNDED = {"epsilon_high": math.inf, "max_grad_norm": math.inf, "top_k": None}
 # A negative value inverts the effect of the key, or diverges. TRL gives no warning.
 NOT_NEGATIVE = (
     "beta epsilon epsilon_high vespo_k_pos vespo_k_neg entropy_coef_delta off_policy_mask_threshold "
-    "router_aux_loss_coef weight_decay learning_rate eval_steps"
+    "router_aux_loss_coef weight_decay learning_rate eval_steps neftune_noise_alpha"
 ).split()
 # A value of 0 stops the training, or divides by 0.
 POSITIVE = (
@@ -376,7 +376,8 @@ SHARES = ("ref_model_mixup_alpha", "top_entropy_quantile")
 # Smaller ones train 0 steps, or fail in the first step or at an evaluation hours later without naming the key.
 FROM_1 = (
     "num_generations num_iterations max_completion_length ref_model_sync_steps per_device_eval_batch_size "
-    "num_generations_eval gradient_accumulation_steps steps_per_generation generation_batch_size"
+    "num_generations_eval gradient_accumulation_steps steps_per_generation generation_batch_size "
+    "eval_accumulation_steps"
 ).split()
 RANGES = {
     **dict.fromkeys(NOT_NEGATIVE, Key(ge=0)),
@@ -416,6 +417,9 @@ def check_training_values(args: Any) -> None:
     Raises:
         `ValueError`: A value is not allowed.
     """
+    for name in ("output_dir", "run_dir", "resume_from_checkpoint"):
+        if getattr(args, name) == "":
+            raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
     unbounded = [name for name, value in UNBOUNDED.items() if getattr(args, name) == value]
     check_values(args, {name: key for name, key in TRL_KEYS.items() if name not in unbounded})
     if args.pad_to_multiple_of != "auto":
