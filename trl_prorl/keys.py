@@ -318,8 +318,8 @@ class ProlongedKeys:
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
             Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
-            Number of optimizer steps after a reset during which no trigger fires. A reset by `guard_gap_action` or
-            `request_reset` does not wait.
+            Number of optimizer steps from a reset to the first after which a trigger may fire again. A reset by
+            `guard_gap_action` or `request_reset` does not wait.
         ref_reset_mix (`float`, *optional*, defaults to `1.0`):
             The reference after a reset is `mix` · policy + (1 − `mix`) · reference. 1: a copy of the policy. Between 0
             and 1: the parameters are averaged; with LoRA the factors A and B are averaged, which is not the average of

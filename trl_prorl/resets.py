@@ -32,7 +32,8 @@ class ReferenceResetCallback(TrainerCallback):
 
     Args:
         triggers (`Iterable[Trigger]`): [`Periodic`], [`KLSpike`], [`Stall`], or your own subclasses of [`Trigger`].
-        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps after a reset during which no trigger fires.
+        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps from a reset to the first after which a trigger
+            may fire again.
 
     Example:
 
