@@ -91,6 +91,8 @@ CONTRADICTIONS = [
     ({"rollback": 2, "save_strategy": "no"}, {"save_strategy": "steps"}),
     ({"rollback": 2, "save_only_model": True}, {"save_only_model": False}),
     (EVALUATED | {"rollback": 2, "lr_scheduler_type": "greedy"}, {"rollback": 0}),
+    ({"load_best_model_at_end": True, "save_strategy": "no"}, {"load_best_model_at_end": False}),
+    ({"save_strategy": "best"}, EVALUATED),
     ({"stop_stall": 2}, EVALUATED),
     (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),

@@ -295,14 +295,21 @@ def refuse_losses(args: "ProRLConfig") -> None:
 
 def refuse_stop(args: "ProRLConfig") -> None:
     """
-    Check the end of a run:
+    Check the best checkpoint and the end of a run:
 
+    - `load_best_model_at_end` or `save_strategy: best` with `eval_strategy: "no"`: no checkpoint is the best one.
     - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
     - `stop_stall` with `save_total_limit: 1`: the end would remove the checkpoint that knows of it, and a resume would
       train on from the best one.
     - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
       `ref_reset_metric_mode`: the checkpoint that is kept would not be the best one by what is watched.
     """
+    if args.eval_strategy == "no" and (args.load_best_model_at_end or args.save_strategy == "best"):
+        raise ValueError(
+            f"load_best_model_at_end={args.load_best_model_at_end}, save_strategy={args.save_strategy.value!r} need "
+            "evaluations, but eval_strategy='no'. Set eval_strategy: steps and eval_steps, or "
+            "load_best_model_at_end: false and another save_strategy."
+        )
     if not args.stop_stall:
         return
     if args.save_strategy == "no":
