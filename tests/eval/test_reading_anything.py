@@ -21,14 +21,15 @@ from trl_prorl.run_files import JsonLines, check_record, read_jsonl, read_yaml
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
+SETTINGS = {"split": "test", "prompts": 3, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "max_new_tokens": 8}
 PASSK = {
-    **{"split": "test", "prompts": 3, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity", "level": 1},
-    "max_new_tokens": 8,
+    **SETTINGS,
+    **{"task": "parity", "level": 1},
     **{"base": SIDE, "trained": SIDE, "gain": {"pass@1": [0.0, None, None]}, "step": 4, "steps_on_record": 4},
     "prompt_ids": ["a", "b", "c"],
     "checkpoints": [{"step": step, **SIDE} for step in (1, 2, 4)],
     "by": [{"task": "parity", "level": 1, "prompts": 3, "base": SIDE, "trained": SIDE}],
-    "others": {"x": {"task": "sorting", "level": 2, "prompts": 3, "n": 2, "k": [1], "base": SIDE, "trained": SIDE}},
+    "others": {"x": {**SETTINGS, "task": "sorting", "level": 2, "base": SIDE, "trained": SIDE}},
     "greedy": {
         **{side: {"accuracy": 1 / 3, "interval": [0, 1], "correct": [0, 0, 1]} for side in ("base", "trained")},
         "gain": [0.0, None, None],
