@@ -1488,7 +1488,7 @@ def qwen_accuracy(every: Sequence[Number]) -> Figure:
     arms = [arm for arm in shown if (arm, "greedy, 512") in scores]
     note = (
         "Bars: 95 % t-intervals over 100 questions; they do not cover other seeds. One run each.\n"
-        "By the corrected verifier, which changes the default prompt's scores alone."
+        "By the corrected verifier, which changes the default prompt's scores, and one reply of C soft."
     )
     figure, axes = panels(note + OBJECTIVE, 8.4, 1.1 + 0.42 * len(arms))
     panel = axes[0, 0]

@@ -36,6 +36,7 @@ QWEN = {  # at most 512 tokens
     "fixed reference": "control",
     "moving reference (A), one reset": "A",
     "A, Adam cleared at the reset (C hard)": "C_hard",
+    "A, Adam times 0.1 at the reset (C soft)": "C_soft0.1",
     "no KL": "plain_again",
     "old policy (B)": "B",
 }
@@ -46,10 +47,14 @@ QWEN_LESS = {
     "C hard − starting model": ("C_hard", "base"),
     "C hard − fixed reference": ("C_hard", "control"),
     "C hard − moving reference (A)": ("C_hard", "A"),
+    "C soft − starting model": ("C_soft0.1", "base"),
+    "C soft − fixed reference": ("C_soft0.1", "control"),
+    "C soft − moving reference (A)": ("C_soft0.1", "A"),
     "no KL − starting model": ("plain_again", "base"),
     "no KL − fixed reference": ("plain_again", "control"),
     "moving reference (A) − no KL": ("A", "plain_again"),
     "C hard − no KL": ("C_hard", "plain_again"),
+    "C soft − no KL": ("C_soft0.1", "plain_again"),
     "old policy (B) − starting model": ("B", "base"),
     "old policy (B) − fixed reference": ("B", "control"),
     "old policy (B) − no KL": ("B", "plain_again"),
@@ -65,6 +70,8 @@ QWEN_PROMPTS = {
     "fixed reference − starting model, four examples": ("control", "base_4shot"),
     "C hard − starting model, default prompt": ("C_hard", "base_default"),
     "C hard − starting model, four examples": ("C_hard", "base_4shot"),
+    "C soft − starting model, default prompt": ("C_soft0.1", "base_default"),
+    "C soft − starting model, four examples": ("C_soft0.1", "base_4shot"),
     "no KL − starting model, default prompt": ("plain_again", "base_default"),
     "no KL − starting model, four examples": ("plain_again", "base_4shot"),
     "old policy (B) − starting model, default prompt": ("B", "base_default"),
@@ -81,6 +88,7 @@ QWEN_FIRST = {  # at most 200 tokens
     "cut at 200: fixed reference": "control",
     "cut at 200: moving reference (A)": "A",
     "cut at 200: C hard": "C_hard",
+    "cut at 200: C soft": "C_soft0.1",
     "cut at 200: old policy (B)": "B",
 }
 QWEN_GAINS = {  # at most 200 tokens: a run, minus what
@@ -94,10 +102,12 @@ QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     "fixed reference − starting model": ("control", "base"),
     "moving reference (A) − starting model": ("A", "base"),
     "C hard − starting model": ("C_hard", "base"),
+    "C soft − starting model": ("C_soft0.1", "base"),
     "old policy (B) − starting model": ("B", "base"),
     "moving reference (A) − fixed reference": ("A", "control"),
     "C hard − fixed reference": ("C_hard", "control"),
     "C hard − moving reference (A)": ("C_hard", "A"),
+    "C soft − moving reference (A)": ("C_soft0.1", "A"),
     "moving reference (A) − no KL, again": ("A", "plain_again"),
     "old policy (B) − no KL, again": ("B", "plain_again"),
     "no KL, seed 2 − no KL, again": ("plain_seed2", "plain_again"),
@@ -238,7 +248,8 @@ TABLES = {
                     "starting model, another prompt (exploratory)": "base_default",
                     "fixed reference, `beta: 0.3`": "control",
                     "the same, with one reset halfway": "A",
-                    "… and Adam's state cleared at it (C)": "C_hard",
+                    "… and Adam's state cleared at it (C hard)": "C_hard",
+                    "… and Adam's state times 0.1 (C soft)": "C_soft0.1",
                     "no KL (exploratory)": "plain_again",
                     "B, `beta_old: 0.02`": "B",
                 },
@@ -1032,6 +1043,8 @@ SENTENCES = {
         f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}}",
         f"Greedy it is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:range}}, and early stopping",
+        "With the state times 0.1 the run is {qwen/sampled, 512/C_soft0.1/pass@1/A:interval} points from it "
+        "(pre-registered, p {qwen/sampled, 512/C_soft0.1/pass@1/A:p}, by",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without "
         "(pre-registered), greedy {qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
@@ -1120,6 +1133,8 @@ SENTENCES = {
         f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
         "One reset halfway (A) ended {qwen/sampled, 512/A/pass@1/control:1} points higher, and "
         "{qwen/greedy, 512/A/pass@1/control:0} greedy",
+        "with the state times 0.1 {qwen/sampled, 512/C_soft0.1/pass@1/A:below} points lower (pre-registered, p "
+        "{qwen/sampled, 512/C_soft0.1/pass@1/A:p})",
         "No KL ended {qwen/sampled, 512/A/pass@1/plain_again:below} above A sampled",
         "two runs without a KL are [{qwen/sampled, 200/plain_seed2/pass@1/plain_again:0} and "
         "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:0} points apart](pages/qwen_200.md#two-runs-of-one-recipe), "
