@@ -613,9 +613,13 @@ def qwen_numbers() -> Iterator[Number]:
         corrected = replies.groupby(["prompt", "model"]).corrected.mean().unstack("model")
         for model in corrected:
             yield Number("qwen", name, model, "corrected", *over_units(corrected[model])[:3])
-        for model, other in permutations(corrected, 2):
-            contrast = over_units((corrected[model] - corrected[other]).dropna())
-            yield Number("qwen", name, model, "corrected", *contrast[:3], less=other)
+        less = {
+            pair: over_units((corrected[pair[0]] - corrected[pair[1]]).dropna()) for pair in permutations(corrected, 2)
+        }
+        adjusted = dict(zip(tested, holm([less[pair].p for pair in tested]), strict=True))
+        for (model, other), contrast in less.items():
+            p = adjusted.get((model, other), math.nan)
+            yield Number("qwen", name, model, "corrected", *contrast[:3], other, p)
     for arm, steps in table("qwen_steps").groupby("arm"):
         batches = steps[steps.time_rollout > 0]
         values = {

@@ -50,6 +50,7 @@ QWEN_LESS = {
     "C soft − starting model": ("C_soft0.1", "base"),
     "C soft − fixed reference": ("C_soft0.1", "control"),
     "C soft − moving reference (A)": ("C_soft0.1", "A"),
+    "C soft − C hard": ("C_soft0.1", "C_hard"),
     "no KL − starting model": ("plain_again", "base"),
     "no KL − fixed reference": ("plain_again", "control"),
     "moving reference (A) − no KL": ("A", "plain_again"),
@@ -108,6 +109,7 @@ QWEN_GAINS = {  # at most 200 tokens: a run, minus what
     "C hard − fixed reference": ("C_hard", "control"),
     "C hard − moving reference (A)": ("C_hard", "A"),
     "C soft − moving reference (A)": ("C_soft0.1", "A"),
+    "C soft − C hard": ("C_soft0.1", "C_hard"),
     "moving reference (A) − no KL, again": ("A", "plain_again"),
     "old policy (B) − no KL, again": ("B", "plain_again"),
     "no KL, seed 2 − no KL, again": ("plain_seed2", "plain_again"),
@@ -1043,8 +1045,9 @@ SENTENCES = {
         f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}}",
         f"Greedy it is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:range}}, and early stopping",
-        "With the state times 0.1 the run is {qwen/sampled, 512/C_soft0.1/pass@1/A:interval} points from it "
-        "(pre-registered, p {qwen/sampled, 512/C_soft0.1/pass@1/A:p}, by",
+        "With the state times 0.1 it is {qwen/sampled, 512/C_soft0.1/pass@1/A:interval} points from the run with the "
+        "reset alone (pre-registered): p is {qwen/sampled, 512/C_soft0.1/pass@1/A:p} by the verifier of the runs, and "
+        "{qwen/sampled, 512/C_soft0.1/corrected/A:p} by the corrected one",
         "with the reset is {qwen/sampled, 512/A/pass@1/control:interval} points above the one without "
         "(pre-registered), greedy {qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
@@ -1134,7 +1137,8 @@ SENTENCES = {
         "One reset halfway (A) ended {qwen/sampled, 512/A/pass@1/control:1} points higher, and "
         "{qwen/greedy, 512/A/pass@1/control:0} greedy",
         "with the state times 0.1 {qwen/sampled, 512/C_soft0.1/pass@1/A:below} points lower (pre-registered, p "
-        "{qwen/sampled, 512/C_soft0.1/pass@1/A:p})",
+        "{qwen/sampled, 512/C_soft0.1/pass@1/A:p}, or {qwen/sampled, 512/C_soft0.1/corrected/A:p} by a verifier "
+        "corrected since)",
         "No KL ended {qwen/sampled, 512/A/pass@1/plain_again:below} above A sampled",
         "two runs without a KL are [{qwen/sampled, 200/plain_seed2/pass@1/plain_again:0} and "
         "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:0} points apart](pages/qwen_200.md#two-runs-of-one-recipe), "
