@@ -1489,22 +1489,21 @@ def qwen_accuracy(every: Sequence[Number]) -> Figure:
     for one in every:
         if one.block == "qwen" and one.name == "corrected" and not one.less and one.arm in shown:
             scores[one.arm, one.family] = one
-    arms = [arm for arm in shown if (arm, "greedy, 512") in scores]
     note = (
         "Bars: 95 % t-intervals over 100 questions; they do not cover other seeds. One run each.\n"
         "By the corrected verifier, which changes the default prompt's scores, and one reply of C soft."
     )
-    figure, axes = panels(note + OBJECTIVE, 8.4, 1.1 + 0.42 * len(arms))
+    figure, axes = panels(note + OBJECTIVE, 8.4, 1.1 + 0.42 * len(shown))
     panel = axes[0, 0]
     marks = {"sampled, 512": ("o", None), "greedy, 512": ("s", "white")}
-    for place, arm in enumerate(reversed(arms)):
+    for place, arm in enumerate(reversed(shown)):
         colour = colour_of(arm.split("_")[0])
         for shift, (way, (mark, face)) in zip((0.13, -0.13), marks.items(), strict=True):
             one = scores[arm, way]
             panel.plot([100 * one.low, 100 * one.high], [place + shift] * 2, color=colour)
             panel.plot(100 * one.value, place + shift, mark, color=colour, markerfacecolor=face or colour)
     panel.axhline(0.5, **GREY)  # below: with another prompt
-    panel.set_yticks(range(len(arms)), [shown[arm] for arm in reversed(arms)], fontsize=8)
+    panel.set_yticks(range(len(shown)), reversed(shown.values()), fontsize=8)
     panel.set(xlim=(0, 100))
     panel.set_xlabel("accuracy on GSM8K, %, at most 512 tokens (● sampled, □ greedy)", fontsize=8)
     return figure
@@ -1522,8 +1521,6 @@ def qwen_curve() -> Figure:
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
         for arm, label in QWEN_VARIANTS.items():
             steps = rows[rows.arm == f"{arm}_seed2"]
-            if steps.empty:
-                continue
             colour = colour_of(arm.split("_")[0])
             dashes = "--" if arm == "C_soft0.1" else "-"
             batches = steps[steps.time_rollout > 0].set_index("step")[column]
