@@ -380,6 +380,30 @@ TABLES = {
             )
             for task, place, target in (("sorting", SORTING, 0.14), ("reversing", REVERSING, 0.3))
         ],
+        "| variant | reversing: sampled | greedy | KL": [
+            (
+                [
+                    *pair(f"{FORGET}/ARM"),
+                    f"{{{FORGET}/ARM/KL on the others:n3}}",
+                    f"{{{FORGET}/ARM/kept:0}}",
+                    change(f"{FORGET}/ARM/kept/plain"),
+                ],
+                {"starting model": "base", "no KL": "plain", "fixed reference, β = 0.3": "control_beta0.3"}
+                | {"fixed reference, β = 1": "control_beta1", "replayed KL": "replayed_kl"},
+            )
+        ],
+        "| task | minus no KL": [
+            (
+                [f"{{core/LESS/ARM/{score}/plain:interval}}" for score in ("pass@1", "greedy")],
+                {
+                    f"{label} | {name}": (arm, task)
+                    for label, task in zip(("reversing", "sorting", "sums"), TASKS, strict=True)
+                    for name, arm in (("moving reference (A)", "A"), ("old policy (B)", "B"))
+                },
+            ),
+        ],
+    },
+    "pages/kl_target.md": {
         "| task | share": [
             (
                 [
@@ -437,6 +461,8 @@ TABLES = {
                 ("reversing", "target2/gamed_reverse", (0.075, 0.15, 0.3, 0.6, 1.2)),
             )
         ],
+    },
+    "pages/alternatives.md": {
         "| task | alternative | sampled | greedy | fixed reference minus it": [
             (
                 [
@@ -496,91 +522,8 @@ TABLES = {
                 ("reversing", "tuned_rivals2", "gamed_reverse"),
             )
         ],
-        "| variant | reward |": [
-            (
-                [
-                    f"{{{PRETRAINED}/ARM/LESS:0}}",
-                    f"{{{PRETRAINED}/ARM/pass@1:1}}",
-                    f"{{{PRETRAINED}/ARM/greedy:1}}",
-                    f"{{{PRETRAINED}/ARM/sense, sampled:1}}",
-                    f"{{{PRETRAINED}/ARM/text_perplexity on instructions:n1}}",
-                ],
-                {
-                    "starting model": ("base", "reward on instructions"),
-                    "no KL": ("plain", "proxy"),
-                    "fixed reference, β = 0.3": ("control", "proxy"),
-                    "moving reference (A), reset every 40 steps": ("A", "proxy"),
-                    "old policy (B)": ("B", "proxy"),
-                },
-            )
-        ],
-        "| sampled difference, [95 % over 64 prompts] |": [
-            (
-                [f"{{{PRETRAINED}/ARM/{rule}, over prompts/LESS:interval}}" for rule in ("right", "sense")],
-                {
-                    "fixed reference − no KL": ("control", "plain"),
-                    "moving reference (A) − fixed reference": ("A", "control"),
-                },
-            )
-        ],
-        "| variant | first score": [
-            (
-                [
-                    f"{{{SMOLLM2B}/ARM/{rule}, {decoding}:1}}"
-                    for rule in ("right", "sense")
-                    for decoding in ("sampled", "greedy")
-                ],
-                {"starting model": "base", "no KL": "plain", "no KL, early stopping": "stopped"}
-                | {"fixed reference, `kl_target`": "control_target0.066", "fixed reference, β = 0.03": "control"}
-                | {"moving reference (A), β = 0.03, reset every 40 steps": "A"},
-            )
-        ],
-        "| sampled difference | brackets over": [
-            (
-                [f"{{{SMOLLM2B}/ARM/{rule}, over {unit}/LESS:interval}}" for rule in RULES],
-                {
-                    f"{label} | {brackets}": arms
-                    for label, arms in {
-                        "`kl_target` − no KL": ("control_target0.066", "plain"),
-                        "`kl_target` − early stopping": ("control_target0.066", "stopped"),
-                        "fixed reference, β = 0.03 − no KL": ("control", "plain"),
-                        "A − fixed reference, both β = 0.03": ("A", "control"),
-                    }.items()
-                },
-            )
-            for unit, brackets in {"prompts": "64 prompts", "seeds": "3 seeds"}.items()
-        ]
-        + [
-            (
-                [f"{{smollm2b_seeds/smollm2/ARM/{rule}, five seeds/LESS:interval}}" for rule in RULES],
-                {
-                    "`kl_target` − no KL | 5 seeds": ("control_target0.066", "plain"),
-                    "`kl_target` − early stopping | 5 seeds": ("control_target0.066", "stopped"),
-                },
-            )
-        ],
-        "| variant | reversing: sampled | greedy | KL": [
-            (
-                [
-                    *pair(f"{FORGET}/ARM"),
-                    f"{{{FORGET}/ARM/KL on the others:n3}}",
-                    f"{{{FORGET}/ARM/kept:0}}",
-                    change(f"{FORGET}/ARM/kept/plain"),
-                ],
-                {"starting model": "base", "no KL": "plain", "fixed reference, β = 0.3": "control_beta0.3"}
-                | {"fixed reference, β = 1": "control_beta1", "replayed KL": "replayed_kl"},
-            )
-        ],
-        "| task | minus no KL": [
-            (
-                [f"{{core/LESS/ARM/{score}/plain:interval}}" for score in ("pass@1", "greedy")],
-                {
-                    f"{label} | {name}": (arm, task)
-                    for label, task in zip(("reversing", "sorting", "sums"), TASKS, strict=True)
-                    for name, arm in (("moving reference (A)", "A"), ("old policy (B)", "B"))
-                },
-            ),
-        ],
+    },
+    "pages/strong_kl.md": {
         "| variant | sampled | greedy | KL to the starting model": [
             (
                 [
@@ -619,6 +562,42 @@ TABLES = {
         ],
     },
     "pages/smollm2.md": {
+        "| variant | first score": [
+            (
+                [
+                    f"{{{SMOLLM2B}/ARM/{rule}, {decoding}:1}}"
+                    for rule in ("right", "sense")
+                    for decoding in ("sampled", "greedy")
+                ],
+                {"starting model": "base", "no KL": "plain", "no KL, early stopping": "stopped"}
+                | {"fixed reference, `kl_target`": "control_target0.066", "fixed reference, β = 0.03": "control"}
+                | {"moving reference (A), β = 0.03, reset every 40 steps": "A"},
+            )
+        ],
+        "| sampled difference | brackets over": [
+            (
+                [f"{{{SMOLLM2B}/ARM/{rule}, over {unit}/LESS:interval}}" for rule in RULES],
+                {
+                    f"{label} | {brackets}": arms
+                    for label, arms in {
+                        "`kl_target` − no KL": ("control_target0.066", "plain"),
+                        "`kl_target` − early stopping": ("control_target0.066", "stopped"),
+                        "fixed reference, β = 0.03 − no KL": ("control", "plain"),
+                        "A − fixed reference, both β = 0.03": ("A", "control"),
+                    }.items()
+                },
+            )
+            for unit, brackets in {"prompts": "64 prompts", "seeds": "3 seeds"}.items()
+        ]
+        + [
+            (
+                [f"{{smollm2b_seeds/smollm2/ARM/{rule}, five seeds/LESS:interval}}" for rule in RULES],
+                {
+                    "`kl_target` − no KL | 5 seeds": ("control_target0.066", "plain"),
+                    "`kl_target` − early stopping | 5 seeds": ("control_target0.066", "stopped"),
+                },
+            )
+        ],
         "| variant | reward | correct: pass@1": [
             (
                 [
@@ -1079,22 +1058,6 @@ SENTENCES = {
         f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         f"it ended {FIVE_REWARDS} points above, sampled. With the two others, whose fully rewarded answers are "
         f"{TWO_SHARES} % correct",
-        "a quarter of the preflight's number "
-        "{target/gamed_sorting/control_target0.035/pass@1/control_target0.14:below} and "
-        "{target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points",
-        "from {target/gamed_sorting//least multiple within 5 points:n0} to "
-        "{target/gamed_sorting//greatest multiple within 5 points:n0} times that number on sorting, and from "
-        "{target2/gamed_reverse//least multiple within 5 points:n1} to "
-        "{target2/gamed_reverse//greatest multiple within 5 points:n0} times on reversing",
-        "from 0.3 to {target/gamed_sorting/control_target0.56/beta at the end:n1} at the end",
-        f"the KL that 600 steps without one reach, {{{SORTING}/plain/drift:n2}}",
-        "its interval reaches {target/gamed_sorting/control_target0.07/pass@1/control_target0.14:low}",
-        "a quarter is {target2/gamed_reverse/control_target0.075/greedy/control_target0.3:interval} from the "
-        "preflight's number, and half {target2/gamed_reverse/control_target0.15/greedy/control_target0.3:interval}",
-        "Half is {target/gamed_sorting/control_target0.07/greedy/base:interval} and "
-        "{target2/gamed_reverse/control_target0.15/greedy/base:interval} from the starting model, a quarter "
-        "{target/gamed_sorting/control_target0.035/greedy/base:interval} and "
-        "{target2/gamed_reverse/control_target0.075/greedy/base:interval} (exploratory)",
         "Greedy, with half of the target it is {target/gamed_sorting/control_target0.07/greedy/base:0} and "
         "{target2/gamed_reverse/control_target0.15/greedy/base:0} points above the starting model",
         f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
@@ -1110,27 +1073,9 @@ SENTENCES = {
         f"{{{REVERSING}/control/proxy:1}} % (no KL {{{REVERSING}/plain/proxy:1}})",
         "it ended {qwen/sampled, 512/control/pass@1/base:0} points above the untrained model sampled, and "
         "{qwen/greedy, 512/base/pass@1/control:0} below it greedy",
-        "samples {rejection_all/gamed_sorting/rejection_all/tokens, as a multiple of the control's:n1} times as many",
-        "Every sample is {rejection_all/gamed_sorting/rejection_all/pass@1/rejection_sampling:interval} and "
-        "{rejection_all/gamed_reverse/rejection_all/pass@1/rejection_sampling:interval} from that",
-        f"the fixed reference is {{{TUNED[0]}/ten steps/greedy, the control's less it:interval}} and "
-        f"{{{TUNED[1]}/ten steps/greedy, the control's less it:interval}} from it",
-        f"on sorting {{{TUNED[0]}/control stopped/pass@1:0}} and greedy {{{TUNED[0]}/control stopped/greedy:0}} in "
-        f"place of {{{TUNED[0]}/control_target0.14/pass@1:0}} and {{{TUNED[0]}/control_target0.14/greedy:0}}",
-        f"the starting model's: {{{TUNED[0]}/base/best of 8, the control's less it:interval}} and "
-        f"{{{TUNED[1]}/base/best of 8, the control's less it:interval}}",
-        "Every rewarded sample has {rejection_all/gamed_sorting/rejection_all/best of 8:0} and "
-        "{rejection_all/gamed_reverse/rejection_all/best of 8:0}, "
-        "{rejection_all/gamed_sorting/rejection_all/best of 8/base:interval} and "
-        "{rejection_all/gamed_reverse/rejection_all/best of 8/base:interval} from the starting model",
-        "greedy {rejection_all/gamed_sorting/rejection_all/greedy/rejection_sampling:interval} and "
-        "{rejection_all/gamed_reverse/rejection_all/greedy/rejection_sampling:interval}",
         f"the KL ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL by a stricter score, not "
         f"significantly {{{FIVE_SEEDS}/sense, five seeds/plain:range}}, and greedy "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}}",
-        f"{{{MORE_SEEDS}/plain/sense, sampled, seed 9:1}} and {{{FIVE_SEEDS}/sense, sampled, seed 9:1}}. Greedy it "
-        f"is {{{FIVE_SEEDS}/sense, greedy, five seeds/plain:interval}}",
-        f"gone with five, greedy {{{FIVE_SEEDS}/sense, greedy, five seeds/stopped:interval}}",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
         f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
@@ -1155,6 +1100,37 @@ SENTENCES = {
         f"{{{REVERSING}/control_target0.3/greedy/base:interval}} on reversing; with β = 0.3 "
         f"{{{SORTING}/control/greedy/base:interval}} and {{{REVERSING}/control/greedy/base:interval}}. No KL is "
         f"{{{SORTING}/plain/greedy/base:interval}} and {{{REVERSING}/plain/greedy/base:interval}}",
+        f"in 160 steps ended {{{SMOLLM2B}/control/sense, over prompts/A:0}} points lower than none by the stricter",
+        f"and greedy {{{SMOLLM2B}/control/sense, greedy, over prompts/A:0}} (exploratory)",
+        f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",
+        f"fixed reference with β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
+        "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and training "
+        "without a KL {core/reverse_digits/plain/drift:n2}.",
+        "with A's β, was {core/mean/control/pass@1/plain:interval} from no KL over the three tasks, and greedy "
+        "{core/mean/control/greedy/plain:interval}",
+        "difference of {core/sums/A/pass@1, seen after Holm/plain:1} to "
+        "{core/sorting/B/pass@1, seen after Holm/plain:1} points",
+        "added to it have {all//first/runs:n0} runs",
+        "(protocols/protocol2.md) {all//second/runs:n0}, the",
+        "(protocols/protocol3.md) {all//third/runs:n0}.",
+    ],
+    "pages/kl_target.md": [
+        "a quarter of the preflight's number "
+        "{target/gamed_sorting/control_target0.035/pass@1/control_target0.14:below} and "
+        "{target2/gamed_reverse/control_target0.075/pass@1/control_target0.3:below} points",
+        "from {target/gamed_sorting//least multiple within 5 points:n0} to "
+        "{target/gamed_sorting//greatest multiple within 5 points:n0} times that number on sorting, and from "
+        "{target2/gamed_reverse//least multiple within 5 points:n1} to "
+        "{target2/gamed_reverse//greatest multiple within 5 points:n0} times on reversing",
+        "from 0.3 to {target/gamed_sorting/control_target0.56/beta at the end:n1} at the end",
+        f"the KL that 600 steps without one reach, {{{SORTING}/plain/drift:n2}}",
+        "its interval reaches {target/gamed_sorting/control_target0.07/pass@1/control_target0.14:low}",
+        "a quarter is {target2/gamed_reverse/control_target0.075/greedy/control_target0.3:interval} from the "
+        "preflight's number, and half {target2/gamed_reverse/control_target0.15/greedy/control_target0.3:interval}",
+        "Half is {target/gamed_sorting/control_target0.07/greedy/base:interval} and "
+        "{target2/gamed_reverse/control_target0.15/greedy/base:interval} from the starting model, a quarter "
+        "{target/gamed_sorting/control_target0.035/greedy/base:interval} and "
+        "{target2/gamed_reverse/control_target0.075/greedy/base:interval} (exploratory)",
         f"On reversing the starting model has {{{REVERSING}/base/pass@1:0}} % sampled and "
         f"{{{REVERSING}/base/greedy:0}} % greedy",
         "The `kl_target` is 0.3 on reversing and 0.14 on sorting.",
@@ -1192,24 +1168,25 @@ SENTENCES = {
         f"{{{DOSE_LONG}/plain/gold of starting model 1 at step 1800:0}} in the last 300 steps, while its "
         f"reward rose from {{{DOSE_LONG}/plain/reward of starting model 1 at step 1500:0}} to "
         f"{{{DOSE_LONG}/plain/reward of starting model 1 at step 1800:0}}",
-        f"{{{PRETRAINED}/plain/bare texts:n0}} of the {{{PRETRAINED}/plain/right texts:n0}} correct texts",
-        "Greedy it is not significantly above the starting model: "
-        f"{{{SMOLLM2B}/control_target0.066/sense, greedy, over prompts/base:interval}} over prompts",
-        f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:interval}} over prompts and "
-        f"{{{SMOLLM2B}/A/sense, greedy, over seeds/control:interval}} over seeds. By the first score it was "
-        f"{{{SMOLLM2B}/A/right, greedy, over prompts/control:interval}} greedy over prompts",
-        f"ended at {{{SMOLLM2B}/A/drift:n2}} nats per token, the fixed reference's at {{{SMOLLM2B}/control/drift:n2}}",
-        f"it is {{{SMOLLM2B}/control/right, over prompts/control_target0.066:interval}} from the `kl_target`",
-        f"by the stricter one {{{SMOLLM2B}/control/sense, over prompts/control_target0.066:interval}}",
-        f"in 160 steps ended {{{SMOLLM2B}/control/sense, over prompts/A:0}} points lower than none by the stricter",
-        f"and greedy {{{SMOLLM2B}/control/sense, greedy, over prompts/A:0}} (exploratory)",
-        f"they were {{{PRETRAINED}/A/right, over prompts/control:1}} above none by the first score",
-        f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",
-        f"fixed reference with β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
-        "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and training "
-        "without a KL {core/reverse_digits/plain/drift:n2}.",
-        "with A's β, was {core/mean/control/pass@1/plain:interval} from no KL over the three tasks, and greedy "
-        "{core/mean/control/greedy/plain:interval}",
+    ],
+    "pages/alternatives.md": [
+        "samples {rejection_all/gamed_sorting/rejection_all/tokens, as a multiple of the control's:n1} times as many",
+        "Every sample is {rejection_all/gamed_sorting/rejection_all/pass@1/rejection_sampling:interval} and "
+        "{rejection_all/gamed_reverse/rejection_all/pass@1/rejection_sampling:interval} from that",
+        f"the fixed reference is {{{TUNED[0]}/ten steps/greedy, the control's less it:interval}} and "
+        f"{{{TUNED[1]}/ten steps/greedy, the control's less it:interval}} from it",
+        f"on sorting {{{TUNED[0]}/control stopped/pass@1:0}} and greedy {{{TUNED[0]}/control stopped/greedy:0}} in "
+        f"place of {{{TUNED[0]}/control_target0.14/pass@1:0}} and {{{TUNED[0]}/control_target0.14/greedy:0}}",
+        f"the starting model's: {{{TUNED[0]}/base/best of 8, the control's less it:interval}} and "
+        f"{{{TUNED[1]}/base/best of 8, the control's less it:interval}}",
+        "Every rewarded sample has {rejection_all/gamed_sorting/rejection_all/best of 8:0} and "
+        "{rejection_all/gamed_reverse/rejection_all/best of 8:0}, "
+        "{rejection_all/gamed_sorting/rejection_all/best of 8/base:interval} and "
+        "{rejection_all/gamed_reverse/rejection_all/best of 8/base:interval} from the starting model",
+        "greedy {rejection_all/gamed_sorting/rejection_all/greedy/rejection_sampling:interval} and "
+        "{rejection_all/gamed_reverse/rejection_all/greedy/rejection_sampling:interval}",
+    ],
+    "pages/strong_kl.md": [
         f"minus one every 200 is {{{CLAMP2}/A_beta10/pass@1/A_K200_beta10:interval}}, sampled",
         f"At β = 1 it is {{{CLAMP2}/A_beta1/pass@1/A_K200_beta1:interval}}, not",
         f"within 5 points of those every 200: {{{LONG_K}/A_K500_beta1/pass@1/A_K200_beta1:interval}} and "
@@ -1218,10 +1195,14 @@ SENTENCES = {
         f"{{{LONG_K}/A_K1000_beta1/greedy/A_K200_beta1:interval}}",
         f"reference at β = 1 is {{{CLAMP2}/control_beta1/pass@1/control_beta10:of 100}} above the one at β = 10",
         f"reset every 40 steps, is {{{CLAMP2}/A_beta10/pass@1/control_beta1:of 100}} above it",
-        "difference of {core/sums/A/pass@1, seen after Holm/plain:1} to "
-        "{core/sorting/B/pass@1, seen after Holm/plain:1} points",
-        "added to it have {all//first/runs:n0} runs",
-        "(protocols/protocol2.md) {all//second/runs:n0}, the",
-        "(protocols/protocol3.md) {all//third/runs:n0}.",
+    ],
+    "pages/smollm2.md": [
+        "Greedy it is not significantly above the starting model: "
+        f"{{{SMOLLM2B}/control_target0.066/sense, greedy, over prompts/base:interval}} over prompts",
+        f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:interval}} over prompts and "
+        f"{{{SMOLLM2B}/A/sense, greedy, over seeds/control:interval}} over seeds. By the first score it was "
+        f"{{{SMOLLM2B}/A/right, greedy, over prompts/control:interval}} greedy over prompts",
+        f"it is {{{SMOLLM2B}/control/right, over prompts/control_target0.066:interval}} from the `kl_target`",
+        f"by the stricter one {{{SMOLLM2B}/control/sense, over prompts/control_target0.066:interval}}",
     ],
 }
