@@ -872,12 +872,12 @@ def long_k() -> Iterator[Number]:
 
 def smollm2b_over_seeds() -> Iterator[Number]:
     """
-    Yield SmolLM2's scores, and the control minus no KL and early stopping, by both rules: over five seeds and the 64
-    prompts of all, and for the last two seeds on 256 prompts. Both rules of stopping take step 20.
+    Yield SmolLM2's scores and differences by both rules, of the variants that have run with all five seeds: on the 64
+    prompts of all seeds, and for the last two seeds on 256 prompts. Both rules of stopping take step 20.
     """
-    control = "control_target0.066"
+    others_of = {"control_target0.066": ("plain", "stopped"), "control": ("plain",), "A": ("control", "plain")}
     texts = table("texts")
-    is_end = texts.arm.isin([control, "plain"]) & (texts.step == 160)
+    is_end = texts.arm.isin([*others_of, "plain"]) & (texts.step == 160)
     is_stop = (texts.arm == "plain") & (texts.step == 20)
     is_base = (texts.family == "smollm2_256") & (texts.arm == "base")
     kept = (is_end | is_stop) & texts.seed.isin(range(5, 10)) | is_base
@@ -892,12 +892,14 @@ def smollm2b_over_seeds() -> Iterator[Number]:
             for (arm, seed), score in later.groupby(["arm", "seed"])[column].mean().items():
                 yield Number("smollm2b_seeds", family, arm, f"{column}, {kind}, seed {seed}", score)
         scores = common[common.greedy == greedy].groupby(["seed", "arm"])[column].mean().unstack("arm").loc[5:]
+        scores = scores.dropna(axis="columns")
         name = f"{column}, five seeds" if kind == "sampled" else f"{column}, greedy, five seeds"
-        for arm in (control, "plain", "stopped"):
+        for arm in scores:
             yield Number("smollm2b_seeds", "smollm2", arm, name, scores[arm].mean())
-        for other in ("plain", "stopped"):
-            differences = scores[control] - scores[other]
-            yield Number("smollm2b_seeds", "smollm2", control, name, *over_units(differences)[:3], other)
+        for arm, others in others_of.items():
+            for other in others if arm in scores else ():
+                differences = scores[arm] - scores[other]
+                yield Number("smollm2b_seeds", "smollm2", arm, name, *over_units(differences)[:3], other)
     runs = table("runs")
     for _, run in runs[runs.block == "smollm2b_seeds"].iterrows():
         for measure in ("proxy", "drift"):
