@@ -259,7 +259,7 @@ TABLES = {
         ],
     },
     "README.md": {
-        "| your case": [
+        "| your reward, or your case": [
             (advice("core/{}/A/SCORE/plain", TASKS), {"A − no KL": "core/sums/A"}),
             (
                 advice("{}/control/SCORE/plain", (SORTING, REVERSING)),
@@ -533,7 +533,10 @@ TABLES = {
                     change(f"{CLAMP}/ARM/pass@1/control"),
                 ],
                 {"starting model": "base", "no KL": "plain", "fixed reference": "control"}
-                | {"moving reference (A)": "A_K200", "moving reference, Adam cleared (C hard)": "C_hard_K200"},
+                | {
+                    "moving reference (A), reset every 200 steps": "A_K200",
+                    "A, reset every 200 steps, Adam cleared (C hard)": "C_hard_K200",
+                },
             )
         ],
         "| β | variant": [
@@ -574,7 +577,7 @@ TABLES = {
                 | {"moving reference (A), β = 0.03, reset every 40 steps": "A"},
             )
         ],
-        "| sampled difference | brackets over": [
+        "| sampled difference, points | 95 % over": [
             (
                 [f"{{{SMOLLM2B}/ARM/{rule}, over {unit}/LESS:interval}}" for rule in RULES],
                 {
@@ -1058,36 +1061,36 @@ SENTENCES = {
         f"a KL to the starting model ended {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         f"it ended {FIVE_REWARDS} points above, sampled. With the two others, whose fully rewarded answers are "
         f"{TWO_SHARES} % correct",
-        "Greedy, with half of the target it is {target/gamed_sorting/control_target0.07/greedy/base:0} and "
+        "With half of the target it is {target/gamed_sorting/control_target0.07/greedy/base:0} and "
         "{target2/gamed_reverse/control_target0.15/greedy/base:0} points above the starting model",
-        f"with a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting",
-        f"stopping rules ended {{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} (sorting) and "
+        f"a `kl_target` is {{{HELD_BY_TARGET[0]}/greedy/base:0}} points above the starting model on sorting, and "
+        f"{{{HELD_BY_TARGET[1]}/greedy/base:0}} to {{tuned_rivals2/gamed_reverse/control_target0.3/greedy/base:0}} on",
+        f"stopping rules without a KL ended {{{RIVALS[0]}/stopped/pass@1, the control's less it:0}} (sorting) and "
         f"{{{RIVALS[1]}/stopped/pass@1, the control's less it:0}} points (reversing) lower, and the best of 60 "
         f"checkpoints {{{TUNED[0]}/stopped/pass@1, the control's less it:0}} and "
         f"{{{TUNED[1]}/stopped/pass@1, the control's less it:0}} (pre-registered)",
-        "of its own is {rejection_all/gamed_sorting/every rewarded/pass@1, the control's less it:+1} and "
-        "{rejection_all/gamed_reverse/every rewarded/pass@1, the control's less it:+1} points sampled, and "
-        "{rejection_all/gamed_sorting/every rewarded/greedy, the control's less it:+1} and "
-        "{rejection_all/gamed_reverse/every rewarded/greedy, the control's less it:+1} greedy",
+        "the KL is {rejection_all/gamed_sorting/every rewarded/pass@1, the control's less it:below} points lower on "
+        "sorting and {rejection_all/gamed_reverse/every rewarded/pass@1, the control's less it:1} higher on reversing",
+        "Greedy it is {rejection_all/gamed_sorting/every rewarded/greedy, the control's less it:below} and "
+        "{rejection_all/gamed_reverse/every rewarded/greedy, the control's less it:below} lower",
         f"on sorting {{{SORTING}/control/proxy:1}} % (no KL {{{SORTING}/plain/proxy:1}}), on reversing "
         f"{{{REVERSING}/control/proxy:1}} % (no KL {{{REVERSING}/plain/proxy:1}})",
-        "it ended {qwen/sampled, 512/control/pass@1/base:0} points above the untrained model sampled, and "
-        "{qwen/greedy, 512/base/pass@1/control:0} below it greedy",
-        f"the KL ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL by a stricter score, not "
-        f"significantly {{{FIVE_SEEDS}/sense, five seeds/plain:range}}, and greedy "
-        f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}}",
+        f"it ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL, not significantly "
+        f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}} (both pre-registered). Greedy it ended "
+        f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} above",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         "A fixed reference was {core/mean/control/pass@1/plain:below} points lower",
-        f"{{{SORTING}/A/resets, most:n0}} resets cost {{{SORTING}/A/pass@1/control:below}} points",
-        "One reset halfway (A) ended {qwen/sampled, 512/A/pass@1/control:1} points higher, and "
-        "{qwen/greedy, 512/A/pass@1/control:0} greedy",
-        "with the state times 0.1 {qwen/sampled, 512/C_soft0.1/pass@1/A:below} points lower (pre-registered, p "
-        "{qwen/sampled, 512/C_soft0.1/pass@1/A:p}, or {qwen/sampled, 512/C_soft0.1/corrected/A:p} by a verifier "
-        "corrected since)",
-        "No KL ended {qwen/sampled, 512/A/pass@1/plain_again:below} above A sampled",
+        f"{{{SORTING}/A/resets, most:n0}} resets in 600 steps cost {{{SORTING}/A/pass@1/control:below}} points",
+        "Sampled it has {qwen/sampled, 512/base/pass@1:1} % untrained, {qwen/sampled, 512/control/pass@1:1} % with a "
+        "fixed reference, {qwen/sampled, 512/A/pass@1:1} % with one reset of the reference halfway (A), "
+        "{qwen/sampled, 512/C_hard/pass@1:1} and {qwen/sampled, 512/C_soft0.1/pass@1:1} % with Adam's state cleared "
+        "or times 0.1 at that reset, {qwen/sampled, 512/B/pass@1:1} % with B and "
+        "{qwen/sampled, 512/plain_again/pass@1:1} % without",
+        "untrained model {qwen/sampled, 512/base_default/corrected:1} %, by a verifier corrected since",
         "two runs without a KL are [{qwen/sampled, 200/plain_seed2/pass@1/plain_again:0} and "
         "{qwen/greedy, 200/plain_seed2/pass@1/plain_again:0} points apart](pages/qwen_200.md#two-runs-of-one-recipe), "
-        "A and the fixed reference {qwen/sampled, 200/A/pass@1/control:0} and {qwen/greedy, 200/A/pass@1/control:0}.",
+        "sampled and greedy, A and the fixed reference {qwen/sampled, 200/A/pass@1/control:0} and "
+        "{qwen/greedy, 200/A/pass@1/control:0}.",
         "takes 0.88 of A's time",  # docs/performance.md
         "In healthy training B keeps {core/reverse_digits/B/share of the score/A:0} to "
         "{core/sums/B/share of the score/A:0} % of A's score",
@@ -1100,8 +1103,8 @@ SENTENCES = {
         f"{{{REVERSING}/control_target0.3/greedy/base:interval}} on reversing; with β = 0.3 "
         f"{{{SORTING}/control/greedy/base:interval}} and {{{REVERSING}/control/greedy/base:interval}}. No KL is "
         f"{{{SORTING}/plain/greedy/base:interval}} and {{{REVERSING}/plain/greedy/base:interval}}",
-        f"in 160 steps ended {{{SMOLLM2B}/control/sense, over prompts/A:0}} points lower than none by the stricter",
-        f"and greedy {{{SMOLLM2B}/control/sense, greedy, over prompts/A:0}} (exploratory)",
+        f"every 200 steps, it was {{{CLAMP}/A_K200/pass@1/control:1}} points",
+        f"ended at {{{ENDS_REVERSING}_2_2/control_target0.3/pass@1:0}}, against the prediction",
         f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",
         f"fixed reference with β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
         "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and training "
@@ -1155,13 +1158,13 @@ SENTENCES = {
         f"{{{ENDS_REVERSING}_2_2/control_target0.3/greedy/base:interval}} on reversing and "
         f"{{{ENDS}_2_2/control_target0.14/greedy/base:interval}} on sorting",
         f"With it the runs ended {{{DOSE_LONG}/control_target0.6/less the share - 0.05:interval}} from that",
-        f"With the simple target they ended {{{DOSE_LONG}/control_target0.3/less the share - 0.05:interval}} from it; "
+        f"preflight's target they ended {{{DOSE_LONG}/control_target0.3/less the share - 0.05:interval}} from it; "
         "after 600 steps it was {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} below",
         f"refuted**, {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:interval}}, "
         f"p {{{DOSE_LONG}/control_target0.6/pass@1/control_target0.3:p}}. Greedy it is "
         f"{{{DOSE_LONG}/control_target0.6/greedy/control_target0.3:interval}} (exploratory)",
         f"the KL to the starting model ended at {{{DOSE_LONG}/control_target0.6/drift:n2}} nats per token, with the "
-        f"simple target at {{{DOSE_LONG}/control_target0.3/drift:n2}}",
+        f"preflight's target at {{{DOSE_LONG}/control_target0.3/drift:n2}}",
         f"Most of {{{DOSE_LONG}/control_target0.3/pass@1/plain:+1}} is this run: there the gap is "
         f"{{{DOSE_LONG}/control_target0.3/gap of starting model 1/plain:1}}",
         f"fell from {{{DOSE_LONG}/plain/gold of starting model 1 at step 1500:0}} to "
