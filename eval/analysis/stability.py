@@ -73,23 +73,18 @@ ENTROPY_SPIKE = SpikeRule(factor=1.5, rise=0.1)
 GRADIENT_SPIKE = SpikeRule(factor=5.0, rise=0.0)  # gradient norms of different runs have no common scale
 
 
-def neighbour_medians(values: np.ndarray) -> np.ndarray:
+def neighbour_medians(values: pd.Series) -> pd.Series:
     """
-    Return the median of the 10 neighbours on either side of each value, without the value itself, shape (T,), from one
-    value per step (NaN if not measured); NaN with fewer than 5 neighbours.
+    Return the median of the 10 neighbours on either side of each value, without the value itself, from one value per
+    step (NaN if not measured); NaN with fewer than 5 neighbours.
 
     Values on both sides count, so a metric that grows fast, or restarts at 0 after a reset, is no spike. Values of 0
     and below and NaN do not count, because the KL to the sampling policy is exactly 0 in the first pass over a batch.
     """
-    positive = np.where(values > 0, values, np.nan)
-    padded = np.pad(positive, NEIGHBOURS, constant_values=np.nan)
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * NEIGHBOURS + 1).copy()
-    around[:, NEIGHBOURS] = np.nan
-    medians = np.full(len(values), np.nan)
-    enough = (~np.isnan(around)).sum(axis=1) >= MIN_NEIGHBOURS
-    if enough.any():
-        medians[enough] = np.nanmedian(around[enough], axis=1)
-    return medians
+    positive = values.where(values > 0)
+    places = [place for place in range(-NEIGHBOURS, NEIGHBOURS + 1) if place != 0]
+    around = pd.concat([positive.shift(place) for place in places], axis=1)
+    return around.median(axis=1).where(around.count(axis=1) >= MIN_NEIGHBOURS)
 
 
 def find_spikes(values: pd.Series, rule: SpikeRule) -> pd.Series:
@@ -98,7 +93,7 @@ def find_spikes(values: pd.Series, rule: SpikeRule) -> pd.Series:
     median of its neighbours. Consecutive high steps are one spike; steps without a positive value between them are
     ignored.
     """
-    medians = pd.Series(neighbour_medians(values.to_numpy()), index=values.index)
+    medians = neighbour_medians(values)
     known = medians.notna() & (values > 0)
     values = values[known]
     medians = medians[known]

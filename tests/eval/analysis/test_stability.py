@@ -104,4 +104,5 @@ def test_medians_by_hand(monkeypatch):
     monkeypatch.setattr(stability, "NEIGHBOURS", 3)
     # Of 1 … 8: around the fifth stand 2, 3, 4, 6, 7 and 8, around the third 1, 2, 4, 5 and 6, around the second only
     # 1, 3, 4 and 5, which are too few.
-    np.testing.assert_array_equal(neighbour_medians(np.arange(1.0, 9.0))[[4, 2, 1]], [5.0, 4.0, np.nan])
+    medians = neighbour_medians(pd.Series(np.arange(1.0, 9.0)))
+    np.testing.assert_array_equal(medians[[4, 2, 1]], [5.0, 4.0, np.nan])
