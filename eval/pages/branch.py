@@ -25,8 +25,9 @@ ONE_SEED = "Each trial is one training run: the intervals are over prompts and d
 
 def since(run: RecordedRun, step: int) -> RecordedRun:
     """Return a run without what its log files have of the steps up to the branch."""
-    events = run.events if run.events is None or run.events.empty else run.events[run.events["step_applied"] >= step]
-    return replace(run, metrics=run.metrics[run.metrics["step"] > step].reset_index(drop=True), events=events)
+    metrics = run.metrics[run.metrics["step"] > step].reset_index(drop=True)
+    events = run.events and [row for row in run.events if row["step_applied"] >= step]
+    return replace(run, metrics=metrics, events=events)
 
 
 def group_trials(runs: list[RecordedRun]) -> list[RunGroup]:

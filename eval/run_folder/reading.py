@@ -136,8 +136,7 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     Raises:
         InputError: If a file is missing or unreadable.
     """
-    import pandas as pd  # not for a folder that is not there
-
+    # Imports pandas; not for a folder that is not there.
     from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
 
     run_dir = Path(run_dir)
@@ -171,7 +170,7 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         config=config,
         env=env,
         metrics=metrics,
-        events=pd.DataFrame(run_files.read_jsonl(events)) if events.is_file() else None,
+        events=run_files.read_jsonl(events) if events.is_file() else None,
         passk=passk,
         drift=read_evaluation(run_dir, DRIFT_FILE, env),
         evaluations=_read_rows(evaluations) if evaluations.is_file() else None,

@@ -55,7 +55,7 @@ class RecordedRun:
         env (`dict`): `env.json`: variant, execution, seed, versions.
         metrics (`pd.DataFrame`): `metrics.jsonl`, one row per optimizer step, sorted by `step`. NaN or a missing
             column means not measured.
-        events (`pd.DataFrame` or `None`): `events.jsonl`, one row per event; `None` if there is no such file.
+        events (`list[dict]` or `None`): `events.jsonl`, one object per event; `None` if there is no such file.
         passk (`dict` or `None`): `passk.json`; `None` if the run was not evaluated.
         drift (`dict` or `None`): `drift.json`, drift from the starting model over checkpoints; `None` if not measured.
         evaluations (`pd.DataFrame` or `None`): `evaluations.jsonl`, one row per evaluation during training; `None` if
@@ -67,7 +67,7 @@ class RecordedRun:
     config: dict
     env: dict
     metrics: pd.DataFrame
-    events: pd.DataFrame | None
+    events: list[dict] | None
     passk: dict | None
     drift: dict | None = None
     evaluations: pd.DataFrame | None = None
@@ -149,13 +149,7 @@ class RecordedRun:
     @cached_property
     def _events(self) -> list[tuple[str, int, str]]:
         """Event, step and reason of each line of `events.jsonl`; the reason is `""` if there is none."""
-        if self.events is None or self.events.empty:
-            return []
-        reasons = self.events["reason"] if "reason" in self.events else [""] * len(self.events)
-        return [
-            (event, int(step), reason if isinstance(reason, str) else "")
-            for event, step, reason in zip(self.events["event"], self.events["step_applied"], reasons, strict=True)
-        ]
+        return [(row["event"], int(row["step_applied"]), row.get("reason") or "") for row in self.events or []]
 
     def reset_reasons(self) -> list[tuple[int, str]]:
         """Return step and reason of each reset: `periodic`, `kl_spike+stall`; `""` if there is none."""
