@@ -26,16 +26,11 @@ NO_ENGLISH = "No perplexity of English text: the vocabulary of the model has no 
 
 
 def _kl_cell(point: dict) -> str:
-    interval = point.get("interval")
-    if not interval:
-        return cell(point["kl_to_base"], ".4f")
-    return interval_cell(Estimate(point["kl_to_base"], *interval), ".4f")
+    return interval_cell(Estimate(point["kl_to_base"], *point["interval"]), ".4f")
 
 
 def _entropy_cell(point: dict) -> str:
-    base = point.get("base_entropy")
-    trained = cell(point.get("entropy"), ".3f")
-    return trained if base is None else f"{base:.3f} → {trained}"
+    return f"{point['base_entropy']:.3f} → {cell(point['entropy'], '.3f')}"
 
 
 def _step_cell(point: dict, unknown: str) -> str:
@@ -71,9 +66,9 @@ RUN_COLUMNS = [
     Column("run", lambda row: row[0]),
     Column("step", lambda row: _step_cell(row[1], NOT_MEASURED)),
     Column("KL to base [95 %]", lambda row: _kl_cell(row[1])),
-    Column("agreement", lambda row: cell(row[1].get("token_agreement"), ".3f")),
+    Column("agreement", lambda row: cell(row[1]["token_agreement"], ".3f")),
     Column("entropy, base → trained", lambda row: _entropy_cell(row[1])),
-    Column("tokens per sample", lambda row: cell(row[1].get("mean_tokens"), ".1f")),
+    Column("tokens per sample", lambda row: cell(row[1]["mean_tokens"], ".1f")),
 ]
 
 

@@ -42,7 +42,7 @@ ENV = {
     "base_model": {"name": "tiny", "hub_id": None, "origin": None},
 }
 CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "seed": 0, "output_dir": "x"}
-POINT = {"step": 4, "kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "entropy": 1.0}
+POINT = {"kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "base_entropy": 1.0, "entropy": 1.0}
 ROW = {"reward": 0.5, "kl_ref": 0.1, "time_step": 1.0, "grad_norm": 1.0}
 FILES = {
     "config.yaml": CONFIG | {"temperature": 1},

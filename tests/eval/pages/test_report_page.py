@@ -35,6 +35,7 @@ def store_samples(folder, side, counts):
 def page(tmp_path_factory, run_writer, make_rows, passk_result):
     """The page of a study with seeds, resets, checkpoints, another task, drift, and gaps."""
     root = tmp_path_factory.mktemp("study")
+    drifted = {"interval": [0.1, 0.5], "token_agreement": 0.9, "base_entropy": 0.7, "entropy": 0.6, "mean_tokens": 5.0}
     point = {"pass@1": 0.4, "interval@1": [0.3, 0.5], "correct": [3, 4] * 8, "truncated": 0.0, "mean_tokens": 5.0}
     sides = {"base": {"correct": [1, 2, 3, 4]}, "trained": {"correct": [1, 1, 3, 4]}}
     evaluated = {
@@ -58,7 +59,7 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
                 make_rows(60, **row),
                 events=[{"event": "reset", "step_applied": step} for step in (10, 30) if variant in "AC"],
                 passk=passk_result(**counts, **evaluated),
-                drift={"points": [{"step": step, "kl_to_base": step / 100, "entropy": 0.6} for step in (20, 40)]},
+                drift={"points": [{**drifted, "step": step, "kl_to_base": step / 100} for step in (20, 40)]},
                 env={"seed": seed},
             )
             for side in counts:

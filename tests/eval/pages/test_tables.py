@@ -139,10 +139,11 @@ def test_forgetting_is_paired(evaluated, trained, interval):
 def test_tasks_and_drift_by_hand(evaluated):
     part = {"task": "add", "level": 1, "prompts": 5, "base": point(0, 0.2), "trained": point(0, 0.6)}
     drifted = {"step": 20, "kl_to_base": 0.2, "interval": [0.1, 0.4], "token_agreement": 0.9}
+    drifted |= {"base_entropy": 0.7, "entropy": 0.6, "mean_tokens": 5.0}
     unknown = {"points": [{**drifted, "step": None}]}
     frame = Frame([evaluated(by=[part], drift={"points": [{**drifted, "kl_to_base": 0.1}, drifted]}), evaluated("B")])
     assert page.by_task(frame).blocks[0].rows == [["A0", "add", "1", "5", "0.200 → 0.600 [0.500, 0.700]"]]
-    assert drift.runs_table(frame).rows[0][1:4] == ["20", "0.2000 [0.1000, 0.4000]", "0.900"]
+    assert drift.runs_table(frame).rows[0][1:] == ["20", "0.2000 [0.1000, 0.4000]", "0.900", "0.700 → 0.600", "5.0"]
     assert drift.runs_table(Frame([evaluated(drift=unknown)])).rows[0][1] == "–"
 
 
