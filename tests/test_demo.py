@@ -77,7 +77,7 @@ def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
 def test_it_ends_with_one_table_of_the_arms_and_the_path_of_the_report(tmp_path, monkeypatch, capsys):
     """Numbers by hand: two arms of ten steps, four prompts of two samples each."""
     settings = {"prompts": 4, "n": 2, "k": [1, 2], "prompt_ids": ["a", "b", "c", "d"], "split": "test"}
-    settings |= {"temperature": 1.0, "seed": 0, "task": "reverse_digits"}
+    settings |= {"temperature": 1.0, "max_new_tokens": 512, "seed": 0, "task": "reverse_digits"}
     intervals = {"interval@1": [0.0, 1.0], "interval@2": [0.0, 1.0]}
     base = {"correct": [1, 0, 0, 0], "pass@1": 0.125, "pass@2": 0.25, **intervals}
     for name, rewards, correct, greedy, distance in (

@@ -106,7 +106,7 @@ def folder(root, name, variant, steps, resets=0):
     events += [{"event": "reset", "step_requested": 2, "step_applied": 2, "reason": "periodic"}] * resets
     side = {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [1, 1]}
     passk = {"split": "test", "prompts": 2, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "sorting"}
-    passk |= {"level": 3, "base": side, "trained": side}
+    passk |= {"level": 3, "base": side, "trained": side, "max_new_tokens": 512, "prompt_ids": ["a", "b"]}
     rows = [{"step": step + 1} for step in range(steps)]
     return write_run(root / name, keys, rows, events, env={"variant": variant, "seed": 0}, passk=passk)
 

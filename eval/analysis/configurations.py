@@ -82,7 +82,7 @@ def pairing_obstacle(a: RecordedRun, b: RecordedRun) -> str | None:
     second = require_passk(b)
     ids = first["prompt_ids"]
     other_ids = second["prompt_ids"]
-    same_prompts = bool(ids) and ids == other_ids
+    same_prompts = ids == other_ids
     if not same_prompts:
         for name, values in _data_settings(a, b).items():
             if values[0] != values[1]:
@@ -97,7 +97,7 @@ def pairing_obstacle(a: RecordedRun, b: RecordedRun) -> str | None:
     cure = f"evaluate '{again.name}' again: `{command} --replace`"
     if differing:
         return f"'{a.name}' and '{b.name}' were evaluated with different settings: {', '.join(differing)}; {cure}"
-    if ids != other_ids:
+    if not same_prompts:
         common = len(set(ids) & set(other_ids))
         order = " in the same order" if common == len(ids) == len(other_ids) else ""
         return (

@@ -27,8 +27,6 @@ def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     """
     names = run.passk["prompt_ids"]
     n = run.passk["n"]
-    if not names:
-        return None
     for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")):
         settings = read_json(file)
         samples = SampleStore(file.parents[1], side, settings).frame()

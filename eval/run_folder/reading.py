@@ -35,7 +35,8 @@ PLAIN_RUN = (
     "it is a run of another trainer, without the log files of ProRLTrainer. For an identical run with log files, "
     "replace TRL's GRPOTrainer and GRPOConfig by ProRLTrainer and ProRLConfig(fast=False)"
 )
-EVALUATIONS = {PASSK_FILE: run_files.PASSK, DRIFT_FILE: run_files.DRIFT}
+# What a result of each holds.
+EVALUATIONS = {PASSK_FILE: (*run_files.PASSK, "max_new_tokens", "prompt_ids"), DRIFT_FILE: run_files.DRIFT}
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -137,7 +138,7 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         InputError: If a file is missing or unreadable.
     """
     # Imports pandas; not for a folder that is not there.
-    from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
+    from trl_prorl.eval.run_folder.run import RecordedRun
 
     run_dir = Path(run_dir)
     config = load_config(run_dir)
@@ -160,10 +161,6 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     env = read_env(run_dir)
     events = run_dir / "events.jsonl"
     evaluations = run_dir / "evaluations.jsonl"
-    passk = read_evaluation(run_dir, PASSK_FILE, env)
-    if passk is not None:  # earlier releases saved neither
-        passk.setdefault("max_new_tokens", config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH)
-        passk.setdefault("prompt_ids", [])
     return RecordedRun(
         path=run_dir,
         name=visible(name or run_dir.resolve().name),
@@ -171,7 +168,7 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         env=env,
         metrics=metrics,
         events=run_files.read_jsonl(events) if events.is_file() else None,
-        passk=passk,
+        passk=read_evaluation(run_dir, PASSK_FILE, env),
         drift=read_evaluation(run_dir, DRIFT_FILE, env),
         evaluations=_read_rows(evaluations) if evaluations.is_file() else None,
     )

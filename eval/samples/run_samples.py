@@ -316,7 +316,7 @@ def count_of_script(run_dir: Path, prompt_ids: list[str]) -> int | None:
         earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir))
     except InputError:  # of another run
         return None
-    if not earlier or earlier.get("prompt_ids") != prompt_ids:
+    if not earlier or earlier["prompt_ids"] != prompt_ids:
         return None
     return earlier.get("in_training")
 

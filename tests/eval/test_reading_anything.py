@@ -145,6 +145,11 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
     ("file", "content", "said"),
     [
         ("passk.json", b"{}", "'split'"),
+        (
+            "passk.json",
+            written("passk.json", {key: PASSK[key] for key in PASSK if key != "prompt_ids"}),
+            "'prompt_ids'",
+        ),
         ("env.json", b"[" * 100_000, "not JSON"),
         ("env.json", b"\xff", "byte 0"),
         ("env.json", b'{"seed": 0, "seed": 1}', "'seed' is given twice"),

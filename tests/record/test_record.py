@@ -83,6 +83,8 @@ PASSK = {
     "n": 1,
     "k": [1],
     "temperature": 1.0,
+    "max_new_tokens": 512,
+    "prompt_ids": ["a", "b"],
     "seed": 0,
     "task": "parity",
     "base": SIDE,
