@@ -2,7 +2,6 @@
 
 import filecmp
 import os
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from trl_prorl.files import file_sha256
 from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
 from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id, saved_step
-from trl_prorl.run_folder import check_links
+from trl_prorl.run_folder import check_links, steps_of
 from trl_prorl.weights import load_model, named_class
 
 
@@ -134,11 +133,9 @@ def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int,
     here = folder.resolve() == run_dir.resolve()
     found = {}
     others = {}
-    for path in folder.glob("checkpoint-*"):
-        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
-        if match and kind_of_model(path) and weight_files(path):
+    for path, step in steps_of(folder).items():
+        if kind_of_model(path) and weight_files(path):
             saved = saved_run_id(path)
-            step = int(match[1])
             if saved == run or (here and None in (saved, run)):
                 found[step] = path
             else:
