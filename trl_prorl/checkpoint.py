@@ -225,7 +225,7 @@ class CheckpointMixin:
             logger.warning("Skipping checkpoint %s: %s.", name, reason)
         changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
         state = read_json(checkpoint / "trainer_state.json")
-        best = find_best_beside(checkpoint, state["best_model_checkpoint"], output_dir)
+        best = find_best_beside(checkpoint, state["best_model_checkpoint"])
         return Resume(checkpoint, state["global_step"], int(state["epoch"]), best, skipped, changed, began)
 
     def _whole_identity(self) -> dict:
@@ -558,9 +558,9 @@ class Resume:
         }
 
 
-def find_best_beside(checkpoint: Path, recorded: str | None, output_dir: Path) -> Path | None:
+def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:
     """
-    Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
+    Find the best checkpoint of a run that is resumed from `checkpoint`.
 
     `recorded` is its path at that time, which may be relative to another directory, or the path of a folder that was
     renamed. It is still next to the checkpoint.
@@ -568,9 +568,6 @@ def find_best_beside(checkpoint: Path, recorded: str | None, output_dir: Path) -
     if recorded is None:
         return None
     beside = checkpoint.with_name(Path(recorded).name)
-    here = output_dir / beside.name
-    if here.is_dir() and beside.is_dir() and here.samefile(beside):
-        return here
     return beside if beside.is_dir() else None
 
 
