@@ -53,8 +53,6 @@ class Trigger:
     Attributes:
         watches (`str`, defaults to `"kl_ref"`): Metric of `metrics.jsonl` that `observe_step` receives: a mean over
             the tokens of the step.
-        keys (`tuple[str, ...]`): Keys of [`ProRLConfig`] that switch the trigger on, if they are neither 0 nor `None`.
-            Only for the triggers that are part of the package.
         reasons (`tuple[str, ...]`): Names of the reasons that it can return.
 
     Example:
@@ -78,18 +76,7 @@ class Trigger:
     """
 
     watches = "kl_ref"
-    keys: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-
-    @classmethod
-    def is_on(cls, args) -> bool:
-        """Return whether a key of a [`ProRLConfig`] asks for it."""
-        return any(getattr(args, key) not in (None, 0) for key in cls.keys)
-
-    @classmethod
-    def from_config(cls, args) -> "Trigger":
-        """Make the trigger that a [`ProRLConfig`] asks for."""
-        raise NotImplementedError
 
     @property
     def kind(self) -> str:
@@ -147,15 +134,10 @@ class Periodic(Trigger):
     ```
     """
 
-    keys = ("ref_reset_every",)
     reasons = ("periodic",)
 
     def __init__(self, every: int):
         self.every = every
-
-    @classmethod
-    def from_config(cls, args):
-        return cls(args.ref_reset_every)
 
     def observe_step(self, step, kl_ref=None):
         if step > 0 and step % self.every == 0:
@@ -186,16 +168,11 @@ class KLSpike(Trigger):
     ```
     """
 
-    keys = ("ref_reset_kl",)
     reasons = ("kl_spike",)
 
     def __init__(self, threshold: float, window: int = 1):
         self.threshold = threshold
         self.values: deque[float] = deque(maxlen=window)
-
-    @classmethod
-    def from_config(cls, args):
-        return cls(args.ref_reset_kl, args.ref_reset_kl_window)
 
     def observe_step(self, step, kl_ref=None):
         if not measured(kl_ref):
@@ -245,7 +222,6 @@ class Stall(Trigger):
     ```
     """
 
-    keys = ("ref_reset_stall", "ref_reset_drop")
     reasons = ("stall", "drop")
 
     def __init__(
@@ -258,16 +234,6 @@ class Stall(Trigger):
         self.sign = {"max": 1.0, "min": -1.0}[mode]
         self.best: float | None = None
         self.without_improvement = 0
-
-    @classmethod
-    def from_config(cls, args):
-        return cls(
-            args.ref_reset_metric,
-            args.ref_reset_stall,
-            args.ref_reset_drop,
-            args.ref_reset_metric_mode,
-            args.ref_reset_min_delta,
-        )
 
     @property
     def kind(self):
@@ -299,13 +265,26 @@ class Stall(Trigger):
         self.without_improvement = state["without_improvement"]
 
 
-# Those that keys ask for. Whatever depends on which there are is read from here.
-CONFIGURED = (Periodic, KLSpike, Stall)
+CONFIGURED = (Periodic, KLSpike, Stall)  # those that keys ask for
 
 
 def configured_triggers(args) -> list[Trigger]:
     """Make the triggers that the keys of a [`ProRLConfig`] ask for."""
-    return [trigger.from_config(args) for trigger in CONFIGURED if trigger.is_on(args)]
+    triggers: list[Trigger] = []
+    if args.ref_reset_every:
+        triggers.append(Periodic(args.ref_reset_every))
+    if args.ref_reset_kl is not None:
+        triggers.append(KLSpike(args.ref_reset_kl, args.ref_reset_kl_window))
+    if args.ref_reset_stall or args.ref_reset_drop is not None:
+        stall = Stall(
+            args.ref_reset_metric,
+            args.ref_reset_stall,
+            args.ref_reset_drop,
+            args.ref_reset_metric_mode,
+            args.ref_reset_min_delta,
+        )
+        triggers.append(stall)
+    return triggers
 
 
 class TriggerSet:
