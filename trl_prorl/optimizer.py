@@ -16,7 +16,7 @@ code 0 does not stand for zero. docs/methods.md ("The updates after a reset") ha
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,29 +45,23 @@ MEMORY = {"first": "the first moment", "second": "the second moment", "step": "t
 
 ADAFACTORS = (torch.optim.Adafactor, Adafactor)
 
-Change = float | Callable[[torch.Tensor], None]
 
-
-def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Change]:
+def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    List the changes that a treatment makes to one parameter's entry in `optimizer.state`, by key.
+    List the factors of a treatment on one parameter's entry in `optimizer.state`, by key, as far as they are not 1.
 
-    A change is a factor, or a function in place. The entry is empty before the first update.
+    The entry is empty before the first update.
 
     Raises:
-        `ValueError`: An entry's meaning is not known, or the treatment cannot change its codes.
+        `ValueError`: An entry's meaning is not known.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
-    found: dict[str, Change] = {}
+    found: dict[str, float] = {}
     for key, value in state.items():
         if value is None:
             continue
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:  # its scale is in `absmax`
-            if not treatment.is_factors:
-                raise ValueError(
-                    f"optimizer_reset={mode!r} needs the moments themselves, and {key} contains 8-bit codes."
-                )
             continue
         if key in FIRST_MOMENTS:
             found[key] = treatment.effect_on("first", alpha)
@@ -75,17 +69,15 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
             found[key] = treatment.effect_on("second", alpha)
         elif key == STEP and treatment.clears_step:
             found[key] = 0.0
-    return {key: change for key, change in found.items() if change != 1.0}
+    return {key: factor for key, factor in found.items() if factor != 1.0}
 
 
 @torch.no_grad()
-def apply_changes(state: dict[str, Any], by_key: Mapping[str, Change]) -> None:
-    """Change entries of a state in place: tensors keep their storage."""
+def apply_changes(state: dict[str, Any], by_key: Mapping[str, float]) -> None:
+    """Multiply entries of a state by factors, in place: tensors keep their storage."""
     for key, factor in by_key.items():
         value = state[key]
-        if callable(factor):
-            factor(value)
-        elif key == MOMENTUM and factor == 0.0:
+        if key == MOMENTUM and factor == 0.0:
             del state[key]  # as in a new SGD, whose first update takes the gradient without dampening
         elif not isinstance(value, torch.Tensor):
             state[key] = type(value)(value * factor)
@@ -124,11 +116,6 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
         raise ValueError(
             f"optimizer_reset={mode!r} resets {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
             "use Adam (optim: adamw_torch)."
-        )
-    if holds_codes(cls) and not treatment.is_factors:
-        raise ValueError(
-            f"optimizer_reset={mode!r} needs the moments themselves, and {name} stores 8-bit codes. Set optim: "
-            "adamw_torch."
         )
 
 
@@ -185,9 +172,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> Non
 
 def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
-) -> list[tuple[dict[str, Any], dict[str, Change]]]:
+) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """
-    List every parameter's state with the changes that a treatment will make; nothing is written.
+    List every parameter's state with the factors of a treatment; nothing is written.
 
     Args:
         optimizer (`torch.optim.Optimizer`): The optimizer, or Accelerate's wrapper of it.
@@ -203,7 +190,7 @@ def plan_reset(
     return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
 
 
-def apply_reset(plan: list[tuple[dict[str, Any], dict[str, Change]]]) -> None:
+def apply_reset(plan: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
     """Carry out a plan of `plan_reset`, in place: tensors keep their storage."""
     for state, by_key in plan:
         apply_changes(state, by_key)

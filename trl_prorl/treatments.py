@@ -16,10 +16,7 @@ Nothing is imported that takes long: the configuration and the reports read thes
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 
 ALPHA = "alpha"  # a moment's factor is `optimizer_reset_alpha`
@@ -32,11 +29,7 @@ class Treatment:
 
     Attributes:
         name (`str`): The value of `optimizer_reset`.
-        first, second (`float`, `"alpha"` or `Callable`, *optional*, defaults to `1.0`): The factor on that moment, or
-            a function that changes it in place: of the tensor or, with `takes_alpha`, of the tensor and `alpha`.
-            The function may draw no number that another process, or the same run resumed, would not draw.
-        takes_alpha (`bool`, *optional*): Whether functions take α. `optimizer_reset_alpha` is refused where nothing
-            uses it.
+        first, second (`float` or `"alpha"`, *optional*, defaults to `1.0`): The factor on that moment.
         clears_step (`bool`, *optional*): Whether the step count becomes 0.
         restarts_schedule (`bool`, *optional*): Whether the learning-rate schedule starts again,
             if `optimizer_reset_schedule` does not say.
@@ -44,26 +37,16 @@ class Treatment:
     """
 
     name: str
-    first: float | str | Callable[..., None] = 1.0
-    second: float | str | Callable[..., None] = 1.0
-    takes_alpha: bool = False
+    first: float | str = 1.0
+    second: float | str = 1.0
     clears_step: bool = False
     restarts_schedule: bool = False
     resets_scaler: bool = False
 
-    def __post_init__(self):
-        if self.takes_alpha and self.is_factors:
-            raise TypeError(f"{self.name} has an α that no moment uses: set first or second to α.")
-
-    @property
-    def is_factors(self) -> bool:
-        """Return whether it multiplies each moment by a number, which any optimizer and any engine can do."""
-        return not (callable(self.first) or callable(self.second))
-
     @property
     def uses_alpha(self) -> bool:
         """Return whether `optimizer_reset_alpha` has an effect."""
-        return self.takes_alpha or ALPHA in (self.first, self.second)
+        return ALPHA in (self.first, self.second)
 
     @property
     def changes(self) -> frozenset[str]:
@@ -77,12 +60,10 @@ class Treatment:
             changed.add("step")
         return frozenset(changed)
 
-    def effect_on(self, moment: str, alpha: float) -> float | Callable[[Any], None]:
-        """The factor on `"first"` or `"second"`, or the function of a tensor that changes it."""
-        effect = getattr(self, moment)
-        if callable(effect):
-            return partial(effect, alpha=alpha) if self.takes_alpha else effect
-        return alpha if effect == ALPHA else effect
+    def effect_on(self, moment: str, alpha: float) -> float:
+        """Return the factor on `"first"` or `"second"`."""
+        factor = getattr(self, moment)
+        return alpha if factor == ALPHA else factor
 
 
 TREATMENTS = {
@@ -137,11 +118,7 @@ def factors(name: str, alpha: float) -> tuple[float, float, bool]:
     Return the factor of a treatment on m, that on v, and whether it clears the step count.
 
     Raises:
-        `ValueError`: The treatment is not one factor for each moment.
+        `ValueError`: There is no such treatment, or its α is outside (0, 1].
     """
     treatment = treatment_of(name, alpha)
-    if not treatment.is_factors:
-        raise ValueError(
-            f"optimizer_reset={name!r} cannot be exported: the schema describes only factors on Adam's moments."
-        )
     return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

@@ -9,8 +9,6 @@ import torch
 from run_record import read_events
 from transformers.optimization import Adafactor
 
-from trl_prorl.errors import InputError
-from trl_prorl.interchange import export_update
 from trl_prorl.optimizer import changes, check_optimizer, reset_optimizer, reset_scaler
 from trl_prorl.treatments import TREATMENTS, Treatment
 
@@ -219,58 +217,22 @@ def test_scaler_goes_back_to_its_initial_scale():
     assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (1024.0, 0)
 
 
-@pytest.fixture
-def noise(monkeypatch):
-    """A treatment that is no factor: it adds α to every second value of m."""
-
-    def add(tensor, alpha):
-        tensor.view(-1)[::2] += alpha
-
-    monkeypatch.setitem(TREATMENTS, "noise", Treatment("noise", first=add, takes_alpha=True))
-
-
-def test_a_treatment_that_is_no_factor(noise):
+def test_treatments_of_one_s_own_and_alpha_is_refused_and_recorded_by_what_they_declare(monkeypatch, run):
+    monkeypatch.setitem(TREATMENTS, "halved", Treatment("halved", first=0.5))
+    monkeypatch.setitem(TREATMENTS, "damped", Treatment("damped", first="alpha"))
     param, optimizer = adam()
-    pointer = optimizer.state[param]["exp_avg"].data_ptr()
-    check_optimizer(optimizer, "noise")
-    reset_optimizer(optimizer, "noise", 0.5)
-    state = optimizer.state[param]
-    assert state["exp_avg"].tolist() == pytest.approx([M + 0.5, M, M + 0.5])
-    assert state["exp_avg"].data_ptr() == pointer
-    assert state["exp_avg_sq"].tolist() == pytest.approx([V] * 3)
-    assert float(state["step"]) == 2
+    check_optimizer(optimizer, "damped")
+    reset_optimizer(optimizer, "damped", 0.2)
+    assert optimizer.state[param]["exp_avg"].tolist() == pytest.approx([0.2 * M] * 3)
+    assert optimizer.state[param]["exp_avg_sq"].tolist() == pytest.approx([V] * 3)
     with pytest.raises(ValueError, match="optimizer_reset_alpha=2.0"):
-        reset_optimizer(optimizer, "noise", 2.0)
-
-
-def test_alpha_is_refused_and_recorded_by_what_a_treatment_declares(noise, monkeypatch, run):
-    """A function that ignores it has none; a treatment that cannot take it is no treatment."""
-    monkeypatch.setitem(TREATMENTS, "negated", Treatment("negated", first=torch.Tensor.neg_))
-    param, optimizer = adam()
-    reset_optimizer(optimizer, "negated", 0.5)
-    assert optimizer.state[param]["exp_avg"].tolist() == pytest.approx([-M] * 3)
+        reset_optimizer(optimizer, "damped", 2.0)
     keys = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 3}
-    for name, recorded in (("negated", None), ("noise", 0.1)):
+    for name, recorded in (("halved", None), ("damped", 0.1)):
         (event,) = read_events(run(optimizer_reset=name, **keys), "reset")
         assert event.get("alpha") == recorded
     with pytest.raises(ValueError, match="optimizer_reset_alpha"):
-        run(optimizer_reset="negated", optimizer_reset_alpha=0.3, **keys)
-    with pytest.raises(TypeError, match="hard"):
-        Treatment("hard", first=0.0, takes_alpha=True)
-
-
-def test_no_codes_take_it_and_no_export_calls_it_a_factor(noise, make_trainer, tmp_path):
-    param = torch.nn.Parameter(torch.zeros(8192))
-    optimizer = bitsandbytes.optim.AdamW8bit([param])
-    with pytest.raises(ValueError, match="codes"):
-        check_optimizer(optimizer, "noise")
-    update_after(param, optimizer, 1.0)
-    with pytest.raises(ValueError, match="codes"):
-        reset_optimizer(optimizer, "noise", 0.5)
-    trainer = make_trainer(beta=0.1, ref_reset_every=2)
-    trainer.args.optimizer_reset = "noise"
-    with pytest.raises(InputError, match="noise"):
-        export_update(trainer, tmp_path / "update")
+        run(optimizer_reset="halved", optimizer_reset_alpha=0.3, **keys)
 
 
 @pytest.mark.parametrize("mode, alpha", ALL_MODES)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..keys import is_on
-from ..treatments import factors
 from .adam_state import live_state, named_parameters, set_state
 from .next_update import EXPORT, NextUpdate, writing
 from .schemas import STATE, UpdateInputs, UpdateOutputs
@@ -50,10 +49,6 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         raise InputError(f"{waiting.folder} is still waiting for its update: export one update at a time.")
     if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InputError("export_update needs the complete state in one process: train with one process, unsharded.")
-    try:
-        factors(trainer.args.optimizer_reset, trainer.args.optimizer_reset_alpha)
-    except ValueError as error:
-        raise InputError(str(error)) from None
     for key in ("elastic_reset_every", "adapter_restart"):
         if is_on(getattr(trainer.args, key)):
             raise InputError(f"{key} changes weights between updates, which no schema describes: remove it.")
