@@ -6,7 +6,6 @@ completion, whatever the reward. Recipes have it from their task's `verify`. Wit
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -37,73 +36,40 @@ def count_rows(dataset: Any, n: int) -> int | None:
     return len(dataset) * n if has_length(dataset) else None
 
 
-class EvaluationRows:
-    """Gathers the rows of all processes, in the order of the set."""
+def average_losses(losses: Sequence[tuple[float, float]]) -> float | None:
+    """
+    Average the losses of batches, each with the rows or tokens that it is a mean over; `None` where all batches are
+    alike, so that the plain mean is right.
+    """
+    finite = [(loss, weight) for loss, weight in losses if math.isfinite(loss)]
+    if len({weight for _, weight in finite}) <= 1:
+        return None
+    values, weights = zip(*finite, strict=True)
+    return weighted_mean(values, weights)
 
-    def __init__(self):
-        self.begin()
 
-    def begin(self) -> None:
-        """Begin an evaluation."""
-        self._columns: dict[str, list[torch.Tensor]] = defaultdict(list)
-        self._losses: list[float] = []
-        self._loss_weights: list[float] = []
+def measure_rewards(
+    rewards: torch.Tensor, names: Sequence[str], weights: torch.Tensor, group_size: int, aggregation: str
+) -> dict[str, float]:
+    """
+    Compute TRL's metrics of rewards over all rows of an evaluation: a deviation is no mean over batches.
 
-    def add(self, **columns: torch.Tensor) -> None:
-        """Add columns of a batch, each with the rows of all processes."""
-        for name, values in columns.items():
-            self._columns[name].append(values.detach().cpu())
-
-    def add_loss(self, loss: float, weight: float) -> None:
-        """Add the loss of a batch, a mean over so many rows or tokens."""
-        self._losses.append(loss)
-        self._loss_weights.append(weight)
-
-    def loss(self) -> float | None:
-        """Average the losses; `None` where all batches are alike, so that the plain mean is right."""
-        finite = [place for place, loss in enumerate(self._losses) if math.isfinite(loss)]
-        weights = [self._loss_weights[place] for place in finite]
-        if len(set(weights)) <= 1:
-            return None
-        return weighted_mean([self._losses[place] for place in finite], weights)
-
-    def metrics(
-        self, end: int | None, names: Sequence[str], weights: torch.Tensor, group_size: int, aggregation: str
-    ) -> dict[str, float]:
-        """
-        Compute TRL's metrics of an evaluation over its rows.
-
-        Args:
-            end (`int`, *optional*): How many rows count.
-            names (`Sequence[str]`): Of the F reward functions.
-            weights (`torch.Tensor` of shape `(F,)`): Theirs.
-            group_size (`int`): Completions of a prompt.
-            aggregation (`str`): TRL's `multi_objective_aggregation`.
-        """
-        if not self._columns:
-            return {}
-        columns = {name: torch.cat(values)[:end] for name, values in self._columns.items()}
-        rewards = columns["rewards"].float()
-        total = weighted_sum(rewards, weights)
-        measured = {"reward": total.nanmean(), "reward_std": nanstd(total)}
-        for name, column in zip(names, rewards.unbind(dim=1), strict=True):
-            measured[f"rewards/{name}/mean"] = column.nanmean()
-            measured[f"rewards/{name}/std"] = nanstd(column)
-        if group_size > 1:
-            constant = groups_without_signal(rewards, group_size, weights, aggregation)
-            measured["frac_reward_zero_std"] = constant.float().mean()
-        lengths = columns["lengths"].float()
-        cut = columns["cut"]
-        measured["completions/clipped_ratio"] = cut.float().mean()
-        for kind, some in (("", lengths), ("terminated_", lengths[~cut])):
-            if len(some):
-                measured[f"completions/mean_{kind}length"] = some.mean()
-                measured[f"completions/min_{kind}length"] = some.min()
-                measured[f"completions/max_{kind}length"] = some.max()
-        tokens = columns["tokens"].sum()
-        if tokens:
-            measured["entropy"] = columns["entropies"].double().sum() / tokens
-        return {name: value.item() for name, value in measured.items()}
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        names (`Sequence[str]`): Of the F reward functions.
+        weights (`torch.Tensor` of shape `(F,)`): Theirs.
+        group_size (`int`): Completions of a prompt.
+        aggregation (`str`): TRL's `multi_objective_aggregation`.
+    """
+    total = weighted_sum(rewards, weights)
+    measured = {"reward": total.nanmean(), "reward_std": nanstd(total)}
+    for name, column in zip(names, rewards.unbind(dim=1), strict=True):
+        measured[f"rewards/{name}/mean"] = column.nanmean()
+        measured[f"rewards/{name}/std"] = nanstd(column)
+    if group_size > 1:
+        constant = groups_without_signal(rewards, group_size, weights, aggregation)
+        measured["frac_reward_zero_std"] = constant.float().mean()
+    return {name: value.item() for name, value in measured.items()}
 
 
 ATTRIBUTES = ("batch_verifier", "verifier")  # the second is the earlier name of the first
@@ -229,22 +195,23 @@ class EvaluationMixin:
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         self.verdicts.begin()
-        self.evaluated.begin()
+        self.evaluated_rewards.clear()
+        self.evaluated_losses.clear()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
         share = self.share_in_training(dataloader.dataset)
         if share:
             output.metrics[f"{metric_key_prefix}_in_training"] = share
-        loss = self.evaluated.loss()
+        loss = average_losses(self.evaluated_losses)
         if loss is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = loss
-        n = self.num_generations_eval
-        end = count_rows(dataloader.dataset, n)
-        names = self.reward_func_names
-        aggregation = self.multi_objective_aggregation
-        measured = self.evaluated.metrics(end, names, self.reward_weights, n, aggregation)
         self._metrics["eval"].pop("frac_reward_zero_std", None)  # of one completion there is none
-        self._metrics["eval"].update({name: [value] for name, value in measured.items()})
+        if self.evaluated_rewards:
+            n = self.num_generations_eval
+            rewards = torch.cat(self.evaluated_rewards)[: count_rows(dataloader.dataset, n)]
+            aggregation = self.multi_objective_aggregation
+            measured = measure_rewards(rewards, self.reward_func_names, self.reward_weights, n, aggregation)
+            self._metrics["eval"].update({name: [value] for name, value in measured.items()})
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
@@ -295,28 +262,22 @@ class EvaluationMixin:
         return saves  # `save_strategy: best` asks for it
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
-        """Sample a batch of an evaluation by TRL's method, and keep its rows."""
+        """Sample a batch of an evaluation by TRL's method, and keep its rewards."""
         before = self.means.lengths("eval")
         batch, outcome = self._sample_as_trl(inputs)
         self.means.add_batch("eval", before, outcome.counts, len(outcome.rewards))
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        cut = [not ids or ids[-1] not in ends for ids in outcome.ids]
-        device = batch["completion_ids"].device
-        self.evaluated.add(
-            rewards=outcome.rewards,
-            lengths=self.accelerator.gather(torch.tensor(outcome.lengths, device=device)),
-            cut=self.accelerator.gather(torch.tensor(cut, device=device)),
-        )
+        self.evaluated_rewards.append(outcome.rewards.detach().cpu().float())
         return batch
 
     def _keep_evaluated(self, inputs, policy_pass, loss: torch.Tensor) -> None:
-        """Keep what the loss of a batch of an evaluation measured, and of how many tokens."""
+        """Keep the loss of a batch of an evaluation, and of how many tokens or rows it and other values are means."""
         mask = completion_mask(inputs)
         gather = self.accelerator.gather
         of_rows = gather(mask.sum(dim=1))
-        entropies = zero_masked(policy_pass.entropies, mask.bool()).sum(dim=1)
-        self.evaluated.add(tokens=of_rows, entropies=gather(entropies))
         tokens = of_rows.sum().item()
+        # TRL's counts what is masked where no completion has a second token.
+        entropies = gather(zero_masked(policy_pass.entropies, mask.bool()).sum(dim=1))
+        self._metrics["eval"]["entropy"][-1] = entropies.sum().item() / max(tokens, 1)
         self.means.add_tokens("eval", [tokens])
         weight = tokens if self.loss_type in TOKEN_LOSSES else len(of_rows)
-        self.evaluated.add_loss(gather(loss.detach()).mean().item(), weight)
+        self.evaluated_losses.append((gather(loss.detach()).mean().item(), weight))

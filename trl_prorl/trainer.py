@@ -41,7 +41,7 @@ from .assembly import (
 from .checkpoint import CheckpointMixin
 from .columns import METRICS
 from .errors import RewardError
-from .evaluation import EvaluationMixin, EvaluationRows, Verdicts
+from .evaluation import EvaluationMixin, Verdicts
 from .extras.turns import ReplyFailed
 from .extras.vllm import keep_weights
 from .finite import FiniteGuard
@@ -214,7 +214,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration.score, not has_images(self))
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.means = Means(args, self._metrics, self.meter)
-        self.evaluated = EvaluationRows()
+        self.evaluated_rewards: list[torch.Tensor] = []  # of each batch of an evaluation
+        self.evaluated_losses: list[tuple[float, float]] = []
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
