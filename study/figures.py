@@ -80,14 +80,6 @@ def thin_curves(block_name: str) -> pd.DataFrame:
 
 
 @cache
-def later_curves(block_name: str) -> pd.DataFrame:
-    """Return reward and accuracy of those runs of a block whose curves are kept by step, means over ten steps."""
-    by_step = table("curves4").merge(all_blocks()[block_name].runs[KEY], on=KEY)
-    by_step["step"] = 10 * np.ceil(by_step.step / 10).astype(int)
-    return by_step.groupby([*KEY, "step"], as_index=False)[["reward", "gold"]].mean()
-
-
-@cache
 def all_blocks() -> dict[str, Block]:
     """Read the blocks, by name. Of the fourth protocol's blocks only the pairs count whose runs are all there."""
     blocks = {}
@@ -850,7 +842,7 @@ def target_ranges() -> Iterator[Number]:
     multiples_of = (0.25, 0.5, 1.0, 2.0, 4.0)
     for name in ("target", "target2"):
         block = all_blocks()[name]
-        ends = table("curves4").query("step > steps - 50").merge(block.runs[KEY], on=KEY)
+        ends = thin_curves(name).query("step > steps - 50")
         for arm, beta in ends.groupby("arm").beta.mean().items():
             yield Number(name, block.families[0], arm, "beta at the end", beta)
         means = block.runs.groupby("arm")["pass@1"].mean().reindex(block.arms)
@@ -930,15 +922,14 @@ def guard_replays() -> Iterator[Number]:
     """
     stops = table("stops")
     at_base = stops[stops.arm == "base"].groupby(["family", "base_seed"]).gold.first()
-    curve_of = dict(list(table("curves4").groupby(KEY)))
+    curve_of = dict(list(table("guard_curves").groupby(KEY)))
     rows = []
     for name in WATCHED:
         for run in all_blocks()[name].runs.to_dict("records"):
             key = tuple(run[column] for column in KEY)
-            curve = curve_of[key]
-            if curve.gold.notna().any():
+            if key in curve_of:
                 kept = stops[(stops[KEY] == [*key]).all(axis=1)]
-                fired = first_firing(curve)
+                fired = first_firing(curve_of[key])
                 at_firing = [*kept.gold[kept.step >= fired], run["gold"]][0]
                 values = {
                     "fall": max([*kept.gold, at_base[run["family"], run["base_seed"]]]) - run["gold"],
@@ -1076,7 +1067,6 @@ def grades(every: Sequence[Number]) -> dict[str, str]:
         known = [by_key[key] for key in keys if key in by_key]
         known = [one for one in known if math.isfinite(one.value if name in ("Q1", "K1") else one.low)]
         blocks = set(WATCHED) if name == "G1" else {key.split("/")[0] for key in keys}
-        blocks -= {"smollm2b_seeds"}  # S1's number needs two of its variants, and is of all seeds
         counts = [[by_key.get(f"fourth//{block}/{unit}/") for block in blocks] for unit in ("pairs", "pairs planned")]
         done, planned = ([one.value for one in of_unit if one] for of_unit in counts)
         if name == "G1" and not all(done):
@@ -1190,8 +1180,7 @@ def add_legend(figure: Figure, axes) -> Figure:
 
 def curves(block: Block, family: str, arm: str, column: str, window: int) -> pd.DataFrame:
     """Return a column of the thinned record, running means over so many rows of ten steps; a column for each pair."""
-    thin = pd.concat([thin_curves(block.name), later_curves(block.name)])
-    thin = thin.query("family == @family and arm == @arm")
+    thin = thin_curves(block.name).query("family == @family and arm == @arm")
     wide = thin.pivot(index="step", columns=PAIR, values=column)
     wide = wide.reindex(range(10, block.steps + 1, 10)).fillna(dict.fromkeys(wide, 0.0) if column == "reward" else {})
     return wide.rolling(window, min_periods=1).mean()

@@ -598,6 +598,8 @@ TABLES = {
                 {
                     "`kl_target` − no KL | 5 seeds": ("control_target0.066", "plain"),
                     "`kl_target` − early stopping | 5 seeds": ("control_target0.066", "stopped"),
+                    "fixed reference, β = 0.03 − no KL | 5 seeds": ("control", "plain"),
+                    "A − fixed reference, both β = 0.03 | 5 seeds": ("A", "control"),
                 },
             )
         ],
@@ -681,7 +683,8 @@ TABLES = {
             (
                 [by_both_rules(place, seed) for place in (MORE_SEEDS, f"{MORE_SEEDS}_256") for seed in (8, 9)],
                 {"no KL": "plain", "no KL, early stopping": "stopped"}
-                | {"fixed reference, `kl_target`": "control_target0.066"},
+                | {"fixed reference, `kl_target`": "control_target0.066", "fixed reference, β = 0.03": "control"}
+                | {"moving reference (A), β = 0.03": "A"},
             ),
             (
                 [by_both_rules(place, 0) for place in (MORE_SEEDS, f"{MORE_SEEDS}_256") for _ in (8, 9)],
@@ -1034,6 +1037,8 @@ SENTENCES = {
         "(pre-registered), greedy {qwen/greedy, 512/A/pass@1/control:interval}",
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
         f"{TWO_SHARES} % correct, it made no significant difference",
+        f"the fixed reference is {{{MORE_SEEDS}/control/sense, five seeds/plain:0}} "
+        f"{{{MORE_SEEDS}/control/sense, five seeds/plain:range}} above no KL",
     ],
     "../docs/preflight.md": [
         "at shares of {dose/gamed_reverse_1_0/plain/share:0} to {dose_sorting/sorting_ends_1_1/plain/share:0} %, it "
@@ -1075,6 +1080,7 @@ SENTENCES = {
         "{rejection_all/gamed_reverse/every rewarded/greedy, the control's less it:below} lower",
         f"on sorting {{{SORTING}/control/proxy:1}} % (no KL {{{SORTING}/plain/proxy:1}}), on reversing "
         f"{{{REVERSING}/control/proxy:1}} % (no KL {{{REVERSING}/plain/proxy:1}})",
+        f"the fixed reference ended {{{MORE_SEEDS}/control/sense, five seeds/plain:0}} points above no KL over five",
         f"it ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL, not significantly "
         f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}} (both pre-registered). Greedy it ended "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} above",
