@@ -864,10 +864,12 @@ def long_k() -> Iterator[Number]:
 
 def smollm2b_over_seeds() -> Iterator[Number]:
     """
-    Yield SmolLM2's scores and differences by both rules, of the variants that have run with all five seeds: on the 64
-    prompts of all seeds, and for the last two seeds on 256 prompts. Both rules of stopping take step 20.
+    Yield SmolLM2's scores and differences over five seeds: on the 64 prompts of all seeds, and for the last two seeds
+    on 256 prompts. Both rules of stopping take step 20. `uncopied` is the stricter score without texts that copy the
+    instruction of the last words, a rule made after reading them.
     """
-    others_of = {"control_target0.066": ("plain", "stopped"), "control": ("plain",), "A": ("control", "plain")}
+    held = "control_target0.066"
+    others_of = {held: ("plain", "stopped"), "control": ("plain", held), "A": ("control", "plain")}
     texts = table("texts")
     is_end = texts.arm.isin([*others_of, "plain"]) & (texts.step == 160)
     is_stop = (texts.arm == "plain") & (texts.step == 20)
@@ -876,22 +878,31 @@ def smollm2b_over_seeds() -> Iterator[Number]:
     texts = texts[kept & texts.family.str.startswith("smollm2") & (texts.split == "test")]
     texts = texts.assign(arm=texts.arm.where(texts.step != 20, "stopped"))
     stricter = np.array([is_stricter(*one) for one in zip(texts.asked, texts.text, strict=True)])
-    texts = texts.assign(sense=texts.right * stricter)
+    copies = texts.asked.str.contains("End with exactly") & texts.text.str.contains("end with", case=False)
+    texts = texts.assign(sense=texts.right * stricter, uncopied=texts.right * stricter * ~copies)
     common = texts[texts.prompt < 64]
-    for column, (greedy, kind) in product(("right", "sense"), enumerate(("sampled", "greedy"))):
+    for column, (greedy, kind) in product(("right", "sense", "uncopied"), enumerate(("sampled", "greedy"))):
         for family, of_prompts in (("smollm2", common), ("smollm2_256", texts)):
             later = of_prompts[(of_prompts.family == "smollm2_256") & (of_prompts.greedy == greedy)]
             for (arm, seed), score in later.groupby(["arm", "seed"])[column].mean().items():
                 yield Number("smollm2b_seeds", family, arm, f"{column}, {kind}, seed {seed}", score)
-        scores = common[common.greedy == greedy].groupby(["seed", "arm"])[column].mean().unstack("arm").loc[5:]
-        scores = scores.dropna(axis="columns")
+        of_kind = common[(common.greedy == greedy) & (common.arm != "base")]
+        by_seed, by_prompt = (
+            of_kind.groupby([unit, "seed", "arm"])[column].mean().groupby([unit, "arm"]).mean().unstack("arm")
+            for unit in ("seed", "prompt")
+        )
         name = f"{column}, five seeds" if kind == "sampled" else f"{column}, greedy, five seeds"
-        for arm in scores:
-            yield Number("smollm2b_seeds", "smollm2", arm, name, scores[arm].mean())
+        for arm in by_seed:
+            yield Number("smollm2b_seeds", "smollm2", arm, name, by_seed[arm].mean())
         for arm, others in others_of.items():
-            for other in others if arm in scores else ():
-                differences = scores[arm] - scores[other]
-                yield Number("smollm2b_seeds", "smollm2", arm, name, *over_units(differences)[:3], other)
+            for other in others:
+                for unit, scores in ((name, by_seed), (f"{name}, over prompts", by_prompt)):
+                    difference = over_units(scores[arm] - scores[other])
+                    yield Number("smollm2b_seeds", "smollm2", arm, unit, *difference[:3], other)
+    of_seed = texts[(texts.arm == "control") & (texts.seed == 9) & (texts.greedy == 0)]
+    counts = {"texts that pass": of_seed.sense.sum(), "copies": of_seed.sense.sum() - of_seed.uncopied.sum()}
+    for name, count in counts.items():
+        yield Number("smollm2b_seeds", "smollm2_256", "control", f"{name}, seed 9", count)
     runs = table("runs")
     for _, run in runs[runs.block == "smollm2b_seeds"].iterrows():
         for measure in ("proxy", "drift"):

@@ -1038,7 +1038,9 @@ SENTENCES = {
         f"ended {FIVE_REWARDS} points above no KL, sampled. With the two others, whose fully rewarded answers are "
         f"{TWO_SHARES} % correct, it made no significant difference",
         f"the fixed reference is {{{MORE_SEEDS}/control/sense, five seeds/plain:0}} "
-        f"{{{MORE_SEEDS}/control/sense, five seeds/plain:range}} above no KL",
+        f"{{{MORE_SEEDS}/control/sense, five seeds/plain:range}} above no KL by that score, and three resets "
+        f"ended {{{MORE_SEEDS}/A/sense, five seeds/control:below}} lower, not significantly "
+        f"{{{MORE_SEEDS}/A/sense, five seeds/control:range}}",
     ],
     "../docs/preflight.md": [
         "at shares of {dose/gamed_reverse_1_0/plain/share:0} to {dose_sorting/sorting_ends_1_1/plain/share:0} %, it "
@@ -1080,7 +1082,13 @@ SENTENCES = {
         "{rejection_all/gamed_reverse/every rewarded/greedy, the control's less it:below} lower",
         f"on sorting {{{SORTING}/control/proxy:1}} % (no KL {{{SORTING}/plain/proxy:1}}), on reversing "
         f"{{{REVERSING}/control/proxy:1}} % (no KL {{{REVERSING}/plain/proxy:1}})",
-        f"the fixed reference ended {{{MORE_SEEDS}/control/sense, five seeds/plain:0}} points above no KL over five",
+        f"the fixed reference ended {{{MORE_SEEDS}/control/sense, five seeds/plain:0}} points "
+        f"{{{MORE_SEEDS}/control/sense, five seeds/plain:range}} above no KL",
+        f"and higher with one: {{{MORE_SEEDS}/A/sense, five seeds/control:interval}}, greedy "
+        f"{{{MORE_SEEDS}/A/sense, greedy, five seeds/control:interval}}",
+        f"three resets at β = 0.03 ended {{{MORE_SEEDS}/A/sense, five seeds/control:below}} points lower, sampled by "
+        "the stricter score, not significantly "
+        f"{{{MORE_SEEDS}/A/sense, five seeds/control:range}} over five seeds",
         f"it ended {{{FIVE_SEEDS}/sense, five seeds/plain:0}} points above no KL, not significantly "
         f"{{{FIVE_SEEDS}/sense, five seeds/plain:range}} (both pre-registered). Greedy it ended "
         f"{{{FIVE_SEEDS}/sense, greedy, five seeds/plain:0}} above",
@@ -1206,6 +1214,11 @@ SENTENCES = {
         f"reset every 40 steps, is {{{CLAMP2}/A_beta10/pass@1/control_beta1:of 100}} above it",
     ],
     "pages/smollm2.md": [
+        f"{{{MORE_SEEDS}_256/control/copies, seed 9:n0}} of its "
+        f"{{{MORE_SEEDS}_256/control/texts that pass, seed 9:n0}} texts that pass do. Without such copies it has "
+        f"{{{MORE_SEEDS}/control/uncopied, sampled, seed 9:n3}}",
+        f"fixed reference − no KL is {{{MORE_SEEDS}/control/uncopied, five seeds/plain:interval}} over five seeds, "
+        f"A − fixed reference {{{MORE_SEEDS}/A/uncopied, five seeds/control:interval}}",
         "Greedy it is not significantly above the starting model: "
         f"{{{SMOLLM2B}/control_target0.066/sense, greedy, over prompts/base:interval}} over prompts",
         f"greedy {{{SMOLLM2B}/A/sense, greedy, over prompts/control:interval}} over prompts and "
