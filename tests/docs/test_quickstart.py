@@ -73,11 +73,12 @@ def test_something_of_one_s_own_is_put_in_by_one_cell(forks, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_runs_from_top_to_bottom():
+def test_it_runs_from_top_to_bottom(monkeypatch):
     from nbclient import NotebookClient
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    for name, value in {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
     NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
     if output := os.environ.get("QUICKSTART_OUTPUT"):  # to look at it
         nbformat.write(notebook, output)
