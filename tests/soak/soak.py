@@ -160,8 +160,9 @@ class Attempt:
         self.story.append(f"   {kind}, {ended.struck}" if ended.struck else "   the accident did not come")
         there = complete(self.out)
         done = step_of(there[-1]) if there else 0
+        may_have_lines = (self.out / "env.json").exists()  # a run writes it before the first line of its log files
         for record in RECORDS:
-            if rng.random() < 0.3 and (self.out / record).exists():
+            if rng.random() < 0.3 and may_have_lines and (self.out / record).exists():
                 self.story.append(f"   {cut_record(self.out / record, done, rng)}")
         if rng.random() < 0.3 and len(there) > 1:
             self.story.append(f"   {damage_checkpoint(there[-1], rng)}")
