@@ -862,12 +862,18 @@ def long_k() -> Iterator[Number]:
 def smollm2b_over_seeds() -> Iterator[Number]:
     """
     Yield SmolLM2's scores and differences over five seeds: on the 64 prompts of all seeds, and for the last two seeds
-    on 256 prompts. Both rules of stopping take step 20. `uncopied` is the stricter score without texts that copy the
-    instruction of the last words, a rule made after reading them.
+    on 256 prompts. `uncopied` is the stricter score without texts that copy the instruction of the last words, a rule
+    made after reading them. Early stopping takes step 20 with each seed: so does validation by the stricter score.
     """
     held = "control_target0.066"
     others_of = {held: ("plain", "stopped"), "control": ("plain", held), "A": ("control", "plain")}
     texts = table("texts")
+    watched = texts[(texts.arm == "plain") & (texts.split == "validation") & texts.seed.isin(range(5, 10))]
+    stricter = [is_stricter(*one) for one in zip(watched.asked, watched.text, strict=True)]
+    watched = watched.assign(sense=watched.right * np.array(stricter))
+    chosen = watched.groupby(["seed", "step"]).sense.mean().unstack("step").idxmax(axis="columns")
+    for which, step in (("first", chosen.min()), ("last", chosen.max())):
+        yield Number("smollm2b_seeds", "smollm2", "plain", f"{which} step that validation takes", step)
     is_end = texts.arm.isin([*others_of, "plain"]) & (texts.step == 160)
     is_stop = (texts.arm == "plain") & (texts.step == 20)
     is_base = (texts.family == "smollm2_256") & (texts.arm == "base")

@@ -16,7 +16,7 @@ from transformers.trainer_utils import has_length
 from trl.trainer.utils import nanstd
 
 from .errors import EvaluationError, RewardError
-from .kl import completion_mask, zero_masked
+from .kl import completion_mask
 from .launch.dropout import own_random_state
 from .meter import StageTimer, weighted_mean
 from .pass_at_k import as_verdict, pass_at_k
@@ -269,15 +269,10 @@ class EvaluationMixin:
         self.evaluated_rewards.append(outcome.rewards.detach().cpu().float())
         return batch
 
-    def _keep_evaluated(self, inputs, policy_pass, loss: torch.Tensor) -> None:
+    def _keep_evaluated(self, inputs, loss: torch.Tensor) -> None:
         """Keep the loss of a batch of an evaluation, and of how many tokens or rows it and other values are means."""
-        mask = completion_mask(inputs)
-        gather = self.accelerator.gather
-        of_rows = gather(mask.sum(dim=1))
+        of_rows = self.accelerator.gather(completion_mask(inputs).sum(dim=1))
         tokens = of_rows.sum().item()
-        # TRL's counts what is masked where no completion has a second token.
-        entropies = gather(zero_masked(policy_pass.entropies, mask.bool()).sum(dim=1))
-        self._metrics["eval"]["entropy"][-1] = entropies.sum().item() / max(tokens, 1)
         self.means.add_tokens("eval", [tokens])
         weight = tokens if self.loss_type in TOKEN_LOSSES else len(of_rows)
-        self.evaluated_losses.append((gather(loss.detach()).mean().item(), weight))
+        self.evaluated_losses.append((self.accelerator.gather(loss.detach()).mean().item(), weight))

@@ -572,7 +572,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 for part in self.parts.values():
                     part.micro_batch(micro_batch)
         else:
-            self._keep_evaluated(inputs, policy_pass, loss)
+            self._keep_evaluated(inputs, loss)
         return loss
 
     def _complete_anchors(self, inputs) -> None:

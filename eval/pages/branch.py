@@ -26,7 +26,9 @@ ONE_SEED = "Each trial is one training run: the intervals are over prompts and d
 def since(run: RecordedRun, step: int) -> RecordedRun:
     """Return a run without what its log files have of the steps up to the branch."""
     metrics = run.metrics[run.metrics["step"] > step].reset_index(drop=True)
-    events = run.events and [row for row in run.events if row["step_applied"] >= step]
+    events = run.events
+    if events is not None:
+        events = [row for row in events if row["step_applied"] >= step]
     return replace(run, metrics=metrics, events=events)
 
 

@@ -35,7 +35,7 @@ PLAIN_RUN = (
     "it is a run of another trainer, without the log files of ProRLTrainer. For an identical run with log files, "
     "replace TRL's GRPOTrainer and GRPOConfig by ProRLTrainer and ProRLConfig(fast=False)"
 )
-# What a result of each holds.
+# The keys that a result of each must contain.
 EVALUATIONS = {PASSK_FILE: (*run_files.PASSK, "max_new_tokens", "prompt_ids"), DRIFT_FILE: run_files.DRIFT}
 
 

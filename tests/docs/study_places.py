@@ -1214,6 +1214,8 @@ SENTENCES = {
         f"reset every 40 steps, is {{{CLAMP2}/A_beta10/pass@1/control_beta1:of 100}} above it",
     ],
     "pages/smollm2.md": [
+        f"the checkpoint of step {{{MORE_SEEDS}/plain/first step that validation takes:n0}}, of seeds 5 to 9 alike",
+        f"of step {{{MORE_SEEDS}/plain/last step that validation takes:n0}}, of seeds 5 to 9 alike",
         f"{{{MORE_SEEDS}_256/control/copies, seed 9:n0}} of its "
         f"{{{MORE_SEEDS}_256/control/texts that pass, seed 9:n0}} texts that pass do. Without such copies it has "
         f"{{{MORE_SEEDS}/control/uncopied, sampled, seed 9:n3}}",
