@@ -24,6 +24,7 @@ SMALL = "--max_steps 3 --per_device_train_batch_size 8 --num_generations 4 --tra
 SMALL = f"{SMALL} --lora_r 4 --disable_tqdm true".split()
 SAVES = "--save_strategy steps --save_steps 2"
 RESUME = "--resume_from_checkpoint True"
+AUTO = "--resume_from_checkpoint auto"
 
 
 @pytest.fixture
@@ -152,12 +153,12 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     out = tmp_path / "run"
     out.mkdir()
     (out / "metrics.jsonl").write_text('{"step": 1}\n')  # ended before its first checkpoint
-    status, written = recipe(f"{SAVES} {RESUME}")
+    status, written = recipe(f"{SAVES} {AUTO}")
     assert status == 0
     assert len(read_rows(out)) == 3
     assert len(read_rows(out / "earlier-1")) == 1
     (out / "checkpoint-3" / "manifest.json").unlink()
-    status, written = recipe(f"{SAVES} {RESUME}")
+    status, written = recipe(f"{SAVES} {AUTO}")
     assert status == 0
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
     assert why_unusable(out / "checkpoint-3") is None

@@ -32,6 +32,7 @@ from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
 from .checkpoint_files import (
     WholeCheckpoint,
+    begins_again,
     buffer_file,
     describe_failed_write,
     find_checkpoint,
@@ -50,6 +51,7 @@ from .identity import (
     hyperparameters,
     restore_hyperparameters,
 )
+from .keys import AUTO_RESUME, read_resume_word
 from .parts import Part
 from .provenance import remove_secrets, write_config, write_env
 from .quiet import without_warning
@@ -132,7 +134,8 @@ class CheckpointMixin:
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint, or `True` for the newest complete one in `output_dir`.
+                A checkpoint, or `True` for the newest complete one in `output_dir`, or `"auto"`: that one, or step 0
+                if there is none.
 
         Raises:
             `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
@@ -143,11 +146,17 @@ class CheckpointMixin:
         by_main_process(is_main, self.folders.check_usable)
         with self.hold_folders():
             self._resume = None
-            if resume_from_checkpoint:
+            if resume_from_checkpoint and not self._starts_instead(resume_from_checkpoint):
                 check_record(self.run_dir)
                 self._resume = self._find_resume(resume_from_checkpoint)
             by_main_process(is_main, self._check_folders_content)
             return self._train_with_rollbacks(*args, **kwargs)
+
+    def _starts_instead(self, resume_from) -> bool:
+        """Return whether a resume with `"auto"` starts the run at step 0, because it has no checkpoint."""
+        if read_resume_word(resume_from) != AUTO_RESUME:
+            return False
+        return by_main_process(self.is_world_process_zero(), lambda: begins_again(resume_from, self.folders))
 
     def _train_with_rollbacks(self, *args, **kwargs):
         """

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +18,13 @@ from safetensors import SafetensorError
 
 from .errors import CheckpointError, InputError, RunError
 from .files import file_sha256
-from .run_files import read_json, saved_run_id
+from .keys import AUTO_RESUME
+from .run_files import METRICS_FILE, WEIGHTS, read_json, recorded_run_id, saved_run_id
 from .run_folder import (
     HALF_SAVED,
     INCOMPLETE,
     MANIFEST_FILE,
+    RunFolders,
     check_links,
     find_named,
     is_of_run,
@@ -185,7 +188,8 @@ def find_checkpoint(
     resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True`, else the named one.
+    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True` and `"auto"`, else the
+    named one.
 
     Returns:
         `Path`: The checkpoint.
@@ -202,7 +206,7 @@ def find_checkpoint(
             if skipped:
                 cure = "Start a new run in another output_dir"
             raise ValueError(
-                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} contains no complete "
+                f"resume_from_checkpoint={resume_from}, but output_dir={str(output_dir)!r} contains no complete "
                 f"checkpoint.{listed} {cure}, or set resume_from_checkpoint to a checkpoint in another folder."
             )
         return found, skipped
@@ -222,8 +226,45 @@ def find_checkpoint(
 
 
 def means_newest(resume_from: str | os.PathLike | bool) -> bool:
-    """Return whether `resume_from_checkpoint` means the newest complete checkpoint: `True`, also as a text."""
-    return str(resume_from).lower() == "true"
+    """Return whether `resume_from_checkpoint` means the newest complete checkpoint: `True` or `"auto"`, as a text."""
+    return str(resume_from).lower() in ("true", AUTO_RESUME)
+
+
+def begins_again(resume_from: str | os.PathLike | bool, folders: RunFolders) -> bool:
+    """
+    Return whether a resume without a checkpoint starts the run at step 0, and print that it does.
+
+    Raises:
+        `ValueError`: The run is finished, or files in the folders belong to no run.
+    """
+    if not means_newest(resume_from):
+        return False
+    newest, unusable = find_newest_checkpoint(folders.output_dir, content=False)
+    if newest is not None:
+        return False
+    model = finished_model(folders)
+    if model is not None:
+        raise ValueError(
+            f"output_dir={str(folders.output_dir)!r} contains a finished run ({model}) without a complete checkpoint, "
+            "so there is nothing to resume. Choose another output_dir. To continue a run later, set save_strategy: "
+            "steps."
+        ) from None
+    if unusable and not (folders.run_dir / METRICS_FILE).exists():
+        return False  # no run of ours wrote them
+    folders.check_nothing_foreign()
+    print(f"{folders.output_dir} has no complete checkpoint: the run starts at step 0", file=sys.stderr)
+    return True
+
+
+def finished_model(folders: RunFolders) -> Path | None:
+    """Return a model file of a finished run; `None` if the run is not finished."""
+    if recorded_run_id(folders.run_dir) is not None and saved_run_id(folders.output_dir) is None:
+        return None  # a run writes this id last
+    for pattern in WEIGHTS:
+        for path in sorted(folders.output_dir.glob(pattern)):
+            if path.name != "training_args.bin":
+                return path
+    return None
 
 
 def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:

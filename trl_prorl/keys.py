@@ -678,11 +678,14 @@ def read_bare_word(value: Any) -> Any:
     return value
 
 
+AUTO_RESUME = "auto"  # resume_from_checkpoint: from the newest complete checkpoint, or from step 0 without one
+
+
 def read_resume_word(value: Any) -> str | None:
-    """Return `resume_from_checkpoint` as `"True"`, a path, or `None`. YAML reads an unquoted true as a bool."""
+    """Return `resume_from_checkpoint` as `"True"`, `"auto"`, a path, or `None`. YAML reads a bare true as a bool."""
     if value is None or str(value).lower() == "false":
         return None
-    return "True" if str(value).lower() == "true" else str(value)
+    return {"true": "True", AUTO_RESUME: AUTO_RESUME}.get(str(value).lower(), str(value))
 
 
 # Keys in recipes of other versions, and their replacements.

@@ -11,15 +11,13 @@ if __name__ == "__main__":  # first, so that help and errors come before the slo
 
 import pickle
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .checkpoint_files import find_checkpoint, find_newest_checkpoint, means_newest
+from .checkpoint_files import begins_again, find_checkpoint
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
@@ -35,8 +33,8 @@ from .launch.ending import (
 )
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
-from .run_files import METRICS_FILE, WEIGHTS, check_record, recorded_run_id, saved_run_id
-from .run_folder import LOCK_FILE, RunFolders, by_main_process, check_free
+from .run_files import check_record
+from .run_folder import RunFolders, by_main_process, check_free
 from .tasks.base import check_dataset
 from .text import shell_quote
 from .trainer import ProRLTrainer
@@ -173,7 +171,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     try:
         checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
     except ValueError:
-        if not _begins_again(args, folders):
+        if not begins_again(args.resume_from_checkpoint, folders):
             raise
         return False
     if folders.has_checkpoint(checkpoint):
@@ -185,44 +183,6 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     check_record(folders.run_dir)
     check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)
     return True
-
-
-def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
-    """
-    Return whether a resume without a checkpoint starts the run at step 0, and print that it does.
-
-    Raises:
-        `ValueError`: The run is finished.
-    """
-    if not means_newest(args.resume_from_checkpoint):
-        return False
-    model = finished_model(args.output_dir, folders.run_dir)
-    if model is not None:
-        raise ValueError(
-            f"output_dir={args.output_dir!r} contains a finished run ({model}) without a complete checkpoint, so "
-            "there is nothing to resume. Choose another output_dir. To continue a run later, set save_strategy: steps."
-        ) from None
-    newest, unusable = find_newest_checkpoint(args.output_dir, content=False)
-    if newest is not None:
-        return False
-    # A run that was killed before its first row leaves one of these files.
-    begun = (folders.run_dir / METRICS_FILE).exists() or (folders.run_dir / LOCK_FILE).exists()
-    if unusable and not begun:
-        return False
-    folders.check_nothing_foreign()
-    print(f"{args.output_dir} has no complete checkpoint: the run starts at step 0", file=sys.stderr)
-    return True
-
-
-def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
-    """Return a model file of a finished run; `None` if the run is not finished."""
-    if recorded_run_id(run_dir) is not None and saved_run_id(output_dir) is None:
-        return None  # a run writes this id last
-    for pattern in WEIGHTS:
-        for path in sorted(Path(output_dir).glob(pattern)):
-            if path.name != "training_args.bin":
-                return path
-    return None
 
 
 def check_base(model: str | None, task: str) -> None:

@@ -301,8 +301,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        Train, or continue a run with `resume_from_checkpoint=True` (the newest complete checkpoint of `output_dir`) or
-        `="runs/x/checkpoint-100"`. Ctrl-C prints which checkpoint is kept, and raises `KeyboardInterrupt`.
+        Train, or continue a run with `resume_from_checkpoint=True` (the newest complete checkpoint of `output_dir`),
+        `="auto"` (that checkpoint, or step 0 if there is none yet) or `="runs/x/checkpoint-100"`. Ctrl-C prints which
+        checkpoint is kept, and raises `KeyboardInterrupt`.
         """
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)

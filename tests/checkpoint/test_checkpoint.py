@@ -351,3 +351,38 @@ def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run,
     again = resume(whole, 1, output_dir=whole.args.output_dir, **keys)  # which generated for 2 steps
     for name, values in whole._logs["extra"].items():
         assert list(map(str, again._logs["extra"][name])) == list(map(str, values))
+
+
+def test_auto_begins_without_a_checkpoint_and_goes_on_with_one(make_trainer, weights, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    job = {"output_dir": out, "save_strategy": "steps", "save_steps": 2}
+
+    def start(**keys):  # one command for each start of a preemptible job
+        trainer = make_trainer(**job, **keys)
+        trainer.train(resume_from_checkpoint="auto")
+        return trainer
+
+    start(max_steps=2)
+    assert "step 0" in capsys.readouterr().err
+    (tmp_path / "run" / "checkpoint-2" / "manifest.json").unlink()  # preempted within the first save
+    start(max_steps=2)
+    assert [row["step"] for row in read_rows(out)] == [1, 2]
+    goes_on = weights(start(max_steps=4))
+    assert capsys.readouterr().err.count("step 0") == 1  # of the second start
+    assert [event["step_applied"] for event in read_events(out, "resume")] == [2]
+    whole = make_trainer(max_steps=4)
+    whole.train()
+    assert all(torch.equal(tensor, goes_on[name]) for name, tensor in weights(whole).items())
+
+
+def test_auto_neither_repeats_a_finished_run_nor_takes_checkpoints_of_others(make_trainer, tmp_path):
+    finished = make_trainer(output_dir=str(tmp_path / "run"), max_steps=1)
+    finished.train()
+    finished.save_model()
+    with pytest.raises(ValueError, match="finished run"):
+        make_trainer(output_dir=str(tmp_path / "run"), max_steps=1).train(resume_from_checkpoint="auto")
+    foreign = tmp_path / "foreign" / "checkpoint-3"
+    foreign.mkdir(parents=True)
+    (foreign / "weights.bin").touch()
+    with pytest.raises(ValueError, match="checkpoint-3: it has no manifest"):
+        make_trainer(output_dir=str(foreign.parent), max_steps=1).train(resume_from_checkpoint="auto")
