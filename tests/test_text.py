@@ -12,7 +12,8 @@ from run_record import write_run
 
 from trl_prorl.eval import report
 from trl_prorl.hub.card import model_card
-from trl_prorl.text import shell_quote, visible, without_html
+from trl_prorl.provenance import evaluation_options, passk_command, script_of
+from trl_prorl.text import shell_quote, shell_words, visible, without_html
 
 
 EVIL = "\x1b[31mred\x1b]0;title\x07 <img src=x onerror=alert(1)> [bold]b[/bold] a|b \u202egnp"
@@ -36,6 +37,74 @@ def test_a_word_that_is_copied_is_what_is_seen():
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(words)}"], capture_output=True, check=True)
     assert done.stdout.decode(errors="surrogateescape").split("\0")[:-1] == names
     assert shell_quote("runs/A b") == "'runs/A b'"
+
+
+def bash_words(command):
+    """The words that bash reads in a printed command, whose program is a function that prints them."""
+    script = f"trl-prorl() {{ printf '%s\\0' \"$@\"; }}; {command}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
+
+
+# What a stranger's env.json may say after `--plugin `, and the one word that it is.
+PLUGINS = {
+    "own.py": "own.py",
+    "'my task.py'": "my task.py",
+    "a;touch": "a;touch",
+    "$'x\\' ; touch PWNED #'": "x' ; touch PWNED #",
+    "$'x\\'": "$x\\",  # a quote that does not end
+    "$(touch${IFS}PWNED)": "$(touch${IFS}PWNED)",
+    "`touch${IFS}PWNED`": "`touch${IFS}PWNED`",
+    "'a'$'\\x0a'\"b\"": "a\nb",
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the line")
+@pytest.mark.parametrize("spelt", PLUGINS)
+def test_a_plugin_out_of_a_file_is_one_word_for_bash(spelt, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = {"command": f"trl-prorl train x.yaml --plugin {spelt}"}
+    words = bash_words(passk_command({"task": "t"}, env, "run"))
+    assert words[:3] == ["passk", "--plugin", PLUGINS[spelt]]
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=9)))
+def test_words_that_are_spelt_are_read_again(words):
+    assert shell_words(" ".join(map(shell_quote, words))) == words
+
+
+ACTING = "8 ; touch PWNED #"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the line")
+@pytest.mark.parametrize("key", ["prompts", "n", "k", "split", "max_new_tokens", "seed"])
+def test_no_setting_out_of_an_evaluation_acts_on_bash(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    passk = {"prompts": 2, "n": 2, "k": [1], "split": "test", "temperature": 1.0, "max_new_tokens": 8, "seed": 0}
+    passk[key] = [ACTING] if key == "k" else ACTING
+    assert ACTING in bash_words(f"trl-prorl{evaluation_options({'task': 't'}, passk)}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the lines")
+def test_no_word_of_a_stranger_acts_in_the_commands_of_the_card(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    evil = "x; touch PWNED; $(touch PWNED) #"
+    env = {"command": f"trl-prorl train --plugin {evil}", "base_model": {"name": evil, "hub_id": None}}
+    write_run(tmp_path / "run", {"task": "parity"}, [{"step": 1}], env=env)
+    lines = [line for line in str(model_card(tmp_path / "run")).split("\n") if line.startswith("trl-prorl ")]
+    assert lines
+    assert [word for line in lines for word in bash_words(line) if "PATH/TO" in word] == [f"PATH/TO/{evil}"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the line")
+def test_the_command_of_a_script_runs_its_first_word_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = script_of({"command": "trl-prorl own.py; touch PWNED"}).strip(" (`)")
+    assert bash_words(line) == ["own.py;", "touch", "PWNED"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_of_a_hostile_run_acts_on_page_and_card(tmp_path, capsys):

@@ -26,7 +26,7 @@ from .errors import InputError
 from .files import replaced
 from .launch.environment import git_commit, hardware, versions
 from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, WEIGHTS, YAML, read_json
-from .text import shell_quote
+from .text import shell_quote, shell_words, spell_again
 
 
 if TYPE_CHECKING:
@@ -309,10 +309,21 @@ def _without_secret(word: str) -> str:
 def plugin_options(env: dict[str, Any]) -> str:
     """Return the `--plugin` options with which a run was started, each with a space before it."""
     options = ""
-    for word in re.findall(r"--plugin[ =](\$?'[^']*'|\S+)", env.get("command") or ""):
-        quoted = word if word.startswith("$'") else shell_quote(word.strip("'"))
-        options += f" --plugin {quoted}"
+    before = ""
+    for word in shell_words(text_in(env, "command")):
+        option, equals, file = word.partition("=")
+        if before == "--plugin":
+            options += f" --plugin {shell_quote(word)}"
+        elif equals and option == "--plugin":
+            options += f" --plugin {shell_quote(file)}"
+        before = word
     return options
+
+
+def text_in(env: dict[str, Any], key: str) -> str:
+    """Return a text of `env.json`; empty if there is none."""
+    value = env.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
@@ -325,14 +336,21 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
 
 def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
     """Return the options that evaluate a run of this recipe as in a `passk.json`, with a space before each."""
-    options = f" --prompts {passk['prompts']} --n {passk['n']} --k {' '.join(map(str, passk['k']))}"
+    words = ["--prompts", passk["prompts"], "--n", passk["n"], "--k", *passk["k"]]
     if config.get("task"):  # own rows have no splits
-        options += f" --split {shell_quote(passk['split'])}"
-    options += f" --temperature {passk['temperature']:g}" if passk["temperature"] else " --greedy"
+        words += ["--split", passk["split"]]
+    words += ["--temperature", f"{passk['temperature']:g}"] if passk["temperature"] else ["--greedy"]
     longest = passk.get("max_new_tokens")  # earlier releases saved none
     if longest not in (None, config.get("max_completion_length")):
-        options += f" --max-new-tokens {longest}"
-    return f"{options} --seed {shell_quote(str(passk['seed']))}"
+        words += ["--max-new-tokens", longest]
+    words += ["--seed", passk["seed"]]
+    return "".join(f" {shell_quote(str(word))}" for word in words)
+
+
+def script_of(env: dict[str, Any]) -> str:
+    """Return the command that started a script, in parentheses with a space before it; empty if none is noted."""
+    command = spell_again(text_in(env, "command"))
+    return f" (`{command}`)" if command else ""
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
@@ -340,5 +358,4 @@ def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: An
     command = f"`{passk_command(config, env, run_dir)}`"
     if config.get("task"):
         return command
-    script = f" (`{env['command']}`)" if env.get("command") else ""
-    return f"`evaluate(trainer, rows, verifier)` at the end of the script{script} or {command}"
+    return f"`evaluate(trainer, rows, verifier)` at the end of the script{script_of(env)} or {command}"

@@ -48,6 +48,44 @@ def _spell_bytes(match: re.Match) -> str:
     )
 
 
+# The pieces of a shell's command: spaces; text in quotes of three kinds; what a backslash keeps; any other character.
+_PIECE = re.compile(
+    r"""(?P<space>\s+)|'(?P<plain>[^']*)'|\$'(?P<escaped>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<kept>.)"""
+    """|(?P<other>.)""",
+    re.DOTALL,
+)
+
+
+def shell_words(command: str) -> list[str]:
+    """
+    Return the words of a command as [`shell_quote`] spells them, which may stand in a file of a stranger. No character
+    acts: quotes that do not end, `;` and `$(` are characters of a word.
+    """
+    words = []
+    begun = False
+    for piece in _PIECE.finditer(command):
+        if piece["space"]:
+            begun = False
+            continue
+        if not begun:
+            words.append("")
+            begun = True
+        words[-1] += _read_escapes(piece["escaped"]) if piece.lastgroup == "escaped" else piece[piece.lastgroup]
+    return words
+
+
+def _read_escapes(spelt: str) -> str:
+    read = b""
+    for byte, kept, other in re.findall(r"\\x([0-9a-f]{2})|\\(.)|([^\\]+)", spelt, re.DOTALL):
+        read += bytes.fromhex(byte) or (kept or other).encode(errors="surrogateescape")
+    return read.decode(errors="surrogateescape")
+
+
+def spell_again(command: str) -> str:
+    """Return a command out of a file as it can be copied: each word quoted, so that none acts on the shell."""
+    return " ".join(map(shell_quote, shell_words(command)))
+
+
 def without_html(markdown: str) -> str:
     """Return Markdown in which no `<` or `&` outside code begins a tag or an entity."""
     parts = []

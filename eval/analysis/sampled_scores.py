@@ -9,6 +9,7 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, paired_difference, pass_at_k_per_prompt, prompt_interval
 from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.text import shell_quote
 
 
 SIDES = ("base", "trained")
@@ -168,7 +169,7 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
     what = ", ".join(f"{key} {earlier.get(key)} (now: {settings[key]})" for key in named) or "other prompts"
     extend = ""
     if named and set(named) <= {*EVALUATION, "seed"}:
-        options = " ".join(f"--{key.replace('_', '-')} {earlier[key]}" for key in named)
+        options = " ".join(f"--{key.replace('_', '-')} {shell_quote(str(earlier[key]))}" for key in named)
         extend = f"extend it with {options}, or "
     raise InputError(f"'{path}' has other settings: {what}; {extend}overwrite it with --replace")
 

@@ -39,7 +39,7 @@ from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.launch.environment import installed
 from trl_prorl.launch.prompt_rows import check_prompts
 from trl_prorl.launch.training_prompts import TrainingPrompts
-from trl_prorl.provenance import describe_evaluation, plugin_options
+from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
 from trl_prorl.run_folder import check_links
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
@@ -368,7 +368,7 @@ def check_run(run_dir: Path) -> dict:
         raise InputError(
             f"'{run_dir}' is the run of a script, whose rows and verifier are not saved: give --plugin FILE.py, a "
             f"file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row), or call evaluate(trainer, rows, "
-            f"verifier) and drift(trainer, rows) in the script{_script_of(env)}"
+            f"verifier) and drift(trainer, rows) in the script{script_of(env)}"
         )
     if not config.get("model_name_or_path"):
         noted = (env.get("base_model") or {}).get("name")
@@ -380,11 +380,6 @@ def check_run(run_dir: Path) -> dict:
     config = with_local_paths(run_dir, config)
     trained_point(run_dir, config)
     return config
-
-
-def _script_of(env: dict) -> str:
-    """Return the command that started a script, in parentheses."""
-    return f" (`{env['command']}`)" if env.get("command") else ""
 
 
 def held_out_tasks(run_dir: Path, args) -> list[HeldOut]:
