@@ -4,15 +4,15 @@
     git archive $(cat study/tables/frozen_at) study/bases | tar x -C /tmp
     python study/prompt_pool.py runs/prompt_pool /tmp/study/bases
 
-Trains what is missing (of one task alone, with its name as a third argument), writes
-study/tables/prompt_pool.csv and draws docs/prompt_pool.png.
-study/protocols/prompt_pool.md says what is compared, and was written before the runs.
+Trains the runs that study/tables/prompt_pool.csv lacks (in the table of another checkout: --tables), adds them as they
+end, prints the ratios and draws docs/prompt_pool.png. study/protocols/prompt_pool.md says what is compared, and was
+written before the runs; the second seed's rule is in study/protocols/protocol5.md.
 """
 
+import argparse
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,9 @@ from trl_prorl.eval.analysis.statistics import t_interval
 
 
 STUDY = Path(__file__).resolve().parent
-TABLE = STUDY / "tables" / "prompt_pool.csv"
+TABLES = STUDY / "tables"
+TABLE = "prompt_pool.csv"
+KEY = ["task", "base", "seed", "arm"]
 TASKS = {"pool_reverse": "reverse_digits", "pool_sorting": "sorting"}
 ARMS = {
     "uniform": {},
@@ -31,7 +33,7 @@ ARMS = {
     "dynamic": {"dynamic_sampling_rounds": "2"},
 }
 BASES = (1, 2, 3, 4, 5)
-SEEDS = (1,)
+SEEDS = (1, 2)
 SMOOTHED = 5  # evaluations
 LAST = 5  # evaluations whose mean is the end of a run
 SHARE = 0.9  # of uniform's gain: the score to reach
@@ -114,11 +116,14 @@ def compare(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratio(pairs: pd.DataFrame, arm: str, other: str) -> str:
-    """Return the geometric mean of the ratios of tokens to the score, and its 95 % t-interval over bases."""
+    """
+    Return the geometric mean of the ratios of tokens to the score, and its 95 % t-interval over bases; tasks and seeds
+    of a base are averaged.
+    """
     logs = np.log(pairs[f"tokens {arm}"] / pairs[f"tokens {other}"])
-    by_base = logs.groupby([pairs["task"], pairs["base"]]).mean()
+    by_base = logs.groupby(pairs["base"]).mean()
     low_to_high = [math.exp(value) for value in t_interval(by_base.to_numpy())[:3]]
-    return f"{low_to_high[0]:.2f} [{low_to_high[1]:.2f}, {low_to_high[2]:.2f}], {len(by_base)} pairs"
+    return f"{low_to_high[0]:.2f} [{low_to_high[1]:.2f}, {low_to_high[2]:.2f}], {len(by_base)} bases"
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
@@ -142,20 +147,29 @@ def draw(table: pd.DataFrame, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
-    folder, bases = map(Path, sys.argv[1:3])
-    tasks = sys.argv[3:]
-    for task, base, seed, arm in runs():
-        if not tasks or task in tasks:
-            train(folder, bases, task, base, seed, arm)
-    if tasks:
-        return
-    curves = []
-    for task, base, seed, arm in runs():
+def add_missing(folder: Path, bases: Path, path: Path) -> pd.DataFrame:
+    """Train the runs that a table lacks, and add each as it ends; return the table."""
+    table = pd.read_csv(path)
+    done = set(table[KEY].itertuples(index=False, name=None))
+    for key in runs():
+        if key in done:
+            continue
+        task, base, seed, arm = key
+        train(folder, bases, *key)
         points = curve(folder / f"{task}-base{base}-seed{seed}-{arm}")
-        curves.append(points.assign(task=task, base=base, seed=seed, arm=arm))
-    table = pd.concat(curves)
-    table.to_csv(TABLE, index=False, float_format="%.6g")
+        points = points.assign(**dict(zip(KEY, key, strict=True)))
+        points.to_csv(path, mode="a", header=False, index=False, float_format="%.6g")
+        table = pd.concat([table, points])
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("bases", type=Path)
+    parser.add_argument("--tables", type=Path, default=TABLES)
+    args = parser.parse_args()
+    table = add_missing(args.folder, args.bases, args.tables / TABLE)
     pairs = compare(table)
     for name, chosen in [("both tasks", pairs), *pairs.groupby("task")]:
         print(name)

@@ -1,0 +1,395 @@
+"""
+The fifth protocol's runs, table, tests and picture. study/protocols/protocol5.md says what they are for.
+
+    python study/protocol5.py run FOLDER exact        # trains what is missing; a row is committed as its run ends
+    python study/protocol5.py table                   # tests and picture, from study/tables/protocol5*.csv
+
+FOLDER keeps the runs. Parts: `tuning`, `exact`, `smollm2`. Options of `run`: --jobs 2, --only 5 (so many runs),
+--tables STUDY/TABLES of another checkout.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import pandas as pd
+from filelock import FileLock
+from matplotlib.figure import Figure
+from scipy import stats
+
+from trl_prorl.embedded.shipped import weights_sha256
+from trl_prorl.eval.analysis.statistics import holm, t_interval
+from trl_prorl.eval.samples.models import checkpoint_points
+from trl_prorl.eval.samples.run_samples import HeldOut
+from trl_prorl.tasks.instructions import tokens
+
+
+STUDY = Path(__file__).resolve().parent
+TABLES = STUDY / "tables"
+NAMES = {part: f"protocol5_{part}.csv" for part in ("tuning", "exact", "smollm2")}
+CURVES = "protocol5_curves.csv"
+STARTING = "protocol5_bases"
+LOGS = "protocol5_logs"  # a run's metrics.jsonl, 4 digits, without times
+
+STEPS = {"reverse_digits": 3000, "sums": 1500}
+WRONG_SHARE = 0.3
+BASES = range(11, 21)
+TUNING_BASES = (91, 92)
+TUNING_STEPS = 600
+BETAS = (0.1, 0.3, 1.0)
+WITHIN = 0.01  # of the best accuracy: the largest such β is chosen
+RESETS = {"ref_reset_every": 300}
+TEMPERATURES = (0.3, 0.7, 1.0)
+MARGIN = 0.03
+SMOLLM2_SEEDS = range(11, 17)
+SMOLLM2 = {"no_kl": {"save_strategy": "steps", "save_steps": 20}, "kl_target": {"beta": 0.3, "kl_target": 0.066}}
+DROPPED = ("time_", "tokens_per_", "positions_per_", "peak_memory", "gpu_")
+git_lock = Lock()
+
+
+@dataclass(frozen=True)
+class Run:
+    part: str
+    task: str
+    base: int
+    variant: str
+    steps: int
+    seed: int
+    keys: tuple = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}-{self.task}-{self.base}-{self.variant}-seed{self.seed}"
+
+
+def chosen_beta(tuning: pd.DataFrame, task: str, variant: str) -> float:
+    """Return the largest β of a variant within [`WITHIN`] of the best mean accuracy over the tuning's models."""
+    rows = tuning[tuning["task"] == task]
+    rows = rows[rows["variant"].str.startswith(f"{variant}_beta")]
+    means = rows.groupby("beta")["sampled"].mean()
+    return float(means.index[means >= means.max() - WITHIN].max())
+
+
+def tuning_runs() -> list[Run]:
+    runs = []
+    for task in STEPS:
+        for base in TUNING_BASES:
+            for beta in BETAS:
+                for variant, keys in (("fixed", {}), ("A", RESETS)):
+                    all_keys = tuple({"beta": beta, **keys}.items())
+                    runs.append(Run("tuning", task, base, f"{variant}_beta{beta}", TUNING_STEPS, base, all_keys))
+    return runs
+
+
+def exact_runs(tuning: pd.DataFrame) -> list[Run]:
+    runs = []
+    for base in BASES:
+        for task, steps in STEPS.items():
+            fixed = {"beta": chosen_beta(tuning, task, "fixed")}
+            moving = {"beta": chosen_beta(tuning, task, "A"), **RESETS}
+            variants = {"no_kl": {}, "fixed": fixed, "A": moving, "C_hard": {**moving, "optimizer_reset": "hard"}}
+            for variant, keys in variants.items():
+                runs.append(Run("exact", task, base, variant, steps, base, tuple(keys.items())))
+    return runs
+
+
+def smollm2_runs() -> list[Run]:
+    return [
+        Run("smollm2", "smollm2_256", 1, variant, 160, seed, tuple(keys.items()))
+        for seed in SMOLLM2_SEEDS
+        for variant, keys in SMOLLM2.items()
+    ]
+
+
+def make_base(tables: Path, task: str, number: int) -> Path:
+    """Return the folder of a starting model, which is made if it is not there: other machines make other weights."""
+    path = tables / STARTING / f"{task}-{number}"
+    path.parent.mkdir(exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            sys.path.insert(0, str(STUDY.parent / "scripts"))
+            making = import_module("embedded_bases")
+            making.make_embedded_model(path, replace(making.settings_of(task, number), wrong_share=WRONG_SHARE))
+    return path
+
+
+def train(run: Run, folder: Path, tables: Path) -> Path:
+    """Train a run, or go on with it; return its folder."""
+    output = folder / run.part / run.name
+    keys = {"seed": run.seed, "max_steps": run.steps, "output_dir": output, "disable_tqdm": "true", **dict(run.keys)}
+    recipe = f"{run.task}.yaml"
+    if run.part != "smollm2":
+        keys["model_name_or_path"] = make_base(tables, run.task, run.base)
+        recipe = f"p5_{recipe}"
+    if not (output / "adapter_model.safetensors").exists():
+        options = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
+        command = [
+            str(Path(sys.executable).with_name("trl-prorl")),
+            "train",
+            str(STUDY / "recipes" / recipe),
+            *options,
+        ]
+        if any(output.glob("checkpoint-*")):
+            command += ["--resume_from_checkpoint", "true"]
+        elif output.exists():
+            shutil.rmtree(output)  # an interrupted run without a checkpoint
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return output
+
+
+def exact_scores(output: Path, prompts: int, many: int) -> dict[str, float]:
+    """Return the scores of a run's end and of its starting model on `prompts` test questions."""
+    test = HeldOut(output, "test", prompts)
+    validation = HeldOut(output, "validation", prompts // 2)
+    scores = {}
+    for prefix, model in (("", test.trained), ("base_", test.base)):
+        chosen = {T: validation.samples(model, 4, temperature=T)["correct"].mean() for T in TEMPERATURES}
+        best = max(TEMPERATURES, key=lambda temperature, found=chosen: found[temperature])
+        scores[f"{prefix}sampled"] = test.samples(model, 8)["correct"].mean()
+        scores[f"{prefix}greedy"] = test.samples(model, 1, temperature=0.0)["correct"].mean()
+        scores[f"{prefix}best_temperature"] = best
+        scores[f"{prefix}at_best"] = test.samples(model, 8, temperature=best)["correct"].mean()
+        if many:
+            drawn = HeldOut(output, "test", prompts // 2).samples(model, many)
+            scores[f"{prefix}pass@{many}"] = drawn.groupby("prompt_id")["correct"].max().mean()
+    return scores
+
+
+def makes_sense(row: pd.Series) -> bool:
+    """Return whether a correct text has at least six words, one of which is not in its prompt (the stricter score)."""
+    words = tokens(row["completion"])
+    return bool(row["correct"]) and len(words) >= 6 and not set(words) <= set(tokens(row["prompt"]))
+
+
+def strict(held_out: HeldOut, model, samples: int, **temperature) -> float:
+    return float(held_out.samples(model, samples, **temperature).apply(makes_sense, axis=1).mean())
+
+
+def smollm2_scores(output: Path, prompts: int) -> dict[str, float]:
+    """Return the stricter score of a run's end, its starting model, and the checkpoint that validation chooses."""
+    test = HeldOut(output, "test", prompts)
+    validation = HeldOut(output, "validation", prompts)
+    models = {"": test.trained, "base_": test.base}
+    before = checkpoint_points(output, test.config, ["all"]) if any(output.glob("checkpoint-*")) else []
+    if before:
+        candidates = [*before, test.trained]
+        models["stopped_"] = max(candidates, key=lambda model: strict(validation, model, 2))
+    scores = {}
+    for prefix, model in models.items():
+        scores[f"{prefix}step"] = model.step
+        scores[f"{prefix}sampled"] = strict(test, model, 8)
+        scores[f"{prefix}greedy"] = strict(test, model, 1, temperature=0.0)
+        scores[f"{prefix}first_score"] = test.samples(model, 8)["correct"].mean()
+    return scores
+
+
+def keep_log(output: Path, tables: Path, run: Run) -> None:
+    """Keep a run's log, without times, in four digits, and its curve of held-out accuracy."""
+    rows = pd.read_json(output / "metrics.jsonl", lines=True)
+    rows = rows[[name for name in rows if not name.startswith(DROPPED)]]
+    path = tables / LOGS / f"{run.name}.csv.xz"
+    path.parent.mkdir(exist_ok=True)
+    rows.to_csv(path, index=False, float_format="%.4g")
+    evaluations = output / "evaluations.jsonl"
+    if evaluations.exists():
+        found = pd.read_json(evaluations, lines=True).drop_duplicates("step", keep="last")
+        curve = found[["step", "eval_pass@1"]].assign(run=run.name)
+        append(tables / CURVES, curve, ["run", "step"])
+
+
+def append(path: Path, rows: pd.DataFrame, unique: list[str]) -> None:
+    """Add rows to a table, in place of earlier ones with the same key."""
+    if path.exists():
+        rows = pd.concat([pd.read_csv(path), rows])
+    aside = path.with_suffix(".new")
+    rows.drop_duplicates(unique, keep="last").sort_values(unique).to_csv(aside, index=False, float_format="%.6g")
+    aside.replace(path)
+
+
+def make_run(run: Run, folder: Path, tables: Path) -> None:
+    """Train, evaluate and enter a run, in a process of its own each, and commit its row."""
+    log = folder / "logs" / f"{run.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    result = log.with_suffix(".json")
+    if not result.exists():
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(STUDY.parent)}
+        command = [sys.executable, __file__, "one", str(folder), json.dumps(vars(run)), "--tables", str(tables)]
+        with log.open("a") as written:
+            done = subprocess.run(command, env=env, stdout=written, stderr=written, check=False)
+        if done.returncode:
+            print(f"{run.name} failed: {log}", flush=True)
+            return
+    with git_lock:
+        keep_log(folder / run.part / run.name, tables, run)
+        row = pd.DataFrame([json.loads(result.read_text())])
+        append(tables / NAMES[run.part], row, ["task", "base", "seed", "variant"])
+        message = f"Protocol 5: {run.name}, {row['sampled'].iloc[0]:.3f} sampled, {row['greedy'].iloc[0]:.3f} greedy"
+        print(message, flush=True)
+        for command in (["add", "."], ["commit", "-qm", message, "--", "."]):
+            subprocess.run(["git", *command], cwd=tables, check=False)
+
+
+def one(folder: Path, text: str, tables: Path) -> None:
+    """Train and evaluate one run, in this process, and write its row."""
+    fields = json.loads(text)
+    run = Run(**{**fields, "keys": tuple(map(tuple, fields["keys"]))})
+    output = train(run, folder, tables)
+    row = {name: value for name, value in vars(run).items() if name not in ("part", "keys")}
+    rows = pd.read_json(output / "metrics.jsonl", lines=True)
+    row["beta"] = dict(run.keys).get("beta", 0.0)
+    if run.part != "smollm2":
+        row["base_hash"] = weights_sha256(str(make_base(tables, run.task, run.base)))[:16]
+    row["commit"] = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=STUDY, text=True).strip()[:12]
+    row["tokens_generated"] = int(rows["tokens_generated"].sum())
+    row["kl_ref_end"] = rows["kl_ref"].iloc[-100:].mean() if "kl_ref" in rows else None
+    scores = {
+        "tuning": lambda: exact_scores(output, 256, 0),
+        "exact": lambda: exact_scores(output, 512, 64),
+        "smollm2": lambda: smollm2_scores(output, 256),
+    }
+    row |= {name: float(value) for name, value in scores[run.part]().items()}
+    result = folder / "logs" / f"{run.name}.json"
+    result.write_text(json.dumps(row))
+
+
+def difference(table: pd.DataFrame, unit: str, one: str, other: str, score: str) -> pd.Series:
+    """Return the differences of a score between two variants, one for each unit, tasks averaged."""
+    means = table.groupby([unit, "task", "variant"])[score].mean().unstack("variant")
+    return (means[one] - means[other]).groupby(unit).mean().dropna()
+
+
+def tested(name: str, values: pd.Series) -> dict:
+    """Return mean, interval, p, and the 90 % interval that a test of equivalence compares with the margin."""
+    mean, low, high = t_interval(values)
+    _, narrow_low, narrow_high = t_interval(values, 0.9)
+    p = stats.ttest_1samp(values, 0.0).pvalue
+    is_equivalent = -MARGIN < narrow_low and narrow_high < MARGIN
+    return {
+        "name": name,
+        "mean": mean,
+        "low": low,
+        "high": high,
+        "p": p,
+        "within margin": is_equivalent,
+        "n": len(values),
+    }
+
+
+def exact_tests(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the registered tests, with Holm's p, and the secondary differences."""
+    found = []
+    for pairs, scores in (
+        ((("A", "no_kl"), ("C_hard", "A")), ("sampled", "greedy")),
+        ((("A", "fixed"), ("fixed", "no_kl")), ("sampled", "greedy")),
+        ((("A", "no_kl"), ("C_hard", "A"), ("A", "fixed"), ("fixed", "no_kl")), ("at_best", "pass@64")),
+    ):
+        for first, second in pairs:
+            for score in scores:
+                values = difference(table, "base", first, second, score)
+                if len(values) > 1:
+                    found.append(tested(f"{first} − {second}, {score}", values))
+    frame = pd.DataFrame(found)
+    registered = frame.iloc[:4].copy()
+    registered["p (Holm)"] = holm(registered["p"])
+    return registered, frame.iloc[4:]
+
+
+def slopes(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the slope of accuracy over the last third of each run, in points per 1,000 steps."""
+    found = []
+    for name, curve in curves.groupby("run"):
+        last = curve[curve["step"] >= curve["step"].max() * 2 / 3]
+        _, task, base, variant, _ = name.split("-")
+        found.append(
+            {
+                "task": task,
+                "base": base,
+                "variant": variant,
+                "slope": 1e5 * np.polyfit(*last[["step", "eval_pass@1"]].T.to_numpy(), 1)[0],
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def smollm2_tests(table: pd.DataFrame) -> pd.DataFrame:
+    wide = table.set_index(["seed", "variant"]).unstack("variant")
+    found = []
+    for score in ("sampled", "greedy"):
+        kl = wide[score, "kl_target"]
+        others = {"no KL": wide[score, "no_kl"], "untrained": wide[f"base_{score}", "kl_target"]}
+        others["no KL, stopped"] = wide[f"stopped_{score}", "no_kl"]
+        found += [tested(f"KL − {name}, {score}", (kl - other).dropna()) for name, other in others.items()]
+    return pd.DataFrame(found)
+
+
+def draw(curves: pd.DataFrame, path: Path) -> None:
+    """Draw held-out accuracy over steps, the mean of all starting models."""
+    parts = curves["run"].str.split("-", expand=True)
+    curves = curves.assign(task=parts[1], variant=parts[3])[parts[0] == "exact"]
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    for axes, (task, rows) in zip(figure.subplots(1, 2), curves.groupby("task"), strict=True):
+        for variant, points in rows.groupby("variant"):
+            axes.plot(points.groupby("step")["eval_pass@1"].mean(), label=variant)
+        axes.set(title=task, xlabel="step", ylabel="held-out pass@1")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def table(tables: Path) -> None:
+    tuning = pd.read_csv(tables / NAMES["tuning"])
+    print(tuning.groupby(["task", "variant"])[["sampled", "greedy", "kl_ref_end"]].mean().to_string())
+    exact = pd.read_csv(tables / NAMES["exact"])
+    print(exact.groupby(["task", "variant"]).mean(numeric_only=True).to_string())
+    for tests in exact_tests(exact):
+        print(tests.to_string(index=False))
+    curves = pd.read_csv(tables / CURVES)
+    print(slopes(curves[curves["run"].str.startswith("exact")]).groupby(["task", "variant"]).mean(numeric_only=True))
+    draw(curves, STUDY / "pictures" / "protocol5.png")
+    if (tables / NAMES["smollm2"]).exists():
+        print(smollm2_tests(pd.read_csv(tables / NAMES["smollm2"])).to_string(index=False))
+
+
+def run_part(folder: Path, part: str, tables: Path, jobs: int, only: int | None) -> None:
+    """Make the runs of a part that are not in its table."""
+    if part == "exact":
+        runs = exact_runs(pd.read_csv(tables / NAMES["tuning"]))
+    else:
+        runs = tuning_runs() if part == "tuning" else smollm2_runs()
+    path = tables / NAMES[part]
+    there = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["task", "base", "variant", "seed"])
+    done = set(there[["task", "base", "variant", "seed"]].itertuples(index=False, name=None))
+    missing = [run for run in runs if (run.task, run.base, run.variant, run.seed) not in done][:only]
+    print(f"{part}: {len(runs) - len(missing)} of {len(runs)} runs are in {path.name}", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda run: make_run(run, folder, tables), missing))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "one", "table"))
+    parser.add_argument("rest", nargs="*")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--tables", type=Path, default=TABLES)
+    args = parser.parse_args()
+    if args.command == "table":
+        table(args.tables)
+        return
+    folder = Path(args.rest[0]).resolve()
+    if args.command == "one":
+        one(folder, args.rest[1], args.tables.resolve())
+        return
+    run_part(folder, args.rest[1], args.tables.resolve(), args.jobs, args.only)
+
+
+if __name__ == "__main__":
+    main()
