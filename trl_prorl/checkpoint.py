@@ -32,6 +32,7 @@ from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
 from .checkpoint_files import (
     WholeCheckpoint,
+    adopt_unnamed,
     begins_again,
     buffer_file,
     describe_failed_write,
@@ -148,6 +149,7 @@ class CheckpointMixin:
             self._resume = None
             if resume_from_checkpoint and not self._starts_instead(resume_from_checkpoint):
                 check_record(self.run_dir)
+                by_main_process(is_main, lambda: adopt_unnamed(self.folders.output_dir))
                 self._resume = self._find_resume(resume_from_checkpoint)
             by_main_process(is_main, self._check_folders_content)
             return self._train_with_rollbacks(*args, **kwargs)

@@ -2,7 +2,8 @@
 Complete checkpoints only: written under another name, hashed, synchronised to disk, then renamed.
 
 In reading order: `WholeCheckpoint` writes one, of all processes; `name_checkpoint` gives it its name; a write that
-fails; `find_checkpoint` finds the one to resume from, and `why_unusable` says what is wrong with one.
+fails; `find_checkpoint` finds the one to resume from; `adopt_unnamed` names what a kill left without a name, and
+`why_unusable` says what is wrong with one.
 """
 
 import json
@@ -21,6 +22,7 @@ from .files import file_sha256
 from .keys import AUTO_RESUME
 from .run_files import METRICS_FILE, WEIGHTS, read_json, recorded_run_id, saved_run_id
 from .run_folder import (
+    CHECKPOINT,
     HALF_SAVED,
     INCOMPLETE,
     MANIFEST_FILE,
@@ -278,14 +280,40 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
     folder = Path(output_dir)
     if not folder.is_dir():
         return None, {}
-    skipped = {path.name: "the run ended while it was being written" for path in find_named(folder, [HALF_SAVED])}
-    steps = steps_of(folder)
+    unnamed = find_unnamed(folder)
+    skipped = {}
+    for path in find_named(folder, [HALF_SAVED]):
+        if not any(checkpoint.parent == path for checkpoint in unnamed):
+            skipped[path.name] = "the run ended while it was being written"
+    steps = {**unnamed, **steps_of(folder)}
     for path in sorted(steps, key=steps.get, reverse=True):
         reason = why_unusable(path, content)
         if reason is None:
             return path, skipped
         skipped[path.name] = reason
     return None, skipped
+
+
+def find_unnamed(output_dir: Path) -> dict[Path, int]:
+    """
+    Find the complete checkpoints that a kill left where they were written, before they got their names, with their
+    steps. One whose name is taken is not among them: the run was killed before it removed the older one of this step.
+    """
+    found = {}
+    for folder in find_named(output_dir, [rf"{INCOMPLETE}{CHECKPOINT.pattern}"]):
+        aside = folder / folder.name.removeprefix(INCOMPLETE)
+        is_free = not os.path.lexists(output_dir / aside.name)
+        if is_free and why_incomplete(aside, content=False) is None:
+            found[aside] = int(CHECKPOINT.fullmatch(aside.name)[1])
+    return found
+
+
+def adopt_unnamed(output_dir: Path) -> None:
+    """Give their names to the checkpoints of [`find_unnamed`]. Only for who holds the folder's lock."""
+    for aside in find_unnamed(output_dir):
+        aside.rename(output_dir / aside.name)
+        sync(output_dir)
+        logger.warning("The run was killed before %s had its name; it is complete, and has it now.", aside.name)
 
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
@@ -296,26 +324,34 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
         checkpoint (`Path`): The folder.
         content (`bool`): Whether all hashes are compared; else those of small files, and the sizes of the others.
     """
+    reason = why_incomplete(checkpoint, content=False)
+    if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:
+        reason = "it was saved with save_only_model, without optimizer and random states"
+    if reason is None and content:
+        reason = why_incomplete(checkpoint)
+    return reason
+
+
+def why_incomplete(checkpoint: Path, content: bool = True) -> str | None:
+    """Return which file of a checkpoint does not fit its manifest, as [`why_unusable`]; `None` if all of them fit."""
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
             return (
                 f"it has no {MANIFEST_FILE}: it is incomplete, or was written by TRL's own trainer; its weights can "
                 'start a new run (docs/howto-model.md, "From a TRL run")'
             )
-        manifest = read_json(checkpoint / MANIFEST_FILE, ("resumable", "files"))
-    except InputError as error:
+        files = read_json(checkpoint / MANIFEST_FILE, ("resumable", "files"))["files"]
+        expected = {name: (file["bytes"], file["sha256"]) for name, file in files.items()}
+    except (InputError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
-    files = manifest["files"]
-    for name, expected in files.items():
+    for name, (size, _) in expected.items():
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-    if not manifest["resumable"]:
-        return "it was saved with save_only_model, without optimizer and random states"
-    for name, expected in files.items():
-        if (content or expected["bytes"] <= SMALL) and file_sha256(checkpoint / name) != expected["sha256"]:
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+    for name, (size, sha256) in expected.items():
+        if (content or size <= SMALL) and file_sha256(checkpoint / name) != sha256:
             return f"{name} is damaged: it does not match its hash"
     return None
 

@@ -261,7 +261,10 @@ class RunFolders:
 
     def has_checkpoint(self, checkpoint: Path) -> bool:
         """Return whether a checkpoint lies in a folder of this run, so that a resume continues with the same run."""
-        return checkpoint.resolve().parent == self.output_dir.resolve()
+        folder = checkpoint.resolve().parent
+        if folder.name == f"{INCOMPLETE}{checkpoint.name}":  # it is complete, and gets its name when the run goes on
+            folder = folder.parent
+        return folder == self.output_dir.resolve()
 
     def id_of_run(self, checkpoint: Path | None) -> str:
         """Return the id of the run that a checkpoint of these folders continues, else a new one."""

@@ -183,6 +183,65 @@ def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
+@pytest.mark.parametrize("resumable", [True, False])
+@pytest.mark.parametrize("killed_at", [1, 2, 3])
+def test_a_second_save_of_a_step_that_is_killed_at_any_rename_leaves_a_copy(tmp_path, killed_at, resumable):
+    """Two renames give the new one its name; the third number is of a save that nothing kills."""
+    write(tmp_path, 3, resumable)
+    write(tmp_path, 5, resumable, weights="old")
+    process = os.fork()
+    if process == 0:
+        rename = Path.rename
+        calls = []
+
+        def counted(path, target):
+            calls.append(target)
+            if len(calls) == killed_at:
+                os._exit(0)
+            return rename(path, target)
+
+        Path.rename = counted
+        write(tmp_path, 5, resumable, weights="new")
+        os._exit(0)
+    os.waitpid(process, 0)
+    if resumable:
+        assert find_newest_checkpoint(tmp_path)[0].name == "checkpoint-5"
+    on_disk.adopt_unnamed(tmp_path)
+    RunFolders(tmp_path).clear_leftovers()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-5"]
+    assert (tmp_path / "checkpoint-5/weights").read_text() == ("old" if killed_at == 1 else "new")
+    assert on_disk.why_incomplete(tmp_path / "checkpoint-5") is None
+
+
+def test_a_checkpoint_that_was_written_in_part_gets_no_name(tmp_path):
+    checkpoint = write(tmp_path, 5)
+    aside = tmp_path / "_incomplete-checkpoint-5"
+    aside.mkdir()
+    (checkpoint / "weights").write_text("w")
+    checkpoint.rename(aside / checkpoint.name)
+    on_disk.adopt_unnamed(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [aside.name]
+    assert find_newest_checkpoint(tmp_path) == (None, {aside.name: "the run ended while it was being written"})
+
+
+def test_a_run_goes_on_from_a_checkpoint_that_a_kill_left_without_its_name(run, make_trainer):
+    out = Path(run(**KEYS).args.output_dir)
+    aside = out / "_incomplete-checkpoint-4"
+    aside.mkdir()
+    (out / "checkpoint-4").rename(aside / "checkpoint-4")
+    assert RunFolders(out).has_checkpoint(find_newest_checkpoint(out)[0])  # a recipe may go on, too
+    make_trainer(output_dir=str(out), **KEYS).train(resume_from_checkpoint=True)
+    assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-4"]
+    assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+
+
+@pytest.mark.parametrize("files", [5, [], {"weights": 5}, {"weights": {"bytes": 10}}, {"weights": {"sha256": ""}}])
+def test_a_manifest_of_any_content_is_one_line(tmp_path, files):
+    checkpoint = write(tmp_path, 5)
+    (checkpoint / on_disk.MANIFEST_FILE).write_text(json.dumps({"resumable": True, "files": files}))
+    assert find_newest_checkpoint(tmp_path)[1].keys() == {"checkpoint-5"}
+
+
 def test_a_resume_catches_up_on_removals(run, make_trainer):
     """A kill between a save and the removal that follows it, at the last save of a run."""
     trainer = run(**KEYS, save_total_limit=1)
