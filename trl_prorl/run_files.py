@@ -354,9 +354,11 @@ def read_text(path: str | os.PathLike, max_bytes: int | None = None) -> str:
     Read a text in UTF-8, without the byte order mark that some editors begin it with.
 
     Raises:
-        `InputError`: The file cannot be read, has more than `max_bytes`, or is not text.
+        `InputError`: The file cannot be read, is no regular file, has more than `max_bytes`, or is not text.
     """
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # whoever opens a pipe waits for ever
+            raise InputError(f"'{path}' is not a regular file; remove it")
         size = os.path.getsize(path)
         if max_bytes is not None and size > max_bytes:
             raise InputError(

@@ -122,7 +122,7 @@ class RunFolders:
             there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
             if not there.is_dir() or not os.access(there, os.W_OK):
                 raise ValueError(f"{given} cannot be used: {there} is not a writable folder. Choose another folder.")
-            check_links(folder, given)
+            check_links(folder, given, only_links=True)  # a project's folder may hold a pipe
             lock = folder / LOCK_FILE
             if lock.is_file() and LOCK_CONTENT.match(lock.read_bytes()) is None:
                 self._refuse_foreign(key, [LOCK_FILE])
@@ -531,32 +531,40 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
         lock.release()
 
 
-def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
+def check_links(folder: str | os.PathLike, given: str | None = None, only_links: bool = False) -> None:
     """
     Raise an error for a folder with a link that leads out of it: whoever made the link would choose which files of
-    this machine are read, overwritten, deleted or uploaded. The folder itself may be a link. A folder of the Hub's
-    cache keeps its links to the blobs of the same repository. Hidden folders are passed over, and so is the Python of
-    a virtual environment: `output_dir` may be the folder of a project.
+    this machine are read, overwritten, deleted or uploaded. So would a pipe, a socket or a device, from which a reader
+    waits for ever. The folder itself may be a link. A folder of the Hub's cache keeps its links to the blobs of the
+    same repository. Hidden folders are passed over, and so is the Python of a virtual environment: `output_dir` may be
+    the folder of a project.
 
     Args:
         folder (`str` or `os.PathLike`): The folder, which need not exist.
         given (`str`, *optional*): What the message calls it: a key and its value. By default its path.
+        only_links (`bool`): Whether files that are neither regular nor links may be there.
 
     Raises:
-        `InputError`: The message names the link.
+        `InputError`: The message names the link or the file.
     """
     root = os.path.realpath(folder)
+    what = given or repr(str(folder))
     blobs = _find_blobs(Path(root))
     for parent, folders, files in os.walk(root):
         for name in sorted([*folders, *files]):
-            link = os.path.join(parent, name)
-            if not os.path.islink(link) or _is_interpreter(link):
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                if not (only_links or os.path.isfile(path) or os.path.isdir(path)):
+                    raise InputError(
+                        f"{what} contains {os.path.relpath(path, root)!r}, which is no regular file (a pipe, a socket "
+                        "or a device): remove it"
+                    )
                 continue
-            target = os.path.realpath(link)
-            if not Path(target).is_relative_to(root) and os.path.dirname(target) != blobs:
-                what = given or repr(str(folder))
+            target = os.path.realpath(path)
+            is_inside = Path(target).is_relative_to(root) or os.path.dirname(target) == blobs
+            if not is_inside and not _is_interpreter(path):
                 raise InputError(
-                    f"{what} contains the link {os.path.relpath(link, root)!r}, which points outside the folder, to "
+                    f"{what} contains the link {os.path.relpath(path, root)!r}, which points outside the folder, to "
                     f"{target!r}: remove the link, or replace it with a copy"
                 )
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != WANDB)

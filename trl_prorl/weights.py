@@ -63,6 +63,30 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
         PeftModel.load_adapter = load_adapter
 
 
+@contextmanager
+def refuse_code(source: str | Path) -> Iterator[None]:
+    """
+    Say in one line that a model or a tokenizer needs code of its own, which a loader without `trust_remote_code` does
+    not run.
+
+    Args:
+        source (`str` or `Path`): What is loaded.
+
+    Raises:
+        InputError: It does.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise InputError(
+            f"{source} has code of its own (auto_map in its config.json or tokenizer_config.json), which is not run "
+            "here: remove auto_map and name a class of transformers. A model with its own code can be trained, but not "
+            "evaluated (docs/howto-model.md)."
+        ) from error
+
+
 def load_model(
     name: str | Path,
     adapter: str | Path | None = None,
@@ -81,7 +105,8 @@ def load_model(
         adapter (`str` or `Path`, *optional*): Folder or Hub name of the adapter.
         kind (`type`, *optional*): A model class of transformers; by default the one that the configuration names.
         is_trainable (`bool`, *optional*, defaults to `False`): Whether the adapter will be trained further.
-        **init (`Any`): Further arguments of `from_pretrained` for the model, such as `dtype`.
+        **init (`Any`): Further arguments of `from_pretrained` for the model, such as `dtype`. Without
+            `trust_remote_code=True` no code of the model is run, and nobody is asked.
 
     Returns:
         [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]: The model; with an adapter a `PeftModel`.
@@ -98,8 +123,9 @@ def load_model(
     >>> merged = model.merge_and_unload()
     ```
     """
+    init.setdefault("trust_remote_code", False)
     place = {key: init[key] for key in ("revision", "trust_remote_code") if key in init}
-    with whole_weights(name):
+    with whole_weights(name), refuse_code(name):
         kind = kind or named_class(AutoConfig.from_pretrained(name, **place))
         model = kind.from_pretrained(name, **init)
     if adapter is None:
@@ -178,7 +204,7 @@ def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
         InputError: The weights are not those of the model.
     """
     with whole_weights(folder), torch.random.fork_rng():
-        saved = type(model).from_pretrained(folder, dtype="auto")
+        saved = type(model).from_pretrained(folder, dtype="auto", trust_remote_code=False)
     model.load_state_dict(saved.state_dict())
 
 

@@ -21,7 +21,7 @@ from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
 from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id, saved_step
 from trl_prorl.run_folder import check_links, steps_of
-from trl_prorl.weights import load_model, named_class
+from trl_prorl.weights import load_model, named_class, refuse_code
 
 
 @dataclass(frozen=True)
@@ -191,14 +191,12 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
 def base_model_errors(base: str):
     """Turn an error of the Hub, or of transformers, about a base model into an [`InputError`]."""
     try:
-        yield
+        with refuse_code(f"model_name_or_path: {base} in config.yaml"):
+            yield
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(
-            f"model_name_or_path: {base} in config.yaml cannot be loaded; a model with its own code can be trained, "
-            f"and not evaluated here (docs/howto-model.md): {error}"
-        ) from error
+        raise InputError(f"model_name_or_path: {base} in config.yaml cannot be loaded: {error}") from error
     except OSError as error:
         if Path(base).is_dir():
             raise
@@ -218,14 +216,15 @@ def identity(folder: Path | None, config: dict) -> dict:
         if not Path(base).is_dir():
             revision = config.get("model_revision") or "main"
             with base_model_errors(base):
-                AutoConfig.from_pretrained(base, revision=revision)  # updates the cache
+                AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)  # updates the cache
             return {"name": base, "commit": hub_commit(base, revision)}
         return {"weights": weight_hashes(Path(base))}
     own = {"weights": weight_hashes(folder)}
     if kind_of_model(folder) == "adapter":
         own["base"] = identity(None, config)
         with base_model_errors(base):
-            kind = AutoConfig.from_pretrained(base, revision=config.get("model_revision") or "main")
+            revision = config.get("model_revision") or "main"
+            kind = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
         if named_class(kind) is not MODEL_FOR_CAUSAL_LM_MAPPING.get(type(kind), None):
             own["class"] = named_class(kind).__name__  # older samples, without it, may not have used the adapter
     return own
@@ -290,8 +289,14 @@ def load_point(point: Point, config: dict):
 
 
 def load_tokenizer(folder: Path):
-    """Load a run's tokenizer; without a padding token, the end-of-sequence token is used."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    """
+    Load a run's tokenizer; without a padding token, the end-of-sequence token is used.
+
+    Raises:
+        InputError: It has code of its own.
+    """
+    with refuse_code(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

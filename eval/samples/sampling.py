@@ -4,7 +4,7 @@ Sample a model in batches from the full softmax. Each sample has its text, its t
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 
@@ -12,15 +12,18 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig, StoppingCriteria
 
+from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.extras.turns import play, prepare_tokenizer
 from trl_prorl.fast.compact import compact_sample, contiguous_states
 from trl_prorl.fast.probes import generation_obstacle, merge_obstacle, replay_obstacle
 from trl_prorl.launch.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.pass_at_k import as_verdict
+from trl_prorl.rewards import DeadlineExceeded, call_within
 
 
 logger = logging.getLogger(__name__)
+TEMPLATE_SECONDS = 60.0  # for the prompts of a batch; a thousand take less than one
 
 
 @dataclass(frozen=True)
@@ -91,13 +94,33 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
     """
     if rows and isinstance(rows[0]["prompt"], str):
         return tokenizer([row["prompt"] for row in rows])["input_ids"]
-    texts = [
-        tokenizer.apply_chat_template(
-            row["prompt"], tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
-        )
-        for row in rows
-    ]
-    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+    settings = {**(chat_template_kwargs or {}), "tokenize": False, "add_generation_prompt": True}
+
+    def fill() -> list[str]:
+        return [tokenizer.apply_chat_template(row["prompt"], **settings) for row in rows]
+
+    return tokenizer(fill_template(fill, tokenizer.name_or_path), add_special_tokens=False)["input_ids"]
+
+
+def fill_template(fill: Callable[[], list[str]], source: str) -> list[str]:
+    """
+    Return what a chat template makes of prompts. The template comes with the model: it may loop, or do what its
+    sandbox does not allow.
+
+    Args:
+        fill (`Callable`): Returns the texts.
+        source (`str`): Where the tokenizer is from.
+
+    Raises:
+        InputError: It takes longer than `TEMPLATE_SECONDS`, or fails.
+    """
+    try:
+        return call_within(TEMPLATE_SECONDS, fill)
+    except DeadlineExceeded:
+        why = f"did not end within {TEMPLATE_SECONDS:g} s"
+    except Exception as error:
+        why = f"raised {type(error).__name__}: {error}"
+    raise InputError(f"the chat template of the tokenizer in '{source}' {why}; replace its chat_template")
 
 
 def progress(total: int, description: str) -> tqdm:

@@ -1,8 +1,11 @@
 """A link in the folder of a run or a model that leads out of it is refused by name, at every door."""
 
+import os
+
 import pytest
 
 from trl_prorl.errors import InputError
+from trl_prorl.run_files import read_text
 from trl_prorl.run_folder import check_links
 
 
@@ -44,6 +47,21 @@ def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):
     (out / "wandb" / "run-1").mkdir(parents=True)
     (out / "wandb" / "run-1" / "debug.log").symlink_to(out.parent / "secret")  # made by its client
     check_links(out)
+
+
+def test_a_pipe_is_named_where_it_would_be_read(out):
+    os.mkfifo(out / "samples" / "adapter_model.safetensors")
+    with pytest.raises(
+        InputError, match="output_dir='x' contains 'samples/adapter_model.safetensors', which is no reg"
+    ):
+        check_links(out, "output_dir='x'")
+    check_links(out, only_links=True)
+
+
+def test_no_text_is_read_from_a_pipe(out):
+    os.mkfifo(out / "env.json")
+    with pytest.raises(InputError, match="env.json' is not a regular file"):
+        read_text(out / "env.json")
 
 
 def test_the_hub_s_cache_keeps_its_links_to_the_blobs_of_a_repository(tmp_path):

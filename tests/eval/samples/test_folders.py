@@ -5,6 +5,7 @@ neither read, written nor deleted.
 
 import importlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from run_record import hash_files
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
+from trl_prorl.eval.samples import sampling
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import base_model_errors
+from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer
 from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.provenance import fingerprint
 
@@ -149,3 +151,62 @@ def test_a_link_out_of_the_model_s_folders(run_dir, base, task, mine, tmp_path, 
     (folder / "merges.txt").symlink_to(mine / "id_rsa")
     assert passk.main(["--run", str(record)]) == 2
     assert f"'{folder}' contains the link 'merges.txt'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["passk", "drift"])
+def test_a_pipe_in_place_of_weights_is_one_line(run_dir, task, capsys, name):
+    (run_dir / "adapter_model.safetensors").unlink()
+    os.mkfifo(run_dir / "adapter_model.safetensors")
+    assert importlib.import_module(f"trl_prorl.eval.{name}").main(["--run", str(run_dir)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'adapter_model.safetensors', which is no regular file" in line
+
+
+EVIL = "from pathlib import Path\nPath(__file__).with_name('PWNED').touch()\nraise ImportError('it ran')\n"
+
+
+@pytest.mark.parametrize("of", ["tokenizer", "base", "full model", "processor"])
+def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path, monkeypatch, capsys, of):
+    """Whoever is asked says yes. A processor's is not loaded at all."""
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
+    folder = run_dir
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    if of == "base":
+        folder = shutil.copytree(base, tmp_path / "base")
+        config["model_name_or_path"] = str(folder)
+    elif of == "full model":
+        for file in [*run_dir.glob("adapter*"), *base.iterdir()]:
+            file.unlink() if file.parent == run_dir else shutil.copy(file, run_dir)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "evil.py").write_text(EVIL)
+    file, classes = {
+        "tokenizer": ("tokenizer_config.json", {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}),
+        "processor": ("processor_config.json", {"AutoProcessor": "evil.Evil"}),
+    }.get(of, ("config.json", {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}))
+    found = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    found |= {"auto_map": classes, "tokenizer_class": "Evil", "model_type": "evil", "processor_class": "Evil"}
+    (folder / file).write_text(json.dumps(found))
+    ended = passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"])
+    assert (ended, asked) == (0 if of == "processor" else 2, [])
+    if ended:
+        assert "has code of its own" in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.rglob("PWNED"))
+
+
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "did not end within 0.2 s"),
+        ("{% for a in range(10 ** 9) %}{% endfor %}", "raised OverflowError"),
+        ("{{ messages.__class__.__mro__ }}", "raised SecurityError"),
+        ("{% if %}", "raised TemplateSyntaxError"),
+        ("{{ raise_exception('no') }}", "raised TemplateError: no"),
+    ],
+)
+def test_a_chat_template_that_loops_or_is_not_allowed_is_one_line(base, monkeypatch, template, said):
+    monkeypatch.setattr(sampling, "TEMPLATE_SECONDS", 0.2)
+    tokenizer = load_tokenizer(base)
+    tokenizer.chat_template = template
+    with pytest.raises(InputError, match=f"the chat template of the tokenizer in '{base}' {said}"):
+        sampling.prompt_ids(tokenizer, [{"prompt": [{"role": "user", "content": "7"}]}])
