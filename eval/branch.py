@@ -61,7 +61,16 @@ from trl_prorl.run_files import (
     read_jsonl,
     recorded_run_id,
 )
-from trl_prorl.run_folder import CHECKPOINT, LOCK_FILE, MANIFEST_FILE, SAVED, FolderLock, find_named, steps_of
+from trl_prorl.run_folder import (
+    CHECKPOINT,
+    LOCK_FILE,
+    MANIFEST_FILE,
+    SAVED,
+    FolderLock,
+    check_plain,
+    find_named,
+    steps_of,
+)
 from trl_prorl.tasks.registry import PLUGINS
 from trl_prorl.text import nearest, shell_quote, visible
 
@@ -188,6 +197,8 @@ def find_start(output_dir: Path, at: int | None) -> Path:
 @as_bad_input()
 def copy_run(run_dir: Path, checkpoint: Path, target: Path) -> None:
     """Copy a run as it was at one of its checkpoints. The copy is there completely, or not at all."""
+    for source in (checkpoint, run_dir / BASE_ADAPTER):
+        check_plain(source)  # a link would bring another file of this machine into the copy
     at = step_of(checkpoint)
     aside = target.with_name(f"{PARTIAL}{target.name}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -222,7 +233,7 @@ def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]
     earlier command made in the branch's folder.
 
     Raises:
-        InputError: There is no such checkpoint, or the folder contains something else.
+        InputError: There is no such checkpoint, or the folder contains something else, or a link.
     """
     output_dir = separate_output_dir(run_dir, load_config(run_dir), read_env(run_dir)) or run_dir
     if at is None:
@@ -230,6 +241,7 @@ def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]
     if out is None:
         named = run_dir if run_dir.name.strip(".") else run_dir.resolve()
         out = named.with_name(f"{named.name}-branch-{at}")
+    check_plain(out)
     copied = out / START / f"checkpoint-{at}"
     theirs = output_dir / copied.name
     if not copied.parent.is_dir():

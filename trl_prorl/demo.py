@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
+from .files import open_own
 from .launch.ending import DEBUG, INTERRUPTED, Parser, announce, as_bad_input, in_one_line
 from .launch.recipe_yaml import read_recipe
 from .launch.shipped_recipes import RECIPES
@@ -143,7 +144,8 @@ class DemoRun:
         RunFolders(self.out).set_earlier_run_aside(base=None)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(self.command, stdout=self.log.open("a"), stderr=subprocess.STDOUT, env=env)
+        log = open_own(self.log, "a")
+        self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, env=env)
 
     def progress(self) -> tuple[int, str]:
         """Return how many steps are done, and the mean reward of the last ones in words."""

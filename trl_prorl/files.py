@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 STAGED = "_push-"  # begins the name of a folder that a push in the background reads; never pushed itself
@@ -24,6 +25,14 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def open_own(path: str | os.PathLike, mode: str) -> IO[str]:
+    """
+    Open a text file to write to, as `open` does. A link in its place is an `OSError`: whoever made it would choose
+    which file of this machine is written.
+    """
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 def free_name(path: Path) -> Path:

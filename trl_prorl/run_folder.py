@@ -5,7 +5,7 @@ A run overwrites and deletes nothing that it did not write, whichever way it is 
 are refused, and an earlier run is refused by a recipe and set aside by a script. The main process looks, for all.
 
 In reading order: `RunFolders`; checkpoints among other files of a folder; `by_main_process`; the locks `FolderLock`,
-`check_free` and `exclusive`; `check_links`.
+`check_free` and `exclusive`; `check_links` for a folder that is read, `check_plain` for one that is written to.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from .errors import InputError
-from .files import STAGED, free_name
+from .files import STAGED, free_name, open_own
 from .run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID_FILE, recorded_run_id, saved_run_id
 from .tasks.plugin import check_not_loading
 
@@ -462,7 +462,8 @@ class FolderLock:
                 stack.callback(_leave, file, lock)
                 if not file.read_bytes()[:1].isdigit():  # else it is filelock's own
                     since = time.strftime("%Y-%m-%d %H:%M:%S")
-                    file.write_text(f"{HOLDER}{os.getpid()} on {socket.gethostname()}, since {since}")
+                    with open_own(file, "w") as opened:
+                        opened.write(f"{HOLDER}{os.getpid()} on {socket.gethostname()}, since {since}")
             stack.pop_all()
 
     def release(self) -> None:
@@ -568,6 +569,33 @@ def check_links(folder: str | os.PathLike, given: str | None = None, only_links:
                     f"{target!r}: remove the link, or replace it with a copy"
                 )
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != WANDB)
+
+
+def check_plain(folder: str | os.PathLike, given: str | None = None) -> None:
+    """
+    Raise an error for a folder in which anything is a link, a pipe, a socket or a device, hidden folders included:
+    what is written below a folder that this call did not make would be written elsewhere. So is the folder itself.
+
+    Args:
+        folder (`str` or `os.PathLike`): The folder, which need not exist.
+        given (`str`, *optional*): What the message calls it. By default its path.
+
+    Raises:
+        `InputError`: The message names the file.
+    """
+    what = given or repr(str(folder))
+    if os.path.islink(folder):
+        raise InputError(
+            f"{what} is a link, to {os.path.realpath(folder)!r}: give the folder itself, or remove the link"
+        )
+    for parent, folders, files in os.walk(folder):
+        for name in sorted([*folders, *files]):
+            path = os.path.join(parent, name)
+            if os.path.islink(path) or not (os.path.isfile(path) or os.path.isdir(path)):
+                raise InputError(
+                    f"{what} contains {os.path.relpath(path, folder)!r}, which is no regular file (a link, a pipe, a "
+                    "socket or a device): remove it, or give another folder"
+                )
 
 
 def _is_interpreter(link: str) -> bool:

@@ -82,8 +82,8 @@ def refuse_code(source: str | Path) -> Iterator[None]:
             raise
         raise InputError(
             f"{source} has code of its own (auto_map in its config.json or tokenizer_config.json), which is not run "
-            "here: remove auto_map and name a class of transformers. A model with its own code can be trained, but not "
-            "evaluated (docs/howto-model.md)."
+            "here: remove auto_map and name a class of transformers. Such a model can be trained, and not evaluated "
+            "(docs/howto-model.md)."
         ) from error
 
 

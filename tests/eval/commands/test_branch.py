@@ -293,6 +293,35 @@ def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp
     assert here == []
 
 
+LINKS = ["", "keep", "keep.log", "run.lock", ".part-.start", ".start", ".start/checkpoint-2/deep", "keep/.hidden/a"]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_nothing_is_written_through_a_link_of_a_stranger(run_dir, here, capsys, tmp_path, link):
+    """In the folder where a branch would lie by default, which came with the run."""
+    project = tmp_path / "project"
+    (project / "checkpoint-2").mkdir(parents=True)
+    (project / "config.yaml").write_text("mine")
+    before = hash_files(project)
+    path = run_dir.with_name("a-branch-2") / link
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(project / "config.yaml" if "." in link[1:] and "/" not in link else project)
+    assert try_all(run_dir, ["ref_reset"]) == 2
+    (line,) = error_lines(capsys.readouterr().err)
+    assert "a-branch-2" in line and "link" in line and link in line
+    assert hash_files(project) == before
+    assert here == []
+
+
+def test_a_link_in_a_checkpoint_brings_no_file_of_the_machine_into_a_branch(run_dir, here, capsys, tmp_path):
+    (tmp_path / "id_rsa").write_text("secret")
+    (run_dir / "checkpoint-2" / ".x").mkdir()
+    (run_dir / "checkpoint-2" / ".x" / "a").symlink_to(tmp_path / "id_rsa")
+    assert try_all(run_dir, ["ref_reset"]) == 2
+    assert "'.x/a'" in capsys.readouterr().err
+    assert "secret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("a-branch-2/**/a"))
+
+
 def test_better_is_what_differs_after_the_correction(read_run):
     """20 prompts of 8 samples; the control solves none."""
     control = read_run("control", trained=[0] * 20, name="keep")
