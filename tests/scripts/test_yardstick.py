@@ -47,7 +47,7 @@ def test_a_difference_is_shown(yardstick):
         ("weights", "b", "weights"),
         ("rows", {"step": [1, 2], "reward": [0.5, 0.250001]}, "reward"),
         ("rows", {"step": [1, 2]}, "reward"),
-        ("rows", rows | {"entropy": [1.0, 1.0]}, "entropy"),
+        ("rows", kept["rows"] | {"entropy": [1.0, 1.0]}, "entropy"),
         ("rows", {"step": [1], "reward": [0.5]}, "step"),
         ("events", [], "events"),
         ("events", [{"step": 2}], "step"),
