@@ -18,7 +18,7 @@ MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
 .PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check step-cost reset-cost
-.PHONY: study-figures site quality style clean help
+.PHONY: site quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
@@ -32,7 +32,6 @@ help:
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
 	@echo "make step-cost ARGS=\"--shape smollm2\"   time a training step against TRL (ARGS=--help lists the options)"
 	@echo "make reset-cost time a reset of reference and optimizer against copying the same memory (takes ARGS, too)"
-	@echo "make study-figures   the numbers and the pictures of the study's pages, from study/tables"
 	@echo "make site       build the site of all pages in build/site, which \`python -m http.server -d build/site\` shows"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
@@ -90,9 +89,6 @@ step-cost: $(READY)
 
 reset-cost: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.reset_cost $(ARGS)
-
-study-figures: $(READY)
-	$(BIN)/python study/figures.py
 
 # Zensical reads the mkdocs.yml of MkDocs; a later version may warn about more. REPOSITORY=https://github.com/OWNER/NAME
 # makes links to code and recipes links to the repository.
