@@ -26,6 +26,7 @@ from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
 from trl_prorl.launch.help import describe, own_keys  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
 from trl_prorl.run_files import EVENT_KINDS  # noqa: E402
+from trl_prorl.supported import ADAPTERS, INITIALISATIONS  # noqa: E402
 
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -189,6 +190,15 @@ def trl_table() -> list[str]:
     return ["| key | default | meaning |", "|---|---|---|", *rows]
 
 
+def adapter_table() -> list[str]:
+    """Write a row for each kind of adapter: its options, and the values of the initialisation of LoRA."""
+    rows = ["| kind (`peft_type`) | options, besides `target_modules` |", "|---|---|"]
+    for kind, options in ADAPTERS.items():
+        rows.append(f"| {kind} | {', '.join(f'`{option}`' for option in options)} |")
+    values = ", ".join(f"`{value!r}`" for value in INITIALISATIONS)
+    return [*rows, "", f"`init_lora_weights` is one of {values}."]
+
+
 def make_page() -> str:
     """Return the whole page."""
     example = describe("kl_target", KEYS_HELP["kl_target"])
@@ -207,6 +217,13 @@ def make_page() -> str:
         f"The most important ones. All keys: [GRPOConfig]({TRL_DOCS}).",
         "",
         *trl_table(),
+        "",
+        "## Adapters",
+        "",
+        "Full fine-tuning, and these adapters of PEFT. Other kinds and options raise an error: no test shows that "
+        "they are sampled, moved, saved and resumed as they are trained.",
+        "",
+        *adapter_table(),
         "",
         "## metrics.jsonl",
         "",

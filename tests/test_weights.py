@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from peft import (
-    AdaLoraConfig,
     LoraConfig,
     PeftModel,
     PromptTuningConfig,
@@ -280,12 +279,6 @@ def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):
     """A language model has no score, and transformers would begin one at random."""
     with pytest.raises(InputError, match=r"score\.weight"):
         make_trainer(reward=tiny_model)
-
-
-def test_a_trained_adaptive_adapter_begins_again(tiny_model, make_trainer):
-    keys = {"init_r": 4, "target_r": 2, "tinit": 1, "tfinal": 1, "total_step": 10}
-    config = AdaLoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **keys)
-    make_trainer(model=get_peft_model(load_model(tiny_model), config), lora=False)
 
 
 @pytest.mark.parametrize("stacks", [True, False])

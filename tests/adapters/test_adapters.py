@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import CartridgeConfig, LoraConfig, PrefixTuningConfig, get_peft_model
-from peft.tuners.lora.config import KasaConfig
+from peft import LoraConfig, get_peft_model
 from run_record import read_rows
 from tiny_run import LORA, logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOTrainer
 
-from trl_prorl.launch import adapters as checks
+from trl_prorl.supported import INITIALISATIONS
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def adapter(**keys):
     return {"lora": False, "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules=targets, **keys)}}
 
 
-@pytest.mark.parametrize("init", [True, False, "gaussian", "orthogonal", "eva", "mica"])
+@pytest.mark.parametrize("init", INITIALISATIONS)
 def test_the_policy_starts_where_trl_s_does(make_trainer, init):
     trl = make_trainer(cls=GRPOTrainer, **adapter(init_lora_weights=init)).model
     for keys in ({"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}):
@@ -95,32 +94,3 @@ def test_the_policy_starts_where_trl_s_does(make_trainer, init):
         assert torch.equal(logits(trl), logits(ours.model))
         for name in ours.model.peft_config.keys() - {"default"}:
             assert torch.equal(logits(trl), logits(ours.model, name)), name
-
-
-def test_a_prefix_that_sampling_would_lose_is_refused(make_trainer, tiny_model, monkeypatch):
-    """Versions are pretended: with these the prefix reaches the loss and not `generate`."""
-    monkeypatch.setattr(checks, "version", {"transformers": "5.24.0", "peft": "0.21.2"}.__getitem__)
-    prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    checks.check_prefix(LoraConfig())
-    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), prefix)
-    with pytest.raises(ValueError, match="peft_type=CARTRIDGE"):
-        checks.check_prefix(CartridgeConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    with pytest.raises(ValueError, match="peft_type=PREFIX_TUNING"):
-        make_trainer(model=wrapped, lora=False)
-    monkeypatch.setattr(checks, "version", {"transformers": "5.23.0", "peft": "0.21.2"}.__getitem__)
-    checks.check_prefix(prefix)
-
-
-def test_an_initialisation_that_changes_the_model_is_refused(make_trainer, tiny_model):
-    for init in ("pissa", "pissa_niter_2", "olora", "corda", "lora_ga"):
-        with pytest.raises(ValueError, match=init):
-            make_trainer(**adapter(init_lora_weights=init))
-    with pytest.raises(ValueError, match="loftq"):
-        make_trainer(**adapter(init_lora_weights="loftq", loftq_config={"loftq_bits": 4}))
-    with pytest.raises(ValueError, match="kasa_config"):
-        make_trainer(**adapter(kasa_config=KasaConfig()))
-    # Of a model that was wrapped before, too.
-    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
-    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
-    with pytest.raises(ValueError, match="init_lora_weights='pissa'"):
-        make_trainer(model=wrapped, lora=False)

@@ -363,7 +363,6 @@ REFUSED = [
     ({}, {"peft_config": IA3Config(task_type="CAUSAL_LM")}, "IA3"),
     ({}, lora(r=6), "rank 6"),
     ({}, lora(rank_pattern={"q_proj": 2}), "rank_pattern"),
-    ({}, lora(alora_invocation_tokens=[1], task_type="CAUSAL_LM"), "alora_invocation_tokens"),
     ({}, OF_A_PARAMETER, "down_proj"),
     ({}, lora(target_modules=["embed_tokens"]), "embed_tokens"),
     ({"optim": "adamw_8bit"}, lora(), "bitsandbytes"),

@@ -79,7 +79,7 @@ def known_packing_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
     """
     if isinstance(model, PeftModel):
         for name, adapter in model.peft_config.items():
-            if adapter.peft_type != PeftType.LORA or getattr(adapter, "alora_invocation_tokens", None):
+            if adapter.peft_type != PeftType.LORA:
                 return (
                     f"the adapter {name!r} is not a plain LoRA, so its output may depend on a token's place in the "
                     "row."
@@ -474,7 +474,7 @@ def merge_obstacle(policy: torch.nn.Module) -> str | None:
         return f"{len(policy.active_adapters)} adapters are active"
     adapter = policy.active_adapters[0]
     config = policy.peft_config[adapter]
-    if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
+    if config.peft_type != PeftType.LORA:
         return f"the adapter is not a plain LoRA ({config.peft_type.value})"
     for name, layer in find_adapted_layers(policy.get_base_model(), adapter):
         params = list(layer.get_base_layer().parameters(recurse=False))

@@ -1,18 +1,16 @@
 """
-Which adapters are supported: an initialisation that changes the model is not, nor a prefix that sampling would lose,
-growth or restart of anything but a plain LoRA of linear layers with the same rank, adapters that were loaded only
-partly. And which layers of a multimodal model an adapter trains.
+Which adapters are supported, of those that [`~trl_prorl.supported`] lists: one of the LM head is not, nor growth or
+restart of anything but a plain LoRA of linear layers with the same rank, nor an adapter that was loaded only partly.
+And which layers of a multimodal model an adapter trains.
 """
 
 import copy
 import logging
 import re
-from importlib.metadata import version
 from typing import Any
 
 import torch
 import transformers
-from packaging.version import Version
 from peft import PeftConfig, PeftModel, PeftType
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -23,50 +21,6 @@ from transformers import AutoConfig, PreTrainedModel
 logger = logging.getLogger(__name__)
 
 LOAD_WHOLE = "Load it with trl_prorl.load_model(NAME, ADAPTER, is_trainable=True), which checks its keys."
-CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
-
-
-def check_initialisation(config: Any) -> None:
-    """
-    Raise an error for an adapter whose initialisation changes the model.
-
-    No file holds the changed weights, so that a resume, a reference and the saved adapter would belong to different
-    models.
-
-    Raises:
-        `ValueError`: The message names the key and the cure.
-    """
-    key = "kasa_config" if getattr(config, "kasa_config", None) else "init_lora_weights"
-    value = "kasa" if key == "kasa_config" else getattr(config, key, None)
-    if str(value).lower().startswith(CHANGES_THE_MODEL):
-        raise ValueError(
-            f"{key}={value!r} changes the base model's weights, which no checkpoint contains: after a resume, the "
-            "reference and the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA "
-            "is reported to collapse in RL with verifiable rewards, arXiv 2512.23165)."
-        )
-
-
-# They are keys and values before those of the prompt, which PEFT puts into the cache.
-IN_THE_CACHE = (PeftType.PREFIX_TUNING, PeftType.CARTRIDGE)
-
-
-def check_prefix(config: Any) -> None:
-    """
-    Raise an error for a prefix that PEFT hands over by the cache's old name, which transformers has dropped in 5.24:
-    `generate` would sample without it, and say nothing.
-
-    Raises:
-        `ValueError`: The message names the adapter's type, both versions and the cure.
-    """
-    if getattr(config, "peft_type", None) not in IN_THE_CACHE:
-        return
-    transformers = version("transformers")
-    peft = version("peft")
-    if Version(transformers) >= Version("5.24") and Version(peft) < Version("0.22"):
-        raise ValueError(
-            f"peft_type={config.peft_type.value} does not work with transformers {transformers} and PEFT {peft}: "
-            "completions would be sampled without the prefix. Install transformers<5.24, or use LoRA."
-        )
 
 
 def check_head(policy: PeftModel) -> None:
@@ -84,17 +38,6 @@ def check_head(policy: PeftModel) -> None:
         )
 
 
-# With these an adapter is not s·BA.
-OTHER_PRODUCTS = (
-    "use_qalora",
-    "alora_invocation_tokens",
-    "velora_config",
-    "use_bdlora",
-    "monteclora_config",
-    "arrow_config",
-)
-
-
 def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
     if config is None:
         raise ValueError(
@@ -103,7 +46,7 @@ def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
         )
     if config.peft_type != PeftType.LORA:
         raise ValueError(f"{given} {does} LoRA, but the adapter is {config.peft_type.value}: use LoRA, {leave}")
-    other = [name for name in (*OTHER_PRODUCTS, "rank_pattern", "alpha_pattern") if getattr(config, name, None)]
+    other = [name for name in ("rank_pattern", "alpha_pattern") if getattr(config, name, None)]
     if str(config.init_lora_weights).lower() == "mica":
         other.append(f"init_lora_weights={config.init_lora_weights!r}")
     if other:
@@ -176,9 +119,7 @@ def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, st
         factors = getattr(layer, "lora_B", {})
         if adapter not in factors or "expert" in name:
             continue
-        factor = factors[adapter]
-        weight = getattr(factor, "weight", factor)  # AdaLoRA's is a parameter
-        if bool(weight.any()) != zero:
+        if bool(factors[adapter].weight.any()) != zero:
             found[re.sub(r"\d+", "*", name)] = name
     return found
 

@@ -12,7 +12,7 @@ import torch
 import trl
 from accelerate.utils import set_seed
 from packaging.version import Version
-from peft import PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer import utils
@@ -30,13 +30,12 @@ from ..reference import check_adapter
 from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
 from ..run_folder import RunFolders, check_links
+from ..supported import check_adapters
 from ..weights import whole_weights
 from .adapters import (
     check_growing_config,
     check_head,
-    check_initialisation,
     check_loaded,
-    check_prefix,
     check_product,
     check_stacked,
     leave_out_towers,
@@ -114,6 +113,7 @@ class Plan:
         _check_optimizer(args, optimizer)
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
+        check_adapters(_adapters_of(model, config))
         stacks = given_wrapped and config is not None
         adapter = config
         if stacks:
@@ -123,8 +123,6 @@ class Plan:
             adapter = model.peft_config.get("default")
         if given_wrapped:
             check_loaded(model)
-        check_initialisation(adapter)
-        check_prefix(adapter)
         callbacks = given.get("callbacks") or []
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         resets = args.resets
@@ -261,6 +259,14 @@ def _is_in_one_place(model: PreTrainedModel | str) -> bool:
         return torch.cuda.device_count() < 2
     places = set((getattr(model, "hf_device_map", None) or {}).values())
     return len(places) == 1
+
+
+def _adapters_of(model: PreTrainedModel | str, config: PeftConfig | None) -> dict[str, PeftConfig]:
+    """Return the configurations of all adapters that a run would have: those of the model, and a new one."""
+    adapters = dict(model.peft_config) if isinstance(model, PeftModel) else {}
+    if config is not None:
+        adapters["peft_config"] = config
+    return adapters
 
 
 def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):

@@ -1,0 +1,170 @@
+"""Every adapter that is listed: what samples is what is trained, moved, saved, resumed and accelerated."""
+
+import pytest
+import torch
+from peft import (
+    AdaLoraConfig,
+    CartridgeConfig,
+    HRAConfig,
+    IA3Config,
+    LoKrConfig,
+    LoraConfig,
+    OFTConfig,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
+from peft.tuners.lora.config import EvaConfig, KasaConfig
+from run_record import read_rows
+from tiny_run import LORA, TOKENS, load_adapter
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from trl_prorl.supported import ADAPTERS, OF_ANY_ADAPTER, changed_options
+
+
+TARGETS = {"target_modules": ["q_proj", "v_proj", "down_proj"]}
+SAME_SIZE = {"target_modules": ["q_proj", "o_proj"]}  # all layers share VeRA's factors
+PATTERNS = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}, "exclude_modules": ["down_proj"]}
+SOME_LAYERS = {"layers_to_transform": [1], "layers_pattern": "layers"}
+# Of every kind, with every option of it.
+EXAMPLES = {
+    "LoRA": LoraConfig(**LORA | {"lora_alpha": 16}, lora_dropout=0.1),  # which `disable_dropout` switches off
+    "DoRA": LoraConfig(**LORA, use_dora=True),
+    "rsLoRA": LoraConfig(**LORA, use_rslora=True, **PATTERNS, **SOME_LAYERS),
+    "beside": LoraConfig(**LORA, modules_to_save=["norm"], trainable_token_indices=[33, 70, 71], lora_bias=True),
+    "tied": LoraConfig(**LORA, modules_to_save=["embed_tokens"], ensure_weight_tying=True),
+    "parameters": LoraConfig(**LORA, target_parameters=["o_proj.weight"]),
+    "bias": LoraConfig(**LORA, bias="lora_only"),
+    "gpt2": LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True),
+    "EVA": LoraConfig(**LORA, init_lora_weights="eva", eva_config=EvaConfig()),
+    "IA3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "LoKr": LoKrConfig(r=4, alpha=4, **TARGETS),
+    "OFT": OFTConfig(oft_block_size=4, **TARGETS),
+    "VeRA": VeraConfig(r=16, **SAME_SIZE),
+}
+RUN = {"num_iterations": 1, "learning_rate": 2e-2, "disable_dropout": True, "lora": False}
+SAVED = {"save_strategy": "steps", "save_steps": 2}
+PROMPT = torch.tensor([[70, 84, 90, 101, 33]])
+
+
+def test_every_kind_and_every_option_has_an_example():
+    used = {}
+    for config in EXAMPLES.values():
+        used.setdefault(config.peft_type.value, set()).update(changed_options(config))
+    assert used.keys() == ADAPTERS.keys()
+    for kind, options in used.items():
+        assert options - {*OF_ANY_ADAPTER} == {*ADAPTERS[kind]}
+
+
+@pytest.fixture
+def model_of(tiny_model, tmp_path):
+    def find(name):
+        if name != "gpt2":
+            return tiny_model
+        size = AutoModelForCausalLM.from_pretrained(tiny_model).config.vocab_size
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=256, vocab_size=size, initializer_range=0.3)
+        torch.manual_seed(0)
+        GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+        return str(tmp_path / "gpt2")
+
+    return find
+
+
+def trained_of(trainer):
+    named = trainer.model.named_parameters()
+    return {name: param.detach().clone() for name, param in named if param.requires_grad or ".ref." in name}
+
+
+@torch.no_grad()
+def outputs(model):
+    return model(TOKENS).logits
+
+
+def far(one, other):
+    """The largest difference of two tensors, or of two mappings of tensors; key biases change nothing."""
+    if isinstance(one, torch.Tensor):
+        return (one - other).abs().max().item()
+    return max(far(one[name], other[name]) for name in one if not name.endswith("k_proj.bias"))
+
+
+def drawn_and_scored(trainer):
+    """Log-probabilities of a sample, as `generate` drew it and as the loss scores it."""
+    torch.manual_seed(0)
+    returned = {"output_logits": True, "return_dict_in_generate": True}
+    drawn = trainer.model.generate(input_ids=PROMPT, max_new_tokens=6, do_sample=True, top_k=0, **returned)
+    completion = drawn.sequences[:, PROMPT.shape[1] :, None]
+    logps = torch.stack(drawn.logits, dim=1).log_softmax(-1).gather(-1, completion)[..., 0]
+    mask = torch.ones_like(drawn.sequences)
+    return logps, trainer._padded_logps(trainer.model, drawn.sequences, mask, completion.shape[1])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_adapter_that_is_listed_is_one_model_in_all_that_is_done_with_it(run, resume, model_of, name):
+    path = model_of(name)
+    anchored = {"beta": 0.1, "ref_reset_every": 2} if name != "bias" else {}
+    keys = {**RUN, **anchored, "model": path, "trainer_kwargs": {"peft_config": EXAMPLES[name]}}
+    whole = run(**keys, **SAVED)
+    end = outputs(whole.model)
+
+    assert far(*drawn_and_scored(whole)) < 2e-5
+    if anchored:
+        at_step = [row["kl_ref"] for row in read_rows(whole)]
+        assert at_step[0] == at_step[2] == 0.0  # the reference is the policy
+        assert min(at_step[1], at_step[3]) > 1e-5
+
+    resumed = resume(whole, 2, **keys)
+    assert far(trained_of(whole), trained_of(resumed)) == 0.0
+
+    whole.save_model()
+    assert far(outputs(load_adapter(path, whole.args.output_dir)), end) < 1e-6
+
+    packed = run(**keys, reuse_old_logps=True, pack_groups="auto")
+    assert far(trained_of(whole), trained_of(packed)) < 1e-3
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_compact_samples_are_those_of_generate(make_trainer, model_of, name):
+    keys = {"model": model_of(name), "trainer_kwargs": {"peft_config": EXAMPLES[name]}}
+    trainer = make_trainer(**RUN, **keys, compact_generation="on", generation_kwargs={"top_k": 1})
+    with torch.no_grad():
+        for param in trained_of(trainer).values():
+            param.add_(0.1)
+    expected = trainer.model.generate(input_ids=PROMPT, max_new_tokens=6, do_sample=False)[0, PROMPT.shape[1] :]
+    assert trainer.generate_tokens(PROMPT.tolist(), 6) == [expected.tolist()]
+
+
+VIRTUAL = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+REFUSED = {
+    "prompt tuning": (PromptTuningConfig(**VIRTUAL), "peft_type=PROMPT_TUNING"),
+    "P-tuning": (PromptEncoderConfig(**VIRTUAL, encoder_hidden_size=16), "peft_type=P_TUNING"),
+    "prefix": (PrefixTuningConfig(**VIRTUAL), "peft_type=PREFIX_TUNING"),
+    "cartridge": (CartridgeConfig(**VIRTUAL), "peft_type=CARTRIDGE"),
+    "AdaLoRA": (AdaLoraConfig(total_step=10, **TARGETS), "peft_type=ADALORA"),
+    "HRA": (HRAConfig(**TARGETS), "peft_type=HRA"),
+    "aLoRA": (LoraConfig(**LORA, alora_invocation_tokens=[1], task_type="CAUSAL_LM"), "alora_invocation_tokens=[1]"),
+    "KaSA": (LoraConfig(**LORA, kasa_config=KasaConfig()), "kasa_config"),
+    "QALoRA": (LoraConfig(**LORA, use_qalora=True), "use_qalora=True"),
+    "LoftQ": (LoraConfig(**LORA, init_lora_weights="loftq", loftq_config={"loftq_bits": 4}), "loftq"),
+    **{
+        name: (LoraConfig(**LORA, init_lora_weights=name), name)
+        for name in ("pissa", "pissa_niter_2", "olora", "corda", "lora_ga")
+    },
+    "dropout of LoKr": (LoKrConfig(**TARGETS, rank_dropout=0.1), "rank_dropout=0.1"),
+}
+
+
+@pytest.mark.parametrize("config, given", REFUSED.values(), ids=REFUSED)
+def test_an_adapter_that_is_not_listed_is_refused_in_one_line(make_trainer, config, given):
+    with pytest.raises(ValueError) as caught:
+        make_trainer(lora=False, trainer_kwargs={"peft_config": config})
+    line = str(caught.value)
+    assert given in line and "GRPOTrainer" in line and "\n" not in line
+
+
+def test_an_adapter_of_a_wrapped_model_is_refused_too(make_trainer, tiny_model):
+    config, given = REFUSED["prompt tuning"]
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+    with pytest.raises(ValueError, match=given):
+        make_trainer(model=wrapped, lora=False)
