@@ -41,7 +41,7 @@ STARTING = "protocol5_bases"
 LOGS = "protocol5_logs"  # a run's metrics.jsonl, 4 digits, without times
 
 STEPS = {"reverse_digits": 3000, "sums": 1500}
-WRONG_SHARE = 0.3
+WARM_STARTS = {"reverse_digits": {"wrong_share": 0.2, "level": 8}, "sums": {"wrong_share": 0.3}}
 BASES = range(11, 21)
 TUNING_BASES = (91, 92)
 TUNING_STEPS = 600
@@ -118,7 +118,7 @@ def make_base(tables: Path, task: str, number: int) -> Path:
         if not path.exists():
             sys.path.insert(0, str(STUDY.parent / "scripts"))
             making = import_module("embedded_bases")
-            making.make_embedded_model(path, replace(making.settings_of(task, number), wrong_share=WRONG_SHARE))
+            making.make_embedded_model(path, replace(making.settings_of(task, number), **WARM_STARTS[task]))
     return path
 
 
