@@ -74,6 +74,7 @@ RATIO_COLUMNS = [
 DIFFERENCES = "Pairwise differences"
 RATIOS = "Ratios of scores and of step times: --json FILE."
 MAX_NAMED = 6  # pairs in one sentence
+SIDE_OFFSET = 0.13  # of a row of the picture, so that neither interval hides the other
 MAX_LEFT_OUT = 3  # runs or pairs in the line of the answer
 LONG_REASON = 120  # letters of a line that is cut there
 DIFFERENCE_NOTES = [
@@ -230,18 +231,18 @@ def training_statements(runs: list[RecordedRun]) -> list[str]:
 
 
 def scores_panel(groups: list[RunGroup]) -> Panel:
-    """Draw held-out pass@1 of every variant with its interval, next to the starting model."""
+    """Draw held-out pass@1 of every variant with its interval, below that of the starting model."""
 
     def draw(axes):
         for row, group in enumerate(groups):
-            for side, name, colour, marker in (
-                ("base", "starting model", OTHER_COLOUR, "s"),
-                ("trained", "trained", colour_of(group), "o"),
+            for side, name, colour, marker, place in (
+                ("base", "starting model", OTHER_COLOUR, "s", row - SIDE_OFFSET),
+                ("trained", "trained", colour_of(group), "o", row + SIDE_OFFSET),
             ):
                 value, low, high = group.sides[side]
                 label = name if row == 0 else None  # once in the legend
-                axes.plot([low, high], [row, row], color=colour)
-                axes.plot([value], [row], linestyle="", label=label, color=colour, marker=marker)
+                axes.plot([low, high], [place, place], color=colour)
+                axes.plot([value], [place], linestyle="", label=label, color=colour, marker=marker)
 
     alt = "Held-out pass@1 of the starting model and of every trained variant, with 95 % intervals"
     labels = [group.evaluated_legend for group in groups]

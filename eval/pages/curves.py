@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from trl_prorl.eval.analysis.frame import MIN_STEPS, Frame, RunGroup
@@ -84,6 +85,10 @@ def draw_gradient_norm(axes, groups: list[RunGroup], key: str) -> None:
                 label = None  # once
 
 
+VALIDATION_REWARD = "eval_reward"
+VALIDATION_ACCURACY = "eval_pass@1"
+
+
 @dataclass(frozen=True)
 class Curve:
     """
@@ -109,15 +114,28 @@ CURVES = (
     Curve("entropy", "Entropy of the policy", "nats per token"),
     Curve("grad_norm", "Gradient norm", "norm before clipping", draw_gradient_norm),
     Curve("truncated_fraction", "Truncated completions", "share of the batch", draw_share),
-    Curve("eval_reward", "Validation reward", "mean of the evaluation", draw_as_measured),
+    Curve(VALIDATION_ACCURACY, "Validation pass@1", "mean over prompts", draw_as_measured),
+    Curve(VALIDATION_REWARD, "Validation reward", "mean of the evaluation", draw_as_measured),
 )
+
+
+def adds_to_others(key: str, groups: list[RunGroup]) -> bool:
+    """Return whether some run measured a metric, and whose reward in evaluations is not its pass@1 again."""
+    if key != VALIDATION_REWARD:
+        return any(group.series(key) for group in groups)
+    for run in (run for group in groups for run in group.runs):
+        rewards = run.measured(key)
+        accuracy = run.measured(VALIDATION_ACCURACY)
+        if rewards is not None and (accuracy is None or not np.allclose(*rewards.align(accuracy), equal_nan=True)):
+            return True
+    return False
 
 
 def sheet_panels(sheet: str, groups: list[RunGroup]) -> list[Panel]:
     """Return the panels of some groups, with titles that begin with `sheet`."""
     panels = []
     for curve in CURVES:
-        if any(group.series(curve.key) for group in groups):
+        if adds_to_others(curve.key, groups):
             title = sheet + curve.title
             if curve.key == "reward" and any(group.series("gold") for group in groups):
                 title += ", accuracy (dotted)"
@@ -139,7 +157,7 @@ def obstacle_to_curves(run: RecordedRun) -> str | None:
 def section(frame: Frame) -> Section:
     text = (
         f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL and gradient norm: median of the positive values), with raw "
-        "values in the background. Validation reward: evaluations during training."
+        "values in the background. Validation: evaluations during training."
     )
     found = [spikes(run, "grad_norm", GRADIENT_SPIKE) for run in frame.runs]
     if any(each is not None and len(each) for each in found):

@@ -6,7 +6,7 @@ from pathlib import Path
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, Estimate
 from trl_prorl.eval.pages.document import Section, table_section
-from trl_prorl.eval.pages.plotting import TRAINED_COLOUR, Panel, Picture, label_axes
+from trl_prorl.eval.pages.plotting import TRAINED_COLOUR, Panel, Picture, label_steps
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.run_files import training_note
 
@@ -115,7 +115,7 @@ def draw_measure(axes, points: list[dict], key: str) -> None:
     if key == "kl_to_base":
         low, high = zip(*(point["interval"] for point in points), strict=True)
         axes.fill_between(steps, low, high, alpha=0.25, color=TRAINED_COLOUR)
-    label_axes(axes, title, "optimizer step", unit)
+    label_steps(axes, title, unit)
 
 
 def drift_picture(result: dict) -> Picture:

@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from trl_prorl.eval.analysis.configurations import short_label
@@ -26,12 +28,16 @@ from trl_prorl.variants import VARIANTS
 
 OTHER_COLOUR = "#7F7F7F"
 TRAINED_COLOUR = "#0072B2"  # of the trained model in the pictures of one run
+# The lines of one colour, by position: its shade (below 0 towards black, above 0 towards white) and its dashes.
+SHADES = (0.0, -0.4, 0.55, -0.7)
 LINE_STYLES = ("-", "--", "-.", ":")
 # From the fifth line of a colour on. No circle, because points of some curves are circles.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 PANEL_INCHES = (5.2, 3.4)
 PANEL_DPI = 120  # 624 pixels wide: the type stays readable at 340 pixels, the width of a phone
 ROW_INCHES = 0.24  # of bars
+# At most so many steps between ticks, and no 0.0025: beside long names there is no room for more.
+FEW_TICKS = {"nbins": 4, "steps": [1, 2, 5, 10]}
 TITLE_LETTERS = 48  # in a line
 ROW_LETTERS = 30  # in a line of the label of a row
 LEGEND_ROW_INCHES = 0.18
@@ -174,19 +180,30 @@ def bars_panel(title: str, alt: str, labels: list[str], xlabel: str, draw: Calla
         axes.set_yticks(range(len(labels)), wrapped)
         axes.set_title(title, loc="right")
         axes.set(ylim=(len(labels) - 0.5, -0.5), xlabel=xlabel)
+        axes.xaxis.set_major_locator(MaxNLocator(**FEW_TICKS))
         axes.grid(alpha=0.2)
 
     tallest = max(label.count("\n") + 1 for label in wrapped)
     return Panel(alt, whole, max(lines, tallest) * len(labels))
 
 
-def colour_of(run: RecordedRun | RunGroup) -> str:
-    """Return the colour of its variant; grey for an unknown one."""
-    return VARIANTS[run.variant].colour if run.variant in VARIANTS else OTHER_COLOUR
+def colour_of(group: RunGroup) -> str:
+    """Return the colour of its variant, grey for an unknown one, in the shade of its position within the colour."""
+    colour = VARIANTS[group.variant].colour if group.variant in VARIANTS else OTHER_COLOUR
+    return shade(colour, group.place)
+
+
+def shade(colour: str, place: int) -> str:
+    """Return the shade of a colour for its line number `place`; those of a dark colour are all lighter."""
+    amount = SHADES[place % len(SHADES)]
+    parts = np.array(to_rgb(colour))
+    if amount < 0 and parts.max() > 0.4:
+        return to_hex(parts * (1 + amount))
+    return to_hex(parts + (1 - parts) * abs(amount)).upper()
 
 
 def style_of(group: RunGroup) -> dict:
-    """Return line properties: colour by variant, dashes and then markers by position within the colour."""
+    """Return line properties: shade and dashes, and then markers, by position within the colour of the variant."""
     style = {"color": colour_of(group), "linestyle": LINE_STYLES[group.place % len(LINE_STYLES)]}
     marker = MARKERS[group.place // len(LINE_STYLES) % len(MARKERS)]
     if marker is not None:
@@ -278,6 +295,12 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
     axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **line)
 
 
+def label_steps(axes, title: str, ylabel: str, xlabel: str = "optimizer step", **properties) -> None:
+    """Label axes over optimizer steps, with whole numbers of steps."""
+    label_axes(axes, title, xlabel, ylabel, **properties)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def label_axes(axes, title: str, xlabel: str, ylabel: str, **properties) -> None:
     axes.set(title=wrap(title, TITLE_LETTERS), xlabel=xlabel, ylabel=ylabel, **properties)
     axes.grid(alpha=0.2)
@@ -291,7 +314,7 @@ def steps_panel(title: str, groups: list[RunGroup], draw: Callable, unit: str, l
     def whole(axes):
         draw(axes, groups)
         mark_events(axes, groups)
-        label_axes(axes, title, "optimizer step", unit)
+        label_steps(axes, title, unit)
 
     return Panel(f"{title} over optimizer steps", whole, legend=legend)
 

@@ -22,7 +22,7 @@ from trl_prorl.eval.analysis.around_resets import (
 )
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.pages.document import Section, table_section
-from trl_prorl.eval.pages.plotting import Panel, Picture, colour_of, curve_sheets, label_axes, style_of
+from trl_prorl.eval.pages.plotting import Panel, Picture, colour_of, curve_sheets, label_steps, style_of
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, cell, table_of
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 
@@ -57,7 +57,7 @@ def draw_around_resets(axes, groups: list[RunGroup], key: str, title: str, unit:
         line = {"linewidth": 1.8, "marker": ".", **style_of(group)}
         axes.plot(band.index, band["mean"], label=f"{group.legend}: {resets}", **line)
     axes.axvline(0.5, color="#000000", linewidth=0.8, linestyle=":")  # the reset lies between steps 0 and 1
-    label_axes(axes, title, "steps after the reset (0: last step before it)", unit)
+    label_steps(axes, title, unit, "steps after the reset (0: last step before it)")
 
 
 def reset_panels(sheet: str, groups: list[RunGroup]) -> list[Panel]:

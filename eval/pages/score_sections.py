@@ -1,5 +1,6 @@
 """pass@k: over checkpoints, against k, per task, on other tasks; and the tables of one evaluation on a terminal."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from trl_prorl.eval.pages.plotting import (
     caption,
     draw_points,
     label_axes,
+    label_steps,
     sheets,
     steps_panel,
     style_of,
@@ -40,6 +42,7 @@ from trl_prorl.text import visible
 
 BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
 TRAINED_STYLE = {"color": TRAINED_COLOUR}
+LABEL_SHARE = 0.09  # of the width of the axes, for a label
 
 
 def checkpoint_panels(frame: Frame) -> list[Panel]:
@@ -134,10 +137,11 @@ def draw_against_k(axes, groups: list[RunGroup], title: str) -> None:
 
 
 def label_k(axes, n: int, title: str) -> None:
-    """Set up axes of pass@k over k, up to n."""
+    """Set up axes of pass@k over k, up to n. A k that is too close to n has a tick without a label."""
     ks = draw_sizes(n)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, list(map(str, ks)))
+    labels = [str(k) if k == n or math.log(n / k) > LABEL_SHARE * math.log(n) else "" for k in ks]
+    axes.set_xticks(ks, labels)
     label_axes(axes, title, "k (samples per prompt)", "held-out pass@k", ylim=(0, 1.02))
 
 
@@ -273,7 +277,7 @@ def draw_trajectory(axes, result: dict, k: int, fitted: Sequence[ConstantRate]) 
             steps = np.linspace(0, points.index[-1], 200)
             label = f"1 − (1 − {rate.p0:.3f}) exp(−{rate.alpha.value:.2e} t)"
             axes.plot(steps, rate.curve(steps), "--", color=OTHER_COLOUR, label=label)
-    label_axes(axes, f"Held-out pass@{k}", "optimizer step", f"pass@{k}", ylim=(0, 1.02))
+    label_steps(axes, f"Held-out pass@{k}", f"pass@{k}", ylim=(0, 1.02))
 
 
 def write_pictures(run_dir: Path, result: dict, fitted: Sequence[ConstantRate]) -> list[Path]:

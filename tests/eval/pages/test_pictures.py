@@ -2,11 +2,12 @@ import json
 import re
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import curves, matrix, reset_panels
+from trl_prorl.eval.pages import comparison, curves, matrix, plotting, reset_panels, score_sections
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.variants import VARIANTS
@@ -100,6 +101,66 @@ def test_a_curve_is_drawn_where_its_metric_was_measured(read_run):
     assert [15] in [list(each.get_xdata()) for each in axes.lines]  # the guard
     assert line(curve(runs, "Validation reward"), "plain0") == ([0, 8, 16], [0.0, 0.08, 0.16])
     assert len(curves.section(Frame(runs)).blocks[0].panels) == 2
+
+
+@pytest.mark.parametrize("reward, panels", [(0.25, ["pass@1"]), (0.75, ["pass@1", "reward"])])
+def test_the_panel_of_evaluations_shows_pass_at_1_where_it_is_measured(read_run, reward, panels):
+    run = read_run("A", steps=8, entropy=0.5)
+    (run.path / "evaluations.jsonl").write_text(json.dumps({"step": 4, "eval_pass@1": 0.25, "eval_reward": reward}))
+    titles = [panel.alt for panel in curves.section(Frame([load_run(run.path)])).blocks[0].panels]
+    assert [title.split()[1] for title in titles if title.startswith("Validation")] == panels
+
+
+def test_runs_of_one_variant_differ_in_colour(read_run):
+    """Four of them, next to the starting model and those of the other variants."""
+    variants = list(VARIANTS) * 4
+    runs = [read_run(name, name=f"{name}-{place}", config={"beta": place + 1}) for place, name in enumerate(variants)]
+    colours = {plotting.colour_of(group) for group in Frame(runs).groups} | {plotting.OTHER_COLOUR}
+    assert len(colours) == len(variants) + 1
+
+
+def test_steps_are_whole_numbers(read_run):
+    run = read_run("A", steps=16, reward=0.5, events=[{**RESET, "step_applied": 8}])
+    for panel in (
+        *reset_panels.around(Frame([run])).blocks[0].panels,
+        curves.section(Frame([run])).blocks[0].panels[0],
+    ):
+        axes = drawn(panel)
+        axes.set_xlim(-9, 9)  # automatic ticks: every 2.5
+        assert [tick for tick in axes.get_xticks() if tick != int(tick)] == []
+
+
+def test_both_intervals_of_a_run_are_visible(read_run):
+    group = Frame([read_run("A", base=[4, 5, 3, 4] * 4, trained=[4, 5, 4, 4] * 4)]).groups
+    intervals = [each for each in drawn(comparison.scores_panel(group)).lines if len(each.get_xdata()) == 2]
+    (base,), (trained,) = (set(each.get_ydata()) for each in intervals)
+    assert 0.1 < trained - base < 0.5  # of a row
+
+
+def labels_of(axis, renderer):
+    """The labels of ticks that are seen, with their places in pixels."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)
+    return [label.get_window_extent(renderer) for at, label in ticks if low <= at <= high and label.get_text()]
+
+
+@pytest.mark.parametrize(
+    "correct, of",
+    [([0] * 63 + [1], 8), ([8] * 63 + [7], 8), ([9, 10, 9, 8] * 16, 18)],
+    ids=["all lost", "all solved", "n is no power of two"],
+)
+def test_no_label_is_cut_or_lies_on_another(read_run, correct, of):
+    """The first: pass@1 from 0 to 0.006, whose ticks had four digits. The last: k = 16 beside k = 18."""
+    long = "a_name_of_a_run_as_long_as_they_are"
+    run = read_run("A", name=long, steps=1, base=correct, trained=correct, passk={"n": of})
+    frame = Frame([run])
+    for section in (comparison.verdict_section(frame), score_sections.against_k(frame)):
+        figure = section.blocks[-1].figure
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        (panel,) = figure.subfigs
+        places = labels_of(panel.axes[0].xaxis, renderer)
+        assert all(left.x1 < right.x0 for left, right in zip(places, places[1:], strict=False))
+        assert all(panel.bbox.x0 <= place.x0 and place.x1 <= panel.bbox.x1 for place in places)
 
 
 def test_dips_beside_the_control_of_the_same_seeds(read_run):
