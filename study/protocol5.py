@@ -41,7 +41,7 @@ STARTING = "protocol5_bases"
 LOGS = "protocol5_logs"  # a run's metrics.jsonl, 4 digits, without times
 
 STEPS = {"reverse_digits": 3000, "sums": 1500}
-WARM_STARTS = {"reverse_digits": {"wrong_share": 0.2, "level": 8}, "sums": {"wrong_share": 0.3}}
+WARM_STARTS = {"reverse_digits": {"wrong_share": 0.15, "level": 8, "steps": 450}, "sums": {"wrong_share": 0.3}}
 BASES = range(11, 21)
 TUNING_BASES = (91, 92)
 TUNING_STEPS = 600
