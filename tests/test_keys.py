@@ -20,7 +20,6 @@ CHANGED = [
     ({"beta": 0.1}, ""),
     ({"beta": 0.1, "kl_estimator": "k2"}, "adds_penalty"),
     ({"beta": 0.1, "kl_clamp": 10.0}, "adds_penalty"),
-    ({"kl_estimator": "k2"}, ""),  # of no KL term
     ({"beta_old": 0.1}, "adds_penalty"),
     ({"beta_base": 0.1, "kl_target": 0.1}, "adds_penalty"),
     ({"loss_mode": "no_ratio", "beta": 0.1}, "adds_penalty"),

@@ -45,6 +45,7 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 5}
 CUT = {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2, "num_generations": 2}
 SUM_LATER = {"multi_objective_aggregation": "normalize_then_sum"}
 ON = {"compact_generation": "on"}
+RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
 # Keys that contradict one another, and one of them left out or changed so that they do not.
 CONTRADICTIONS = [
     ({"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False}, {"kl_estimator": "k3"}),
@@ -74,7 +75,7 @@ CONTRADICTIONS = [
     (ALONE | {"prompt_pool": True}, {"prompt_pool": False}),
     (ALONE | {"drop_zero_rows": True, "beta": 0.1}, {"drop_zero_rows": False}),
     (SUM_LATER | {"advantage_estimator": "rloo"}, {"advantage_estimator": None}),
-    (ROUNDS | {"scale_rewards": "batch"}, {"advantage_estimator": "batch_normalized"}),
+    (ROUNDS | {"scale_rewards": "batch"}, {"advantage_estimator": "batch_normalized", "scale_rewards": "group"}),
     (ROUNDS | SUM_LATER, {"dynamic_sampling_rounds": 0}),
     (ROUNDS | {"use_vllm": True}, {"vllm_importance_sampling_correction": False}),
     (IN_VLLM | {"vllm_mode": "server"}, {"vllm_mode": "colocate"}),
@@ -86,6 +87,14 @@ CONTRADICTIONS = [
     ({"loss_mode": "unclipped", "loss_type": "cispo"}, {"loss_type": "dapo"}),
     ({"loss_mode": "unclipped", "delta": 2.0}, {"loss_mode": "clipped"}),
     ({"loss_mode": "no_ratio", "delta": 2.0}, {"delta": None}),
+    ({"loss_mode": "no_ratio", "epsilon": 0.3}, {"loss_mode": None}),
+    ({"loss_mode": "unclipped", "epsilon_high": 0.28}, {"loss_mode": "clipped"}),
+    ({"scale_rewards": "batch", "advantage_estimator": "rloo"}, {"advantage_estimator": None}),
+    ({"scale_rewards": "none", "advantage_estimator": "raw"}, {"scale_rewards": "group"}),
+    (IN_REWARD | {"kl_estimator": "k2"}, {"kl_in": "loss"}),
+    (IN_REWARD | {"use_bias_correction_kl": False}, {"kl_in": "loss"}),
+    (RESTARTED | {"lr_scheduler_type": "constant"}, {"lr_scheduler_type": "cosine"}),
+    (RESTARTED | {"lr_scheduler_type": "constant_with_warmup"}, {"warmup_steps": 5}),
     ({"skip_zero_rows": True, "top_entropy_quantile": 0.2}, {"top_entropy_quantile": 1.0}),
     ({"nonfinite": "skip", "fp16": True}, {"nonfinite": "stop"}),
     ({"rollback": 2, "save_strategy": "no"}, {"save_strategy": "steps"}),
@@ -113,6 +122,7 @@ def test_keys_that_contradict_one_another_are_refused_in_one_line(keys, cure):
 # A key that another one has to switch on, with a value.
 USELESS = [
     {"base_anchor_every": 4},
+    {"kl_estimator": "k2"},
     {"kl_clamp": 10.0},
     {"kl_in": "reward"},
     {"ref_compute": "naive_epoch"},
@@ -127,7 +137,7 @@ USELESS = [
     {"vllm_enable_lora": True},
     {"guard_gap_action": "reset"},
     {"hub_push_reference": True},
-    {"length_on": 100},
+    {"length_on": 100, "length_reward": "cosine"},
     {"length_cost": 0.01, "length_reward": "cosine"},
     {"thinking_text": "So"},
 ]
@@ -411,3 +421,8 @@ def test_deepspeed_that_skips_steps_by_itself_is_refused():
     args.deepspeed = "zero.json"  # which a configuration takes only where DeepSpeed is installed
     with pytest.raises(ValueError, match="^nonfinite='skip'"):
         refuse_losses(args)
+
+
+def test_a_rate_of_solved_prompts_without_a_verifier_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="^prompt_pool_retire=0.5 .* batch_verifier"):
+        make_trainer(model="no model is loaded", prompt_pool=True, prompt_pool_retire=0.5)

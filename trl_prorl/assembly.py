@@ -166,7 +166,9 @@ def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Pa
     args = trainer.args
     timer = trainer.meter.timer
     parts: dict[str, Part] = {}
-    parts["signal_watch"] = SignalWatch(args, trainer.accelerator, trainer.reward_weights, trainer.num_generations)
+    parts["signal_watch"] = SignalWatch(
+        args, trainer.accelerator, trainer.reward_func_names, trainer.reward_weights, trainer.num_generations
+    )
     parts["end"] = End()
     if plan.frozen_ranks:  # before Elastic Reset, whose average is of the weights as they are put right
         parts["frozen_ranks"] = FrozenRanks(policy, plan.frozen_ranks)

@@ -238,11 +238,13 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     def first_reset(self, steps: int) -> int | None:
         """Return the optimizer step of the first reset by `ref_reset_every`; `None`: not within `steps`."""
+        applied = self.next_boundary(self.ref_reset_every)
+        return applied if 0 < applied < steps else None  # the last step has no generation after it
+
+    def next_boundary(self, step: int) -> int:
+        """Return the first optimizer step, from `step` on, after which a batch is generated."""
         steps_a_generation = max(1, self.generate_every // self.gradient_accumulation_steps)
-        # A reset is applied before the next generation; the last step has none after it.
-        generation = math.ceil(self.ref_reset_every / steps_a_generation)
-        applied = generation * steps_a_generation
-        return applied if 0 < applied < steps else None
+        return math.ceil(step / steps_a_generation) * steps_a_generation
 
     @property
     def watches_metric(self) -> bool:

@@ -46,6 +46,11 @@ class Need:
     is_met: Callable[[Values], bool]
     names: str
 
+    def check(self, name: str, value: Any, values: Values) -> None:
+        """Raise `ValueError` if the key of this name and value has no effect in a configuration."""
+        if not self.is_met(values):
+            raise ValueError(f"{name}={value!r} has no effect without {self.names}. Set it, or remove {name}.")
+
 
 def is_on(value: Any) -> bool:
     """Return whether a value is on, that is not `None`, 0, `False` or `"off"`."""
@@ -190,12 +195,16 @@ def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
     for name, key in keys.items():
         value = getattr(configuration, name)
-        if key.needs is not None and value != key.default and not key.needs.is_met(vars(configuration)):
-            raise ValueError(f"{name}={value!r} has no effect without {key.needs.names}. Set it, or remove {name}.")
+        if key.needs is not None and value != key.default:
+            key.needs.check(name, value, vars(configuration))
 
 
 OFF_ON_AUTO = ("off", "on", "auto")
 AN_ANCHOR = replace(needs(*ANCHOR_KEYS), names="beta (such as 0.3), beta_old or beta_base")
+IN_LOSS = Need(
+    lambda values: AN_ANCHOR.is_met(values) and values.get("kl_in") != "reward",
+    "a KL in the loss (beta, beta_old or beta_base, with kl_in: loss)",
+)
 IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop", "stop_stall")
 GROWTH = needs("lora_growth_every")
@@ -508,8 +517,8 @@ class ProlongedKeys:
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
     beta_base: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_base={}")] = 0.0
     base_anchor_every: Annotated[int, Key(ge=1, needs=needs("beta_base"))] = 1
-    kl_estimator: Annotated[str, Key(("k1", "k2", "k3"), changes=Effect.KL)] = "k3"
-    kl_clamp: Annotated[float | None, Key(gt=0, changes=Effect.KL, needs=AN_ANCHOR)] = None
+    kl_estimator: Annotated[str, Key(("k1", "k2", "k3"), changes=Effect.KL, needs=IN_LOSS)] = "k3"
+    kl_clamp: Annotated[float | None, Key(gt=0, changes=Effect.KL, needs=IN_LOSS)] = None
     kl_in: Annotated[str, Key(("loss", "reward"), changes=Effect.KL, needs=IN_REWARD, label="KL in {}")] = "loss"
     ref_compute: Annotated[str, Key(("cached", "naive_epoch"), changes=Effect.STEP, needs=needs("beta"))] = "cached"
     kl_target: Annotated[float | None, Key(gt=0, changes=Effect.STEP, needs=AN_ANCHOR, label="KL target {}")] = None
@@ -637,7 +646,7 @@ class TaskKeys:
 
     length_reward: Annotated[str | None, Key(tuple(LENGTH_REWARDS))] = None
     length_least: Annotated[float, Key(needs=COSINE)] = -1.0
-    length_on: Annotated[int, Key(ge=1, needs=COSINE)] = 1
+    length_on: Annotated[int, Key(ge=1, needs=needs("length_off"))] = 1
     length_off: Annotated[int, Key(ge=0, needs=COSINE)] = 0
     length_target: Annotated[int | None, Key(ge=1, needs=needs("length_reward", value="target"))] = None
     length_cost: Annotated[float, Key(ge=0, needs=needs("length_reward", value="target"))] = 0.0003

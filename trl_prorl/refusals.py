@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from trl import GRPOConfig, ModelConfig
 
 from .advantages import UNGROUPED
-from .keys import TRIGGER_KEYS, Key, check_values, fits
+from .keys import TRIGGER_KEYS, Key, Need, Values, check_values, fits
 from .treatments import TREATMENTS
 
 
@@ -36,7 +36,6 @@ def refuse_kl(args: "ProRLConfig") -> None:
       sample is used before an update, so the KL to π_old is 0.
     - `kl_in: reward` with `beta_old`: when a batch is sampled, the KL to π_old is 0.
     - `kl_in: reward` without `advantage_estimator`: TRL computes advantages before the KL is subtracted.
-    - `kl_clamp` with `kl_in: reward`: it bounds a KL term of the loss.
     """
     if args.anchored and args.kl_estimator == "k1" and not args.use_bias_correction_kl:
         raise ValueError(
@@ -60,11 +59,6 @@ def refuse_kl(args: "ProRLConfig") -> None:
         raise ValueError(
             "kl_in='reward' needs advantage_estimator, because TRL computes advantages before the KL is subtracted. "
             "Set advantage_estimator: global_normalized (REINFORCE++), group_normalized (GRPO), or another."
-        )
-    if args.kl_clamp is not None:
-        raise ValueError(
-            f"kl_clamp={args.kl_clamp} has no effect with kl_in='reward', because it bounds a KL term of the loss. "
-            "Remove kl_clamp, or set kl_in: loss."
         )
 
 
@@ -194,8 +188,8 @@ def refuse_samples(args: "ProRLConfig") -> None:
     trl_computes_advantages = args.advantage_estimator is None
     if rounds and trl_computes_advantages and args.scale_rewards == "batch":
         raise ValueError(
-            f"dynamic_sampling_rounds={rounds} with scale_rewards='batch' would scale each round separately. Set "
-            "advantage_estimator: batch_normalized, which uses the final batch."
+            f"dynamic_sampling_rounds={rounds} with scale_rewards='batch' would scale each round separately. In "
+            "its place set advantage_estimator: batch_normalized, which uses the final batch."
         )
     if rounds and trl_computes_advantages and not sums:
         raise ValueError(
@@ -254,7 +248,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
     Check losses and guards:
 
     - `loss_mode` with a `loss_type` other than `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo`: it has no clipped ratio.
-    - `loss_mode: no_ratio` or `unclipped` with `delta`, which clips the ratio.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
     - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler already skips steps.
     - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
@@ -264,11 +257,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
         raise ValueError(
             f"loss_mode={args.loss_mode!r} needs a loss with a clipped ratio, but loss_type={args.loss_type!r} has "
             f"none. Set loss_type to one of {', '.join(CLIPPED_LOSSES)}, or remove loss_mode."
-        )
-    if args.loss_mode in ("no_ratio", "unclipped") and args.delta is not None:
-        raise ValueError(
-            f"loss_mode={args.loss_mode!r} does not clip the ratio, but delta={args.delta} does. Remove delta, or set "
-            "loss_mode: clipped."
         )
     if args.skip_zero_rows and args.top_entropy_quantile < 1.0:
         raise ValueError(
@@ -358,7 +346,48 @@ def refuse_launcher(args: "ProRLConfig") -> None:
         )
 
 
-REFUSALS = (refuse_launcher, refuse_kl, refuse_resets, refuse_samples, refuse_losses, refuse_stop)
+CLIPS = Need(lambda values: values["loss_mode"] in (None, "clipped"), "a clipped ratio (loss_mode: clipped)")
+# Keys of TRL's, and one of ours, that other keys of ours leave without effect.
+ACTS_ONLY_WITH = {
+    "use_bias_correction_kl": Need(lambda values: values["kl_in"] == "loss", "a KL in the loss (kl_in: loss)"),
+    "epsilon": CLIPS,
+    "epsilon_high": CLIPS,
+    "delta": CLIPS,
+    "scale_rewards": Need(
+        lambda values: values["advantage_estimator"] is None, "TRL's advantages (advantage_estimator: null)"
+    ),
+    "optimizer_reset_schedule": Need(
+        lambda values: values["optimizer_reset_schedule"] == "keep" or changes_rate(values),
+        "a learning rate that changes (lr_scheduler_type: cosine, or another, or warmup_steps)",
+    ),
+}
+
+
+def changes_rate(values: Values) -> bool:
+    """Return whether the learning rate of a configuration changes from step to step."""
+    kind = values["lr_scheduler_type"]
+    if kind == "constant_with_warmup":
+        return bool(values.get("warmup_steps") or values.get("warmup_ratio"))
+    return kind != "constant"
+
+
+def refuse_unused(args: "ProRLConfig") -> None:
+    """
+    Check keys that another key leaves without effect:
+
+    - `kl_in: reward` with `use_bias_correction_kl: false`: the loss has no KL.
+    - `loss_mode: no_ratio` or `unclipped` with `epsilon`, `epsilon_high` or `delta`: the ratio is not clipped.
+    - `advantage_estimator` with `scale_rewards`, which belongs to TRL's advantages.
+    - `optimizer_reset_schedule: restart` with a constant learning rate.
+    """
+    defaults = {field.name: field.default for field in fields(args)}
+    for name, need in ACTS_ONLY_WITH.items():
+        value = getattr(args, name)
+        if value != defaults[name]:
+            need.check(name, value, vars(args))
+
+
+REFUSALS = (refuse_launcher, refuse_unused, refuse_kl, refuse_resets, refuse_samples, refuse_losses, refuse_stop)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from trl.trainer.utils import is_async_callable
 
@@ -101,7 +102,7 @@ def guard_reward(
     """
     Wrap a reward function so that it raises [`RewardError`] in place of any other error.
 
-    A reward model is left as it is, see [`settle_models`].
+    The function gets lists of its own, see [`own_copy`]. A reward model is left as it is, see [`settle_models`].
 
     Args:
         function (`Callable`): The reward function, which may be asynchronous.
@@ -167,25 +168,6 @@ def settle_models(
     return rewards
 
 
-def check_scored(reward: float, names: Sequence[str]) -> None:
-    """
-    Raise an error for a batch of a training in which nothing was scored.
-
-    Args:
-        reward (`float`): Its mean over completions; NaN if every function returned `None` for each.
-        names (`Sequence[str]`): Of the reward functions.
-
-    Raises:
-        [`RewardError`]: Nothing was scored.
-    """
-    if math.isnan(reward):
-        raise RewardError(
-            f"reward functions {', '.join(map(repr, names))} returned None for every completion of a batch, so the "
-            "batch gives no gradient. Return a number where a function applies, or set nonfinite: skip to skip such "
-            "batches."
-        )
-
-
 @dataclass(frozen=True)
 class RewardGuard:
     """Calls a reward function and checks what it returns; the attributes are the arguments of [`guard_reward`]."""
@@ -198,9 +180,10 @@ class RewardGuard:
 
     def call(self, columns: dict[str, Any]) -> list:
         prompts = columns.get("prompts", [])
+        own = own_copy(columns)
         try:
             # A generator runs only when it is read.
-            rewards = call_within(self.seconds, lambda: read_generator(self.function(**columns)))
+            rewards = call_within(self.seconds, lambda: read_generator(self.function(**own)))
         except DeadlineExceeded as error:
             raise self._too_late(prompts) from own_traceback(error)
         except Exception as error:
@@ -212,7 +195,7 @@ class RewardGuard:
         limit = asyncio.timeout(self.seconds)
         try:
             async with limit:
-                rewards = await self.function(**columns)
+                rewards = await self.function(**own_copy(columns))
         except Exception as error:
             if limit.expired():
                 raise self._too_late(prompts) from own_traceback(error)
@@ -264,6 +247,22 @@ class RewardGuard:
         else:
             where = f" for the prompt {quoted(prompts[row])}"
         return f"reward function {self.name!r} {what}{where}.{cure}"
+
+
+def own_copy(value: Any) -> Any:
+    """
+    Copy lists, dicts, arrays and tensors, nested ones too: a function that edits its arguments in place must not
+    change those of another. Anything else is shared: an environment, an image, the trainer's state.
+    """
+    if isinstance(value, list):
+        return [own_copy(each) for each in value]
+    if isinstance(value, dict):
+        return {name: own_copy(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value
 
 
 def own_traceback(error: BaseException) -> BaseException | None:

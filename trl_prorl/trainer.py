@@ -27,8 +27,9 @@ from accelerate.utils import is_peft_model
 from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
-from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
+from trl.models.utils import unwrap_model_for_generation
 
+from .activations import checkpointing_off
 from .anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .assembly import (
     make_dynamic_sampling,
@@ -55,7 +56,13 @@ from .kl import (
     without_ratio,
     zero_masked,
 )
-from .launch.checks import check_optim_args, check_schedule, choose_best_metric, shards_weights
+from .launch.checks import (
+    check_optim_args,
+    check_reward_names,
+    check_schedule,
+    choose_best_metric,
+    shards_weights,
+)
 from .launch.ending import describe_saved_state, tell_interrupted
 from .launch.model_defaults import plain_generation_config
 from .launch.plan import Plan
@@ -82,7 +89,7 @@ from .reference import (
     check_trained,
 )
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
-from .rewards import check_scored, guard_reward, settle_models
+from .rewards import guard_reward, settle_models
 from .rollout import (
     Outcome,
     Sampled,
@@ -181,6 +188,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         plan.wrap()  # a reference that moves under LoRA is an adapter of the same model
         with plan.loading():
             super().__init__(**plan.given)
+        check_reward_names(self.reward_func_names)  # those of environments, too
         self._check_prompts()
         self._assemble(plan)
 
@@ -377,8 +385,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 batch, outcome = self.dynamic_sampling.sample(inputs, sample)
             else:
                 batch, outcome = sample(inputs)
-            if self.args.nonfinite == "stop":
-                check_scored(self._metrics["train"]["reward"][-1], self.reward_func_names)
             for anchor in self.anchors.to_score(batch, self._generations):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
         process = self.accelerator.process_index
@@ -419,7 +425,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         if not self.tools:  # else the turns before it are in the prompt
             self.context.check_longest(prompt_ids)
-        with plain_generation_config(self.accelerator.unwrap_model(self.model)):
+        policy = self.accelerator.unwrap_model(self.model)
+        with plain_generation_config(policy), checkpointing_off(policy):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
@@ -433,8 +440,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 )
         with (
             profiling_context(self, "transformers.generate"),
-            # Off before TRL looks, which up to 1.15 switches it on again with torch's defaults.
-            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             unwrap_model_for_generation(
                 self.model_wrapped, self.accelerator, generation_kwargs=self.generation_kwargs
             ) as policy,
@@ -452,7 +457,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Call TRL's method, in which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed."""
         self._makes_batch = self.model.training
         try:
-            batch = super()._generate_and_score_completions(inputs)
+            with checkpointing_off(self.model):
+                batch = super()._generate_and_score_completions(inputs)
         except ReplyFailed as failure:
             raise failure.error from failure.error.__cause__
         finally:
@@ -513,7 +519,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
         """Score a batch under an anchor, in chunks of `batch_size` rows. Returns log-probabilities `(B, T)`."""
         trl_score = super()._get_per_token_logps_and_entropies
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        with checkpointing_off(self.model):
             return self.scorer.score_anchor(anchor, trl_score, self.model, batch, batch_size)
 
     # -------------------------------------------------------------------------------------- a step: its loss

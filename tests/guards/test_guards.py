@@ -261,7 +261,7 @@ def test_a_run_too_short_for_the_guard_says_so(run, monkeypatch, caplog, steps, 
     reward = constant(1.0, lambda completions, **columns: [True] * len(completions))
     with caplog.at_level(logging.WARNING):
         run(reward=reward, max_steps=steps, guard_gap=0.1)
-    assert ("guard_gap=0.1 cannot fire" in caplog.text) is warns
+    assert ("guard_gap=0.1 cannot act" in caplog.text) is warns
 
 
 def test_gold_is_the_share_that_the_verifier_accepts(run):

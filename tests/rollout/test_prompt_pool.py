@@ -1,15 +1,18 @@
 """The pool asks unseen prompts first, lets prompts without a signal rest, and sees what was forgotten."""
 
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from run_record import read_rows
 from tiny_run import vowels
 
-from trl_prorl.extras.prompt_pool import Memory, PromptPool, next_prompts, update_memory
+from trl_prorl.extras.prompt_pool import Memory, PromptPool, Queue, update_memory
 from trl_prorl.rollout import Outcome
 
 
@@ -36,11 +39,58 @@ def test_what_is_remembered_of_a_group(earlier, passed, is_equal, expected):
 
 def test_unseen_prompts_come_first_and_then_those_that_are_due():
     memories = {0: Memory(0.5, 0, due=8), 2: Memory(1.0, 1, due=20), 3: Memory(0.5, 0, due=4)}
-    places = [0, 3, 1, 2, 4]  # 1 and 4 are unseen
-    assert next_prompts(memories, places, 3) == [1, 4, 3]
-    assert next_prompts(memories, places, 5) == [1, 4, 3, 0, 2]
-    assert next_prompts(memories, places, 7) == [1, 4, 3, 0, 2, 1, 4]
-    assert next_prompts(memories, places, 3, asked={1, 3}) == [4, 0, 2]
+    order = [0, 2, 3, 1, 4]  # 1 and 4 are unseen
+    assert Queue(order, memories).take(3) == [1, 4, 3]
+    assert Queue(order, memories).take(5) == [1, 4, 3, 0, 2]
+    assert Queue(order, memories).take(7) == [1, 4, 3, 0, 2, 1, 4]
+    assert Queue(order, memories).take(3, last={1, 3}) == [4, 0, 2]
+    queue = Queue(order, memories)
+    assert queue.take(2) == [1, 4]
+    memories[1] = Memory(1.0, 1, due=6)
+    queue.put([1, 4], memories)  # nothing was learned about 4
+    assert queue.take(4, last={4}) == [3, 1, 0, 2]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.randoms(use_true_random=False), st.integers(1, 9))
+def test_the_queue_is_the_order_of_all_prompts_by_their_turns(draw, prompts):
+    """In batches and further rounds, of memories that change and of prompts about which nothing was learned."""
+    order = draw.sample(range(prompts), prompts)
+    memories = {}
+    queue = Queue(order, memories)
+    for step in range(1, 30):
+        asked = set()
+        for _ in range(draw.randint(1, 2)):
+            number = draw.randint(1, 2 * prompts)
+            due = [memories[prompt].due if prompt in memories else -1 for prompt in order]
+            turns = [(prompt in asked, due[place], place) for place, prompt in enumerate(order)]
+            in_turn = [order[place] for _, _, place in sorted(turns)]
+            taken = queue.take(number, asked)
+            assert taken == [in_turn[place % prompts] for place in range(number)]
+            asked.update(taken)
+            for prompt in taken:
+                if draw.random() < 0.8:
+                    memories[prompt] = Memory(None, 0, step + draw.randint(0, 20))
+            queue.put(taken, memories)
+
+
+def test_a_batch_does_not_look_at_every_prompt():
+    """Counted by the calls of Python's functions, after a pass in which each prompt was asked."""
+    draw, _ = sampler(lambda prompt, place: place == 0)
+    pool = make_pool(2000)
+    pool.sample(draw, [{}] * 4000)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        pool.sample(lambda rows, again: draw(rows), [{}] * 4)
+    finally:
+        sys.setprofile(None)
+    assert calls < 1000
 
 
 def make_pool(prompts, process=0, processes=1, **keys):

@@ -1,6 +1,7 @@
 """Reward functions that do what they should not."""
 
 import asyncio
+import functools
 import math
 import re
 import time
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from run_record import read_rows
-from tiny_run import vowels
+from tiny_run import constant, vowels
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from trl_prorl.errors import NonFiniteRewardError, RewardError
+from trl_prorl.errors import InputError, NonFiniteRewardError, RewardError
 from trl_prorl.rewards import DeadlineExceeded, call_within, guard_reward
 
 
@@ -273,3 +274,94 @@ def test_in_a_recipe_it_is_one_line(own, tiny_model, tmp_path):
     raised = line_of('return {}["answer"]')
     assert [line for line in written if line.startswith("error: ")] == written[-1:]
     assert written[-1].startswith(f"error: reward function 'now' raised KeyError: 'answer' ({file}, line {raised})")
+
+
+class Judge:
+    def __call__(self, completions, **columns):
+        return [0.0] * len(completions)
+
+
+def reward_of(folder):
+    model = torch.nn.Linear(1, 1)
+    model.config = AutoConfig.for_model("qwen2", name_or_path=folder)
+    return model
+
+
+OF_ONE_NAME = {
+    "reward": [constant(0.0), constant(1.0)],
+    "<lambda>": [lambda **columns: 0.0, lambda **columns: 1.0],
+    "vowels": [vowels, functools.partial(vowels, power=2), constant(0.0)],
+    "Judge": [Judge(), constant(0.0), Judge()],
+    "judge": ["first/judge", "second/judge"],
+    "model": [reward_of("first/model"), "second/model"],
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE_NAME)
+def test_two_rewards_of_one_name_are_refused_before_a_model_is_loaded(make_trainer, name):
+    with pytest.raises(InputError, match=f"^reward_funcs=.* named '{name}'.*__name__"):
+        make_trainer(model="no model is loaded", reward=OF_ONE_NAME[name])
+
+
+def test_an_environment_and_a_reward_of_one_name_are_refused(make_trainer, tools_model):
+    class Judge:
+        def reset(self, **row):
+            """Begin."""
+
+        def get_reward(self):
+            return 1.0
+
+    given = {"processing_class": AutoTokenizer.from_pretrained(tools_model), "environment_factory": Judge}
+    with pytest.raises(InputError, match="^reward_funcs=Judge, Judge"):
+        make_trainer(model=tools_model, reward=OF_ONE_NAME["Judge"][0], trainer_kwargs=given)
+
+
+def edit(completions, completion_ids, answer, **columns):
+    """Change whatever a reward function gets, in place."""
+    for message in completions:
+        message[0]["content"] = "0"
+    completions.reverse()
+    for ids in completion_ids:
+        ids.clear()
+    for accepted in answer:
+        accepted.append("5")
+    return [0.0] * len(completions)
+
+
+async def edit_later(**columns):
+    await asyncio.sleep(0)
+    return edit(**columns)
+
+
+def leave(completions, **columns):
+    return [0.0] * len(completions)
+
+
+def lengths(completions, completion_ids, answer, **columns):
+    rewards = [len(ids) + len(text[0]["content"]) / 8 for ids, text in zip(completion_ids, completions, strict=True)]
+    return [reward + len(accepted) for reward, accepted in zip(rewards, answer, strict=True)]
+
+
+def verify_and_edit(completions, **columns):
+    verdicts = [len(text[0]["content"]) % 2 == 0 for text in completions]
+    for text in completions:
+        text[0]["content"] = ""
+    return verdicts
+
+
+def test_a_reward_that_edits_its_arguments_changes_no_other_reward_no_verdict_and_no_record(run):
+    async def leave_later(**columns):
+        return leave(**columns)
+
+    seen = []
+    for first, last in ((leave, leave_later), (edit, edit_later)):
+        first.__name__ = "first"
+        last.__name__ = "last"
+        lengths.batch_verifier = verify_and_edit
+        keys = {"max_steps": 1, "num_iterations": 1, "columns": {"answer": [["3"]] * 16}}
+        trainer = run(reward=[first, lengths, last], **keys)
+        (row,) = read_rows(trainer)
+        numbers = [row[name] for name in ("gold", "reward", "rewards/lengths/mean")]
+        seen.append((numbers, list(trainer._logs["completion"])))
+    assert seen[0] == seen[1]
+    assert 0.0 < seen[0][0][0] < 1.0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from run_record import read_events, read_rows
 from tiny_run import QUESTIONS, constant, vowels
+from trl import GRPOTrainer
 
 from trl_prorl.errors import RewardError
 from trl_prorl.extras.dynamic_sampling import SignalWatch
@@ -21,8 +22,10 @@ def first_alone(completions, **columns):
 
 class Watch(SignalWatch):
     def __init__(self, estimator=None, aggregation="sum_then_normalize", weights=(1.0, 1.0)):
-        args = SimpleNamespace(advantage_estimator=estimator, multi_objective_aggregation=aggregation)
-        super().__init__(args, None, torch.tensor(weights), 2)
+        args = SimpleNamespace(
+            advantage_estimator=estimator, multi_objective_aggregation=aggregation, nonfinite="stop"
+        )
+        super().__init__(args, None, ["first", "second"], torch.tensor(weights), 2)
 
     def steps_of_events(self, batches, rewards, counts=(True,) * 4):
         """The steps at which an event comes, of batches of the same rewards of two functions."""
@@ -80,12 +83,74 @@ def test_a_run_without_a_signal_is_told_of_at_its_end_and_on_record(run, caplog)
     assert "No signal" not in caplog.text
 
 
+KEPT = [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "batches, cut",
+    [
+        ([(WITHIN, [False] * 4)] * 2, 2),
+        ([(THIRD, [False] * 4)] * 2, 2),  # nothing is left in the loss
+        ([(WITHIN, [False, False, True, True])], 1),  # what is left is of one reward
+        ([(THIRD, KEPT), (WITHIN, [False] * 4)], 1),
+        ([(THIRD, KEPT)], 0),
+        ([(WITHIN, [False] * 4), (WITHIN, KEPT), (THIRD, KEPT)], 0),
+    ],
+)
+def test_a_signal_that_the_mask_of_truncated_completions_took_is_told_apart(caplog, batches, cut):
+    watch = Watch()
+    for rewards, counts in batches:
+        watch.observe(torch.tensor(rewards), torch.tensor(counts))
+    watch.warn(9)
+    assert ("mask_truncated_completions" in caplog.text, "same reward" in caplog.text) == (cut > 0, cut < watch.silent)
+    assert watch.cut == cut
+    again = Watch()
+    again.load_state_dict(watch.state_dict(), {})
+    assert vars(again).keys() == vars(watch).keys()
+    assert again.state_dict() == watch.state_dict()
+
+
+def test_a_run_whose_completions_are_all_cut_is_told_why_it_learns_nothing(run, caplog):
+    run(reward=vowels, mask_truncated_completions=True, max_completion_length=1, max_steps=1)
+    assert "mask_truncated_completions=True" in caplog.text
+    assert "same reward" not in caplog.text
+
+
+def none_in(*batches):
+    """Make a reward that is `None` for all completions of these generation batches, from 1."""
+    calls = 0
+
+    def reward(completions, **columns):
+        nonlocal calls
+        calls += 1
+        return [None if calls in batches else float(place) for place in range(len(completions))]
+
+    return reward
+
+
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_rewards_that_are_all_none_stop_the_run_in_its_first_batch(make_trainer, rounds):
-    trainer = make_trainer(reward=[nothing, nothing], dynamic_sampling_rounds=rounds)
-    with pytest.raises(RewardError, match="'nothing', 'nothing' returned None"):
+def test_a_batch_without_any_reward_is_warned_of_as_in_trl_and_the_third_in_a_row_stops_the_run(
+    make_trainer, caplog, rounds
+):
+    trainer = make_trainer(reward=[nothing, none_in(*range(1, 99))], dynamic_sampling_rounds=rounds, num_iterations=1)
+    with pytest.raises(RewardError, match="'nothing', 'reward' returned None .* 3 generation batches"):
         trainer.train()
-    assert read_rows(trainer.run_dir) == []
+    assert len(read_rows(trainer.run_dir)) == 2
+    assert caplog.text.count("All reward functions returned None") == 3 * (1 + rounds)
+
+
+def test_batches_without_any_reward_train_as_in_trl(run, largest_difference):
+    keys = {"num_iterations": 1, "max_steps": 6}
+    ours = run(reward=none_in(1, 2, 4, 5), **keys)
+    theirs = run(GRPOTrainer, reward=none_in(1, 2, 4, 5), **keys)
+    assert largest_difference(ours, theirs) == 0.0
+
+
+def test_a_resume_counts_batches_without_any_reward_on(run, resume):
+    keys = {"num_iterations": 1, "save_strategy": "steps", "save_steps": 2}
+    first = run(reward=none_in(1, 2), max_steps=2, **keys)
+    with pytest.raises(RewardError, match="3 generation batches"):
+        resume(first, 2, reward=none_in(1), max_steps=4, **keys)
 
 
 def test_none_is_allowed_of_some_and_in_an_evaluation(run):

@@ -44,10 +44,22 @@ SPREAD = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_devi
 BEST = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "eval_steps": 2}
 
 CASES = {
-    "A": ("A", {**LORA, "ref_reset_every": 3, "kl_target": 0.01, "kl_horizon": 5, "save_steps": 3}),
+    "A": ("A", {**LORA, "ref_reset_every": 3, "kl_target": 0.01, "kl_horizon": 5, "save_steps": 3, "guard_gap": 0.2}),
     "A, full": ("A", {"use_peft": False, **SPREAD, "ref_reset_every": 1, "ref_reset_cooldown": 4, **BEST}),
-    "A, base anchor": ("A", {**LORA, "ref_reset_every": 3, "beta_base": 0.2, "base_anchor_every": 2, **BEST}),
-    "B": ("B", {**LORA, "num_iterations": 3, "lr_scheduler_type": "cosine"}),
+    "A, base anchor": (
+        "A",
+        {**LORA, "ref_reset_every": 3, "beta_base": 0.2, "base_anchor_every": 2, "elastic_reset_every": 5, **BEST},
+    ),
+    "B": (
+        "B",
+        {
+            **LORA,
+            "num_iterations": 3,
+            "lr_scheduler_type": "cosine",
+            "entropy_floor": 100.0,
+            "entropy_patience": 5,
+        },
+    ),
     # Its logs lie between its checkpoints.
     "B, full": ("B", {"use_peft": False, **SPREAD, "num_iterations": 2, "log_completions": True, "logging_steps": 3}),
     "C by a KL spike, hard": (
@@ -89,7 +101,10 @@ CASES = {
         },
     ),
     "C, step count": ("C", {**LORA, "ref_reset_every": 3, "optimizer_reset": "step", "lr_scheduler_type": "cosine"}),
-    "A, growth": ("A", {**LORA, "ref_reset_every": 3, "lora_growth_every": 3, "lora_growth_step": 2, "save_steps": 3}),
+    "A, growth": (
+        "A",
+        {**LORA, "ref_reset_every": 3, "lora_growth_every": 3, "lora_growth_step": 2, "save_steps": 3, "rollback": 1},
+    ),
 }
 ALONE = ("A, growth",)  # with one process only
 # Several processes share a case's prompts.

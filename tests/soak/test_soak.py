@@ -1,17 +1,25 @@
 """The soak passes a sound product, and finds what is broken on purpose. The soak itself: `make soak`."""
 
+import pkgutil
 import re
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from trl_prorl import extras
+from trl_prorl.launch.recipe import parse_recipe
+from trl_prorl.parts import Part
+from trl_prorl.train import build
 
 
 ROOT = Path(__file__).parents[2]
 SOAK = Path(__file__).parents[1] / "soak"
 sys.path.append(str(SOAK))
 
+from cases import CASES, command, make_model  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 
 
@@ -56,3 +64,26 @@ def test_a_defect_is_found(forks, tmp_path, mutant):
     status, repeated = soak(forks, *again, "--folder", str(tmp_path / "again"))
     assert status == 1
     assert again in [shlex.split(line.partition("soak.py")[2]) for line in repeated.splitlines()]
+
+
+def test_each_part_that_a_checkpoint_remembers_is_in_a_case(tmp_path):
+    """A part has a state if its class names what it remembers, or writes a state or tensors itself."""
+    for module in pkgutil.walk_packages(extras.__path__, f"{extras.__name__}."):
+        import_module(module.name)
+    writers = ("state_dict", "save", "save_shards")
+    stateful = {
+        part
+        for part in Part.__subclasses__()
+        if part.__module__.startswith("trl_prorl.")
+        and (part.remembers or any(getattr(part, name) is not getattr(Part, name) for name in writers))
+    }
+    model = make_model(tmp_path / "model")
+    in_cases = set()
+    for case in CASES:
+        script, arguments = command(case, model, processes=1)
+        recipe = Path(script).parent / "tiny" / f"variant{CASES[case][0]}.yaml"
+        given = ["--config", str(recipe), *arguments, "--output_dir", str(tmp_path / case)]
+        task, args, model_args = parse_recipe([*given, "--use_cpu", "true", "--bf16", "false"])
+        trainer, _ = build(task, args, model_args)
+        in_cases |= {type(part) for part in trainer.parts.values()}
+    assert {part.__name__ for part in stateful - in_cases} == set()

@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 
 from ..advantages import UNGROUPED, all_equal
+from ..errors import RewardError
 from ..kl import completion_mask
 from ..parts import Part, make_event
 from ..rollout import Outcome, groups_without_signal, select_own_rows, weighted_sum
@@ -256,29 +257,38 @@ class DynamicSampling(Part):
 logger = logging.getLogger(__name__)
 
 PATIENCE = 20  # generation batches
-REASON = "in every group all completions got the same reward, so the rewards give no gradient"
-CURE = (
+UNSCORED_PATIENCE = 3  # generation batches
+EQUAL = "in every group all completions got the same reward, so the rewards give no gradient"
+LOOK = (
     "Look at the completions (log_completions: true), the rewards they get, and the pass rate (trl-prorl preflight)."
 )
+CUT = (
+    "mask_truncated_completions=True left out of the loss every completion that could give a gradient, because it was "
+    "cut at max_completion_length"
+)
+RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 
 
 class SignalWatch(Part):
     """
-    Warns when `PATIENCE` generation batches in a row had no signal, and again after twice as many, and so on.
+    Warns when `PATIENCE` generation batches in a row had no signal, and again after twice as many, and so on. Stops
+    the run when `UNSCORED_PATIENCE` batches in a row had no reward at all, unless `nonfinite` is `"skip"`.
 
     A batch has a signal if a completion in the loss belongs to a group whose rewards differ.
 
     Args:
         args (`ProRLConfig`), accelerator (`Accelerator`): Those of the run.
-        weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
+        names (`Sequence[str]`): Of the reward functions.
+        weights (`torch.Tensor` of shape `(F,)`): Theirs.
         group_size (`int`): Completions of a prompt.
     """
 
     may_join = True
-    remembers = ("batches", "silent")
+    remembers = ("batches", "silent", "cut", "unscored")
 
-    def __init__(self, args, accelerator, weights: torch.Tensor, group_size: int):
+    def __init__(self, args, accelerator, names: Sequence[str], weights: torch.Tensor, group_size: int):
         self.args = args
+        self.names = names
         self.accelerator = accelerator
         self.weights = weights
         self.group_size = group_size
@@ -287,6 +297,8 @@ class SignalWatch(Part):
     def begin(self) -> None:
         self.batches = 0
         self.silent = 0  # the newest of them, in a row
+        self.cut = 0  # those of the silent ones that lost their signal to `mask_truncated_completions`
+        self.unscored = 0  # the newest of them, in a row, without any reward
         self._is_due = False
 
     @property
@@ -306,25 +318,52 @@ class SignalWatch(Part):
         Args:
             rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
             counts (`torch.Tensor` of shape `(N,)`): Whether a completion has tokens in the loss.
+
+        Raises:
+            [`RewardError`]: Too many batches in a row had no reward.
         """
+        self._count_unscored(rewards)
         size = self.group_size
         if self.args.advantage_estimator in UNGROUPED:
             size = len(rewards)
         silent = groups_without_signal(rewards, size, self.weights, self.args.multi_objective_aggregation)
-        has_signal = (counts & ~silent.repeat_interleave(size)).any().item()
+        differs = ~silent.repeat_interleave(size)
         self.batches += 1
-        self.silent = 0 if has_signal else self.silent + 1
+        if (counts & differs).any():
+            self.silent = 0
+            self.cut = 0
+        else:
+            self.silent += 1
+            self.cut += int(differs.any() or not counts.any())
         doublings = self.silent / PATIENCE
         self._is_due = doublings >= 1 and doublings.is_integer() and int(doublings).bit_count() == 1
+
+    def _count_unscored(self, rewards: torch.Tensor) -> None:
+        is_unscored = bool(rewards.isnan().all())
+        self.unscored = self.unscored + 1 if is_unscored else 0
+        if self.unscored >= UNSCORED_PATIENCE and self.args.nonfinite == "stop":
+            raise RewardError(
+                f"reward functions {', '.join(map(repr, self.names))} returned None for every completion of "
+                f"{self.unscored} generation batches in a row, which give no gradient. Return a number where a "
+                "function applies, or set nonfinite: skip to go on."
+            )
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         if not self._is_due:
             return None
         self._is_due = False
         self.warn(step)
-        return make_event(NO_SIGNAL, step, step, REASON, self.silent, PATIENCE)
+        return make_event(NO_SIGNAL, step, step, self._explain()[0], self.silent, PATIENCE)
+
+    def _explain(self) -> tuple[str, str]:
+        """Return why the newest batches had no signal, and the cure."""
+        if self.cut == 0:
+            return EQUAL, LOOK
+        if self.cut == self.silent:
+            return CUT, RAISE
+        return f"in {self.cut} of them {CUT}; in the others {EQUAL.removeprefix('in ')}", f"{RAISE} {LOOK}"
 
     def warn(self, step: int) -> None:
         """Warn that the newest batches had no signal."""
         batches = "the generation batch" if self.silent == 1 else f"{self.silent} generation batches in a row"
-        logger.warning("No signal in %s up to step %d: %s. %s", batches, step, REASON, CURE)
+        logger.warning("No signal in %s up to step %d: %s. %s", batches, step, *self._explain())

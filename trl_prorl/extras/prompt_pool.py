@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 
@@ -72,26 +73,56 @@ def update_memory(
     return Memory(rate, rests + 1, due=drawn + passes * prompts)
 
 
-def next_prompts(
-    memories: Mapping[int, Memory], places: Sequence[int], number: int, asked: Collection[int] = ()
-) -> list[int]:
+class Queue:
     """
-    Return the prompts that are asked next: unseen ones in their order, then those that are due first.
+    The order in which prompts are asked: unseen ones in their order, then those that are due first.
+
+    A heap, because to look at every prompt for every batch takes a second at a million prompts.
 
     Args:
-        memories (`Mapping[int, Memory]`): The memories of the prompts that were asked, by their indices.
-        places (`Sequence[int]`): The place of each prompt in the order in which they are asked first.
-        number (`int`): So many are asked. No prompt is asked twice unless all are asked.
-        asked (`Collection[int]`): Those that were asked for this batch already; they come last.
+        order (`Sequence[int]`): The prompts in the order in which they are asked first.
+        memories (`Mapping[int, Memory]`): The memories of the prompts that were asked.
     """
 
-    def turn(index: int) -> tuple[bool, int, int]:
-        memory = memories.get(index)
-        due = -1 if memory is None else memory.due
-        return index in asked, due, places[index]
+    def __init__(self, order: Sequence[int], memories: Mapping[int, Memory]):
+        self.order = order
+        self.due = np.full(len(order), -1)  # by prompt; -1 is unseen
+        for prompt, memory in memories.items():
+            self.due[prompt] = memory.due
+        # The turn of a prompt is one number: first when it is due, then its place in the order.
+        self._places = np.empty(len(order), dtype=np.int64)
+        self._places[order] = np.arange(len(order))
+        self._heap = ((self.due + 1) * len(order) + self._places).tolist()
+        heapq.heapify(self._heap)
 
-    first = heapq.nsmallest(min(number, len(places)), range(len(places)), key=turn)
-    return [first[which % len(first)] for which in range(number)]
+    def take(self, number: int, last: Collection[int] = ()) -> list[int]:
+        """
+        Take the next prompts out of the queue; [`Queue.put`] puts them back.
+
+        Args:
+            number (`int`): So many are asked. No prompt is asked twice unless all are asked.
+            last (`Collection[int]`): Those that were asked for this batch already; they come last.
+        """
+        taken: list[int] = []
+        held: list[int] = []
+        while self._heap and len(taken) < number:
+            prompt = self.order[heapq.heappop(self._heap) % len(self.order)]
+            (held if prompt in last else taken).append(prompt)
+        missing = number - len(taken)
+        taken += held[:missing]
+        for prompt in held[missing:]:
+            self._push(prompt)
+        return [taken[which % len(taken)] for which in range(number)]
+
+    def put(self, prompts: Collection[int], memories: Mapping[int, Memory]) -> None:
+        """Put prompts back that were taken, by what is remembered of them now."""
+        for prompt in set(prompts):
+            if prompt in memories:
+                self.due[prompt] = memories[prompt].due
+            self._push(prompt)
+
+    def _push(self, prompt: int) -> None:
+        heapq.heappush(self._heap, int((self.due[prompt] + 1) * len(self.order) + self._places[prompt]))
 
 
 class PromptPool(Part):
@@ -136,12 +167,14 @@ class PromptPool(Part):
         order = torch.arange(len(dataset))
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
-        self.places = order.argsort().tolist()
+        self.order = order.tolist()
         self.begin()
 
     def begin(self) -> None:
         self.drawn = 0  # groups, by all processes
         self.memories: dict[int, Memory] = {}
+        self.solved = 0  # prompts
+        self.queue = Queue(self.order, self.memories)
         self._asked: set[int] = set()  # prompts of the batch, of which further rounds may follow
 
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
@@ -161,7 +194,7 @@ class PromptPool(Part):
         groups = count * self.accelerator.num_processes // self.group_size
         if not again:
             self._asked = set()
-        prompts = next_prompts(self.memories, self.places, groups, self._asked)
+        prompts = self.queue.take(groups, last=self._asked)
         self._asked.update(prompts)
         asked = [index for index in prompts for _ in range(self.group_size)]
         own = asked[count * self.accelerator.process_index :][:count]
@@ -190,20 +223,22 @@ class PromptPool(Part):
                 continue
             verdicts = outcome.correct[which * size :][:size]
             passed = sum(verdicts) / size if verdicts else None
-            self.memories[index] = update_memory(
-                self.memories.get(index), passed, equal[which], self.drawn, len(self.places), self.retire
-            )
-        memories = self.memories.values()
-        resting = sum(memory.due > self.drawn for memory in memories)
+            earlier = self.memories.get(index)
+            memory = update_memory(earlier, passed, equal[which], self.drawn, len(self.order), self.retire)
+            self.memories[index] = memory
+            self.solved += self._is_solved(memory) - self._is_solved(earlier)
+        self.queue.put(prompts, self.memories)
         measured = {
             "groups_with_signal": 1.0 - sum(equal) / len(equal),
-            "prompts_unseen": 1.0 - len(memories) / len(self.places),
-            "prompts_resting": resting / len(self.places),
+            "prompts_unseen": 1.0 - len(self.memories) / len(self.order),
+            "prompts_resting": np.count_nonzero(self.queue.due > self.drawn) / len(self.order),
         }
         if outcome.correct:
-            solved = sum(memory.rate is not None and memory.rate >= self.retire for memory in memories)
-            measured["prompts_solved"] = solved / len(self.places)
+            measured["prompts_solved"] = self.solved / len(self.order)
         return measured
+
+    def _is_solved(self, memory: Memory | None) -> bool:
+        return memory is not None and memory.rate is not None and memory.rate >= self.retire
 
     def state_dict(self) -> dict[str, Any]:
         memories = {str(index): astuple(memory) for index, memory in self.memories.items()}
@@ -215,3 +250,5 @@ class PromptPool(Part):
             return
         self.drawn = state["drawn"]
         self.memories = {int(index): Memory(*values) for index, values in state["memories"].items()}
+        self.solved = sum(map(self._is_solved, self.memories.values()))
+        self.queue = Queue(self.order, self.memories)

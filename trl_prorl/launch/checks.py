@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from peft import PeftConfig
 from transformers import EarlyStoppingCallback, GenerationConfig, Trainer
 from transformers.integrations import get_available_reporting_integrations
 from trl.import_utils import is_vllm_available
-from trl.trainer.utils import get_callable_name, is_async_callable
+from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable
 
 from ..config import ProRLConfig
+from ..errors import InputError
 from ..evaluation import draw_sizes, find_verifier
 from ..text import nearest, short
 
@@ -112,6 +113,31 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         raise ValueError(
             f"greater_is_better=False with metric_for_best_model={metric!r} would select the worst model. Set it to "
             "true, or remove it; with stop_stall set ref_reset_metric_mode: max."
+        )
+
+
+def reward_name(function: Any) -> str:
+    """Return the name under which TRL logs a reward function, or a reward model given as an object or by its name."""
+    if isinstance(function, str):
+        return function.split("/")[-1]
+    if isinstance(function, torch.nn.Module):
+        return get_config_model_id(function.config).split("/")[-1]
+    return get_callable_name(function)
+
+
+def check_reward_names(names: Sequence[str]) -> None:
+    """
+    Raise `InputError` for two reward functions of one name, whose rewards would be logged under one key.
+
+    Args:
+        names (`Sequence[str]`): TRL's names of the reward functions.
+    """
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InputError(
+            f"reward_funcs={', '.join(names)}: {names.count(repeated)} reward functions are named {repeated!r}, so "
+            "their rewards would be logged under one key. Set __name__ of a function or an instance, write a function "
+            "(def) around a functools.partial, or rename a model's folder (config._name_or_path)."
         )
 
 

@@ -24,6 +24,7 @@ from ..extras.growth import check_growing_optimizer
 from ..extras.stacking import check_optimizer_by_entry, stack, stacked_config
 from ..extras.vllm import RANKS, let_engine_take_adapters
 from ..identity import changing_keys
+from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class, inner_of
 from ..quiet import without_warning
 from ..reference import check_adapter
@@ -45,9 +46,11 @@ from .checks import (
     check_in_one_place,
     check_measured,
     check_packages,
+    check_reward_names,
     check_rows,
     check_verifier,
     choose_best_metric,
+    reward_name,
 )
 from .dropout import check_dropout_config
 from .fp32_head import check_full_model
@@ -299,6 +302,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     reserved = () if args.remove_unused_columns else reserved_names(functions, has_environment)
     check_sets(named_sets(rows, evaluation), reserved)
     check_rows(rows, args.generation_batch_size, args.num_generations)
+    check_reward_names([reward_name(function) for function in functions])
     for function in functions:
         if isinstance(function, str):  # a model's name
             check_links(function, f"reward_funcs={function!r}")
@@ -313,6 +317,8 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     needs_verdicts = {key: metric for key, metric in metrics.items() if "pass@" in metric}
     if args.guard_gap is not None:
         needs_verdicts["guard_gap"] = args.guard_gap
+    if args.prompt_pool_retire != KEYS["prompt_pool_retire"].default:
+        needs_verdicts["prompt_pool_retire"] = args.prompt_pool_retire
     check_verifier(functions, needs_verdicts)
     if not has_environment:  # whose rewards are known when it is made
         check_measured(metrics, functions, args.num_generations_eval or args.num_generations, evaluation)

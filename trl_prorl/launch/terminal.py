@@ -108,23 +108,28 @@ class Terminal(PrinterCallback):
                 self.say(line)
 
     def _warn_of_what_has_no_effect(self, args, steps: int) -> None:
-        """Warn of resets and of a guard that a run of so many steps is too short for."""
-        keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
-        resets_by_steps_alone = keys == ["ref_reset_every"] and len(self.trainer.resets.callbacks) == 1
-        resets_by_steps_alone &= args.guard_gap_action != "reset"
-        if resets_by_steps_alone and args.first_reset(steps) is None:
-            first = args.first_reset(sys.maxsize)
-            same = ", so the run is the same as with a fixed reference" if args.variant in DIFFER_BY_RESETS else ""
+        """Warn of keys that a run of so many steps is too short for."""
+        skips = not args.anchored or args.kl_in == "reward" or args.drop_zero_rows
+        if args.beta == 0.0 and args.beta_old == 0.0 and args.base_anchor_every > 1:
+            skips = True
+        if args.skip_zero_rows and not skips:
             logger.warning(
-                f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} would first reset after step "
-                f"{first}, and the run ends at step {steps}{same}. Lower ref_reset_every, or raise max_steps above "
-                f"{first}."
+                "skip_zero_rows=True skips no row, because a KL acts on every row. Set drop_zero_rows: true (which "
+                "changes the objective), or remove skip_zero_rows."
             )
-        guard = self.trainer.parts.get("guard_gap")
-        if guard is not None and steps <= guard.window:
+        keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
+        resets_by_steps_alone = keys == ["ref_reset_every"] and args.guard_gap_action != "reset"
+        for key, first in first_possible_steps(self.trainer).items():
+            if first <= steps:
+                continue
+            lead = same = ""
+            if key == "ref_reset_every" and resets_by_steps_alone:
+                lead = f"{args.variant} never resets: "
+                if args.variant in DIFFER_BY_RESETS:
+                    same = ", so the run is the same as with a fixed reference"
             logger.warning(
-                f"guard_gap={guard.gap} cannot fire: it compares averages over {guard.window} optimizer steps, and "
-                f"the run ends at step {steps}. Raise max_steps, or remove guard_gap."
+                f"{lead}{key}={getattr(args, key)} cannot act before step {first}, and the run ends at step {steps}"
+                f"{same}. Raise max_steps to {first} (or more), lower {key}, or remove it."
             )
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -142,6 +147,32 @@ class Terminal(PrinterCallback):
         if self.logs and state.is_local_process_zero and is_shown:
             has_kl = any(getattr(args, anchor.key) != 0.0 for anchor in ANCHORS)
             self.say(write_log_line(logs, state.global_step, has_kl))
+
+
+def first_possible_steps(trainer) -> dict[str, int]:
+    """Return the keys of a run that act from some optimizer step on, each with the first step at which it can."""
+    args = trainer.args
+    first: dict[str, int] = {}
+    for key in ("ref_reset_every", "lora_growth_every", "elastic_reset_every"):
+        if getattr(args, key):
+            first[key] = args.next_boundary(getattr(args, key)) + 1
+    if len(trainer.resets.callbacks) > 1:  # for a script's triggers alone it may be above `max_steps`
+        first.pop("ref_reset_every", None)
+    if args.ref_reset_kl_window > 1:
+        first["ref_reset_kl_window"] = args.next_boundary(args.ref_reset_kl_window) + 1
+    if args.entropy_floor is not None:
+        first["entropy_patience"] = args.entropy_patience
+    guard = trainer.parts.get("guard_gap")
+    if guard is not None:  # it compares two averages
+        first["guard_gap"] = guard.window + 1
+    if args.eval_strategy == "steps":
+        every = trainer.state.eval_steps
+        if args.ref_reset_stall:  # the first evaluation is the best so far
+            evaluations = args.ref_reset_stall + (not args.eval_on_start)
+            first["ref_reset_stall"] = args.next_boundary(evaluations * every) + 1
+        if args.stop_stall:
+            first["stop_stall"] = (args.stop_stall + 1) * every
+    return first
 
 
 class ProgressBar(ProgressCallback):
