@@ -35,6 +35,7 @@ from trl_prorl.eval.command_lines import check_passk, default_ks, passk
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.prompt_changes import boundary_statements
 from trl_prorl.eval.pages.score_sections import (
+    bound_note,
     checkpoint_table,
     parts_table,
     rate_table,
@@ -195,7 +196,7 @@ def show(run_dir: Path, result: dict) -> Measured:
         tables.append(rate_table([(run_dir.name, rate) for rate in fitted]).to_rich())
     notes = []
     if result["temperature"] > 0:
-        notes += boundary_statements(boundary(result))
+        notes += boundary_statements(boundary(result)) + bound_note(result)
     parts = [result, *result.get("by", []), *result.get("others", {}).values()]
     if any(part["prompts"] < MIN_PROMPTS for part in parts):
         notes.append(NO_INTERVAL_NOTE)

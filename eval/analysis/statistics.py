@@ -43,6 +43,24 @@ def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
 _pass_at_k = lru_cache(maxsize=None)(pass_at_k)
 
 
+def pass_at_k_bound(correct, n: int, k: int) -> float:
+    r"""
+    Return the largest pass@k that the mean and the variance of pass@1 over prompts allow.
+
+    By Jensen's inequality E[(1 − ρ)^k] ≥ E[(1 − ρ)²]^(k/2) for k ≥ 2, so pass@k ≤ 1 − ((1 − E ρ)² + Var ρ)^(k/2)
+    (ProRL, arXiv 2505.24864). Sampling noise is taken out of the variance, so the bound at k = 2 is pass@2 itself.
+
+    Args:
+        correct (`Sequence[int]` of length P): Correct samples of each prompt.
+        n (`int`): Samples of each prompt.
+        k (`int`): Samples drawn. With k = 1 the result is pass@1.
+    """
+    if k == 1:
+        return float(pass_at_k_per_prompt(correct, n, 1).mean())
+    both_fail = 1 - float(pass_at_k_per_prompt(correct, n, 2).mean())  # without bias, (1 − E ρ)² + Var ρ
+    return 1 - both_fail ** (k / 2)
+
+
 @lru_cache(maxsize=4)
 def _draws(prompts: int) -> np.ndarray:
     """Return how often each resample contains each prompt, shape (RESAMPLES, P)."""

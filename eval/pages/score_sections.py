@@ -20,7 +20,7 @@ from trl_prorl.eval.analysis.sampled_scores import (
     per_prompt,
     summary_score,
 )
-from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.analysis.statistics import Estimate, pass_at_k_bound
 from trl_prorl.eval.pages.document import Section, table_section
 from trl_prorl.eval.pages.plotting import (
     OTHER_COLOUR,
@@ -265,7 +265,19 @@ def draw_boundary(axes, result: dict) -> None:
     """Draw pass@k of both sides of one evaluation over k."""
     draw_points(axes, [k_curve(result, "base")], "starting model", BASE_STYLE)
     draw_points(axes, [k_curve(result, "trained")], "trained", TRAINED_STYLE)
+    for side, style in (("base", BASE_STYLE), ("trained", TRAINED_STYLE)):
+        bounds = [pass_at_k_bound(result[side]["correct"], result["n"], k) for k in result["k"]]
+        axes.plot(result["k"], bounds, "--", color=style["color"], linewidth=1, label=f"{side}: bound by pass@1")
     label_k(axes, result["n"], "Bands: 95 % over prompts")
+
+
+def bound_note(result: dict) -> list[str]:
+    """Return a line with the bound of pass@k at the largest k; none up to 2, where it is pass@k itself."""
+    k = max(result["k"])
+    if k <= 2:
+        return []
+    base, trained = (pass_at_k_bound(result[side]["correct"], result["n"], k) for side in SIDES)
+    return [f"Mean and variance of pass@1 bound pass@{k} (Jensen): base ≤ {base:.3f}, trained ≤ {trained:.3f}."]
 
 
 def draw_trajectory(axes, result: dict, k: int, fitted: Sequence[ConstantRate]) -> None:

@@ -11,6 +11,8 @@ from trl_prorl.eval.analysis.statistics import (
     paired_difference,
     paired_p_value,
     paired_ratio,
+    pass_at_k_bound,
+    pass_at_k_per_prompt,
     prediction_interval,
     prompt_interval,
     prompts_and_seeds,
@@ -32,6 +34,20 @@ def test_values_that_do_not_vary_are_no_certainty():
     # b is a less 0.1 at every prompt: prompts vary a lot, the difference not at all. It may be from -1 to 1.
     a = np.random.default_rng(0).random(40)
     assert paired_difference(a, a - 0.1) == pytest.approx((0.1, 0.1 - 1.1 * 0.0722, 0.1 + 0.9 * 0.0722), abs=1e-4)
+
+
+def test_the_bound_of_pass_at_k_by_hand():
+    # 1 and 3 right of 4: two samples both fail in (C(3,2) + C(1,2)) / (2 C(4,2)) = 3/12 = 1/4. Mean rate 1/2.
+    assert pass_at_k_bound([1, 3], 4, 1) == 0.5
+    assert pass_at_k_bound([1, 3], 4, 2) == pytest.approx(3 / 4)
+    assert pass_at_k_bound([1, 3], 4, 4) == pytest.approx(1 - (1 / 4) ** 2)
+    # Rates 1/4 and 3/4 of very many samples: mean 1/2, variance 1/16, so 1 - (1/4 + 1/16)^(k/2).
+    exact = pass_at_k_bound([250_000, 750_000], 1_000_000, 4)
+    assert exact == pytest.approx(1 - (5 / 16) ** 2, abs=1e-5)
+    assert exact > pass_at_k_per_prompt([250_000, 750_000], 1_000_000, 4).mean()
+    # Prompts that are alike reach it.
+    alike = pass_at_k_per_prompt([300_000] * 3, 1_000_000, 8).mean()
+    assert pass_at_k_bound([300_000] * 3, 1_000_000, 8) == pytest.approx(alike, abs=1e-5)
 
 
 def test_few_prompts_give_no_interval():

@@ -1,5 +1,7 @@
 """Numbers in the tables of runs, variants and held-out evaluations, by hand."""
 
+import re
+
 import pytest
 
 from trl_prorl.eval.analysis import pairs as compare
@@ -177,3 +179,11 @@ def test_two_steps_have_no_ratio_to_the_control(read_run):
     control, short = Frame([read_run("control", time_step=1.0), read_run("A", steps=2, time_step=9.0)]).rows
     assert control.over_control == 1.0
     assert short.over_control is None
+
+
+def test_the_bound_of_pass_at_k_is_told_for_both_sides(passk_result):
+    # By hand: two samples both fail in 1/4 and 1/12 of the pairs; at k = 4 the bounds are 15/16 and 143/144.
+    (line,) = page.bound_note(passk_result(base=[1, 3] * 10, trained=[2, 3] * 10, n=4))
+    assert "pass@4" in line
+    assert re.findall(r"0\.\d+", line) == ["0.938", "0.993"]
+    assert page.bound_note(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)) == []
