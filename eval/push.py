@@ -20,6 +20,7 @@ from trl_prorl.files import STAGED
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import files_to_push, make_api, open_repo, stage, upload
 from trl_prorl.launch.ending import as_bad_input
+from trl_prorl.text import visible
 
 
 KEPT = "the run folder is complete. Run the same command to push again."
@@ -41,7 +42,7 @@ def main(argv=None) -> None:
         card = model_card(args.run, folder, repo=name)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
         sizes[CARD_FILE] = len(str(card).encode())
-        print(f"Dry run: nothing was uploaded. Would push {len(sizes)} files to {name}.")
+        print(visible(f"Dry run: nothing was uploaded. Would push {len(sizes)} files to {name}."))
         rows = [[path, f"{size:,}"] for path, size in sorted(sizes.items())]
         terminal().print(Table(f"{name}: {len(sizes)} files", ["file", "bytes"], rows).to_rich())
         print(card)
@@ -57,7 +58,7 @@ def main(argv=None) -> None:
         revision=config.get("hub_revision"),
         api=api,
     )
-    print(f"pushed {len(files)} files to {done.repo_url}")
+    print(visible(f"pushed {len(files)} files to {done.repo_url}"))
 
 
 if __name__ == "__main__":

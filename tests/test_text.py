@@ -110,7 +110,7 @@ def test_the_command_of_a_script_runs_its_first_word_alone(tmp_path, monkeypatch
 def test_nothing_of_a_hostile_run_acts_on_page_and_card(tmp_path, capsys):
     """Its folder's name, its variant, its task and the split of its evaluation."""
     side = {"correct": [1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9]}
-    passk = {"split": "t;rm\x1b", "prompts": 2, "n": 2, "k": [1], "temperature": 1.0, "seed": "\u202e"}
+    passk = {"split": "t;rm\x1b", "prompts": 2, "n": 2, "k": [1], "temperature": 1.0, "seed": 5}
     passk |= {"task": EVIL, "base": side, "trained": side, "max_new_tokens": 512, "prompt_ids": ["a", "b"]}
     env = {"variant": f"A{EVIL}", "seed": 0, "command": "x --plugin a\x01;rm"}
     folder = tmp_path / f"$x_{{$ \x1b[2J\u202e{EVIL[:9]}"

@@ -26,7 +26,7 @@ from .errors import InputError
 from .files import replaced
 from .launch.environment import git_commit, hardware, versions
 from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, WEIGHTS, YAML, read_json
-from .text import shell_quote, shell_words, spell_again
+from .text import code_span, shell_quote, shell_words, spell_again
 
 
 if TYPE_CHECKING:
@@ -350,12 +350,12 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
 def script_of(env: dict[str, Any]) -> str:
     """Return the command that started a script, in parentheses with a space before it; empty if none is noted."""
     command = spell_again(text_in(env, "command"))
-    return f" (`{command}`)" if command else ""
+    return f" ({code_span(command)})" if command else ""
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
     """Return what evaluates a run: a command or, for a script with its own rewards and data, the function."""
-    command = f"`{passk_command(config, env, run_dir)}`"
+    command = code_span(passk_command(config, env, run_dir))
     if config.get("task"):
         return command
     return f"`evaluate(trainer, rows, verifier)` at the end of the script{script_of(env)} or {command}"

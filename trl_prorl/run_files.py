@@ -30,6 +30,7 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 RUN_ID_FILE = "prorl_run.json"
+TRAINER_STATE = "trainer_state.json"  # in a checkpoint; it holds the log of all steps
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
 STEP_OF_WEIGHTS = "step"  # also there
 # Kinds of events; of them those of resets, and those that happen at a generation boundary.
@@ -68,6 +69,8 @@ DRIFT = ("points",)
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 
 MAX_YAML_BYTES = 2**20
+MAX_LOG_BYTES = 2**29  # some 300,000 rows
+MAX_BYTES = 2**26  # of any other text
 MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
 LONG_TEXT = 64  # characters of a text that count like one value more
 
@@ -99,7 +102,7 @@ def read_jsonl(path: str | os.PathLike, unique: str | None = None, growing: bool
     """
     if not Path(path).exists():
         return []
-    text = read_text(path)
+    text = read_text(path, MAX_LOG_BYTES)
     lines = text.rstrip(BLANK + "\n").split("\n")
     rows = []
     seen = {}
@@ -117,10 +120,9 @@ def read_jsonl(path: str | os.PathLike, unique: str | None = None, growing: bool
                 break
             raise InputError(f"{where} is not JSON ({error}); remove the line") from error
         _check_keys(row, LOG_FILES.get(Path(path).name, ()), where, "remove the line")
-        if unique is not None and seen.setdefault(row[unique], place) != place:
-            raise InputError(
-                f"{where}: {unique} {row[unique]} is already in line {seen[row[unique]]}; remove one of the two"
-            )
+        value = repr(row.get(unique))
+        if unique is not None and seen.setdefault(value, place) != place:
+            raise InputError(f"{where}: {unique} {value} is already in line {seen[value]}; remove one of the two")
         rows.append(row)
     return rows
 
@@ -249,7 +251,7 @@ def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, 
     Raises:
         `InputError`: It is not JSON, no object, or lacks one of the `needed` keys.
     """
-    content = read_text(path)
+    content = read_text(path, MAX_LOG_BYTES if Path(path).name == TRAINER_STATE else MAX_BYTES)
     try:
         content = parse_json(content)
     except ValueError as error:
@@ -349,7 +351,7 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     return total
 
 
-def read_text(path: str | os.PathLike, max_bytes: int | None = None) -> str:
+def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
     """
     Read a text in UTF-8, without the byte order mark that some editors begin it with.
 
@@ -360,7 +362,7 @@ def read_text(path: str | os.PathLike, max_bytes: int | None = None) -> str:
         if os.path.exists(path) and not os.path.isfile(path):  # whoever opens a pipe waits for ever
             raise InputError(f"'{path}' is not a regular file; remove it")
         size = os.path.getsize(path)
-        if max_bytes is not None and size > max_bytes:
+        if size > max_bytes:
             raise InputError(
                 f"'{path}' has {size:,} bytes, more than the {max_bytes:,} that are read; create it again"
             )

@@ -14,6 +14,8 @@ _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
+# What Markdown reads as more than itself. `_` in a word does not act; `:`, `@` and `www.` make links without brackets.
+_MARKS = re.compile(r"([\\`*{}\[\]<>&#|!~$:@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.)", re.IGNORECASE)
 _CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 
 
@@ -84,6 +86,32 @@ def _read_escapes(spelt: str) -> str:
 def spell_again(command: str) -> str:
     """Return a command out of a file as it can be copied: each word quoted, so that none acts on the shell."""
     return " ".join(map(shell_quote, shell_words(command)))
+
+
+def plain_markdown(text: str) -> str:
+    """Return Markdown that shows a text as it is: nothing in it is a link, a tag, a heading or emphasis."""
+    return _MARKS.sub(r"\\\1", visible(text))
+
+
+def code_span(text: str) -> str:
+    """Return Markdown of one line that shows a text as code, whatever backticks it has."""
+    line = visible(text)
+    if "`" not in line:
+        return f"`{line}`"
+    fence = _fence(line, 1)
+    return f"{fence} {line} {fence}"
+
+
+def code_block(text: str, language: str = "") -> str:
+    """Return Markdown that shows lines as code, whatever backticks they have."""
+    lines = "\n".join(map(visible, text.split("\n")))
+    fence = _fence(lines, 3)
+    return f"{fence}{language}\n{lines}\n{fence}"
+
+
+def _fence(text: str, least: int) -> str:
+    """Return more backticks than a text has in a row."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def without_html(markdown: str) -> str:

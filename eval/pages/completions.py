@@ -1,10 +1,11 @@
 """Completions of the starting model and of the best variant, side by side."""
 
-import re
+import logging
 
 import numpy as np
 import pandas as pd
 
+from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.pairs import verdicts
 from trl_prorl.eval.analysis.sampled_scores import SIDES
@@ -13,9 +14,10 @@ from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
 from trl_prorl.run_files import read_json
-from trl_prorl.text import visible
+from trl_prorl.text import code_span, cut, visible
 
 
+logger = logging.getLogger(__name__)
 PROMPTS = 6
 MAX_CHARACTERS = 400  # of a text in a cell
 
@@ -23,8 +25,16 @@ MAX_CHARACTERS = 400  # of a text in a cell
 def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     """
     Return the first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind
-    `passk.json`, which add up to its counts, are not on disk.
+    `passk.json`, which add up to its counts, are not on disk, or cannot be read, which is said.
     """
+    try:
+        return _find_first_samples(run, side)
+    except (InputError, RunError, ValueError, TypeError, KeyError) as error:  # files of anybody, of any columns
+        logger.warning("%s: its samples cannot be shown: %s", visible(str(run.path)), visible(cut(str(error))))
+        return None
+
+
+def _find_first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     names = run.passk["prompt_ids"]
     n = run.passk["n"]
     for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")):
@@ -41,8 +51,7 @@ def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
 def _text(text: str) -> str:
     """Return text as inline code, which shows it unchanged; long text is truncated."""
     text = visible(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} …").strip()
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence} {text} {fence}" if text else "(empty)"
+    return code_span(text) if text else "(empty)"
 
 
 def _verdict_cell(sample: pd.Series) -> str:

@@ -1,6 +1,6 @@
 """
 A report as a list of sections, rendered as markdown and as one self-contained HTML page. A block of a section is
-markdown (paragraphs, [`bullets`], [`code`]), a table or a picture.
+markdown (paragraphs, [`bullets`], [`~trl_prorl.text.code_block`]), a table or a picture.
 """
 
 import base64
@@ -31,13 +31,6 @@ Block = str | Picture | Table
 def bullets(lines: list[str]) -> str:
     """Return a list, each item in markdown."""
     return "\n".join(f"- {visible(line)}" for line in lines)
-
-
-def code(text: str) -> str:
-    """Return commands to copy."""
-    lines = "\n".join(map(visible, text.split("\n")))
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", lines)), default=0))
-    return f"{fence}\n{lines}\n{fence}"
 
 
 @dataclass(frozen=True)

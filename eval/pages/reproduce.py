@@ -1,10 +1,10 @@
 """Commands that reproduce runs, evaluations and the report."""
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages.document import Section, code
+from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.provenance import describe_evaluation, evaluation_options, plugin_options
-from trl_prorl.text import shell_quote, visible
+from trl_prorl.text import code_block, shell_quote, visible
 
 
 def passk_command(runs: list[RecordedRun]) -> str:
@@ -34,4 +34,4 @@ def section(frame: Frame, command: str) -> Section:
         if not run.can_be_evaluated:
             how_own = describe_evaluation(run.config, run.env, run.path)
             blocks.append(visible(f"Evaluate `{run.name}` with {how_own}."))
-    return Section("How to reproduce", [*blocks, code(f"{evaluation_commands(frame.runs)}\n{command}".strip())])
+    return Section("How to reproduce", [*blocks, code_block(f"{evaluation_commands(frame.runs)}\n{command}".strip())])

@@ -17,7 +17,8 @@ from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.run_files import RUN_ID, is_of_other_run
 from trl_prorl.run_folder import check_links, exclusive, has_begun
-from trl_prorl.text import visible
+from trl_prorl.run_shapes import check_shape
+from trl_prorl.text import cut, visible
 
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def load_config(run_dir) -> dict:
             raise InputError(f"'{run_dir}' is not a run folder (no config.yaml); give runs in it: {shown}")
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe of the run there")
     check_links(run_dir)
-    return run_files.read_yaml(path)
+    config = run_files.read_yaml(path)
+    check_shape(path, config)
+    return config
 
 
 def is_plain_run(folder: Path) -> bool:
@@ -101,10 +104,12 @@ def read_env(run_dir: Path) -> dict:
     Return `env.json` of a run folder; empty if there is none.
 
     Raises:
-        InputError: If it is not JSON.
+        InputError: If it is not JSON, or has another shape.
     """
     path = Path(run_dir) / "env.json"
-    return run_files.read_json(path) if path.is_file() else {}
+    env = run_files.read_json(path) if path.is_file() else {}
+    check_shape(path, env)
+    return env
 
 
 def read_evaluation(
@@ -114,13 +119,15 @@ def read_evaluation(
     Return `passk.json` or `drift.json` of a run with the given `env.json`; `None` if there is none.
 
     Raises:
-        InputError: If it is not JSON, lacks a key, or belongs to another run that used the folder before; with the
-            `cure` for the latter.
+        InputError: If it is not JSON, lacks a key, has another shape, or belongs to another run that used the folder
+            before; with the `cure` for the latter.
     """
     path = run_dir / file
     if not path.is_file():
         return None
-    content = with_nan(run_files.read_json(path, EVALUATIONS[file]))
+    content = run_files.read_json(path, EVALUATIONS[file])
+    check_shape(path, content)
+    content = with_nan(content)
     if is_of_other_run(content, env.get(RUN_ID)):
         raise InputError(
             f"'{path}' belongs to another run that used this folder before ({RUN_ID} {content[RUN_ID]}; env.json has "
@@ -167,18 +174,25 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         config=config,
         env=env,
         metrics=metrics,
-        events=run_files.read_jsonl(events) if events.is_file() else None,
+        events=_read_lines(events) if events.is_file() else None,
         passk=read_evaluation(run_dir, PASSK_FILE, env),
         drift=read_evaluation(run_dir, DRIFT_FILE, env),
         evaluations=_read_rows(evaluations) if evaluations.is_file() else None,
     )
 
 
+def _read_lines(path: Path, unique: str | None = None) -> list[dict]:
+    rows = run_files.read_jsonl(path, unique=unique)
+    for line, row in enumerate(rows, start=1):
+        check_shape(path, row, line)
+    return rows
+
+
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     """Return rows of numbers; infinite ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
-    rows = pd.DataFrame(run_files.read_jsonl(path, unique=unique))
+    rows = pd.DataFrame(_read_lines(path, unique))
     infinite = rows.select_dtypes("number").abs() == math.inf
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])
@@ -359,6 +373,17 @@ def report_folder(runs: RecordedRuns) -> Path:
     return parents[0]
 
 
+def _load_guarded(folder: Path, name: str) -> "RecordedRun":
+    """Read a run folder, of which any content is at worst an `InputError`: others are shown beside it."""
+    try:
+        return load_run(folder, name)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise InputError(f"'{folder}' cannot be read ({type(error).__name__}: {cut(why)})") from error
+
+
 def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
     """
     Read the runs of a report or comparison, each named by its shortest unique path.
@@ -374,7 +399,7 @@ def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
     lines = []
     for folder, name in zip(folders, shortest_names(folders), strict=True):
         try:
-            runs.append(load_run(folder, name))
+            runs.append(_load_guarded(folder, name))
         except InputError as error:
             if len(folders) == 1:
                 raise

@@ -21,6 +21,7 @@ from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
 from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id, saved_step
 from trl_prorl.run_folder import check_links, steps_of
+from trl_prorl.text import visible
 from trl_prorl.weights import load_model, named_class, refuse_code
 
 
@@ -170,7 +171,7 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
     steps = sorted(found)
     if others:
         names = ", ".join(path.name for _, path in sorted(others.items()))
-        print(f"{trained.folder}: skipped {names}, from another run.", file=sys.stderr)
+        print(visible(f"{trained.folder}: skipped {names}, from another run."), file=sys.stderr)
     if wanted != ["all"]:
         for step in wanted:
             if not step.isdigit() or int(step) not in found:

@@ -1,18 +1,22 @@
 """A run folder as it is read: whatever its files hold, commands end well, or say in a line which file is wrong."""
 
 import json
+import os
 import shutil
 
+import pandas as pd
 import pytest
 import yaml
-from any_content import QUICK
+from any_content import QUICK, changed, places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_prorl.errors import InputError
+from trl_prorl.eval import report
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.compare import compare_runs
 from trl_prorl.eval.report import build_report
+from trl_prorl.eval.run_folder import reading
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.eval.samples.run_samples import check_run
@@ -40,8 +44,9 @@ ENV = {
     "execution": {"old_logps": "forward", "merged_copy_bytes": 4},
     **{"hardware": {"cpus": 2}, "parameters": 4, "trainable_parameters": 2, "run_id": "1"},
     "base_model": {"name": "tiny", "hub_id": None, "origin": None},
+    "command": "trl-prorl train x.yaml",
 }
-CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "seed": 0, "output_dir": "x"}
+CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "max_steps": 4, "output_dir": "x"}
 POINT = {"kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "base_entropy": 1.0, "entropy": 1.0}
 ROW = {"reward": 0.5, "kl_ref": 0.1, "time_step": 1.0, "grad_norm": 1.0}
 FILES = {
@@ -169,6 +174,99 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
 )
 def test_what_is_said(folders, readers, file, content, said):
     assert any(said in line for line in read_damaged(folders, readers, file, content))
+
+
+# What a report, a comparison and a card met with a traceback, or went on for ever with.
+KINDS = [
+    *[("passk.json", at, value) for at, value in {("k",): [], ("n",): 0, ("prompts",): -1, ("split",): 5}.items()],
+    *[("passk.json", ("n",), value) for value in (10**9, "8 ; touch PWNED #", None, 10**400)],
+    *[("passk.json", ("max_new_tokens",), value) for value in ("8 ; touch PWNED #", [8], -1)],
+    *[("passk.json", ("seed",), value) for value in ("0; x", {})],
+    ("passk.json", ("k",), [10**9]),
+    ("passk.json", ("k",), [None]),
+    ("passk.json", ("temperature",), float("nan")),
+    ("passk.json", ("trained", "correct"), [None, None, None]),
+    ("passk.json", ("trained", "correct"), [0, 1, 3]),
+    ("passk.json", ("trained", "correct"), [0]),
+    ("passk.json", ("trained", "pass@1"), "x"),
+    ("passk.json", ("base", "interval@1"), [0.1]),
+    ("passk.json", ("prompt_ids", 0), ["a"]),
+    ("passk.json", ("checkpoints", 0, "step"), None),
+    ("passk.json", ("by", 0, "base"), []),
+    ("passk.json", ("others", "x", "split"), 5),
+    ("passk.json", ("others",), [1]),
+    ("passk.json", ("greedy", "trained", "accuracy"), "x"),
+    ("passk.json", ("gain", "pass@1"), 0.5),
+    ("drift.json", ("points",), {}),
+    ("drift.json", ("points", 0, "kl_to_base"), None),
+    ("metrics.jsonl", (0, "reward"), [1]),
+    ("metrics.jsonl", (0, "reward"), "x"),
+    ("metrics.jsonl", (0, "reward"), 10**400),
+    ("metrics.jsonl", (0, "step"), {}),
+    ("metrics.jsonl", (0, "step"), -1),
+    ("evaluations.jsonl", (0, "eval_reward"), {}),
+    ("events.jsonl", (0, "step_applied"), "x"),
+    ("events.jsonl", (0, "reason"), 5),
+    ("env.json", ("versions",), [1]),
+    ("env.json", ("base_model", "name"), 5),
+    ("env.json", ("command",), ["python"]),
+    ("config.yaml", ("model_name_or_path",), 5),
+    ("config.yaml", ("max_steps",), "x"),
+    ("config.yaml", ("task_level",), [1]),
+]
+
+
+@pytest.mark.parametrize(("file", "at", "value"), KINDS)
+def test_what_a_file_may_not_hold_is_named_with_its_place(folders, readers, file, at, value):
+    content = written(file, changed(FILES[file], at, value))
+    said = read_damaged(folders, {name: readers[name] for name in ("report", "card", "compare")}, file, content)
+    assert len(said) in (2, 3)  # the card reads no drift.json and no evaluations.jsonl
+    assert all(str([place for place in at if isinstance(place, str)][-1]) in line for line in said)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("file", sorted(FILES))
+def test_no_value_in_any_place_ends_in_a_traceback(folders, readers, file):
+    values = [..., None, [], {}, "x", -1, 0, 10**9, float("nan"), float("inf"), True, 0.5, [None], {"a": None}, "1"]
+    for at in places(FILES[file]):
+        for value in values if at else ():
+            read_damaged(folders, readers, file, written(file, changed(FILES[file], at, value)))
+
+
+@pytest.mark.parametrize(("file", "size"), [("metrics.jsonl", 3 * 2**30), ("passk.json", 50 * 2**30)])
+def test_a_file_of_gigabytes_is_not_read(folders, readers, file, size):
+    """Sparse, so that it takes no room."""
+    path = folders / "damaged" / file
+    whole = path.read_bytes()
+    os.truncate(path, size)
+    try:
+        for name in ("report", "card"):
+            with pytest.raises(InputError, match=f"{file}' has {size:,} bytes, more than"):
+                readers[name]()
+    finally:
+        path.write_bytes(whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("damage", ["value", "bug", "samples"])
+def test_one_damaged_run_does_not_hide_the_others(folders, tmp_path, monkeypatch, capsys, damage):
+    """A value of another kind; an error that nobody foresaw; samples of other columns, which alone are left out."""
+    shutil.copytree(folders, tmp_path / "runs")
+    run = tmp_path / "runs" / "damaged"
+    if damage == "value":
+        (run / "passk.json").write_text(json.dumps(PASSK | {"k": []}))
+    elif damage == "bug":
+        known = reading.read_env
+        monkeypatch.setattr(reading, "read_env", lambda path: 1 / 0 if path.name == "damaged" else known(path))
+    else:
+        (run / "samples" / "base-1").mkdir(parents=True)
+        (run / "samples" / "base-1" / "_settings.json").write_text("{}")
+        pd.DataFrame({"a": [1]}).to_parquet(run / "samples" / "base-1" / "x.parquet")
+    assert report.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out
+    assert "control" in said
+    assert (f"`{run}` is left out" in " ".join(said.split())) == (damage != "samples")
 
 
 def test_a_few_anchors_are_read(tmp_path):

@@ -1,11 +1,16 @@
 """Run folders as model cards, read back with the Hub's own client."""
 
+import ast
 import json
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from run_record import write_run
+from safetensors.torch import save_file
 
+from trl_prorl.eval import push
 from trl_prorl.hub.card import model_card, remove_secrets
 
 
@@ -175,3 +180,52 @@ def test_secrets_are_in_no_recipe(folder):
     kept = {"max_completion_length": 3, "pad_token": "x", "num_tokens": 4, "token_entropy": 1}
     assert remove_secrets(kept) == kept
     assert remove_secrets({"api_key": "x", "password": 1, "list": [{"hub_token": "y"}]}) == {"list": [{}]}
+
+
+# What a stranger's files may say, in words that would act in Markdown or HTML.
+EVIL = "<script>x</script> [a](javascript:x) ![i](http://e.com/i.png) `</code>` www.e.com\n# Heading\n\u202e````\n| z"
+
+
+def rendered(card):
+    """The tokens of the card as GitHub reads it, those inside of paragraphs included."""
+    tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(card.text)
+    return [inner for token in tokens for inner in (token, *(token.children or []))]
+
+
+def test_no_text_of_a_stranger_acts_in_the_card(folder):
+    """In every place where the card shows a text of a file; it has the tags, links and headings of any other card."""
+    sound = rendered(model_card(folder([{"event": "reset", "step_applied": 2}], PASSK | {"others": {"x": PASSK}})))
+    events = [{"event": "reset", "step_applied": 2, "reason": EVIL, "optimizer_reset": EVIL}]
+    others = {EVIL: PASSK | {"task": EVIL, "split": EVIL, "level": EVIL}}
+    passk = PASSK | {"task": EVIL, "split": EVIL, "level": EVIL, "others": others}
+    keys = dict.fromkeys(("variant", "git_commit", "command", "model_class", "base_commit"), EVIL)
+    noted = {"name": EVIL, "hub_id": EVIL, "origin": EVIL, "sha256": EVIL}
+    env = keys | {"base_model": noted, "versions": {EVIL: EVIL, "trl-prorl": EVIL}, "hardware": {"gpu": EVIL}}
+    for changes in ({"task": EVIL}, {"task": None}):
+        for base in (noted, noted | {"hub_id": None}):
+            config = {"task_level": EVIL, "run_name": EVIL, "model_name_or_path": EVIL, **changes}
+            card = model_card(folder(events, passk, config, env | {"base_model": base}))
+            assert "\u202e" not in str(card)
+            assert not {token.type for token in rendered(card)} - {token.type for token in sound} - {"softbreak"}
+            for kind in ("link_open", "heading_open", "html_inline", "image"):
+                allowed = [(token.type, token.attrs.get("href")) for token in sound if token.type == kind]
+                found = [(token.type, token.attrs.get("href")) for token in rendered(card) if token.type == kind]
+                assert len(found) <= len(allowed) and set(found) <= set(allowed), found
+            html = [token.content for token in rendered(card) if token.type.startswith("html")]
+            assert not [one for one in html if "details" not in one and "code>" not in one]
+
+
+def test_the_usage_of_a_hostile_run_is_strings(folder):
+    evil = 'x"); import os; os.system("touch PWNED") #'
+    card = model_card(folder(env={"base_model": {"name": evil, "hub_id": evil}, "base_commit": evil}), repo="a/b")
+    code = card.text.partition("```python\n")[2].partition("```")[0]
+    strings = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    assert strings.count(evil) == 2
+    assert not any(isinstance(node, ast.Import) for node in ast.walk(ast.parse(code)))
+
+
+def test_the_dry_run_prints_nothing_that_acts(folder, capsys):
+    run = folder(config={"hub_model_id": "a/b\u202e\x1b[31m"})
+    save_file({"a": torch.zeros(1)}, run / "adapter_model.safetensors")
+    assert push.main(["--run", str(run), "--dry-run"]) == 0
+    assert not set("\u202e\x1b") & set(capsys.readouterr().out)

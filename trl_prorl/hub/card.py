@@ -3,6 +3,7 @@ The model card of a run: its metadata here, its text in `model_card.md.jinja`. T
 the log files.
 """
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 from trl import GRPOTrainer
 
 from .. import run_files
@@ -33,7 +36,8 @@ from ..run_files import (
     RUN_ID,
     is_of_other_run,
 )
-from ..text import shell_quote, visible
+from ..run_shapes import check_shape
+from ..text import code_block, code_span, plain_markdown, shell_quote, spell_again, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
 
@@ -101,14 +105,23 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     events = folder / EVENTS_FILE
     env = read_if_there(folder / ENV_FILE) or {}
     passk = read_if_there(folder / PASSK_FILE, run_files.PASSK)
+    recipe = run_files.read_yaml(config) if config.is_file() else {}
+    metrics = run_files.read_jsonl(folder / METRICS_FILE)
+    happened = run_files.read_jsonl(events) if events.is_file() else None
+    for path, content in ((config, recipe), (folder / ENV_FILE, env), (folder / PASSK_FILE, passk)):
+        if content:
+            check_shape(path, content)
+    for path, lines in ((folder / METRICS_FILE, metrics), (events, happened or [])):
+        for line, row in enumerate(lines, start=1):
+            check_shape(path, row, line)
     if passk is not None and is_of_other_run(passk, env.get(RUN_ID)):
         passk = None
     return Record(
-        config=remove_secrets(run_files.read_yaml(config)) if config.is_file() else {},
+        config=remove_secrets(recipe),
         env=env,
-        events=run_files.read_jsonl(events) if events.is_file() else None,
+        events=happened,
         passk=passk,
-        metrics=run_files.read_jsonl(folder / METRICS_FILE),
+        metrics=metrics,
     )
 
 
@@ -198,26 +211,48 @@ def model_card(
         pipeline_tag="text-generation",
         tags=sorted(tags),
     )
-    card = ModelCard.from_template(
-        data,
-        template_path=str(TEMPLATE),
-        name=name,
-        record=record,
-        base=base,
-        adapter=adapter,
-        source=repo or str(weights_dir or folder),
-        variant_meaning=_variant_meaning(record),
-        evaluation=describe_evaluation(record.config, record.env, run_dir),
-        evaluation_options=evaluation_options,
-        plugins=plugin_options(record.env),
-        passk_rows=_passk_rows,
-        shell_quote=shell_quote,
-        training_note=run_files.training_note,
-        recipe=yaml.safe_dump(record.config, sort_keys=True).strip(),
-        grpo_citation=GRPOTrainer._paper["citation"],
+    text = (
+        _environment()
+        .get_template(TEMPLATE.name)
+        .render(
+            card_data=data.to_yaml(),
+            name=name,
+            record=record,
+            base=base,
+            adapter=adapter,
+            source=repo or str(weights_dir or folder),
+            variant_meaning=_variant_meaning(record),
+            evaluation=describe_evaluation(record.config, record.env, run_dir),
+            evaluation_options=evaluation_options,
+            plugins=plugin_options(record.env),
+            passk_rows=_passk_rows,
+            training_note=run_files.training_note,
+            recipe=yaml.safe_dump(record.config, sort_keys=True).strip(),
+            grpo_citation=GRPOTrainer._paper["citation"],
+        )
     )
-    card.content = "\n".join(map(visible, card.content.split("\n")))
-    return card
+    return ModelCard("\n".join(map(visible, text.split("\n"))))
+
+
+def _environment() -> Environment:
+    """
+    Return the template's environment. The texts of a run's files may be a stranger's: each is shown as it is, in a
+    sentence without a filter, and else by the filter of its place.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent),
+        autoescape=False,
+        keep_trailing_newline=True,
+        finalize=lambda value: plain_markdown(value) if type(value) is str else value,
+    )
+    environment.filters["code"] = lambda value: Markup(code_span(str(value)))
+    environment.filters["code_block"] = lambda value, language: Markup(code_block(value, language))
+    environment.filters["python"] = lambda value: Markup(json.dumps(value, ensure_ascii=False))
+    environment.filters["code_of_command"] = lambda value: Markup(code_span(spell_again(value)))
+    environment.filters["word"] = lambda value: Markup(shell_quote(value))
+    environment.tests["hub_name"] = is_hub_name
+    environment.tests["identifier"] = str.isidentifier
+    return environment
 
 
 def _variant_meaning(record: Record) -> str:
@@ -311,7 +346,7 @@ def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) ->
         dataset_type=dataset or visible(part["task"]),
         dataset_name=visible(part["task"]),
         dataset_config=None if part.get("level") is None else f"level {part['level']}",
-        dataset_split=visible(part["split"]) + run_files.training_note(part),
+        dataset_split=visible(part.get("split", "")) + run_files.training_note(part),
         metric_type=metric,
         metric_name=name,
         metric_value=value,

@@ -85,8 +85,8 @@ CUT = {"max_new_tokens": 16}
         ({"temperature": 0.5}, {}, "--temperature 0.5"),
         (CUT, {"max_new_tokens": 32}, "--max-new-tokens 16"),
         # The option for every difference, in the command for the smaller evaluation.
-        ({"split": "validation"}, {"n": 4, "prompts": 1, **IDS}, "passk --run B --prompts 2 --n 8"),
-        ({"split": "validation"}, {"n": 4, "prompts": 1, **IDS}, "--split validation"),
+        ({"split": "validation"}, {"n": 4, "k": [1, 4], "prompts": 1, **IDS}, "passk --run B --prompts 2 --n 8"),
+        ({"split": "validation"}, {"n": 4, "k": [1, 4], "prompts": 1, **IDS}, "--split validation"),
         (IDS, {"prompt_ids": ["x", "z"]}, "(1 in common)"),
         (IDS, {"prompt_ids": ["y", "x"]}, "order"),
         # What no command can cure.

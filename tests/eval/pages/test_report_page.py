@@ -11,6 +11,7 @@ from PIL import Image
 from trl_prorl.eval import report
 from trl_prorl.eval.pages import document
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore
+from trl_prorl.text import code_block
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -42,7 +43,9 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
         "k": [1],
         "prompt_ids": PROMPTS,
         "checkpoints": [{"step": step, **point} for step in (20, 40, 60)],
-        "others": {"parity@2": {"task": "parity", "level": 2, "prompts": 4, "n": 8, **sides}},
+        "others": {
+            "parity@2": {"task": "parity", "level": 2, "prompts": 4, "n": 8, "k": [1], "temperature": 1.0, **sides}
+        },
     }
     row = {"kl_ref": lambda step: step % 10 / 100, "kl_old": 1e-4, "time_step": 1.0, "time_ref": 0.1}
     row |= {"grad_norm": lambda step: 1 + step % 7, "entropy": 0.7, "tokens_per_second": 1000.0}
@@ -148,4 +151,4 @@ def test_nothing_in_markdown_but_emphasis_lists_and_code():
     shown = "a <strong>b</strong> <code>c_d</code> &lt;script&gt;&amp;amp; ![x](http://y/z.png) [x](http://y)"
     assert str(document.inline(text)) == shown
     assert str(document.markdown(document.bullets(["# x\n> y"]))) == "<ul>\n<li># x &gt; y</li>\n</ul>\n"
-    assert "<code>a <b>" not in str(document.markdown(document.code("```\na <b>")))
+    assert "<code>a <b>" not in str(document.markdown(code_block("```\na <b>")))

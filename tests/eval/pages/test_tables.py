@@ -132,7 +132,9 @@ def test_forgetting_is_paired(evaluated, trained, interval):
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
     base = [2, 6] * 10
     sides = {"base": {"correct": base}, "trained": {"correct": [count + trained - 4 for count in base]}}
-    other = {"parity@2": {"task": "parity", "level": 2, "prompts": len(base), "n": 8, "k": [1], **sides}}
+    other = {
+        "parity@2": {"task": "parity", "level": 2, "prompts": len(base), "n": 8, "k": [1], "temperature": 1.0, **sides}
+    }
     change = (trained - 4) / 8
     ((row,),) = [table.rows for table in page.forgetting(Frame([evaluated(others=other)])).blocks]
     assert row[-2:] == [f"0.500 → {0.5 + change:.3f}", f"{change:+.3f} {interval}"]

@@ -1,0 +1,280 @@
+"""
+What each file of a run may hold. Reports, comparisons and the model card read folders of others: a file that holds
+anything else is one line, which names the file, the place in it, and the value.
+
+In reading order: shapes of a value; of the files.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .text import short
+
+
+Shape = Callable[[Any], None]
+MAX_SAMPLES = 100_000  # of a prompt: pass@k of 10⁹ takes for ever
+MAX_COUNT = 2**53  # larger integers are no floats
+ROW_VALUES = frozenset({int, float, bool, type(None)})
+
+
+class Misfit(Exception):
+    """A value has another shape: `what` it should be; `value`; and `place`, the keys that lead to it."""
+
+    def __init__(self, value: Any, what: str):
+        super().__init__(what)
+        self.value = value
+        self.what = what
+        self.place: list[str] = []
+
+
+# ------------------------------------------------------------------------------------------------ shapes of a value
+
+
+def anything(value: Any) -> None:
+    """Take every value."""
+
+
+def text(value: Any) -> None:
+    if not isinstance(value, str):
+        raise Misfit(value, "a text")
+
+
+def scalar(value: Any) -> None:
+    """Take what fits into a cell: a text, a number, true, false or null."""
+    if not isinstance(value, str | bool | float | None) and not is_count(value, -MAX_COUNT, MAX_COUNT):
+        raise Misfit(value, "a text or a number")
+
+
+def number(least: float = -math.inf, most: float = math.inf) -> Shape:
+    """Take a number in a range, both ends included; with an infinite range NaN, too."""
+
+    def check(value: Any) -> None:
+        is_number = isinstance(value, float) or is_count(value, -MAX_COUNT, MAX_COUNT)
+        if not is_number or value < least or value > most or (math.isnan(value) and math.isfinite(least)):
+            raise Misfit(value, "a number" if math.isinf(least) else f"a number from {least:g} on")
+
+    return check
+
+
+def count(least: int = 0, most: int = MAX_COUNT) -> Shape:
+    """Take a whole number in a range, both ends included."""
+
+    def check(value: Any) -> None:
+        if not is_count(value, least, most):
+            raise Misfit(value, f"a whole number from {least:,} to {most:,}")
+
+    return check
+
+
+def is_count(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def maybe(shape: Shape) -> Shape:
+    """Take null, too."""
+
+    def check(value: Any) -> None:
+        if value is not None:
+            shape(value)
+
+    return check
+
+
+def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
+    """Take a list of so many values."""
+
+    def check(value: Any) -> None:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            size = f" of {least}" if least == most else f" of at least {least}" if least else ""
+            raise Misfit(value, f"a list{size}")
+        for place, one in enumerate(value):
+            _inside(place, shape, one)
+
+    return check
+
+
+def table(shape: Shape) -> Shape:
+    """Take an object of any keys."""
+
+    def check(value: Any) -> None:
+        if not isinstance(value, dict):
+            raise Misfit(value, "an object")
+        for key, one in value.items():
+            _inside(key, shape, one)
+
+    return check
+
+
+def record(optional: dict[str, Shape] | None = None, **needed: Shape) -> Shape:
+    """Take an object with the needed keys, and perhaps the optional ones; other keys may hold anything."""
+    known = {**needed, **(optional or {})}
+
+    def check(value: Any) -> None:
+        if not isinstance(value, dict):
+            raise Misfit(value, "an object")
+        for key in needed:
+            if key not in value:
+                raise Misfit(value, f"an object with {key!r}")
+        for key in value.keys() & known.keys():
+            _inside(key, known[key], value[key])
+
+    return check
+
+
+def _inside(key: Any, shape: Shape, value: Any) -> None:
+    try:
+        shape(value)
+    except Misfit as misfit:
+        misfit.place.insert(0, str(key))
+        raise
+
+
+# ----------------------------------------------------------------------------------------------- shapes of the files
+
+
+INTERVAL = items(maybe(number()), 2, 2)
+GAIN = items(maybe(number()), 3, 3)
+STEP = maybe(count())
+
+
+def side(part: dict, prompts: int | None = None) -> Shape:
+    """
+    Take one side of an evaluation: the correct samples of each prompt, of which there may have to be so many, and
+    pass@k with its interval for each k that it has.
+    """
+    scores = {}
+    for k in part["k"]:
+        scores |= {f"pass@{k}": number(0, 1), f"interval@{k}": INTERVAL}
+    correct = items(count(0, part["n"]), prompts or 1, prompts or math.inf)
+    check = record({"mean_tokens": number(0), "truncated": number(0, 1), **scores}, correct=correct)
+
+    def check_pairs(value: Any) -> None:
+        check(value)
+        record(**{f"interval@{k}": INTERVAL for k in part["k"] if f"pass@{k}" in value})(value)
+
+    return check_pairs
+
+
+GREEDY_SIDE = record({"accuracy": number(0, 1), "interval": INTERVAL, "correct": items(count(0, 1))})
+GREEDY = record({"gain": GAIN, "base": GREEDY_SIDE, "trained": GREEDY_SIDE})
+NUMBERS = record(prompts=count(1), n=count(1, MAX_SAMPLES), k=items(count(1, MAX_SAMPLES), 1))
+SETTINGS = record(
+    {"seed": maybe(count(-MAX_COUNT)), "max_new_tokens": maybe(count(1))},
+    temperature=number(0, 1e6),
+)
+
+
+PART = record({"split": text}, task=text, level=scalar)
+
+
+def sampled(value: Any) -> None:
+    """Take the numbers of an evaluation on one task."""
+    NUMBERS(value)
+    record(k=items(count(1, value["n"])))(value)
+    SETTINGS(value)
+    record({"gain": table(GAIN)}, base=side(value))(value)
+    record(trained=side(value, len(value["base"]["correct"])))(value)
+
+
+def passk(value: Any) -> None:
+    """Take a `passk.json`."""
+    sampled(value)
+    prompts = len(value["base"]["correct"])
+    half = side(value)  # of a part, which has the evaluation's samples and k, and prompts of its own
+    record(
+        {
+            "task": maybe(text),
+            "level": scalar,
+            "prompt_ids": items(text, prompts, prompts),
+            "in_training": maybe(count(0, value["prompts"])),
+            "step": STEP,
+            "steps_on_record": STEP,
+            "run_id": maybe(text),
+            "greedy": maybe(GREEDY),
+            "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)))),
+            "by": maybe(items(record(task=maybe(text), level=scalar, prompts=count(1), base=half, trained=half))),
+            "others": maybe(table(lambda one: (PART(one), sampled(one)))),
+        },
+        split=text,
+    )(value)
+
+
+OF_TEXT = "base_logp distinct_2 compression_ratio text_perplexity reward gold".split()
+POINT = record(
+    dict.fromkeys(OF_TEXT, maybe(number())),
+    interval=INTERVAL,
+    **dict.fromkeys(("kl_to_base", "base_entropy", "token_agreement"), number()),
+    **dict.fromkeys(("entropy", "mean_tokens"), maybe(number())),
+)
+drift = record(
+    {"prompts": count(1), "in_training": maybe(count()), "run_id": maybe(text)},
+    points=items(lambda one: (POINT(one), record({"others": maybe(table(POINT))}, step=STEP)(one))),
+)
+env = record(
+    {
+        **dict.fromkeys("run_id variant base_weights base_commit model_class git_commit command".split(), maybe(text)),
+        "base_model": maybe(record(dict.fromkeys(("name", "hub_id", "origin", "sha256"), maybe(text)))),
+        "versions": maybe(table(maybe(text))),
+        "execution": maybe(table(scalar)),
+        "hardware": maybe(table(scalar)),
+        **dict.fromkeys(("parameters", "trainable_parameters"), maybe(count())),
+        **dict.fromkeys(("seed", "data_seed"), maybe(count(-MAX_COUNT))),
+    }
+)
+event = record(
+    {
+        **dict.fromkeys(("reason", "optimizer_reset"), maybe(text)),
+        **dict.fromkeys(("step_requested", "rank", "rank_before"), maybe(count())),
+        **dict.fromkeys(("kl_before", "alpha"), maybe(number())),
+    },
+    event=text,
+    step_applied=count(),
+)
+config = record(
+    {
+        **dict.fromkeys("task model_name_or_path dataset_name run_dir output_dir".split(), maybe(text)),
+        "task_level": scalar,
+        "max_steps": maybe(count(-1)),
+        "max_completion_length": maybe(count()),
+        "seed": maybe(count(-MAX_COUNT)),
+    }
+)
+
+
+def row(value: Any) -> None:
+    """Take a row of numbers."""
+    record(step=count())(value)
+    for key, one in value.items():
+        if type(one) not in ROW_VALUES or (type(one) is int and abs(one) > MAX_COUNT):
+            _inside(key, number(), one)
+
+
+# By the name of the file; of a file of lines, the shape of each.
+SHAPES = {
+    "config.yaml": config,
+    "env.json": env,
+    "metrics.jsonl": row,
+    "evaluations.jsonl": row,
+    "events.jsonl": event,
+    "passk.json": passk,
+    "drift.json": drift,
+}
+
+
+def check_shape(path: Path, value: Any, line: int | None = None) -> None:
+    """
+    Raise an error for what a run's file, or a line of it, may not hold.
+
+    Raises:
+        `InputError`: The line names the file, the place in it, and the value.
+    """
+    try:
+        SHAPES[path.name](value)
+    except Misfit as misfit:
+        where = f"'{path}'" if line is None else f"'{path}' line {line}"
+        place = f" has {'.'.join(misfit.place)}:" if misfit.place else " contains"
+        cure = "create it again" if line is None else "remove the line"
+        raise InputError(f"{where}{place} {short(misfit.value)}, not {misfit.what}; {cure}") from misfit
