@@ -17,7 +17,7 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check step-cost reset-cost
+.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check bench
 .PHONY: site quality style clean help
 
 help:
@@ -29,9 +29,8 @@ help:
 	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
 	@echo "make features   what the project does, one command each: does all of it work? (2 to 10 minutes; ONLY=\"A passk\")"
-	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
-	@echo "make step-cost ARGS=\"--shape smollm2\"   time a training step against TRL (ARGS=--help lists the options)"
-	@echo "make reset-cost time a reset of reference and optimizer against copying the same memory (takes ARGS, too)"
+	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost?"
+	@echo "make bench ARGS=\"--shape small\"   time a training step against TRL (ARGS=--help lists the options)"
 	@echo "make site       build the site of all pages in build/site, which \`python -m http.server -d build/site\` shows"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
@@ -81,14 +80,15 @@ soak: $(READY)
 features: $(READY)
 	$(BIN)/python scripts/features.py $(if $(ONLY),--only $(ONLY))
 
+# These files alone: collecting all tests takes longer than running these.
 gpu-check: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.gpu_check $(CHECK)
+	$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('error: torch finds no usable GPU')"
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n 0 -m gpu $$(grep -rl --include="test_*.py" "mark.gpu" tests)
+	HF_HUB_OFFLINE=1 $(BIN)/python scripts/bench.py --shape qwen2.5-1.5b --checkpointing --prompts 8 --micro_batch 16 \
+		--longest 256 --scale 1.5 --rounds 3 $(ARGS)
 
-step-cost: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.step_cost $(ARGS)
-
-reset-cost: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.reset_cost $(ARGS)
+bench: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python scripts/bench.py $(ARGS)
 
 # Zensical reads the mkdocs.yml of MkDocs; a later version may warn about more. REPOSITORY=https://github.com/OWNER/NAME
 # makes links to code and recipes links to the repository.

@@ -10,6 +10,7 @@ that was stopped continues with the same command.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,9 +20,9 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,6 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.pairs import GREEDY, compare_pairs, comparisons_to_json
 from trl_prorl.eval.command import command
-from trl_prorl.eval.gpucheck.runner import run_command
 from trl_prorl.eval.pages.branch import ONE_SEED, branch_picture, branch_table, find_winner, group_trials, since
 from trl_prorl.eval.pages.comparison import answer
 from trl_prorl.eval.pages.table import print_bullets, terminal
@@ -376,6 +376,27 @@ def train(trial: Trial, start: Path, until: int, more: list[str]) -> str | None:
     return None
 
 
+def run_command(command: list[str], log: Path) -> str | None:
+    """
+    Run a command. Return `None` if it succeeds, otherwise the reason with its last line. Its stdin has no content, and
+    ends with this process.
+    """
+    with log.open("w") as written:
+        streams = {"stdin": subprocess.PIPE, "stdout": written, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, **streams, start_new_session=True)
+        try:
+            status = process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # including child processes
+            process.wait()
+    if status == 0:
+        return None
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    return f"exit code {status}: {last[:300]}"
+
+
 def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: Path) -> dict[str, str]:
     """
     Train all trials, one after the other.
@@ -417,7 +438,7 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
 
 def evaluate(trial: Trial, args: argparse.Namespace, sampling: SamplingSettings) -> RecordedRun:
     """Measure held-out pass@k of a trial, and return its run."""
-    with redirect_stdout(sys.stderr):  # where the progress is shown, too
+    with contextlib.redirect_stdout(sys.stderr):  # where the progress is shown, too
         (held_out,) = held_out_tasks(trial.folder, args)
         held_out.sampling = sampling
         print(announcement(held_out, args))

@@ -4,14 +4,12 @@ import this first, so it imports nothing slow.
 """
 
 import argparse
-import functools
 import os
 import sys
 from pathlib import Path
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
-from trl_prorl.eval.gpucheck.runner import PARTS
 from trl_prorl.eval.run_folder.reading import (
     add_run_option,
     find_recorded_runs,
@@ -258,30 +256,6 @@ def push(argv=None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, without pushing")
     args = parser.parse_args(argv)
     load_config(args.run)
-    return args
-
-
-def gpu_check(argv=None) -> argparse.Namespace:
-    prog = program_name("gpu_check")
-    parser = Parser(
-        prog=prog,
-        usage=f"{prog} [--OPTION VALUE ...]",
-        description="Check that the numbers are right on this GPU, and time training steps there.",
-        formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
-    )
-    parser.add_argument(
-        "--cpu", action="store_true", help="run at toy size on a CPU, without the tests, in a few minutes"
-    )
-    known = f"run only these parts: {', '.join(PARTS)}"
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=known)
-    parser.add_argument("--minutes", type=float, metavar="N", default=20.0, help="time limit for all parts together")
-    parser.add_argument("--again", action="store_true", help="repeat parts that have passed")
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="DIR", help="folder of the results: runs/gpu_check/card or /cpu"
-    )
-    args = parser.parse_args(argv)
-    if args.minutes <= 0:
-        parser.error(f"--minutes {args.minutes:g} must be positive.")
     return args
 
 

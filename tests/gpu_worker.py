@@ -1,13 +1,15 @@
-"""A training on a GPU in a process of its own, started by test_on_gpu.py: of NaN, or spread by a launcher."""
+"""A training on a GPU in a process of its own, started by test_on_gpu.py: of NaN, killed, or spread by a launcher."""
 
 import json
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
 
 
 sys.path.append(str(Path(__file__).parent / "forks"))
@@ -16,8 +18,9 @@ from training import build  # noqa: E402
 
 
 # FSDP2 in bf16 rounds log-probabilities to bf16, so that an update must be large for the KL to show it.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 KEYS = {
-    "use_cpu": False,
+    "use_cpu": not torch.cuda.is_available(),
     "bf16": True,
     "max_steps": 4,
     "num_iterations": 2,
@@ -29,7 +32,25 @@ KEYS = {
 }
 
 
+SAVED = {"save_strategy": "steps", "save_steps": 1, "compact_generation": "on"}
+
+
+class Killed(TrainerCallback):
+    """Kill the process in the third step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(model: str, out: str, kind: str) -> None:
+    if kind in ("saved", "killed", "resumed"):
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        trainer = build(model, out, True, 16, KEYS | SAVED)
+        if kind == "killed":
+            trainer.add_callback(Killed())
+        trainer.train(resume_from_checkpoint=kind == "resumed")
+        return
     trainer = build(model, out, True, 16, KEYS)
     if kind == "nan":
         weights = trainer.model.named_parameters()

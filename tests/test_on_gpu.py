@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from run_record import read_rows as rows
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, TrainerCallback
 
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.fast.compact import PaddingMask, compact_sample, draw
@@ -167,6 +168,19 @@ def test_a_reference_costs_its_weights_and_b_costs_none(run):
     assert min(peaks["A"], peaks["C"]) - peaks["B"] > 0.9 * weights
 
 
+def test_memory_does_not_grow(make_trainer):
+    held = []
+
+    class Held(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            held.append(torch.cuda.memory_allocated())
+
+    fast = {"pack_groups": "on", "compact_generation": "on", "reuse_old_logps": True}
+    keys = {"bf16": True, "beta": 0.1, "ref_reset_every": 2, "max_steps": 12, "save_strategy": "no"}
+    make_trainer(**keys, **fast, trainer_kwargs={"callbacks": [Held()]}).train()
+    assert held[-1] - held[3] < 2**20  # everything is allocated within two generation batches
+
+
 def in_a_process(log, *command):
     """The exit status of a command; at a limit SIGTERM lets a launcher end its workers."""
     with open(log, "w") as written:
@@ -182,6 +196,15 @@ def test_nan_while_sampling_is_named(tmp_path, tiny_model):
     in_a_process(tmp_path / "log", ROOT / "tests" / "gpu_worker.py", tiny_model, tmp_path / "run", "nan")
     assert "at step 1: next-token probabilities" in (tmp_path / "log").read_text()
     assert not (tmp_path / "run" / "spread.json").exists()
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, tiny_model):
+    worker = ROOT / "tests" / "gpu_worker.py"
+    assert in_a_process(tmp_path / "log", worker, tiny_model, tmp_path / "whole", "saved") == 0
+    assert in_a_process(tmp_path / "log", worker, tiny_model, tmp_path / "run", "killed") == -signal.SIGKILL
+    assert in_a_process(tmp_path / "log", worker, tiny_model, tmp_path / "run", "resumed") == 0
+    weights = [tmp_path / name / "checkpoint-4" / "adapter_model.safetensors" for name in ("whole", "run")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ COMMANDS = {
     "drift": ("eval.drift", "measure the KL to the starting model, and text quality"),
     "compare": ("eval.compare", "test whether runs differ significantly in pass@k"),
     "branch": ("eval.branch", "try continuations of a run from a checkpoint, such as a reset"),
-    "gpu-check": ("eval.gpu_check", "check results and measure step times on this GPU"),
     "push": ("eval.push", "upload a run to the Hugging Face Hub"),
     "tasks": ("tasks.__main__", "list the tasks, and show rows of one"),
     "env": ("launch.environment", "print versions and hardware, for a bug report"),

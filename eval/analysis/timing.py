@@ -51,5 +51,5 @@ def parallel_notes(parallel: list[RecordedRun]) -> list[str]:
         names.append(f"{len(parallel) - MAX_NAMED} more")
     return [
         "No step time is shown for these runs, which trained in parallel and slowed each other down: "
-        f"{', '.join(names)}. `make step-cost` times variants one after the other."
+        f"{', '.join(names)}. `scripts/bench.py` times variants in turns."
     ]

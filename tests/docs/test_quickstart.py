@@ -9,7 +9,6 @@ from doc_pages import ROOT
 from run_record import read_rows
 from test_links_and_commands import exists
 
-from trl_prorl.eval.command_lines import gpu_check
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 from trl_prorl.train import parse_recipe
 
@@ -90,8 +89,7 @@ def test_the_notebook_for_a_t4_names_commands_and_keys_that_exist():
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code").replace("\\\n", "")
     ours = [line[line.index("trl-prorl ") :] for line in code.split("\n") if line[:1] == "!" and "trl-prorl " in line]
     assert all(exists(line, "") for line in ours)
-    _, check, train = ours
-    assert gpu_check(check.split()[2:]).minutes == 20
+    _, train = ours
     _, _, recipe, *keys = train.replace("--fp16 true", "--use_cpu true").split()  # fp16 needs a card
     _, args, _ = parse_recipe(["--config", str(shipped_recipes()[recipe]), *keys])
     assert not args.bf16

@@ -87,6 +87,20 @@ def correct(folder):
     return sum(passk["trained"]["correct"]) / (passk["n"] * passk["prompts"]), passk["greedy"]["trained"]["correct"]
 
 
+def test_a_trial_ends_with_all_that_it_began(tmp_path):
+    """A child that outlives its parent is killed."""
+    child = "import os, time; child = os.fork(); child or time.sleep(600); print(child)"
+    assert branch.run_command([sys.executable, "-c", child], tmp_path / "log") is None
+    pid = int((tmp_path / "log").read_text())
+    for _ in range(200):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError("the child is alive")
+
+
 def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here, tmp_path, capsys):
     change_config(run_dir, push_to_hub=True)
     before = hash_files(run_dir)

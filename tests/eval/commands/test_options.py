@@ -102,7 +102,6 @@ REFUSED = {
     "preflight": "RECIPE",
     "tasks show nope": "nope",
     "tasks show reverse_digits --options []": "--options",
-    "gpu-check --parts nope": "nope",
     f"preflight {RECIPE} --nope 1": "--nope",
     f"train {RECIPE} --lerning_rate 1": "'--learning_rate'",
     f"train {RECIPE} --task nope": "nope",
