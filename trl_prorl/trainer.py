@@ -97,6 +97,7 @@ from .rollout import (
     set_advantages,
 )
 from .run_files import RESET
+from .trained import TrainedCheck
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 
 
@@ -225,6 +226,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.evaluated_rewards: list[torch.Tensor] = []  # of each batch of an evaluation
         self.evaluated_losses: list[tuple[float, float]] = []
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
+        self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
         self.dynamic_sampling = make_dynamic_sampling(self)
@@ -243,6 +245,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             "recorder": self.recorder,
             "means": self.means,
             "guard": self.guard,
+            "trained_check": self.trained_check,  # after the guard, which may skip an update
             **optional,
             "resets": self.resets,
             "dynamic_sampling": self.dynamic_sampling,
@@ -561,6 +564,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self._log_penalty(inputs, penalty, accumulation)
 
         if training:
+            self.trained_check.watch(policy_pass.logps)
             logps = policy_pass.logps.detach()
             if args.old_logps_source == "first_pass":
                 # The buffer hands out the same dict in the next inner pass.
