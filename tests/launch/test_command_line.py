@@ -13,6 +13,7 @@ from run_record import write_run
 import trl_prorl
 from trl_prorl import train
 from trl_prorl.commands import COMMANDS
+from trl_prorl.errors import InputError
 from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.launch.command_line import check_arguments
 from trl_prorl.launch.help import help_text
@@ -219,3 +220,11 @@ def test_a_recipe_that_is_not_there_or_comes_too_late(tmp_path, monkeypatch, ask
     with pytest.raises(ValueError) as caught:
         with_recipe(asked)
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("argv", [["own.py"], ["--config", "own.py"], ["--config=own.py"]])
+def test_a_script_in_the_place_of_a_recipe_is_named(argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("import torch")
+    with pytest.raises(InputError, match=r"preflight\(trainer\)"):
+        with_recipe(argv)

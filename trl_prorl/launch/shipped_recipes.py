@@ -42,6 +42,11 @@ def recipe_file(name_or_path: str) -> Path:
     """
     file = Path(name_or_path)
     shipped = shipped_recipes()
+    if file.suffix == ".py":
+        raise InputError(
+            f"{name_or_path!r} is a Python script, not a recipe: run it with `python`, and to check it, call "
+            "`preflight(trainer)` in it."
+        )
     if file.is_file():
         return file
     if name_or_path in shipped:

@@ -7,7 +7,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import comparison, curves, matrix, plotting, reset_panels, score_sections
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.pages import comparison, curves, plotting, reset_panels, score_sections
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.variants import VARIANTS
@@ -126,7 +127,7 @@ def test_steps_are_whole_numbers(read_run):
         curves.section(Frame([run])).blocks[0].panels[0],
     ):
         axes = drawn(panel)
-        axes.set_xlim(-9, 9)  # automatic ticks: every 2.5
+        axes.set_xlim(-10, 10)  # automatic ticks: every 2.5
         assert [tick for tick in axes.get_xticks() if tick != int(tick)] == []
 
 
@@ -144,82 +145,26 @@ def labels_of(axis, renderer):
     return [label.get_window_extent(renderer) for at, label in ticks if low <= at <= high and label.get_text()]
 
 
-@pytest.mark.parametrize(
-    "correct, of",
-    [([0] * 63 + [1], 8), ([8] * 63 + [7], 8), ([9, 10, 9, 8] * 16, 18)],
-    ids=["all lost", "all solved", "n is no power of two"],
-)
-def test_no_label_is_cut_or_lies_on_another(read_run, correct, of):
-    """The first: pass@1 from 0 to 0.006, whose ticks had four digits. The last: k = 16 beside k = 18."""
-    long = "a_name_of_a_run_as_long_as_they_are"
-    run = read_run("A", name=long, steps=1, base=correct, trained=correct, passk={"n": of})
+def assert_labels_apart(section):
+    """No label of the horizontal axis lies on another, and none is cut."""
+    figure = section.blocks[-1].figure
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (panel,) = figure.subfigs
+    places = labels_of(panel.axes[0].xaxis, renderer)
+    assert len(places) > 1
+    assert all(left.x1 < right.x0 for left, right in zip(places, places[1:], strict=False))
+    assert all(panel.bbox.x0 <= place.x0 and place.x1 <= panel.bbox.x1 for place in places)
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 0.0125), (0.998, 1.0), (0.4975, 0.5075), (0.0, 0.028)])
+def test_the_labels_of_pass_at_1_are_apart(read_run, low, high):
+    """Ranges in which every 0.0025 or 0.0005 had a tick, beside a name that leaves little width."""
+    run = read_run("A", name="gsm8k-qwen2.5-0.5b-instruct-long-name-of-a-run", steps=1, trained=[4] * 16)
     frame = Frame([run])
-    for section in (comparison.verdict_section(frame), score_sections.against_k(frame)):
-        figure = section.blocks[-1].figure
-        renderer = FigureCanvasAgg(figure).get_renderer()
-        (panel,) = figure.subfigs
-        places = labels_of(panel.axes[0].xaxis, renderer)
-        assert all(left.x1 < right.x0 for left, right in zip(places, places[1:], strict=False))
-        assert all(panel.bbox.x0 <= place.x0 and place.x1 <= panel.bbox.x1 for place in places)
+    frame.groups[0].sides.update(dict.fromkeys(("base", "trained"), Estimate((low + high) / 2, low, high)))
+    assert_labels_apart(comparison.verdict_section(frame))
 
 
-def test_dips_beside_the_control_of_the_same_seeds(read_run):
-    """A falls by 0.2 for ten steps after its reset, the control does not."""
-    keys = {"model_name_or_path": "embedded:sums:3", "task": "sums", "max_steps": 200}
-
-    def run(name, variant, reward, **config):
-        event = {"event": "reset", "step_requested": 1, "step_applied": 100, "reason": "periodic"}
-        events = [event] if variant == "A" else []
-        return read_run(variant, 1, name, 200, config={**keys, **config}, events=events, reward=reward)
-
-    a = run("A", "A", lambda step: 0.5 if step <= 100 else 0.3 if step <= 110 else 0.7)
-    control = run("control", "control", lambda step: min(step, 40) / 100)
-    other_base = run("other", "control", 0.9, model_name_or_path="embedded:sums:4")
-    (row,) = reset_panels.effects(Frame([a, control, other_base])).blocks[0].rows
-    # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
-    assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
-
-
-def test_spikes_in_the_matrix(read_run):
-    """B's are of the KL to the sampling policy; the mean number of the seeds, the largest of all."""
-    runs = []
-    for seed in (0, 1):
-        keys = {
-            "kl_old": lambda step, seed=seed: 0.5 + seed if step in (20, 40)[: 1 + seed] else 0.01,
-            "entropy": lambda step, seed=seed: 0.9 if step == 30 and seed else 0.3,
-            "grad_norm": lambda step: {20: 1.2, 40: 0.9}.get(step, 0.2),  # of which the second is none
-            "kl_ref": 9.0,
-        }
-        runs.append(read_run("B", seed, steps=60, **keys))
-    table = matrix.result_matrix(Frame(runs))
-    cells = dict(zip(table.header, table.rows[0], strict=True))
-    spikes = [cells[f"{name} spikes"] for name in ("KL", "entropy", "gradient")]
-    assert spikes == ["1.5 (× 150)", "0.5 (× 3)", "1 (× 6)"]
-
-
-def around_a_reset(runs):
-    (picture,) = reset_panels.around(Frame(runs)).blocks
-    return [drawn(panel) for panel in picture.panels]
-
-
-def test_mean_and_band_around_all_resets_of_all_runs(read_run):
-    """Seed 0 was reset after steps 20 and 60, seed 1 after step 40; the reward is the step, plus 100 in seed 1."""
-    keys = {"steps": 100, "kl_ref": lambda step: step / 1000, "grad_norm": lambda step: 2.0 * step}
-    runs = [
-        read_run("A", seed, reward=reward, events=[{**RESET, "step_applied": step} for step in steps], **keys)
-        for seed, reward, steps in ((0, float, (20, 60)), (1, lambda step: 100.0 + step, (40,)))
-    ]
-    reward, kl, norm = around_a_reset([*runs, read_run("control", steps=100, reward=0.5)])
-    (line, _) = reward.lines  # the mean, and where the reset lies; the control has none
-    assert list(line.get_xdata()) == list(range(-9, 21))
-    # The last step before a reset: 20, 60 and 140.
-    assert line.get_ydata()[9] == pytest.approx(220 / 3)
-    corners = reward.collections[0].get_paths()[0].vertices
-    at_reset = corners[corners[:, 0] == 0.0][:, 1]
-    # Between the ordered values 20, 60 and 140 lie the 10th percentile, 20 + 0.2 · 40, and the 90th, 60 + 0.8 · 80.
-    assert (at_reset.min(), at_reset.max()) == pytest.approx((28.0, 124.0))
-    assert kl.lines[0].get_ydata()[9] == pytest.approx(0.04)  # of steps 20, 60 and 40
-    assert norm.lines[0].get_ydata()[10] == pytest.approx(2 * 41)  # the first step after
-    elastic = [{"event": "elastic_reset", "step_applied": 20}]
-    (kl,) = around_a_reset([read_run("B", steps=40, kl_ref=9.0, kl_old=0.5, events=elastic)])
-    assert set(kl.lines[0].get_ydata()) == {0.5}
+def test_the_labels_of_k_are_apart_where_n_is_no_power_of_two(read_run):
+    run = read_run("A", steps=1, trained=[9, 10] * 8, passk={"n": 18})  # k = 16 beside k = 18
+    assert_labels_apart(score_sections.against_k(Frame([run])))
