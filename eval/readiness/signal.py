@@ -367,8 +367,6 @@ def missing_limits(found: Rollouts) -> list[str]:
     limits = limits_set(found.args)
     target = f"{needed_kl(found):.2g}"
     missing = []
-    if "guard_gap" not in limits:
-        missing.append("guard_gap: 0.1")
     if "kl_target" not in limits or not {"beta", "beta_base"} & limits.keys():
         missing.append(f"kl_target: {target} (beta: 0.3 to start)")
     elif limits["kl_target"] > MAX_TARGET * needed_kl(found):

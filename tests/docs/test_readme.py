@@ -16,6 +16,7 @@ from hub_cache import COMMIT
 
 README = (ROOT / "README.md").read_text()
 OWN_SCRIPT = (ROOT / "docs" / "own-script.md").read_text()
+OWN_REWARD = README[README.index("## Your own reward") : README.index("## Quickstart")]
 QUICKSTART = README[README.index("## Quickstart") : README.index("## Which KL?")]
 # What a machine without a GPU, and a test, cannot do as the recipe says.
 SMALL = "--bf16 false --use_cpu true --dtype float32 --gradient_checkpointing false --max_steps 2 --train_rows 2"
@@ -104,6 +105,18 @@ def test_what_the_script_calls_right(completion, answer, right):
     names = functions_of_script()
     assert names["verify"](completion, {"answer": f"6 * 7 = 42\n#### {answer}"}) is right
     assert names["reward"]([[{"content": completion}]], [f"#### {answer}"]) == [float(right)]
+
+
+def test_a_reward_of_ones_own(run, tmp_path):
+    """The three commands: the reward pays wrong answers, which the preflight finds, and the verifier decides pass@k."""
+    (tmp_path / "mine.py").write_text(named_file(OWN_REWARD, "mine.py"))
+    preflight, train, passk = commands(OWN_REWARD)
+    finding = "the reward can be hacked: fix it, or set kl_target: "
+    assert finding in " ".join(run(f"{preflight} --prompts 8 {TINY}", COLUMNS="300").split())
+    run(f"{train} {TINY}")
+    run(f"{passk} {FEW}")
+    measured = json.loads((tmp_path / "runs" / "mine" / "passk.json").read_text())
+    assert (measured["task"], measured["prompts"]) == ("mine", 2)
 
 
 # A recipe of the Hub's Qwen needs other settings than the tiny recipe, whose model comes with the package.

@@ -87,7 +87,7 @@ TOO_SHORT = "fit: raise max_completion_length"
         # Correct and wrong answers with the same reward; one wrong answer with full reward.
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
         (rollouts(MIXED), PAY, "fine", "0 of 5; "),
-        (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "guard_gap: 0.1 and kl_target: 0.14 (beta: 0.3 "),
+        (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "or set kl_target: 0.14 (beta: 0.3 "),
         (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
         # Two of four correct: p is 2.5 / 5, and ln 2 over five tokens are 0.139 nats. None: ln 10 over five.
         (rollouts(MIXED), NEEDED, "fine", "0.14 nats per token"),
@@ -136,7 +136,8 @@ LIMITED = {"beta": 0.3, "kl_target": 0.14, "guard_gap": 0.05}
     [
         (LIMITED, {}, "already limits this (beta: 0.3, kl_target: 0.14, guard_gap: 0.05)", "fix it"),
         ({"guard_gap": 0.05}, {}, "kl_target: 0.14", "guard_gap"),
-        ({"beta": 0.3, "kl_target": 0.14}, {}, "guard_gap: 0.1", "kl_target"),
+        # With a KL the guard is not advised: it rarely fires there, and then falsely.
+        ({"beta": 0.3, "kl_target": 0.14}, {}, "already limits this (beta: 0.3, kl_target: 0.14)", "guard_gap"),
         ({"kl_target": 0.14, "guard_gap": 0.1}, {}, "beta: 0.3", "guard_gap"),
         (LIMITED | {"kl_target": 0.5}, {}, "now 0.5", "already"),
         (LIMITED, {"resets": True}, "no reset trigger", "already"),
