@@ -111,9 +111,10 @@ def test_a_reward_of_ones_own(run, tmp_path):
     """The three commands: the reward pays wrong answers, which the preflight finds, and the verifier decides pass@k."""
     (tmp_path / "mine.py").write_text(named_file(OWN_REWARD, "mine.py"))
     preflight, train, passk = commands(OWN_REWARD)
+    few = f"{TINY} --per_device_train_batch_size 16"
     finding = "the reward can be hacked: fix it, or set kl_target: "
-    assert finding in " ".join(run(f"{preflight} --prompts 8 {TINY}", COLUMNS="300").split())
-    run(f"{train} {TINY}")
+    assert finding in " ".join(run(f"{preflight} --prompts 8 {few}", COLUMNS="300").split())
+    run(f"{train} {few}")
     run(f"{passk} {FEW}")
     measured = json.loads((tmp_path / "runs" / "mine" / "passk.json").read_text())
     assert (measured["task"], measured["prompts"]) == ("mine", 2)
