@@ -108,10 +108,10 @@ def test_what_the_script_calls_right(completion, answer, right):
 
 
 def test_a_reward_of_ones_own(run, tmp_path):
-    """The three commands: the reward pays wrong answers, which the preflight finds, and the verifier decides pass@k."""
+    """The three commands: the preflight finds that the reward pays wrong answers, and the verifier decides pass@k."""
     (tmp_path / "mine.py").write_text(named_file(OWN_REWARD, "mine.py"))
     preflight, train, passk = commands(OWN_REWARD)
-    few = f"{TINY} --per_device_train_batch_size 16"
+    few = f"{TINY} --per_device_train_batch_size 16 --train_rows 64"
     finding = "the reward can be hacked: fix it, or set kl_target: "
     assert finding in " ".join(run(f"{preflight} --prompts 8 {few}", COLUMNS="300").split())
     run(f"{train} {few}")
