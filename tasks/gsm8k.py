@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_prorl.tasks.base import Task
-from trl_prorl.tasks.final_answer import DENIAL, MAX_LENGTH, NOT_A_UNIT, TAG, as_number
+from trl_prorl.tasks.final_answer import DENIAL, MAX_LENGTH, TAG, as_number, question_of
 from trl_prorl.tasks.loaded import FILES, LoadedTask, Problem, need, parse_rows, split_training_file
+from trl_prorl.tasks.units import known
 
 
 if TYPE_CHECKING:
@@ -42,6 +43,22 @@ CALCULATION = re.compile(
     r"^[^A-Za-z]*!|[+^=<>]|\\(?!(?:text\w*|math\w*|mbox|operatorname|left|right|quad)(?![A-Za-z]))[A-Za-z]"
     r"|(?<![A-Za-z'’])[b-fi-kn-oqrt-zBDEG-KM-UX-Z](?![A-Za-z]|[-&][A-Za-z]{2})"
 )
+WORDS = re.compile(r"(?<!\\)[A-Za-z]{2,}(?:['’&][A-Za-z]+)*|[A-Z]&[A-Za-z]+")
+# What may be around a known unit.
+REMARK = re.compile(
+    r"(?i:of|the|an|in|on|for|per|each|every|total|left|more|altogether|apiece|away|old|that|is|all|it|answer|quarters)"
+    r"|[A-Z][a-z]*['’&]s|[A-Z]&[A-Z][a-z]*"
+)
+# Things that a question counts are named in its plurals, which these are not.
+COUNTED = re.compile(r"[a-z]{3,}s")
+NUMBERS = re.compile(
+    r"(?:dozen|score|pair|couple|hundred|thousand|half|halve|third|quarter|minu|plu|les|[a-z]+(?:th|illion))s"
+)
+# Words that change the number in a box after them.
+CHANGES = re.compile(
+    r"(?i)\b(?:half|third|quarter|twice|minus|plus|negative|below|about|almost|over|under|less|more|or|sqrt|pi|zero|two|three|four"
+    r"|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+(?:teen|illion)|twenty|[a-z]+ty|hundred|thousand|dozen)s?\b"
+)
 SIGNED_BOX = re.compile(r"[-−–][^A-Za-z]*\0")  # NUL stands for the box
 HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?[0-9]{1,2}(?![0-9])", re.IGNORECASE)
 NUMBERED = re.compile(r"[\s*_]*[0-9]{1,2}[.)]\s+\S*[A-Za-z]")
@@ -51,14 +68,25 @@ def has_digit(text: str) -> bool:
     return any(character.isnumeric() for character in text)
 
 
-def parse_number(text: str) -> Decimal | None:
+def is_remark(text: str, question: str = "") -> bool:
+    """
+    Return whether a text after a number leaves it as it is: it has no digit and no sign of a calculation, and every
+    word is a known unit, a remark (`18 of Ann's eggs`), or a plural that the question has.
+    """
+    if has_digit(text) or CALCULATION.search(text):
+        return False
+    asked = {word for word in COUNTED.findall(question.lower()) if not NUMBERS.fullmatch(word)}
+    return all(known(word) or REMARK.fullmatch(word) or word.lower() in asked for word in WORDS.findall(text))
+
+
+def parse_number(text: str, question: str = "") -> Decimal | None:
     """
     Return the number at the beginning of a text; `None` if the text does not start with a number, or if something else
-    than a unit follows.
+    than a unit or a remark follows.
 
-    Allowed are thousands separators, a unit after the number, and before it a currency sign, `x =`, a bracket and
-    Markdown emphasis. Not allowed are a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), a variable (`18/x`),
-    and a word or sign that changes the number (`2 million`, `2M`, `3!`).
+    Allowed are thousands separators, a known unit or remark after the number, and before it a currency sign, `x =`, a
+    bracket and Markdown emphasis. Not allowed are a second number (`41 42`, `40+2`, `1/2`), a variable (`18/x`), and
+    any other word or sign (`2 million`, `2M`, `3!`, `18 or nineteen`).
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -66,8 +94,7 @@ def parse_number(text: str) -> Decimal | None:
     if match is None:
         return None
     sign, number, rest = match.groups()
-    rest = UNIT_SIGNS.sub("", rest)
-    if has_digit(rest) or CALCULATION.search(rest) or NOT_A_UNIT.search(rest):
+    if not is_remark(UNIT_SIGNS.sub("", rest), question):
         return None
     return Decimal((sign or "") + number.replace(",", ""))
 
@@ -85,8 +112,15 @@ def is_sentence(line: str) -> bool:
     Return whether a line is a sentence around a box, for which NUL stands, and has no number, sign, word or command
     that changes the one in the box.
     """
-    changes = (SIGNED_BOX, DENIAL, CALCULATION, NOT_A_UNIT)
-    return "\0" in line and not has_digit(line) and not any(change.search(line) for change in changes)
+    before, box, after = line.partition("\0")
+    changes = (DENIAL, CALCULATION, CHANGES)
+    return (
+        box != ""
+        and not SIGNED_BOX.search(line)
+        and not has_digit(before)
+        and not any(change.search(before) for change in changes)
+        and is_remark(after.replace("\0", ""))
+    )
 
 
 def marked_answers(text: str) -> list[str]:
@@ -102,12 +136,12 @@ def marked_answers(text: str) -> list[str]:
     return [part for part in parts if not NUMBERED.match(part)] or parts
 
 
-def is_number(part: str, gold: str) -> bool:
+def is_number(part: str, gold: str, question: str = "") -> bool:
     """
     Return whether a marked answer equals the number, in any notation (`0.5`, `\\frac{1}{2}`, `4 \\times 10^{3}`). The
     comparison is exact.
     """
-    number = parse_number(part)
+    number = parse_number(part, question)
     return as_number(part) == Fraction(gold) if number is None else number == Decimal(gold)
 
 
@@ -116,8 +150,9 @@ class MarkedNumber(Task):
 
     def verify(self, completion: str, row: Mapping) -> bool:
         marked = marked_answers(completion)
+        question = question_of(row)
         # All markers must agree. More than MAX_MARKED markers count as no answer.
-        return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
+        return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"], question) for part in marked)
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
         marked = marked_answers(completion)

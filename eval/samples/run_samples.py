@@ -352,7 +352,7 @@ def grader_version() -> str:
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
-    return digest([installed("math-verify"), installed("reasoning-gym"), *(path.read_text() for path in files)])[:12]
+    return digest([installed("sympy"), installed("reasoning-gym"), *(path.read_text() for path in files)])[:12]
 
 
 def check_run(run_dir: Path) -> dict:

@@ -97,35 +97,23 @@ FAILS = [
     ("'3'", "assert f() == 3"),
     ("b'a'", "assert f() == 'a'"),
 ]
-# Not yet as judged.
-OPEN = {
-    *("10^3", "18 is not the answer", "3 fourths", "7 twelfths", "4 millionths", "5 quadrillion", "18 mln"),
-    *("18 gross", "18 at most", "18 and a quarter", "18 doubled", "10^{3}", "10^{-2}", r"0.\overline{3}"),
-    *(r"5\text{ modulo n}", r"5\text{ quadrillion}", r"5\text{ millionths}", r"5\text{ at most}"),
-    *(r"5\text{ doubled}", "6 fifths", r"3\frac{-1}{2}"),
-}
 
 
-def cases(table, text):
-    """Return the rows as parameters; those whose column `text` is in `OPEN` are expected to fail."""
-    return [pytest.param(*row, marks=[pytest.mark.xfail(strict=False)] if row[text] in OPEN else []) for row in table]
-
-
-@pytest.mark.parametrize("reference, answer", cases(SAME_NUMBER, 1))
+@pytest.mark.parametrize("reference, answer", SAME_NUMBER)
 def test_the_same_number(reference, answer):
     task = get_task("gsm8k")
     for completion in (f"#### {answer}", f"\\boxed{{{answer}}}"):
         assert task.verify(completion, {"answer": reference})
 
 
-@pytest.mark.parametrize("reference, answer", cases(OTHER_NUMBER, 1))
+@pytest.mark.parametrize("reference, answer", OTHER_NUMBER)
 def test_another_number(reference, answer):
     task = get_task("gsm8k")
     for completion in (f"#### {answer}", f"\\boxed{{{answer}}}"):
         assert not task.verify(completion, {"answer": reference})
 
 
-@pytest.mark.parametrize("text, value", cases(VALUES, 0))
+@pytest.mark.parametrize("text, value", VALUES)
 def test_the_value_of_a_text(text, value):
     assert as_number(text) == (None if value is None else Fraction(value))
 

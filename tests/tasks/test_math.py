@@ -1,48 +1,38 @@
-"""math-verify in its own process (test_worker.py): verdicts, time limit, and what must not stop it."""
+"""Answers to competition problems: verdicts, time limit, and what must not stop it. Pairs: test_math_pairs.py."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_prorl.tasks import get_task
-from trl_prorl.tasks.math import WORKER, equal
-
-
-@pytest.mark.parametrize(
-    "gold, answer, same",
-    [
-        ("42", "40+2", True),
-        ("2", "1.9999999999", False),
-        ("x<5", "(-\\infty,5)", True),
-        ("(-\\infty,5)", "x<5", False),
-        ("1000000007", "1000000008", False),
-        ("", "", False),
-        ("5", "", False),
-    ],
-)
-def test_equal(gold, answer, same):
-    """What math-verify does where the task `math` does not ask it."""
-    assert equal(gold, answer) is same
+from trl_prorl.tasks.math import WORKER, is_answer
 
 
 def test_long_texts_are_not_even_asked(monkeypatch):
     monkeypatch.setattr(WORKER, "ask", lambda request: pytest.fail("asked"))
-    assert equal("1", "x" * 1001) is False
+    assert is_answer("x" * 1001, "x+1") is False
 
 
 def test_what_takes_too_long_is_wrong_and_the_next_question_is_answered(monkeypatch):
-    assert equal("1", "1")
-    monkeypatch.setattr(WORKER, "seconds", 1.5)
-    # The ends of the interval are compared while it is read: one integer power, which no signal interrupts.
-    assert equal("5", "(9^{9^{9^{9}}}, 1)") is False
+    assert is_answer("1+x", "x+1")
+    monkeypatch.setattr(WORKER, "seconds", 0.0)
+    assert is_answer("x+2-1", "x+1") is False
     monkeypatch.undo()
-    assert equal("5", "\\frac{10}{2}") is True
+    assert is_answer("x+3-2", "x+1") is True
+
+
+@pytest.mark.parametrize(
+    "text", ["(9^{9^{9^{9}}}, 1)", "9^{9^{9}}!", "x^{9^{99}}", "\\binom{9^{99}}{9}", "e^{e^{e^{e^{9}}}}"]
+)
+def test_what_is_too_large_to_compute_is_no_answer_but_itself(text):
+    assert is_answer(text, "x+1") is False
+    assert is_answer(text, text) is True
 
 
 @pytest.mark.parametrize("text", ["\ud800", "\x00", "\n{}\n", '"}'])
 def test_nasty_texts(text):
-    assert equal(text, "1") is equal("1", text) is False
-    assert equal("0.5", "\\frac12")
+    assert is_answer(text, "1") is is_answer("1", text) is False
+    assert is_answer("\\sqrt{4}x", "2x")
 
 
 texts = st.one_of(st.text(max_size=40), st.text("0123456789\\frac{}()^_+-*/=,. xyz", max_size=30))
@@ -148,7 +138,8 @@ RIGHT = {
     r"\frac{1}{21!}": [r"\boxed{\frac{1}{21\cdot 20!}}"],
     r"\frac{2^{2005}+1}{3\cdot 2^{2006}}": [r"\boxed{\frac16+\frac{1}{3\cdot 2^{2006}}}"],
     r"(2^{-99}, 1)": [r"\boxed{(\frac{1}{2^{99}}, 1)}"],
-    r"(2.5\%, 5)": [r"\boxed{(2.5, 5)}"],
+    # A percent sign may be missing in the reference, not in the answer: 5 is not 5 %.
+    "(2.5, 5)": [r"\boxed{(2.5\%, 5)}"],
     r"\frac{\sqrt{2}}{10^{20}}": [r"\boxed{\frac{1}{10^{20}\sqrt{2}}\cdot 2}"],
     r"\sqrt{0.1}": [r"\boxed{\frac{1}{\sqrt{10}}}"],
     r"0.1\pi": [r"\boxed{\frac{\pi}{10}}"],
@@ -263,7 +254,7 @@ def test_wrong_answers(task, answer):
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(texts, texts)
 def test_it_never_raises(task, gold, answer):
-    assert type(equal(gold, answer)) is bool
+    assert type(is_answer(answer, gold)) is bool
     for completion, reference in ((answer, "42"), (f"\\boxed{{{answer}}}", "42"), (f"\\boxed{{{answer}}}", "x+1")):
         assert type(task.verify(completion, {"answer": reference})) is bool
 
@@ -310,7 +301,7 @@ def test_the_same_text_needs_no_second_opinion(task, monkeypatch):
 
 def test_a_long_text_is_not_read(task, monkeypatch):
     # Reading takes more than linear time.
-    monkeypatch.setattr("trl_prorl.tasks.math.VARIABLE", None)
+    monkeypatch.setattr("trl_prorl.tasks.math.plain_text", None)
     assert not task.verify("\\boxed{" + "x " * 10**6 + "}", {"answer": "42"})
 
 

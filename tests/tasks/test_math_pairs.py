@@ -14,8 +14,6 @@ import pytest
 from trl_prorl.tasks import get_task
 
 
-pytestmark = pytest.mark.skip(reason="the comparison that passes these pairs is not written yet")
-
 FILES = ("math_pairs_first.tsv", "math_pairs.tsv")
 PROBLEMS = [{"problem": f"{n} + 1?", "answer": str(n + 1)} for n in range(40)]
 REFUSED = 0.02  # share of the right answers that may be refused
