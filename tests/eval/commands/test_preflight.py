@@ -230,6 +230,7 @@ FORM = reward_of(lambda text, right: float(text.isdigit()))
 def test_rewards_are_judged_by_their_sum_where_they_do_not_abstain(found):
     """A format reward is the same for correct and wrong answers; rows may have a column `completion`."""
     exact = reward_of(lambda text, right: float(text == right) if right < "5" else None)
+    exact.__name__ = "exact"  # each reward has a name of its own
     rows = [{**row, "completion": "gold"} for row in TASK.rows("train", 24)]
     for rewards, number in (([FORM, exact], None), (exact, "1.00, 0.00")):
         paid = found(8, rows=rows, reward=rewards)[0]["reward of gold answers, of other rows'"]

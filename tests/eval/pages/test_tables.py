@@ -185,7 +185,7 @@ def test_two_steps_have_no_ratio_to_the_control(read_run):
 
 def test_the_bound_of_pass_at_k_is_told_for_both_sides(passk_result):
     # By hand: two samples both fail in 1/4 and 1/12 of the pairs; at k = 4 the bounds are 15/16 and 143/144.
-    (line,) = page.bound_note(passk_result(base=[1, 3] * 10, trained=[2, 3] * 10, n=4))
+    (line,) = page.bound_note(passk_result(base=[1, 3] * 10, trained=[2, 3] * 10, n=4, k=[1, 4]))
     assert "pass@4" in line
     assert re.findall(r"0\.\d+", line) == ["0.938", "0.993"]
-    assert page.bound_note(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)) == []
+    assert page.bound_note(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2, k=[1, 2])) == []
