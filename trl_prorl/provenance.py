@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from .embedded import shipped as embedded_base
-from .embedded.gguf_base import gguf_sha256, is_gguf
 from .errors import InputError
 from .files import replaced
 from .launch.environment import git_commit, hardware, versions
@@ -155,8 +154,7 @@ class BaseModel:
         name (`str`): As the run was given it; of an embedded model `embedded:TASK:SEED`.
         hub_id (`str` or `None`): Its name on the Hub; `None` if it is a local folder.
         origin (`str` or `None`): The Hub model that a local folder's `config.json` says it was made from.
-        sha256 (`str` or `None`): Hash of the weights, of an embedded model, see [`~trl_prorl.embedded.shipped`]; of a
-            base out of a GGUF file, that file's.
+        sha256 (`str` or `None`): Hash of the weights, of an embedded model, see [`~trl_prorl.embedded.shipped`].
     """
 
     name: str
@@ -170,11 +168,6 @@ class BaseModel:
         return self.hub_id or Path(self.name).name
 
     @property
-    def is_gguf(self) -> bool:
-        """Return whether it was made of a GGUF file."""
-        return is_gguf(self.name)
-
-    @property
     def is_embedded(self) -> bool:
         """Return whether it is a model that comes with this package."""
         return embedded_base.is_embedded(self.name)
@@ -185,8 +178,6 @@ def identify(name: str) -> BaseModel:
     embedded = embedded_base.full_name(name)
     if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
-    if is_gguf(name):
-        return BaseModel(name, sha256=gguf_sha256(name))
     snapshot = SNAPSHOT.search(name)
     if snapshot:
         return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))

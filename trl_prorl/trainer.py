@@ -110,7 +110,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     Args:
         model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): A loaded model, or the name of one:
-            on the Hub, a folder, `smollm2`, `embedded:TASK`, or the path of a GGUF file. A `PeftModel` together with a
+            on the Hub, a folder, `smollm2`, or `embedded:TASK`. A `PeftModel` together with a
             `peft_config` trains a new adapter on top of the given one, whose policy is then the reference and the
             starting model.
         reward_funcs (`Callable`, `str` or a list of them): A function `reward(completions, **columns)` returns one

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trl_prorl.embedded.gguf_base import gguf_model, gguf_sha256, is_gguf
 from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
@@ -58,8 +57,6 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
         return None
     if is_embedded(name):
         return _embedded(run_dir, name, env)
-    if is_gguf(name):
-        return _gguf(run_dir, name, env)
     noted = env.get("base_model") or {}
     was_local = noted.get("name") == name and noted.get("hub_id") is None
     looks_local = "/" in name and (was_local or not is_hub_name(name))
@@ -98,23 +95,6 @@ def _embedded(run_dir: Path, name: str, env: dict) -> str:
             f"ships {now[:12]}…; install the version in '{run_dir / 'env.json'}'"
         )
     return found
-
-
-def _gguf(run_dir: Path, name: str, env: dict) -> str:
-    """Return the folder of a GGUF file's model, if the file is that of the starting model."""
-    then = (env.get("base_model") or {}).get("sha256")
-    name = os.path.expanduser(name)
-    found = _find(run_dir, name, lambda path: path.is_file() and then in (None, gguf_sha256(str(path))))
-    if found is None:
-        which = f" with SHA-256 {then[:12]}…" if then else ""
-        raise InputError(
-            f"'{run_dir / 'config.yaml'}' has model_name_or_path: {name}, but there is no such file{which} here, next "
-            "to the run or above it; run the command where the run was trained, or change it to where the file is now"
-        )
-    try:
-        return gguf_model(found)
-    except ValueError as error:
-        raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
 
 
 def _places(run_dir: Path, name: str) -> Iterator[Path]:

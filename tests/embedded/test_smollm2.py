@@ -1,6 +1,7 @@
 """A pretrained model by name: checked, converted once, offline afterwards; the file itself where it is installed."""
 
 import json
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -11,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
-from trl_prorl.embedded import gguf_base, shipped, smollm2
+from trl_prorl.embedded import shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
+from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
@@ -63,7 +65,7 @@ def package(tmp_path, monkeypatch):
 
     load_tokenizer = AutoTokenizer.from_pretrained
     with monkeypatch.context() as patched:
-        patched.setattr(gguf_base, "load", model)
+        patched.setattr(smollm2, "load", model)
         patched.setattr(AutoTokenizer, "from_pretrained", lambda folder, gguf_file: load_tokenizer(STAND_IN))
         yield gguf
 
@@ -104,6 +106,13 @@ def test_it_is_converted_once_whole_into_the_files_weights_rounded_and_loads_off
     package.unlink()
     assert smollm2.main([]) == 0
     assert find_model("smollm2") == str(cache) == embedded_model("smollm2")
+
+
+@pytest.mark.parametrize("name, value", [("num_hidden_layers", 29), ("rope_parameters", {"rope_theta": 9e9})])
+def test_a_loader_that_reads_another_header_is_refused(name, value):
+    smollm2.check_config(SimpleNamespace(**smollm2.CONFIG))
+    with pytest.raises(InputError, match=f"{name}=.* transformers reads {re.escape(repr(value))}"):
+        smollm2.check_config(SimpleNamespace(**{**smollm2.CONFIG, name: value}))
 
 
 @pytest.mark.parametrize("spoiled", ["other", "missing"])

@@ -54,7 +54,7 @@ NOT_THERE = {
     "missing/folder": "couldn't connect to",
     "./missing": "folder",
     "smolm2": r"did you mean 'smollm2'\?",
-    "no.gguf": "GGUF",
+    "no.gguf": "GGUF file: save it once as a folder .docs/howto-model.md.",
 }
 
 

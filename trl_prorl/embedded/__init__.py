@@ -1,1 +1,1 @@
-"""The small bases that come with the package, and models out of GGUF files."""
+"""The small base models that come with the package, and SmolLM2."""

@@ -5,7 +5,7 @@ starts from the same weights.
 They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed
 0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. scripts/embedded_bases.py of
 the repository makes them. `smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the
-user's cache. The path of a GGUF file stands for the model that [`~trl_prorl.embedded.gguf_base`] makes of it.
+user's cache.
 """
 
 from pathlib import Path
@@ -15,7 +15,6 @@ from huggingface_hub.constants import HF_HOME
 
 from ..files import file_sha256
 from ..text import nearest
-from .gguf_base import MADE_WITH, gguf_model, gguf_sha256, is_gguf
 
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ FOLDER = Path(__file__).with_name("models")
 SMOLLM2 = "smollm2"
 SMOLLM2_FOLDER = Path(HF_HOME, "trl_prorl", SMOLLM2)
 WEIGHTS = "model.safetensors"
+MADE_WITH = "made_with.json"
 HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
 
 
@@ -60,12 +60,11 @@ def _is_copy(folder: Path, original: Path) -> bool:
 
 def embedded_model(name: str = EMBEDDED) -> str:
     """
-    Return the folder of a small model that is part of the package, or of the model that a GGUF file is converted to.
+    Return the folder of a small model that is part of the package, or of SmolLM2.
 
     Args:
         name (`str`, *optional*, defaults to `"embedded"`): `embedded` (0.7 M parameters), `embedded:TASK`,
-            `embedded:TASK:SEED`, `smollm2` (135 M parameters, installed by `trl-prorl smollm2`), or the path of a GGUF
-            file.
+            `embedded:TASK:SEED`, or `smollm2` (135 M parameters, installed by `trl-prorl smollm2`).
 
     Returns:
         `str`: The folder, for `model=` of [`ProRLTrainer`] or for `from_pretrained`.
@@ -83,8 +82,6 @@ def embedded_model(name: str = EMBEDDED) -> str:
     'sorting-0'
     ```
     """
-    if is_gguf(name):
-        return gguf_model(name)
     folder = _folder(name)
     if folder is None and name == SMOLLM2:
         raise ValueError(
@@ -116,12 +113,8 @@ def shipped() -> dict[str, Path]:
 def weights_sha256(name: str) -> str | None:
     """
     Return the SHA-256 of the weights of an embedded model, or of a folder that scripts/embedded_bases.py made, as 64
-    hexadecimal digits; of a base out of a GGUF file, that file's. `None` for any other model, and for one that is
-    not here.
+    hexadecimal digits. `None` for any other model, and for one that is not here.
     """
-    of_gguf_file = gguf_sha256(name)
-    if of_gguf_file is not None:
-        return of_gguf_file
     folder = _folder(name) or Path(name)
     there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()
     return file_sha256(folder / WEIGHTS) if there else None

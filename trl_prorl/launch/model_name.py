@@ -7,7 +7,6 @@ from typing import Any
 from huggingface_hub import constants
 from transformers.utils import cached_file
 
-from ..embedded.gguf_base import is_gguf
 from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
 from ..provenance import is_hub_name
 from ..run_folder import check_links
@@ -20,8 +19,7 @@ PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
 
 def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[str, Any] | None = None) -> str:
     """
-    Return the model to load: a local folder, a Hub name, the folder of an embedded model, or that of a GGUF file's
-    model.
+    Return the model to load: a local folder, a Hub name, or the folder of an embedded model.
 
     Args:
         name (`str`, *optional*): The name, as given.
@@ -32,8 +30,8 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
         `ValueError`: It is none of them, or an embedded model's files differ from the shipped ones.
     """
     if not isinstance(name, str):
-        raise ValueError(f"{key}={name!r}: set it to a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
-    if is_embedded(name) or is_gguf(name):
+        raise ValueError(f"{key}={name!r}: set it to a Hub name, a local folder, or {EMBEDDED!r}.")
+    if is_embedded(name):
         try:
             return embedded_model(name)
         except ValueError as error:
@@ -41,6 +39,8 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
     given = f"{key}={name!r}"
     if Path(name).is_dir():
         _check_folder(Path(name), given)
+    elif name.lower().endswith(".gguf"):
+        raise ValueError(f"{given} is a GGUF file: save it once as a folder (docs/howto-model.md) and give that.")
     elif not is_hub_name(name):
         like = nearest(name, [EMBEDDED, SMOLLM2, *shipped(), *cached_models()])
         raise ValueError(f"{given} is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct{like}.")
