@@ -47,7 +47,7 @@ $(READY): setup.py setup.cfg pyproject.toml
 	touch $(READY)
 
 demo: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python recipes/demo.py
+	HF_HUB_OFFLINE=1 $(BIN)/trl-prorl demo
 
 smollm2: $(READY)
 	$(BIN)/trl-prorl smollm2

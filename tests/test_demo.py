@@ -4,17 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import pandas as pd
 import pytest
 from run_record import write_run
 
 from trl_prorl import demo as demo_module
-from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.errors import RunError
 
 
-ROOT = Path(__file__).parent.parent
 SEED = 7
 ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 
@@ -23,55 +20,42 @@ ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B"
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(out), "--seeds", str(SEED)]
+    command = [*demo_module.COMMAND, "demo", "--out", str(out), "--seed", str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out, done.stdout
 
 
-def test_with_a_pretrained_model_it_is_two_arms(monkeypatch, tmp_path, capsys):
-    """Nothing is trained or evaluated; the samples are there already."""
-    monkeypatch.setattr(demo_module, "embedded_model", lambda name: embedded_model())
-    trained = []
-    monkeypatch.setattr(demo_module, "evaluate", lambda *words: None)
-    monkeypatch.setattr(demo_module, "show_runs", lambda runs, out: None)
-    monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: trained.extend(arms))
-    for run, label in (("control", "base"), ("control", "trained"), ("plain", "trained")):
-        folder = tmp_path / run / "samples" / f"{label}-0"
-        folder.mkdir(parents=True)
-        columns = ["prompt_id", "sample", "prompt", "completion", "correct"]
-        rows = [("q", 0, "About [tea]", f"{run} {label} text", label == "base")]
-        pd.DataFrame(rows, columns=columns).to_parquet(folder / "samples.parquet")
-    monkeypatch.setattr(sys, "argv", ["trl-prorl demo", "--model", "smollm2", "--out", str(tmp_path)])
-    monkeypatch.setattr(demo_module.console, "_width", 200)
-    demo_module.main()
-    assert [(arm.name, arm.steps) for arm in trained] == [("control", 40), ("plain", 40)]
-    assert all("smollm2" in " ".join(arm.command) for arm in trained)
-    said = capsys.readouterr().out
-    assert all(text in said for text in ("control base text", "control trained text", "plain trained text", "[tea]"))
+@pytest.fixture
+def trains(monkeypatch):
+    """A function that lets each training be a Python program, which gets the words of `train` as `sys.argv`."""
+
+    def replace(program: str) -> None:
+        monkeypatch.setattr(demo_module, "COMMAND", [sys.executable, "-c", program])
+
+    return replace
 
 
-def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
-    out = tmp_path / "plain"
-    files = {
-        "notes.txt": "mine",
-        "metrics.jsonl": '{"step": 1}\n',
-        "checkpoint-1/model.safetensors": "stopped",
-    }
-    for name, content in files.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(content)
-    (tmp_path / "plain.log").write_text("before\n")
-    arm = demo_module.DemoRun(ROOT / "recipes" / "tiny" / "plain.yaml", out, 1, [])
-    arm.command = [sys.executable, "-c", "print('now')"]
-    arm.start()
-    assert arm.process.wait() == 0
-    assert (tmp_path / "plain.log").read_text() == "before\nnow\n"
-    assert (out / "notes.txt").read_text() == "mine"
-    assert not (out / "metrics.jsonl").exists()
-    assert (out / "earlier-1" / "checkpoint-1" / "model.safetensors").read_text() == "stopped"
-    (out / "model.safetensors").write_text("somebody's")
-    assert not arm.finished  # no run wrote them
+def test_a_finished_run_is_kept_and_another_resumes(tmp_path, trains):
+    trains("import sys; print(*sys.argv[1:])")
+    done, stopped = tmp_path / "control", tmp_path / "plain"
+    for file in (done / "adapter_model.safetensors", stopped / "checkpoint-60" / "adapter_model.safetensors"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    stopped.with_suffix(".log").write_text("before\n")
+    for run in (done, stopped):
+        demo_module.train(run, ["--seed", "7"])
+    assert not done.with_suffix(".log").exists()
+    first, line = stopped.with_suffix(".log").read_text().splitlines()
+    assert first == "before"
+    assert line.startswith(f"train tiny/plain --output_dir {stopped} ")
+    assert line.endswith("--resume_from_checkpoint auto --seed 7")
+
+
+def test_a_run_that_fails_is_one_line_with_its_log(tmp_path, trains):
+    trains("print('step 1'); raise SystemExit('error: the disk is full')")
+    with pytest.raises(RunError, match=r"^plain ended with exit code 1, see .*plain\.log: error: the disk is full$"):
+        demo_module.train(tmp_path / "plain", [])
 
 
 def test_it_ends_with_one_table_of_the_arms_and_the_path_of_the_report(tmp_path, monkeypatch, capsys):
@@ -91,8 +75,12 @@ def test_it_ends_with_one_table_of_the_arms_and_the_path_of_the_report(tmp_path,
         points = [{"step": step, "kl_to_base": kl} for step, kl in ((0, 0.0), (10, distance))]
         files = {"env": {"variant": name}, "passk": settings | sides, "drift": {"points": points}}
         write_run(tmp_path / name, {"output_dir": str(tmp_path / name)}, rows, **files)
-    monkeypatch.setattr(demo_module.console, "_width", 80)
-    demo_module.show_runs([tmp_path / "plain", tmp_path / "control"], tmp_path)
+    commands = []
+    succeed = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(demo_module.subprocess, "run", lambda words, **_: commands.append(words) or succeed)
+    monkeypatch.setenv("COLUMNS", "80")
+    demo_module.evaluate_and_report([tmp_path / "plain", tmp_path / "control"], prompts=256)
+    assert [words[3] for words in commands] == ["passk", "drift", "report"]
     shown = capsys.readouterr().out
     plain, control = [line for line in shown.splitlines() if "│" in line]
     assert [cell.strip() for cell in plain.split("│")] == ["plain", "0.75", "0.12 → 0.38", "0.50", "0.50", "0.250"]

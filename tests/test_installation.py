@@ -169,7 +169,7 @@ def shown(run, users):
     assert "  tiny  " in run("trl-prorl", "train")
     assert "  tiny/\n" in run("trl-prorl", "train", "--all")
     assert {path.name for path in users.iterdir()} == {"eval", "tasks"}
-    assert "--arms" in run("trl-prorl", "demo", "--help")
+    assert "--prompts" in run("trl-prorl", "demo", "--help")
     return run("python", "-c", FOUND.format(base=DEFAULT, lines=lines), imports_all=True)
 
 

@@ -1,10 +1,10 @@
 """
 Write the scores of these recipes on the embedded model to `expected.csv`, and from there into README.md.
 
-    trl-prorl demo --seeds 1 2 3 4 5 6 --out runs/seeds
-    python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and README.md
+    trl-prorl demo --seed 2 --out runs/seeds/2            # and so on
+    python recipes/tiny/expected.py runs/seeds/*/*/       # writes expected.csv and README.md
     python recipes/tiny/expected.py                       # only README.md
-    python recipes/tiny/expected.py --check runs/demo/*   # exit code 1: a score is outside its 99.9 % interval
+    python recipes/tiny/expected.py --check runs/demo/*/  # exit code 1: a score is outside its 99.9 % interval
 """
 
 import argparse
@@ -39,7 +39,7 @@ SET_BY_DEMO = ("output_dir", "save_strategy", "seed")  # keys that the demo sets
 
 def row_of(run: Path) -> dict:
     """
-    Return the row of a run that the demo wrote: `RECIPE` or `RECIPE_seedN`. Raises `ValueError` if the folder is not a
+    Return the row of a run that the demo wrote: `RECIPE`. Raises `ValueError` if the folder is not a
     complete run of that recipe on the embedded model, or if the run was not evaluated at its last step.
     """
     try:
