@@ -40,7 +40,7 @@ from .checkpoint_files import (
     is_failed_write,
     means_newest,
 )
-from .errors import CheckpointError, NonFiniteError, RunError
+from .errors import CheckpointError, InputError, NonFiniteError, RunError
 from .extras.vllm import describe_engine
 from .identity import (
     BATCH_KEYS,
@@ -75,6 +75,7 @@ from .weights import load_checkpoint, whole_weights
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "prorl_state.json"
+LAYOUT = 1  # of that file
 
 
 class CheckpointMixin:
@@ -326,7 +327,7 @@ class CheckpointMixin:
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
         state = read_state(folder)
-        self.parts.load_state_dict(state.get("parts", {}), changed)  # an earlier layout has none
+        self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
         is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
         self._step = 0 if is_cut_anew else state["micro_batches"]
@@ -447,6 +448,7 @@ class CheckpointMixin:
             part.save(folder)
         completions = self._logs if self.log_completions else None
         state = {
+            "layout": LAYOUT,
             "generations": self._generations,
             "micro_batches": self._step,
             "parts": self.parts.state_dict(),
@@ -674,8 +676,18 @@ def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], compl
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read the trainer's state beyond weights and optimizer."""
-    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+    """
+    Read the trainer's state beyond weights and optimizer.
+
+    Raises:
+        InputError: Another version of trl-prorl, with another layout, wrote it.
+    """
+    state = json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+    if state.get("layout") != LAYOUT:
+        raise InputError(
+            f"{folder} was made by another version of trl-prorl: resume with that one, or begin a new run."
+        )
+    return state
 
 
 def _as_json(value):

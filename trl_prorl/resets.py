@@ -279,7 +279,7 @@ class Resets(Part):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._has_moved = state.get("moved", False)  # not known to an earlier layout
+        self._has_moved = state["moved"]
         if self._has_moved and self.reference is not None and not self.possible:
             raise ValueError(
                 "resets have moved the reference of the checkpoint, but this trainer was created without resets and "
@@ -287,13 +287,10 @@ class Resets(Part):
                 "callbacks=[...], or set ref_reset_every."
             )
         self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
-        own = self._own_callbacks()
-        if "configured" not in state:  # an earlier layout, in which the configuration's is the last
-            own = self.callbacks
-        for callback, its_state in zip(own, state["callbacks"], strict=False):
+        for callback, its_state in zip(self._own_callbacks(), state["callbacks"], strict=False):
             callback.load_state_dict(its_state)
         # The keys may ask for one now and not then, or the other way round.
-        if self.configured is not None and state.get("configured") is not None:
+        if self.configured is not None and state["configured"] is not None:
             self.configured.load_state_dict(state["configured"])
         if self.rewarmup is not None:
             self.rewarmup.updates = state["updates_since_reset"]

@@ -17,9 +17,9 @@ from transformers import Trainer, TrainerCallback
 
 from trl_prorl import checkpoint_files as on_disk
 from trl_prorl import evaluate
-from trl_prorl.checkpoint import log_to_json
+from trl_prorl.checkpoint import log_to_json, read_state
 from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
-from trl_prorl.errors import CheckpointError
+from trl_prorl.errors import CheckpointError, InputError
 from trl_prorl.files import file_sha256
 from trl_prorl.run_folder import RunFolders
 
@@ -445,3 +445,10 @@ def test_auto_neither_repeats_a_finished_run_nor_takes_checkpoints_of_others(mak
     (foreign / "weights.bin").touch()
     with pytest.raises(ValueError, match="checkpoint-3: it has no manifest"):
         make_trainer(output_dir=str(foreign.parent), max_steps=1).train(resume_from_checkpoint="auto")
+
+
+@pytest.mark.parametrize("layout", [{}, {"layout": 0}])
+def test_a_state_of_another_layout_is_one_line(tmp_path, layout):
+    (tmp_path / "prorl_state.json").write_text(json.dumps({"parts": {}} | layout))
+    with pytest.raises(InputError, match="^.* was made by another version of trl-prorl: resume with that one"):
+        read_state(tmp_path)
