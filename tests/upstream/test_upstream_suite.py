@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from trl.trainer import utils
 
-from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.upstream import TESTED
 
 
@@ -60,19 +58,6 @@ def test_each_test_s_end_is_read_and_what_failed_once_has_failed(comparison):
     assert found["c::test_broken"].reason == "ImportError: no name Ratio"
     moved = found["c::test_still_has[_compute_loss]"].reason
     assert moved == "TRL no longer has GRPOTrainer._compute_loss, where penalties are added"
-
-
-@pytest.mark.parametrize("triton", [True, False])
-def test_a_cpu_is_refused_where_trl_s_head_is_a_triton_kernel_alone(monkeypatch, triton):
-    monkeypatch.setattr("trl.__version__", "1.15.0")
-    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", object() if triton else None)
-    args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8)
-    for interprets in ("0", "1"):
-        monkeypatch.setenv("TRITON_INTERPRET", interprets)
-        allowed = triton and interprets == "1"
-        error = "no/model|reward" if allowed else "use_cpu=True.*'trl>=1.16'"
-        with pytest.raises((ValueError, OSError), match=error):
-            ProRLTrainer("/no/model/is/loaded", lambda **kwargs: [], args)
 
 
 # A suite of ours, laid out as TRL's.

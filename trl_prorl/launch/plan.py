@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import trl
 from accelerate.utils import set_seed
-from packaging.version import Version
 from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
-from trl.trainer import utils
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from ..anchors import ANCHORS
@@ -283,7 +280,6 @@ def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
 
 def _check_surroundings(args: ProRLConfig, model) -> None:
     """Raise an error if the machine, a tracker or a folder prevents the run."""
-    _check_kernel(args)
     check_packages(args)
     warn_of_emulated_bf16(args, model)
     RunFolders.from_args(args).check_usable()
@@ -342,17 +338,6 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
         return
     cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
     check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
-
-
-def _check_kernel(args: ProRLConfig) -> None:
-    """Raise an error for a CPU with TRL 1.15 or earlier, whose LM head needs Triton (or Triton's interpreter)."""
-    if args.device.type != "cpu" or Version(trl.__version__) >= Version("1.16"):
-        return
-    if utils._ChunkedLogProbFunction is None or os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(
-            f"TRL {trl.__version__} does not support the CPU (use_cpu={args.use_cpu}). Run `pip install 'trl>=1.16'`, "
-            "or train on a GPU."
-        )
 
 
 def _check_processes(args: ProRLConfig, resets: bool) -> None:
