@@ -74,7 +74,18 @@ def test_it_ends_with_one_table_of_the_arms_and_the_path_of_the_report(tmp_path,
             side: {"accuracy": greedy, "interval": [0.0, 1.0], "correct": [1, 1, 0, 0]} for side in ("base", "trained")
         }
         rows = [{"step": step, "reward": reward} for step, reward in enumerate(rewards, start=1)]
-        points = [{"step": step, "kl_to_base": kl, "interval": [kl, kl]} for step, kl in ((0, 0.0), (10, distance))]
+        points = [
+            {
+                "step": step,
+                "kl_to_base": kl,
+                "interval": [kl, kl],
+                "base_entropy": 1.0,
+                "token_agreement": 1.0,
+                "entropy": 1.0,
+                "mean_tokens": 4.0,
+            }
+            for step, kl in ((0, 0.0), (10, distance))
+        ]
         files = {"env": {"variant": name}, "passk": settings | sides, "drift": {"points": points}}
         write_run(tmp_path / name, {"output_dir": str(tmp_path / name)}, rows, **files)
     commands = []
