@@ -3,6 +3,7 @@ The guard of reward functions: an error names the function, the row and the prom
 """
 
 import asyncio
+import copy
 import functools
 import math
 import os
@@ -251,15 +252,16 @@ class RewardGuard:
 
 def own_copy(value: Any) -> Any:
     """
-    Copy lists, dicts, arrays and tensors, nested ones too: a function that edits its arguments in place must not
-    change those of another. Anything else is shared: an environment, an image, the trainer's state.
+    Copy lists, tuples, sets, dicts, arrays and tensors, nested ones too: a function that edits its arguments in place
+    must not change those of another. Anything else is shared, classes of a user's that derive from these included: an
+    environment, an image, the trainer's state.
     """
-    if isinstance(value, list):
-        return [own_copy(each) for each in value]
-    if isinstance(value, dict):
+    if type(value) in (list, tuple, set):
+        return type(value)(map(own_copy, value))
+    if type(value) is dict:
         return {name: own_copy(each) for name, each in value.items()}
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return copy.deepcopy(value)  # rows of several lengths are an array of arrays
     if isinstance(value, torch.Tensor):
         return value.clone()
     return value

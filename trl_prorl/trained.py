@@ -34,6 +34,7 @@ class TrainedCheck(Part):
         self._watched: list[torch.Tensor] = []  # the policy's log-probabilities, until their gradient is known
         self._has_signal = False
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameter, places, values there
+        self._is_slow = False  # whether the learning rate of this update is far below that of the schedule
 
     def optimizer_made(self, optimizer) -> None:
         self.optimizer = optimizer
@@ -87,6 +88,7 @@ class TrainedCheck(Part):
         self._before = []
         if not self._has_signal or rate == 0.0:
             return
+        self._is_slow = rate < self.optimizer.param_groups[0].get("initial_lr", rate) / 2
         for param in self._trained():
             if param.grad is not None:
                 places = _likely_to_change(param.detach(), param.grad)
@@ -98,7 +100,10 @@ class TrainedCheck(Part):
         self._before = []
         if not before or self.accelerator.optimizer_step_was_skipped:
             return
-        if not any(bool((param.detach().reshape(-1)[places] != old).any()) for param, places, old in before):
+        changed = any(bool((param.detach().reshape(-1)[places] != old).any()) for param, places, old in before)
+        if not changed and self._is_slow:  # in a warm-up or at the end of a decay an update may be rounded away
+            return
+        if not changed:
             dtype = str(before[0][0].dtype).removeprefix("torch.")
             raise RunError(
                 f"nothing is trained: step {step} changed none of {len(before)} parameters, although gradients reach "

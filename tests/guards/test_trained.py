@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from tiny_run import LORA, constant, vowels
 from transformers import AutoModelForCausalLM
 
@@ -63,6 +63,14 @@ def test_weights_that_an_update_rounds_away(make_trainer, tiny_model):
     torch.nn.init.ones_(norm)
     line = refusal(make_trainer(model=model, lora=False, learning_rate=1e-6))
     assert "learning_rate" in line and "bfloat16" in line
+
+
+def test_a_small_rate_of_a_warm_up_says_nothing(run):
+    """IA3's vectors are ones, the neighbours of 1 in fp32 are 6e-8 away, and the first rates are 5e-9 to 1.5e-8."""
+    vectors = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    schedule = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1000}
+    trainer = run(lora=False, trainer_kwargs={"peft_config": vectors}, learning_rate=5e-6, **schedule)
+    assert trainer.state.global_step == 4 and trainer.trained_check.is_due
 
 
 @pytest.mark.parametrize(

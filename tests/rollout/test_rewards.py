@@ -365,3 +365,43 @@ def test_a_reward_that_edits_its_arguments_changes_no_other_reward_no_verdict_an
         seen.append((numbers, list(trainer._logs["completion"])))
     assert seen[0] == seen[1]
     assert 0.0 < seen[0][0][0] < 1.0
+
+
+def ragged():
+    """Rows of several lengths as a data set of format "numpy" has them: an array of arrays."""
+    rows = np.empty(2, dtype=object)
+    rows[:] = [np.zeros(1), np.zeros(2)]
+    return rows
+
+
+@pytest.mark.parametrize(
+    "make, edit, read",
+    [
+        (lambda: {"at": torch.zeros(1)}, lambda value: value["at"].fill_(1.0), lambda value: value["at"].sum()),
+        (ragged, lambda value: value[0].fill(1.0), lambda value: value[0].sum()),
+        (lambda: ([], 0), lambda value: value[0].append(1), lambda value: len(value[0])),
+        (set, lambda value: value.add(1), len),
+    ],
+    ids=["tensor in a dict", "array of arrays", "tuple", "set"],
+)
+def test_what_is_nested_in_a_column_is_copied(make, edit, read):
+    def change(column, **columns):
+        edit(column[0])
+        assert read(column[0]) == 1
+        return [0.0]
+
+    value = make()
+    guard_reward(change, "change", None, "stop")(prompts=["a"], completions=["b"], column=[value])
+    assert read(value) == 0
+
+
+@pytest.mark.parametrize("base", [dict, list])
+def test_an_environment_stays_what_it_is(base):
+    class World(base):
+        """An environment that is a dict or a list."""
+
+    def same(environments, **columns):
+        return [environments[0] is world]
+
+    world = World()
+    assert guard_reward(same, "same", None, "stop")(prompts=["a"], completions=["b"], environments=[world]) == [1.0]
