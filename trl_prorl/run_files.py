@@ -64,6 +64,8 @@ RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
 # What every line of a log file, and every result of an evaluation, holds.
 LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
+STEPS = ("step", "step_applied")
+MAX_STEP = 2**53
 PASSK = ("split", "prompts", "n", "k", "temperature", "base", "trained")
 DRIFT = ("points",)
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
@@ -119,7 +121,13 @@ def read_jsonl(path: str | os.PathLike, unique: str | None = None, growing: bool
                     )
                 break
             raise InputError(f"{where} is not JSON ({error}); remove the line") from error
-        _check_keys(row, LOG_FILES.get(Path(path).name, ()), where, "remove the line")
+        needed = LOG_FILES.get(Path(path).name, ())
+        _check_keys(row, needed, where, "remove the line")
+        for key in needed:
+            if key in STEPS and (type(row[key]) is not int or not 0 <= row[key] <= MAX_STEP):
+                raise InputError(
+                    f"{where} has {key}: {short(row[key])}, not a whole number from 0 on; remove the line"
+                )
         value = repr(row.get(unique))
         if unique is not None and seen.setdefault(value, place) != place:
             raise InputError(f"{where}: {unique} {value} is already in line {seen[value]}; remove one of the two")

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
+from .run_files import read_json
 from .text import short
 
 
 Shape = Callable[[Any], None]
 MAX_SAMPLES = 100_000  # of a prompt: pass@k of 10⁹ takes for ever
 MAX_COUNT = 2**53  # larger integers are no floats
+INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
+MAX_NUMBER = 1e100  # the square of a larger one may be no float
 ROW_VALUES = frozenset({int, float, bool, type(None)})
 
 
@@ -53,7 +56,8 @@ def number(least: float = -math.inf, most: float = math.inf) -> Shape:
 
     def check(value: Any) -> None:
         is_number = isinstance(value, float) or is_count(value, -MAX_COUNT, MAX_COUNT)
-        if not is_number or value < least or value > most or (math.isnan(value) and math.isfinite(least)):
+        is_huge = is_number and MAX_NUMBER < abs(value) < math.inf
+        if not is_number or is_huge or value < least or value > most or (math.isnan(value) and math.isfinite(least)):
             raise Misfit(value, "a number" if math.isinf(least) else f"a number from {least:g} on")
 
     return check
@@ -158,8 +162,13 @@ def side(part: dict, prompts: int | None = None) -> Shape:
     return check_pairs
 
 
-GREEDY_SIDE = record({"accuracy": number(0, 1), "interval": INTERVAL, "correct": items(count(0, 1))})
-GREEDY = record({"gain": GAIN, "base": GREEDY_SIDE, "trained": GREEDY_SIDE})
+def greedy(prompts: int) -> Shape:
+    """Take what greedy decoding gave on so many prompts."""
+    correct = items(count(0, 1), prompts, prompts)
+    one = record({"accuracy": number(0, 1), "interval": INTERVAL, "correct": correct})
+    return record({"gain": GAIN, "base": one, "trained": one})
+
+
 NUMBERS = record(prompts=count(1), n=count(1, MAX_SAMPLES), k=items(count(1, MAX_SAMPLES), 1))
 SETTINGS = record(
     {"seed": maybe(count(-MAX_COUNT)), "max_new_tokens": maybe(count(1))},
@@ -193,7 +202,7 @@ def passk(value: Any) -> None:
             "step": STEP,
             "steps_on_record": STEP,
             "run_id": maybe(text),
-            "greedy": maybe(GREEDY),
+            "greedy": maybe(greedy(prompts)),
             "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)))),
             "by": maybe(items(record(task=maybe(text), level=scalar, prompts=count(1), base=half, trained=half))),
             "others": maybe(table(lambda one: (PART(one), sampled(one)))),
@@ -236,12 +245,18 @@ event = record(
 config = record(
     {
         **dict.fromkeys("task model_name_or_path dataset_name run_dir output_dir".split(), maybe(text)),
+        **dict.fromkeys("model_revision hub_model_id hub_revision lr_scheduler_type".split(), maybe(text)),
+        "chat_template_kwargs": maybe(table(anything)),
         "task_level": scalar,
+        "temperature": maybe(number(0)),
+        "train_rows": maybe(count()),
         "max_steps": maybe(count(-1)),
         "max_completion_length": maybe(count()),
         "seed": maybe(count(-MAX_COUNT)),
     }
 )
+adapter = record({"base_model_name_or_path": maybe(text)})
+index = record(weight_map=table(text))
 
 
 def row(value: Any) -> None:
@@ -261,6 +276,8 @@ SHAPES = {
     "events.jsonl": event,
     "passk.json": passk,
     "drift.json": drift,
+    "adapter_config.json": adapter,
+    **dict.fromkeys(INDEX_FILES, index),
 }
 
 
@@ -278,3 +295,10 @@ def check_shape(path: Path, value: Any, line: int | None = None) -> None:
         place = f" has {'.'.join(misfit.place)}:" if misfit.place else " contains"
         cure = "create it again" if line is None else "remove the line"
         raise InputError(f"{where}{place} {short(misfit.value)}, not {misfit.what}; {cure}") from misfit
+
+
+def read_shaped(path: Path) -> dict[str, Any]:
+    """Return a JSON file of a run, with the errors of [`read_json`] and [`check_shape`]."""
+    content = read_json(path)
+    check_shape(path, content)
+    return content

@@ -5,7 +5,6 @@ transformers and PEFT only warn where that is not so: they fill the rest with ra
 """
 
 import functools
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,8 @@ from transformers import (
 )
 
 from .errors import InputError
+from .run_shapes import INDEX_FILES, read_shaped
+from .text import cut
 
 
 SHOWN = 2  # names of tensors in a message
@@ -66,18 +67,25 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
 @contextmanager
 def refuse_code(source: str | Path) -> Iterator[None]:
     """
-    Say in one line that a model or a tokenizer needs code of its own, which a loader without `trust_remote_code` does
-    not run.
+    Say in one line that a model, an adapter or a tokenizer needs code of its own, which a loader without
+    `trust_remote_code` does not run, or that a file in its folder is damaged.
 
     Args:
         source (`str` or `Path`): What is loaded.
 
     Raises:
-        InputError: It does.
+        InputError: It does, or its folder is damaged.
     """
     try:
         yield
-    except ValueError as error:
+    except (InputError, OSError, SafetensorError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a library raises for a file of other content
+        if "trust_remote_code" not in str(error) and Path(source).is_dir():
+            why = cut(" ".join(str(error).split()))
+            raise InputError(
+                f"{source} cannot be loaded ({type(error).__name__}: {why}): save or download it again."
+            ) from error
         if "trust_remote_code" not in str(error):
             raise
         raise InputError(
@@ -130,7 +138,7 @@ def load_model(
         model = kind.from_pretrained(name, **init)
     if adapter is None:
         return model
-    with whole_weights(adapter):
+    with whole_weights(adapter), refuse_code(adapter):
         return PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
 
 
@@ -190,8 +198,8 @@ def check_files(folder: Path) -> None:
                 held |= dict.fromkeys(tensors.keys(), file.name)
         except SafetensorError as error:
             raise InputError(f"{file} is truncated or corrupt ({error}): save or download it again.") from error
-    for index in folder.glob("*.safetensors.index.json"):
-        named = json.loads(index.read_text())["weight_map"]
+    for index in filter(Path.is_file, (folder / name for name in INDEX_FILES)):
+        named = read_shaped(index)["weight_map"]
         refuse_keys(index, missing=[name for name in named if held.get(name) != named[name]])
 
 

@@ -17,7 +17,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.run_files import RUN_ID, is_of_other_run
 from trl_prorl.run_folder import check_links, exclusive, has_begun
-from trl_prorl.run_shapes import check_shape
+from trl_prorl.run_shapes import MAX_NUMBER, check_shape
 from trl_prorl.text import cut, visible
 
 
@@ -189,14 +189,14 @@ def _read_lines(path: Path, unique: str | None = None) -> list[dict]:
 
 
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
-    """Return rows of numbers; infinite ones, as fp16 leaves in `grad_norm`, count as not measured."""
+    """Return rows of numbers; infinite and huge ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
     rows = pd.DataFrame(_read_lines(path, unique))
-    infinite = rows.select_dtypes("number").abs() == math.inf
+    infinite = rows.select_dtypes("number").abs() > MAX_NUMBER
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])
-        logger.warning("%s: infinite values are ignored: %s.", visible(str(path)), ", ".join(keys))
+        logger.warning("%s: infinite or huge values are ignored: %s.", visible(str(path)), ", ".join(keys))
         rows[keys] = rows[keys].mask(infinite[keys])
     return rows
 

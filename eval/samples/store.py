@@ -94,14 +94,14 @@ class SampleStore:
         frames = []
         for path in self._files():
             try:
-                frames.append(pd.read_parquet(path))
+                frames.append(_checked(pd.read_parquet(path).reindex(columns=list(COLUMNS))))
             except (OSError, ValueError) as error:
                 raise RunError(
                     f"{path} cannot be read ({error}): remove it, and its samples will be drawn again"
                 ) from error
         if not frames:
             return pd.DataFrame(columns=COLUMNS)
-        whole = pd.concat(frames, ignore_index=True).reindex(columns=list(COLUMNS))
+        whole = pd.concat(frames, ignore_index=True)
         # A stop between writing the merged file and removing its parts leaves both.
         return whole.drop_duplicates(["prompt_id", "sample"]).sort_values(["prompt_id", "sample"], ignore_index=True)
 
@@ -145,8 +145,17 @@ class SampleStore:
                 yield store
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.parquet"), key=lambda path: (path.name != WHOLE, path.name))
+        files = filter(Path.is_file, self.folder.glob("*.parquet"))
+        return sorted(files, key=lambda path: (path.name != WHOLE, path.name))
 
     def _write(self, frame: pd.DataFrame, name: str) -> None:
         with replaced(self.folder / name) as aside:
             frame.to_parquet(aside, index=False)
+
+
+def _checked(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return samples as they were read; a `ValueError` for columns that are missing or of another type."""
+    is_text = frame[["prompt_id", "completion"]].map(lambda value: isinstance(value, str)).all(axis=None)
+    if not is_text or not pd.api.types.is_integer_dtype(frame["sample"]):
+        raise ValueError("prompt_id and completion are texts in a file of samples, and sample is a whole number")
+    return frame

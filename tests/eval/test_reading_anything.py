@@ -50,7 +50,7 @@ CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "max_
 POINT = {"kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "base_entropy": 1.0, "entropy": 1.0}
 ROW = {"reward": 0.5, "kl_ref": 0.1, "time_step": 1.0, "grad_norm": 1.0}
 FILES = {
-    "config.yaml": CONFIG | {"temperature": 1},
+    "config.yaml": CONFIG | {"temperature": 1, "hub_model_id": "a/b", "chat_template_kwargs": {}},
     "env.json": ENV,
     "metrics.jsonl": [{"step": n, **ROW} for n in (1, 2, 3, 4)],
     "events.jsonl": [{"event": "reset", "step_requested": 1, "step_applied": n, "reason": "every"} for n in (1, 3)],
@@ -196,6 +196,8 @@ KINDS = [
     ("passk.json", ("others", "x", "split"), 5),
     ("passk.json", ("others",), [1]),
     ("passk.json", ("greedy", "trained", "accuracy"), "x"),
+    ("passk.json", ("greedy", "trained", "correct"), []),
+    ("passk.json", ("base", "mean_tokens"), 1e308),
     ("passk.json", ("gain", "pass@1"), 0.5),
     ("drift.json", ("points",), {}),
     ("drift.json", ("points", 0, "kl_to_base"), None),
@@ -213,6 +215,9 @@ KINDS = [
     ("config.yaml", ("model_name_or_path",), 5),
     ("config.yaml", ("max_steps",), "x"),
     ("config.yaml", ("task_level",), [1]),
+    ("config.yaml", ("temperature",), "x"),
+    ("config.yaml", ("hub_model_id",), [1]),
+    ("config.yaml", ("chat_template_kwargs",), 5),
 ]
 
 
@@ -222,6 +227,28 @@ def test_what_a_file_may_not_hold_is_named_with_its_place(folders, readers, file
     said = read_damaged(folders, {name: readers[name] for name in ("report", "card", "compare")}, file, content)
     assert len(said) in (2, 3)  # the card reads no drift.json and no evaluations.jsonl
     assert all(str([place for place in at if isinstance(place, str)][-1]) in line for line in said)
+
+
+@pytest.mark.parametrize("number", [1e308, -1e308, float("inf")])
+def test_a_number_too_large_to_be_squared_is_not_measured(folders, readers, number):
+    rows = changed(FILES["metrics.jsonl"], (1, "time_step"), number)
+    path = folders / "damaged" / "metrics.jsonl"
+    path.write_bytes(written("metrics.jsonl", rows))
+    try:
+        readers["report"]()
+        times = load_run(folders / "damaged").measured("time_step")
+        assert list(times.index) == [1, 3, 4]
+    finally:
+        path.write_bytes(written("metrics.jsonl", FILES["metrics.jsonl"]))
+
+
+@pytest.mark.parametrize("step", ["x", None, [1], -1, True, 1.5, 10**400])
+def test_a_step_is_a_whole_number_to_whoever_reads_lines(tmp_path, step):
+    """passk and branch read no more of a record than its steps."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": step}))
+    with pytest.raises(InputError, match="line 1 has step"):
+        read_jsonl(path)
 
 
 @pytest.mark.slow
@@ -287,7 +314,7 @@ def test_any_number_of_a_row_is_read(folders, readers, caplog, file, key, value)
     for rows in ([{**first, key: value}, *others], [{**row, key: value} for row in FILES[file]]):
         caplog.clear()
         assert read_damaged(folders, readers, file, written(file, rows)) == []
-        assert ("infinite values" in caplog.text) == (value == float("inf"))
+        assert ("huge values" in caplog.text) == (value in (float("inf"), 1e308))
 
 
 def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, caplog):

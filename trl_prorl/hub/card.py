@@ -36,7 +36,7 @@ from ..run_files import (
     RUN_ID,
     is_of_other_run,
 )
-from ..run_shapes import check_shape
+from ..run_shapes import check_shape, read_shaped
 from ..text import code_block, code_span, plain_markdown, shell_quote, spell_again, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
@@ -194,7 +194,8 @@ def model_card(
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
-    adapter_config = read_if_there(folder / "adapter_config.json") or {}
+    adapter_config = folder / "adapter_config.json"
+    adapter_config = read_shaped(adapter_config) if adapter_config.is_file() else {}
     if adapter is None:
         adapter = bool(adapter_config)
     base = base_of(record, adapter_config)

@@ -21,12 +21,12 @@ from ..run_files import (
     METRICS_FILE,
     RUN_ID,
     is_of_other_run,
-    read_json,
     read_yaml,
     recorded_run_id,
     run_id_in,
 )
 from ..run_folder import check_links
+from ..run_shapes import INDEX_FILES, read_shaped
 from ..text import shell_quote
 from ..weights import check_files
 from .card import CARD_FILE, PASSK_FILE, remove_secrets
@@ -36,11 +36,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 MODEL_FILES = (
     ADAPTER_CONFIG,
     "adapter_model*.safetensors",
-    "adapter_model.safetensors.index.json",
     "config.json",
     "generation_config.json",
     "model*.safetensors",
-    "model.safetensors.index.json",
+    *INDEX_FILES,
 )
 TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json vocab.json "
@@ -130,7 +129,7 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
     for adapter in (folder / ADAPTER_CONFIG, folder / REFERENCE_FOLDER / ADAPTER_CONFIG):
         if not adapter.is_file():
             continue
-        config = read_json(adapter)
+        config = read_shaped(adapter)
         name = config.get("base_model_name_or_path")
         hub_id = identify(name).hub_id if name else None
         if hub_id is not None:

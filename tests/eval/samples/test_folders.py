@@ -9,17 +9,20 @@ import os
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from run_record import hash_files
 
-from trl_prorl.errors import InputError
+from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import passk
 from trl_prorl.eval.samples import sampling
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer
 from trl_prorl.eval.samples.run_samples import HeldOut
+from trl_prorl.eval.samples.store import COLUMNS, SampleStore
 from trl_prorl.provenance import fingerprint
+from trl_prorl.weights import check_files, load_model
 
 
 @pytest.fixture
@@ -210,3 +213,39 @@ def test_a_chat_template_that_loops_or_is_not_allowed_is_one_line(base, monkeypa
     tokenizer.chat_template = template
     with pytest.raises(InputError, match=f"the chat template of the tokenizer in '{base}' {said}"):
         sampling.prompt_ids(tokenizer, [{"prompt": [{"role": "user", "content": "7"}]}])
+
+
+@pytest.mark.parametrize("content", ["[", "[]", "5", "[" * 100_000, '{"r": "x", "peft_type": "LORA"}', "{}"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "adapter_config.json"])
+def test_a_damaged_file_of_a_model_is_one_line(run_dir, base, name, content):
+    if name == "tokenizer_config.json" and content.startswith("{"):
+        pytest.skip("other keys are no damage there")
+    (run_dir / name).write_text(content)
+    with pytest.raises(ValueError) as raised:
+        if name == "adapter_config.json":
+            load_model(base, run_dir)
+        else:
+            load_tokenizer(run_dir)
+    assert isinstance(raised.value, InputError)
+    assert str(run_dir) in str(raised.value)
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("content", ["{}", "[", "[" * 100_000, "[]", '{"weight_map": 5}', '{"weight_map": ["a"]}'])
+def test_a_damaged_index_of_weights_is_one_line(tmp_path, content):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(InputError, match="index.json"):
+        check_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values", [{"sample": "x"}, {"sample": None}, {"prompt_id": 5}, {"prompt_id": [1]}, {"completion": 5}, None]
+)
+def test_samples_of_other_types_are_one_line(tmp_path, values):
+    store = SampleStore(tmp_path, "base", {})
+    store.folder.mkdir()
+    sound = dict.fromkeys(COLUMNS, None) | {"prompt_id": "a", "sample": 0, "completion": "c"}
+    frame = pd.DataFrame([{"other": 1} if values is None else sound | values])
+    frame.to_parquet(store.folder / "part.parquet")
+    with pytest.raises(RunError, match="part.parquet"):
+        store.frame()
