@@ -68,7 +68,8 @@ FONT = r"text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|boldsy
 # With one name these are names themselves; the last four only with a small letter.
 ACCENT = r"vec|hat|bar|overline|dot|ddot|tilde|widehat|overrightarrow|mathbb|mathcal"
 TOKEN = r"""
-    (?P<space> \s | \\[,;:!\ ] | ~ | \\q?quad(?![A-Za-z]) | \\(?:left|right|displaystyle|[bB]igg?[lr]?)(?![A-Za-z])
+    (?P<space> \s | \\[,;:!\ ] | (?<=[\w.,;)}])~ | \\q?quad(?![A-Za-z])
+        | \\(?:left|right|displaystyle|[bB]igg?[lr]?)(?![A-Za-z])
         | \$ | \\[()\[\]] )
     | (?P<number> (?:(?:%s)?\.[0-9]*(?:%s) | (?:%s)(?:\.[0-9]+)? | \.[0-9]+) (?:%s)? )
     | (?P<accent> \\(?:%s)(?![A-Za-z]) \s* (?:\{\s*\\?[A-Za-z]+\s*\} | \\[A-Za-z]+ | [A-Za-z])
@@ -107,13 +108,13 @@ def tokens(text: str) -> list[str]:
     backslash, and a name with an accent is one token (`\vec{v}`). Spaces, delimiters and a final full stop are left
     out.
     """
-    text = re.sub(r"\{([-+])\}", r"\1", text.translate(UNICODE))
+    text = re.sub(r"(?<![\^_])\{([-+])\}", r"\1", text.translate(UNICODE))
     found: list[str] = []
-    braces: list[str] = []  # "{", or "" for the brace of a font
+    braces: list[str] = []  # "{", "_" for the brace of an index, or "" for that of a font
     depth = 0
     place = 0
     while place < len(text):
-        match = (INSIDE if depth else OUTSIDE).match(text, place)
+        match = (INSIDE if depth or "_" in braces else OUTSIDE).match(text, place)
         place = match.end()
         kind, token = match.lastgroup, match.group().strip()
         if kind == "space":
@@ -133,13 +134,13 @@ def tokens(text: str) -> list[str]:
         elif kind == "word" and "" in braces:
             token = '"' + token
         elif token == "{":
-            braces.append("{")
+            braces.append("_" if found[-1:] == ["_"] else "{")
         elif token == "}" and braces and braces.pop() == "":
             continue
         if token in BRACKETS and token not in "{}":
             depth += 1 if token in OPENING else -1
         found.append(token)
-    while found and found[-1] == ".":
+    if found[-1:] == ["."]:
         found.pop()
     return found
 

@@ -35,7 +35,14 @@ GREEK = {
 CONSTANTS = {r"\pi": "pi", "e": "e", "i": "i", r"\infty": "oo"}
 TRIGONOMETRIC = "sin cos tan cot sec csc sinh cosh tanh".split()
 FUNCTIONS = {"\\" + name for name in (*TRIGONOMETRIC, "arcsin", "arccos", "arctan", "ln", "log", "exp")}
-APPLIED = set("fghFGHPT")
+APPLIED = {*"fghFGHPT", r"\Gamma", r"\zeta", r"\phi", r"\varphi", r"\Phi", r"\psi", r"\Psi"}
+DIFFERENCES = {"d", r"\Delta"}  # dx is one name, and so is \Delta x
+# What is raised to what without being a power: derivatives f^{(n)}, inverses, transposes, complements, interiors,
+# combinations C_n^k.
+NO_POWER = re.compile(
+    r"[^()]+\^[(\[].*|.+\^(T|\\top)|(.*[A-Z]|[fgh])(_.*)?\^(-1|c|C|H|\\circ)|[ACP]_.*\^.*", re.DOTALL
+)
+DERIVATION = re.compile(r'\{ "?d (?:\}|\^.*\}) \{ "?d [a-zA-Z\\]')
 TIMES = {"*", r"\cdot", r"\times"}
 OVER = {"/", r"\div"}
 ORDER = {"<", ">", r"\le", r"\ge", r"\ne"}
@@ -45,10 +52,12 @@ JOINTS = {",": ",", ";": ",", '"and': "and", '"or': "or"}
 PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\langle": r"\rangle"}
 ROUNDED = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling")}
 TEMPERATURES = {"coulomb": "celsius", "farad": "fahrenheit"}  # letters after a degree sign
+DEGREE = ["v", r"\circ"]
 ZERO, TEN = ["n", "0"], ["n", "10"]
 # What ordinary words mean in a run of letters; other runs of up to three are products.
 PLAIN_WORDS = set(
-    "and or mod if but no yes not one two six ten odd red all any may sum max min gcd lcm day men".split()
+    "and or mod if but no yes not one two six ten odd red all any may sum max min gcd lcm day men re im det arg var"
+    " cov dim ker adj erf sgn lim sup inf deg".split()
 )
 RUN = re.compile(r"[A-Z]{2,}|[A-Za-z]")
 LONG_WORD = re.compile(r"[a-z]{4,}|[A-Z][a-z]{2,}")
@@ -260,16 +269,34 @@ class Expression:
 
     def raised(self, base: list) -> list:
         self.take("^")
-        if self.tokens[self.place : self.place + 3] in (["{", r"\circ", "}"],):
-            self.place += 3
+        name = base[1] if base[0] in ("v", "apply") else ""
+        if name in APPLIED and self.tokens[self.place + 1 : self.place + 2] == ["("]:
+            raise Unread  # f^2(x)
+        if name == "" and base[0] not in ("n", "c", "matrix"):
+            name = "()"
+        exponent = self.exponent(name)
+        if exponent == DEGREE and base[0] != "matrix":
             return ["f", "degree", base]
-        if self.peek() == r"\circ":
-            self.take()
-            return ["f", "degree", base]
-        exponent = self.argument(whole=True)
         if base[0] == "matrix" and exponent in (["v", "T"], ["v", r"\top"]):
             return ["matrix", [list(row) for row in zip(*base[1], strict=True)]]
         return power(base, exponent)
+
+    def exponent(self, base: str) -> list:
+        """Read the exponent of a variable, a function or, without a name, of a number."""
+        place = self.place
+        in_braces = self.peek() == "{"
+        mark = self.peek(in_braces)
+        if mark in (r"\circ", r"\top"):
+            self.place += 3 if in_braces else 1
+            node = ["v", mark]
+        else:
+            node = self.argument(whole=True)
+        spelled = self.tokens[place : self.place]
+        if spelled[0] == "{":
+            spelled = spelled[1:-1]
+        if NO_POWER.fullmatch(f"{base}^{''.join(spelled)}"):
+            raise Unread
+        return node
 
     def argument(self, whole: bool = False) -> list:
         r"""Read what `\frac`, `\sqrt` or `^` takes: a group, or one sign, which is one digit unless `whole`."""
@@ -290,19 +317,17 @@ class Expression:
             return number(Fraction(token[0]))
         if token in ("(", "|", r"\binom"):
             raise Unread
-        if token == r"\top":
-            self.take()
-            return ["v", token]
         return self.atom(lone=True)
 
     def group(self, opening: str) -> list:
+        place = self.place
         self.take(opening)
         bars, self.bars = self.bars, 0
         node = self.sum()
         self.bars = bars
         self.take(PAIRS[opening])
-        if opening == "[" and node[0] in ("n", "v", "10^"):
-            raise Unread  # [x] may be the integer part
+        if opening == "[" and node[0] != "array" and "(" not in self.tokens[place : self.place]:
+            raise Unread  # [x/2] may be the integer part
         return ["matrix", node[1]] if node[0] == "array" and opening == "[" else node
 
     def degree(self) -> list:
@@ -348,8 +373,6 @@ class Expression:
             return ["f", "root", self.argument(), degree]
         if token == r"\binom":
             return ["f", "binomial", self.argument(), self.argument()]
-        if token == r"\overline" and self.peek() == "{":
-            return ["f", "conjugate", self.group("{")]
         if token.lstrip('"\\') in ("exp", *TRIGONOMETRIC) or "\\" + token.lstrip('"\\') in FUNCTIONS:
             return self.function("\\" + token.lstrip('"\\'))
         if token in CONSTANTS or token in ('"e', '"i'):
@@ -376,6 +399,8 @@ class Expression:
         r"""Read a number, and the fraction after an integer: `2\frac{1}{2}`, `2 1/2`."""
         token = self.take()
         whole = number(value_of(token))
+        if "." in token and self.peek() == "(" and is_number(self.peek(1)) and self.peek(2) == ")":
+            raise Unread  # 0.1(6)
         if not token.isdigit() or self.peek() not in (r"\frac",) and not is_number(self.peek()):
             return whole
         place, kept = self.place, self.tokens
@@ -394,14 +419,11 @@ class Expression:
         return whole
 
     def fraction(self) -> list:
-        r"""Read the arguments of `\frac`; dy/dx is a name."""
+        r"""Read the arguments of `\frac`, unless it stands for a derivation: d/dx, d²y/dx²."""
         place = self.place
         top, bottom = self.argument(), self.argument()
-        spelled = self.tokens[place : self.place]
-        if spelled[:2] == ["{", "d"] and ["}", "{", "d"] in (spelled[n : n + 3] for n in range(len(spelled))):
-            if len(spelled) < 8:
-                raise Unread
-            return ["v", "".join(spelled)]
+        if DERIVATION.match(" ".join(self.tokens[place : self.place])):
+            raise Unread
         return quotient(top, bottom)
 
     def function(self, name: str) -> list:
@@ -409,11 +431,13 @@ class Expression:
         for _ in range(2):
             if self.peek() == "^" and exponent is None:
                 self.take()
-                exponent = self.argument(whole=True)
+                exponent = self.exponent(name)
             elif self.peek() == "_" and base is None and name == r"\log":
                 self.take()
                 base = self.argument(whole=True)
         name = name[1:]
+        if exponent == DEGREE:
+            raise Unread
         if exponent == ["n", "-1"]:
             if name not in TRIGONOMETRIC[:3]:
                 raise Unread
@@ -449,6 +473,11 @@ class Expression:
             raise Unread
         if lone:
             return ["v", name]
+        known_function = name in APPLIED
+        following = (self.peek() or "").removeprefix('"')
+        if name in DIFFERENCES and (len(following) == 1 and following.isalpha() or following in GREEK):
+            self.take()
+            name += following
         while self.peek() == "'":
             name += self.take()
         if self.peek() == "_":
@@ -462,12 +491,26 @@ class Expression:
             name += "_" + "".join(index).strip("{}")
         while self.peek() == "'":
             name += self.take()
-        if self.tokens[self.place : self.place + 6] == ["^", "{", "-", "1", "}", "("] and name[0] in APPLIED:
+        if self.tokens[self.place : self.place + 6] == ["^", "{", "-", "1", "}", "("] and known_function:
             self.place += 5
             name += "^{-1}"
-        if self.peek() == "(" and (name[0] in APPLIED or "'" in name):
+        if self.peek() == "[":
+            raise Unread  # E[X]
+        if self.peek() == "(" and (known_function or "'" in name or not self.has_sum()):
             return self.applied(name)
         return ["v", name]
+
+    def has_sum(self) -> bool:
+        """Return whether there is a sum in the brackets that follow, as in x(x+1), not in y(0)."""
+        depth = 0
+        for place in range(self.place, len(self.tokens)):
+            token = self.tokens[place]
+            depth += (token in OPENING) - (token in CLOSING)
+            if depth == 0:
+                return False
+            if depth == 1 and token in ("+", "-") and place > self.place + 1:
+                return True
+        return False
 
     def close(self) -> None:
         """Go to the end of a group."""
@@ -490,8 +533,11 @@ class Expression:
     def matrix(self) -> list:
         """Read the rows of a matrix, after its `\\begin`."""
         kind = self.environment()
+        place = self.place
         if kind == "array" and self.peek() == "{":
             self.close()
+        if "|" in self.tokens[place : self.place]:
+            raise Unread
         rows = [[]]
         while True:
             rows[-1].append(self.sum())

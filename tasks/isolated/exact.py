@@ -1,5 +1,6 @@
 """Compare the values of two SymPy expressions."""
 
+import string
 from random import Random
 
 import sympy
@@ -13,6 +14,7 @@ POINT_BITS = 2**10
 ACCURATE = 20  # a difference with this many accurate bits is not a rounding error
 MAX_BITS = 2**17  # larger numbers, such as 9^{9^9}, agree in all digits that are computed, even if they differ
 # Expressions with variables are compared at points of different sizes, so |x - 5| does not equal 5 - x.
+COMPLEX = {*"zw", *string.ascii_uppercase}
 SCALES = (1, 1, 3, 3, 20, 20, 400, 400)
 
 
@@ -45,15 +47,16 @@ def points(symbols: set[sympy.Symbol]) -> list[dict]:
     """
     Return points of different sizes at which expressions of these variables are compared, or one without variables.
     Two have integers as coordinates, at which floor and ceiling differ; the others none, so factorials have no poles.
+    There z, w and capital letters are complex, so |z|² does not equal z².
     """
     random = Random(0)
     names = sorted(symbols, key=str)
     if not names:
         return [{}]
-    between = [
-        {name: sympy.Rational(scale * (7 * random.randint(-8, 8) + random.randint(1, 6)), 7) for name in names}
-        for scale in SCALES
-    ]
+    between = []
+    for scale in SCALES:
+        point = {name: sympy.Rational(scale * (7 * random.randint(-8, 8) + random.randint(1, 6)), 7) for name in names}
+        between.append({name: value + (sympy.I if str(name) in COMPLEX else 0) for name, value in point.items()})
     return between + [{name: sympy.Integer(sign * random.randint(2, 9)) for name in names} for sign in (1, -1)]
 
 
