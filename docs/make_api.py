@@ -30,7 +30,7 @@ OF_TASKS = GROUPS["Tasks"]
 # Methods and properties that users call or override, besides those of TRL and transformers.
 MEMBERS = {
     "ProRLTrainer": ("train", "request_reset", "run_dir"),
-    "Task": ("rows", "verify", "reward", "gold", "answer_of", "has_answer", "reply", "verify_many", "reward_many"),
+    "Task": ("rows", "verify", "reward", "gold", "answer_of", "has_answer", "verify_many", "reward_many"),
     "Trigger": ("observe_step", "observe_evaluation", "applied", "state_dict", "load_state_dict"),
 }
 # Signatures that Python does not show as a user writes them.

@@ -18,7 +18,6 @@ import pandas as pd
 import torch
 from rich.progress import track
 
-from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis import language
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
@@ -135,12 +134,6 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
 def measure(run_dir: Path, args) -> dict:
     """Measure a run at its start, checkpoints and end; return the content of `drift.json`."""
     held_out, *others = held_out_tasks(run_dir, args)
-    for one in (held_out, *others):
-        if one.task.turns > 1:
-            raise InputError(
-                f"task {one.task.name} has several turns, which drift does not support: it compares every token, and "
-                "the replies are not the model's. Use passk"
-            )
     others = dict(zip(args.others, others, strict=True))
     points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
     points = [held_out.base, *points, held_out.trained]

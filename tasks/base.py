@@ -108,8 +108,6 @@ class Task(ABC):
     Attributes:
         name (`str`): Name of the task in the registry.
         level (`int`): Difficulty, from 1.
-        turns (`int`, defaults to `1`): Maximum number of turns of a completion. If there are several, its text
-            contains each turn and each reply on a line of its own.
 
     Example:
 
@@ -126,7 +124,6 @@ class Task(ABC):
 
     name: str
     level: int
-    turns: int = 1
 
     @abstractmethod
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
@@ -146,13 +143,6 @@ class Task(ABC):
         Raises:
             `ValueError`: An argument is wrong, or the split has fewer than `n` questions.
         """
-
-    def reply(self, turns: Sequence[str], row: Mapping) -> str | None:
-        """
-        Return the reply to the last of the turns so far, in one line, or `None` to end the completion. Called only if
-        `turns` is more than 1. Must not raise on any text.
-        """
-        return None
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
         """

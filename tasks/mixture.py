@@ -79,8 +79,6 @@ class Mixture(OfMembers):
                 raise ValueError(f"tasks, {name!r}: {error}") from error
             if isinstance(task, Mixture):
                 raise ValueError(f"tasks: {name!r} is a mixture itself. List its members instead")
-            if task.turns > 1:
-                raise ValueError(f"tasks: {name!r} has several turns, unsupported in a mixture. Set task: {name}.")
             self.weights[str(name)] = weight
             self.members[str(name)] = task
 

@@ -4,7 +4,7 @@ import inspect
 import re
 from importlib import import_module
 
-from trl_prorl.tasks.base import Task, check_integer
+from trl_prorl.tasks.base import Task
 from trl_prorl.text import nearest
 
 
@@ -15,7 +15,6 @@ TASKS = {
     "constrained": "trl_prorl.tasks.constrained:Constrained",
     "digit_checksum": "trl_prorl.tasks.digit_checksum:DigitChecksum",
     "gsm8k": "trl_prorl.tasks.gsm8k:GSM8K",
-    "guess": "trl_prorl.tasks.guess:Guess",
     "instructions": "trl_prorl.tasks.instructions:Instructions",
     "math": "trl_prorl.tasks.math:Math",
     "mixture": "trl_prorl.tasks.mixture:Mixture",
@@ -144,7 +143,6 @@ def get_task(name: str, **options) -> Task:
     own = getattr(task, "name", None)
     if not isinstance(own, str) or not own:
         raise ValueError(f"{cls.__qualname__}.name={own!r} must be a non-empty string: the name of the task")
-    check_integer(f"{cls.__qualname__}.turns", task.turns, least=1)
     return task
 
 

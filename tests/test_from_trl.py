@@ -59,9 +59,17 @@ def test_an_adapter_that_was_not_loaded_for_training_is_refused(make_trainer, of
         trainer.train()
 
 
+def test_a_second_adapter_is_refused_before_one_is_made(make_trainer, of_trl, tiny_model):
+    model = load_adapter(tiny_model, of_trl(True), is_trainable=True)
+    before = [name for name, _ in model.named_parameters()]
+    with pytest.raises(ValueError, match=r"^peft_config .*PeftModel.*from-sft\.md\.$"):
+        make_trainer(model=model, beta=0.3, ref_reset_every=2)
+    assert [name for name, _ in model.named_parameters()] == before
+
+
 def test_a_recipe_and_a_resume_refuse_what_trl_has_left_and_say_where_to_read_on(make_trainer, of_trl):
     start = of_trl(True)
-    with pytest.raises(ValueError, match="only an adapter.*howto-model.md"):
+    with pytest.raises(ValueError, match="only an adapter.*from-sft.md"):
         find_model(start)
     trainer = make_trainer(ProRLTrainer, **SAVED)
     with pytest.raises(ValueError, match="written by TRL's own trainer; its weights can start a new run.*From a TRL"):

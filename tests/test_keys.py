@@ -74,7 +74,6 @@ def refused_change(key, old, new, folder, **now):
 # Of switching a key on, off, and off where another key still requests resets.
 CHANGES = [
     ("elastic_reset_every", 5, (True, False, False)),
-    ("adapter_restart", "merge", (True, True, True)),
     ("lora_growth_every", 5, (False, True, True)),
     ("ref_reset_every", 5, (False, True, False)),
     ("ref_reset_drop", 0.1, (False, True, False)),

@@ -36,7 +36,6 @@ def objection(make=config, **keys):
 
 
 A = {"beta": 0.1, "ref_reset_every": 100}
-RESTARTS = A | {"adapter_restart": "merge"}
 IN_REWARD = {"kl_in": "reward", "beta_base": 0.1, "advantage_estimator": "rloo"}
 ROUNDS = {"dynamic_sampling_rounds": 2}
 IN_VLLM = {"vllm_enable_lora": True, "use_vllm": True, "vllm_mode": "colocate"}
@@ -64,10 +63,6 @@ CONTRADICTIONS = [
     ),
     ({"beta": 0.1, "ref_reset_drop": 0.1}, EVALUATED),
     (A | {"sync_ref_model": True}, {"sync_ref_model": False}),
-    (RESTARTS | {"ref_reset_mix": 0.5}, {"ref_reset_mix": 1.0}),
-    (RESTARTS | {"beta_base": 0.1}, {"beta_base": 0.0}),
-    (RESTARTS | {"lora_growth_every": 100}, {"lora_growth_every": 0}),
-    (RESTARTS | {"elastic_reset_every": 100}, {"elastic_reset_every": 0}),
     (A | CUT, {"steps_per_generation": 2}),
     ({"lora_growth_every": 5} | CUT, {"steps_per_generation": 2}),
     ({"num_generations": 1, "advantage_estimator": "rloo"}, {"num_generations": 2}),
@@ -80,7 +75,6 @@ CONTRADICTIONS = [
     (ROUNDS | {"use_vllm": True}, {"vllm_importance_sampling_correction": False}),
     (IN_VLLM | {"vllm_mode": "server"}, {"vllm_mode": "colocate"}),
     (IN_VLLM | {"vllm_enable_sleep_mode": True}, {"vllm_enable_sleep_mode": False}),
-    (IN_VLLM | RESTARTS, {"adapter_restart": "off"}),
     ({"max_completion_length": None}, {"max_completion_length": 8}),
     (ON | {"use_vllm": True}, {"compact_generation": "auto"}),
     (ON | {"use_transformers_continuous_batching": True}, {"compact_generation": "auto"}),

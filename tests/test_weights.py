@@ -281,13 +281,12 @@ def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):
         make_trainer(reward=tiny_model)
 
 
-@pytest.mark.parametrize("stacks", [True, False])
-def test_an_adapter_that_a_script_did_not_load_whole_is_refused(stacks, tiny_model, tmp_path, make_trainer):
+def test_an_adapter_that_a_script_did_not_load_whole_is_refused(tiny_model, tmp_path, make_trainer):
     load_with_new_adapter(tiny_model).save_pretrained(tmp_path)
-    change_file(tmp_path / "adapter_model.safetensors", rename if stacks else drop)
+    change_file(tmp_path / "adapter_model.safetensors", drop)
     with pytest.warns(UserWarning, match="missing adapter keys"):
         model = PeftModel.from_pretrained(
             AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path, is_trainable=True
         )
-    with pytest.raises(ValueError, match="changes nothing" if stacks else "loaded only partly"):
-        make_trainer(model=model, lora=stacks)
+    with pytest.raises(ValueError, match="loaded only partly"):
+        make_trainer(model=model, lora=False)

@@ -14,9 +14,7 @@ from .extras.entropy import EntropyWatch
 from .extras.growth import Growth
 from .extras.guard_gap import GuardGap
 from .extras.prompt_pool import PromptPool
-from .extras.restart import Restart, warn_of_rounding
 from .extras.rollback import Rollback
-from .extras.stacking import FrozenRanks, frozen_parts
 from .extras.stall_stop import End, StallStop
 from .extras.vllm import (
     RequestSeeds,
@@ -28,8 +26,6 @@ from .extras.vllm import (
 from .fast.acceleration import Acceleration
 from .identity import (
     EVALUATION_ROWS,
-    FROZEN_RANKS,
-    RESTARTED_RANK,
     SCALING,
     adapter_scaling,
     base_parameters,
@@ -96,9 +92,6 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
 
 def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
     """Return what identifies a run for a resume, in addition to its recipe."""
-    frozen = None
-    if plan.frozen_ranks:
-        frozen = weights_hash(frozen_parts(policy, plan.frozen_ranks))
     evaluation = trainer.eval_dataset
     if isinstance(evaluation, dict):
         evaluated = {name: dataset_hash(rows) for name, rows in evaluation.items()}
@@ -111,9 +104,7 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         "rows of the training set": dataset_hash(trainer.train_dataset),
         EVALUATION_ROWS: evaluated,
         "reward functions": list(trainer.reward_func_names),
-        FROZEN_RANKS: frozen,
         SCALING: adapter_scaling(policy),
-        RESTARTED_RANK: policy.peft_config["default"].r if trainer.args.adapter_restart == "merge" else None,
     }
 
 
@@ -157,7 +148,7 @@ def make_prompt_pool(trainer) -> PromptPool | None:
     return PromptPool(args, trainer.accelerator, trainer.train_dataset, trainer.num_generations, weights, functions)
 
 
-def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Part]:
+def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
     """
     Make the parts that keys and the model ask for, and the watch of the signal, in the order in which they are called.
 
@@ -170,20 +161,13 @@ def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Pa
         args, trainer.accelerator, trainer.reward_func_names, trainer.reward_weights, trainer.num_generations
     )
     parts["end"] = End()
-    if plan.frozen_ranks:  # before Elastic Reset, whose average is of the weights as they are put right
-        parts["frozen_ranks"] = FrozenRanks(policy, plan.frozen_ranks)
     elastic = None
     if args.elastic_reset_every:
         elastic = ElasticResets(args, policy, timer, trainer.accelerator.num_processes)
     if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
-        check_growing_model(policy, "lora_growth_every")
+        check_growing_model(policy)
         copies = [] if elastic is None else [elastic.average, elastic.initial]
         parts["growth"] = Growth(args, policy, copies, timer)
-    if args.adapter_restart == "merge":
-        check_growing_model(policy, "adapter_restart")
-        if trainer.is_world_process_zero():
-            warn_of_rounding(policy, trainer.accelerator.mixed_precision)
-        parts["restart"] = Restart(policy, args)
     if args.rollback:
         parts["rollback"] = Rollback(args, trainer.run_dir)
     if elastic is not None:

@@ -17,7 +17,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -478,10 +478,7 @@ class CheckpointMixin:
         self.args.hub_token = None  # the arguments are pickled next to the weights
         self.args.model_init_kwargs = remove_secrets(init)
         try:
-            with ExitStack() as stack:
-                for part in self.parts.values():
-                    stack.enter_context(part.written())
-                super().save_model(output_dir, _internal_call=True)
+            super().save_model(output_dir, _internal_call=True)
         finally:
             self.args.hub_token = token
             self.args.model_init_kwargs = init

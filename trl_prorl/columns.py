@@ -206,12 +206,6 @@ EVENTS = {
     "alpha": RecordKey(
         "", "`optimizer_reset_alpha`", f"`optimizer_reset: {' or '.join(names_with_alpha())}`", events=(RESET,)
     ),
-    "adapter_restarts": RecordKey(
-        "restarts", "number of adapter restarts so far", "`adapter_restart: merge`", events=(RESET,)
-    ),
-    "merged_bytes": RecordKey(
-        "bytes", "size of the merged adapters, in every file", "`adapter_restart: merge`", events=(RESET,)
-    ),
     "kl_before": RecordKey(TOKEN, "`kl_ref` of the last step before the reset", "`kl_ref` measured", events=(RESET,)),
     "rank_before": RecordKey("ranks", "adapter rank before the growth", events=(GROWTH,)),
     "rank": RecordKey("ranks", "adapter rank after the growth", events=(GROWTH,)),

@@ -65,9 +65,7 @@ BATCH_KEYS = (
 )
 OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
 SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
-FROZEN_RANKS = "frozen ranks of the adapter"
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
-RESTARTED_RANK = "rank of the adapter (lora_r)"
 OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
 OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
@@ -81,10 +79,7 @@ FIXED = {
     "lora_target_parameters": OTHER_SHAPES,
     "lora_modules_to_save": OTHER_SHAPES,
     "use_dora": OTHER_SHAPES,
-    RESTARTED_RANK: "the checkpoint's merged adapters have another rank",
-    FROZEN_RANKS: "the checkpoint's adapter was trained on top of a different adapter",
     "eval_on_start": "it only acts before the first step",
-    "adapter_restart": "a run with restarts stores its reference in the frozen weights, other runs in an adapter",
     "optim_target_modules": OTHER_OPTIMIZER,
 }
 

@@ -336,14 +336,6 @@ class ProlongedKeys:
             `ref_reset_every: 1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv
             2404.09656), updated once per generation batch. In bf16 weights, a change of less than about 0.2 % of a
             parameter is lost to rounding.
-        adapter_restart (`str`, *optional*, defaults to `"off"`):
-            `"merge"`: a reset merges the LoRA adapter into the frozen weights and starts a new one (B = 0, A drawn
-            from the run's seed), as in ReLoRA (arXiv 2307.05695). Use it for long runs in which a single adapter of
-            rank r is too small. The reference is then the model without its adapter, so no separate reference is kept.
-            Also works with `beta=0`. Saved files contain one adapter for the starting model, of rank `lora_r` ·
-            (restarts + 1). Each merged weight takes 4 bytes of host memory, plus a copy in its own dtype. In bf16,
-            each restart changes the policy by rounding: see docs/methods.md. Not supported with full fine-tuning and
-            quantised models.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to the optimizer state (Adam's moments) at a reset. `"keep"`: nothing. `"hard"`: clear moments
             and step count, restart the learning-rate schedule, and set an AMP scaler to its initial scale. `"soft"`:
@@ -534,7 +526,6 @@ class ProlongedKeys:
     ref_reset_min_delta: Annotated[float, Key(ge=0, needs=AN_EVALUATION)] = 0.0
     ref_reset_cooldown: Annotated[int, Key(ge=0, needs=A_RESET, label="cooldown {}")] = 0
     ref_reset_mix: Annotated[float, Key(ge=0, le=1, needs=A_RESET, label="mix {}")] = 1.0
-    adapter_restart: Annotated[str, Key(("off", "merge"), needs=A_RESET, label="restart")] = "off"
     optimizer_reset: Annotated[str, Key(needs=A_RESET, label="{}")] = "keep"
     optimizer_reset_alpha: Annotated[float, Key(gt=0, le=1, needs=AN_ALPHA, label="{}")] = 0.1
     optimizer_reset_schedule: Annotated[str | None, Key(("keep", "restart"), needs=A_RESET)] = None

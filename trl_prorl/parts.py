@@ -3,7 +3,6 @@ A part of a run: one feature with state, which it initialises, saves and restore
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -150,10 +149,6 @@ class Part:
         """
         for name in self.remembers:
             setattr(self, name, state[name])
-
-    def written(self) -> AbstractContextManager[None]:
-        """Return a context in which the policy's weights are saved, in a checkpoint or at the end."""
-        return nullcontext()
 
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint folder before it gets its name. Called on the main process."""

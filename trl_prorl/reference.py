@@ -8,7 +8,6 @@ named `ref`, or a snapshot of a full model), the starting model, and the [`Score
 | a `PeftModel` | the frozen adapter `ref` | TRL copies the adapter `default` |
 | a model and a `peft_config`, no resets | the model without its adapter | TRL |
 | a model and a `peft_config`, with resets | the frozen adapter `ref` | `Plan.wrap` makes a `PeftModel` for TRL |
-| that, with `adapter_restart: merge` | the model without its adapter, into which a restart merges | TRL |
 
 A reference that resets can move is set to the policy as the run begins, and by each reset.
 """

@@ -68,7 +68,7 @@ def refuse_resets(args: "ProRLConfig") -> None:
 
     - `ref_reset_every` or another trigger (`ref_reset_kl`, `ref_reset_stall`, `ref_reset_drop`, `guard_gap_action:
       reset`, a callback's) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only
-      the optimizer, and with `adapter_restart: merge`.
+      the optimizer.
     - `ref_reset_every` or another trigger with TRL's `sync_ref_model`: both move the reference.
     - `ref_reset_every` or another trigger, `lora_growth_every` and `elastic_reset_every`, if a batch is generated in
       the middle of gradient accumulation: one of `gradient_accumulation_steps` and `steps_per_generation` ·
@@ -77,12 +77,7 @@ def refuse_resets(args: "ProRLConfig") -> None:
     - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
     - `ref_reset_stall`, `ref_reset_drop` or `stop_stall` with `eval_strategy: "no"`, or with a `ref_reset_metric` that
       no evaluation measures.
-    - `adapter_restart: merge` with `ref_reset_mix`: the reference is always the merged model.
-    - `adapter_restart: merge` with `beta_base`, `lora_growth_every` or `elastic_reset_every`: they need the initial
-      weights.
     """
-    if args.adapter_restart == "merge":
-        _refuse_restarts(args)
     if args.changes_at_boundary or args.resets:
         _refuse_unclean_schedule(args)
     if args.watches_metric:
@@ -93,7 +88,7 @@ def refuse_resets(args: "ProRLConfig") -> None:
     if args.guard_gap_action == "reset":
         triggers.append(f"guard_gap={args.guard_gap}")
     trigger = triggers[0] if triggers else "a ReferenceResetCallback"
-    if args.beta == 0.0 and args.ref_reset_mix != 0.0 and args.adapter_restart == "off":
+    if args.beta == 0.0 and args.ref_reset_mix != 0.0:
         raise ValueError(
             f"{trigger} needs a reference, but beta=0. Set beta > 0 (variants A and C), or "
             "ref_reset_mix: 0 to reset only the optimizer."
@@ -129,20 +124,6 @@ def _refuse_unmeasured_metric(args: "ProRLConfig") -> None:
         )
 
 
-def _refuse_restarts(args: "ProRLConfig") -> None:
-    if args.ref_reset_mix != 1.0:
-        raise ValueError(
-            f"ref_reset_mix={args.ref_reset_mix} has no effect with adapter_restart='merge', whose reference is "
-            'always the merged model. Remove ref_reset_mix, or set adapter_restart: "off".'
-        )
-    if args.beta_base or args.lora_growth_every or args.elastic_reset_every:
-        raise ValueError(
-            f"adapter_restart='merge' does not support beta_base={args.beta_base}, "
-            f"lora_growth_every={args.lora_growth_every} and elastic_reset_every={args.elastic_reset_every}, which "
-            'need the initial weights. Set them to 0, or adapter_restart: "off".'
-        )
-
-
 def _refuse_unclean_schedule(args: "ProRLConfig") -> None:
     if args.generates_inside_accumulation:
         raise ValueError(
@@ -166,8 +147,8 @@ def refuse_samples(args: "ProRLConfig") -> None:
       log-probabilities before the groups are chosen.
     - `prompt_pool` with `num_generations: 1`: all groups have equal rewards.
     - `drop_zero_rows` with `num_generations: 1`: there are no groups.
-    - `vllm_enable_lora` with `vllm_mode: server`, `vllm_enable_sleep_mode` or `adapter_restart: merge`: vLLM must keep
-      the base weights that it loaded.
+    - `vllm_enable_lora` with `vllm_mode: server` or `vllm_enable_sleep_mode`: vLLM must keep the base weights that it
+      loaded.
     - `compact_generation: "on"` with `use_vllm` or `use_transformers_continuous_batching`: they are other samplers.
     - `max_completion_length: null`: transformers would sample 20 tokens.
     """
@@ -201,13 +182,12 @@ def refuse_samples(args: "ProRLConfig") -> None:
             f"dynamic_sampling_rounds={rounds} is not supported with vllm_importance_sampling_correction=True, which "
             "needs log-probabilities before the groups are chosen. Set vllm_importance_sampling_correction: false."
         )
-    keeps_base = args.vllm_mode != "server" and not args.vllm_enable_sleep_mode and args.adapter_restart != "merge"
+    keeps_base = args.vllm_mode != "server" and not args.vllm_enable_sleep_mode
     if args.vllm_enable_lora and not keeps_base:
         raise ValueError(
             f"vllm_enable_lora=True needs a vLLM that keeps its base weights, but vllm_mode={args.vllm_mode!r}, "
-            f"vllm_enable_sleep_mode={args.vllm_enable_sleep_mode}, adapter_restart={args.adapter_restart!r}. Set "
-            'vllm_mode: colocate, vllm_enable_sleep_mode: false and adapter_restart: "off", or remove '
-            "vllm_enable_lora."
+            f"vllm_enable_sleep_mode={args.vllm_enable_sleep_mode}. Set vllm_mode: colocate and "
+            "vllm_enable_sleep_mode: false, or remove vllm_enable_lora."
         )
     samples_otherwise = args.use_vllm or args.use_transformers_continuous_batching
     if args.compact_generation == "on" and samples_otherwise:

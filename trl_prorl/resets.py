@@ -131,7 +131,6 @@ class Resets(Part):
         self.optimizer = None
         self.schedule = None
         self.reference: Any = None  # of reference.py, if a reference moves
-        self.restart: Any = None  # of extras/restart.py, if the adapter restarts
         self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
@@ -218,13 +217,10 @@ class Resets(Part):
             requests = self._waiting()
         if not requests:
             return None
-        restarted: dict[str, int] = {}
         treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
         plan = plan_reset(self.optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
         with self.timer.stage("reset") as copy:
-            if self.restart is not None:  # the reference is the model without the adapter
-                restarted = self.restart.apply()
-            elif self.reference is not None:
+            if self.reference is not None:
                 self.reference.move(args.ref_reset_mix)
                 self._has_moved = True
         with self.timer.stage("reset") as treating:
@@ -241,7 +237,6 @@ class Resets(Part):
         reason = "+".join(dict.fromkeys(request.reason for request in requests))
         event = {
             **make_event(RESET, first.step, step, reason, first.value, first.threshold),
-            **restarted,
             "requests": [request.to_dict() for request in requests],
             "ref_reset_mix": args.ref_reset_mix,
             "optimizer_reset": args.optimizer_reset,

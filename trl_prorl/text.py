@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -30,6 +30,11 @@ def _make_visible(match: re.Match) -> str:
     if match[0] in "\n\t\r":
         return " "
     return match[0].encode("unicode_escape").decode()
+
+
+def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a completion's last message; none if it calls a tool in its place."""
+    return str(messages[-1].get("content") or "")
 
 
 def shell_quote(text: str) -> str:

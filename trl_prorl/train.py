@@ -21,7 +21,6 @@ from .checkpoint_files import begins_again, find_checkpoint
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
-from .extras.turns import make_environment, prepare_tokenizer
 from .identity import changing_keys, check_same_run
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import main  # noqa: F401  scripts import it from here
@@ -65,10 +64,6 @@ def build(
     if args.disable_tqdm:
         disable_progress_bar()  # of loading weights, too
     task = task_args.make_task()
-    environment = None
-    if task.turns > 1:
-        check_turns(task, {**vars(task_args), "max_tool_calling_iterations": args.max_tool_calling_iterations})
-        environment = make_environment(task, args.max_completion_length)
     check_base(model_args.model_name_or_path, task_args.task)
     train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
@@ -85,8 +80,6 @@ def build(
     place = {"revision": model_args.model_revision, "trust_remote_code": args.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left", **place)
     task_args.check_thinking(tokenizer, args.max_completion_length)
-    if environment is not None:
-        tokenizer = prepare_tokenizer(tokenizer)
 
     def tokenize(prompts):
         texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]
@@ -105,20 +98,9 @@ def build(
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
         rollout_func=rollout,
-        environment_factory=environment,
     )
     trainer.recipe = (task_args, model_args)
     return trainer, args.resume_from_checkpoint if resume else None
-
-
-def check_turns(task, given: dict) -> None:
-    """Raise an error for keys that support only one turn."""
-    for key in ("thinking_budget", "length_reward", "max_tool_calling_iterations"):
-        if given[key] is not None:
-            raise ValueError(
-                f"{key}={given[key]!r} supports only completions of one turn, but task={task.name!r} has up to "
-                f"{task.turns} turns. Remove {key}."
-            )
 
 
 def rows_of(task, split: str, key: str, task_args: TaskArguments):

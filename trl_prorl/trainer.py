@@ -43,7 +43,6 @@ from .checkpoint import CheckpointMixin
 from .columns import METRICS
 from .errors import RewardError
 from .evaluation import EvaluationMixin, Verdicts
-from .extras.turns import ReplyFailed
 from .extras.vllm import keep_weights
 from .finite import FiniteGuard
 from .hub.uploads import Uploads
@@ -110,9 +109,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     Args:
         model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): A loaded model, or the name of one:
-            on the Hub, a folder, `smollm2`, or `embedded:TASK`. A `PeftModel` together with a
-            `peft_config` trains a new adapter on top of the given one, whose policy is then the reference and the
-            starting model.
+            on the Hub, a folder, `smollm2`, or `embedded:TASK`. The adapter of a `PeftModel` is trained; reference
+            and starting model are then copies of it.
         reward_funcs (`Callable`, `str` or a list of them): A function `reward(completions, **columns)` returns one
             number per completion; `prompts` and the other columns of the data set are lists of the same length. Its
             attribute `batch_verifier`, called with the same arguments, returns one bool per completion: whether it is
@@ -232,13 +230,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
         self.compact = self.acceleration.compact
-        optional = optional_parts(self, plan, policy)
+        optional = optional_parts(self, policy)
         self.rollback = optional.get("rollback")
         self.stall_stop = optional.get("stall_stop")
         self.resets.reference = self.reference
-        self.resets.restart = optional.get("restart")
-        # Called in this order: the recorder adds up the sums that the guard looks at; growth and restarts come before
-        # a reset, which moves the reference to their result, and so does the guard of reward hacking, which asks for
+        # Called in this order: the recorder adds up the sums that the guard looks at; growth comes before a
+        # reset, which moves the reference to its result, and so does the guard of reward hacking, which asks for
         # one.
         parts = {
             "anchors": self.anchors,
@@ -462,8 +459,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         try:
             with checkpointing_off(self.model):
                 batch = super()._generate_and_score_completions(inputs)
-        except ReplyFailed as failure:
-            raise failure.error from failure.error.__cause__
         finally:
             self._makes_batch = False
         return batch, self._outcome

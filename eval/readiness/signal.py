@@ -16,7 +16,7 @@ from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import judge, without_nan
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.evaluation import find_verifier
-from trl_prorl.extras.turns import transcript
+from trl_prorl.text import last_text
 
 
 FULL_REWARD = "full reward of 1: no verifier"
@@ -104,7 +104,7 @@ def sample_starting_model(trainer, rows: Sequence[Mapping], task=None, bar: tqdm
         found.rewards += sampled.total.tolist()
         found.truncated += sampled.cut
         found.lengths += [len(ids) for ids in sampled.ids]
-        texts = [text if isinstance(text, str) else transcript(text) for text in sampled.completions]
+        texts = [text if isinstance(text, str) else last_text(text) for text in sampled.completions]
         found.texts += texts
         found.parts += [(row.get("task"), row.get("level")) for row in batch]
         if sampled.correct:

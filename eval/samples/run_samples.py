@@ -106,7 +106,7 @@ class HeldOut:
         if self.split == "train":
             return len(self.rows)
         is_ours = type(self.task).__module__.partition(".")[0] == "trl_prorl"
-        if is_ours or self.task.turns > 1:
+        if is_ours:
             return None
         try:
             rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)

@@ -14,7 +14,6 @@ from transformers import GenerationConfig, StoppingCriteria
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
-from trl_prorl.extras.turns import play, prepare_tokenizer
 from trl_prorl.fast.compact import compact_sample, contiguous_states
 from trl_prorl.fast.probes import generation_obstacle, merge_obstacle, replay_obstacle
 from trl_prorl.launch.model_defaults import describe_unused, plain_generation_config
@@ -185,8 +184,7 @@ def sample(
     bar: tqdm | None = None,
 ) -> list[list[Sample]]:
     """
-    Sample `n` completions for each of P rows in one call of `generate`, or in one call per turn, and grade them with
-    `task.verify_many`.
+    Sample `n` completions for each of P rows in one call of `generate`, and grade them with `task.verify_many`.
 
     A model's own generation config is ignored. Samples depend on torch's global seed and on the batch. `compact`
     computes a prompt once for all its samples, and drops a sample when it ends. A `bar` shows the number of the
@@ -201,39 +199,31 @@ def sample(
     if sampling.temperature > 0:
         options = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
     stops = stop_token_ids(model, tokenizer)
-
-    def complete(prompts: list[list[int]], most: int, n: int = 1) -> list[tuple[list[int], bool]]:
-        inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
-        if compact is not None:
-            copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
-            several = {"custom_generate": compact_sample, "copies": copies, **compact}
-        else:
-            several = {"num_return_sequences": n}
-        prompt_length = inputs["input_ids"].shape[1]
-        criteria = [] if bar is None else [TokensOnBar(bar, prompt_length, most)]
-        with plain_generation_config(model), contiguous_states(model):
-            sequences = model.generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                max_new_tokens=most,
-                eos_token_id=stops,
-                pad_token_id=tokenizer.pad_token_id,
-                stopping_criteria=criteria,
-                **options,
-                **several,
-            )
-        sequences = sequences if compact is None else sequences.ids
-        return [until_stop(ids, stops) for ids in sequences[:, prompt_length:].tolist()]
-
-    row_of_each = [row for row in rows for _ in range(n)]
-    most = sampling.max_new_tokens
-    settings = sampling.chat_template_kwargs or {}
-    if task.turns > 1:
-        prompts = prompt_ids(prepare_tokenizer(tokenizer), row_of_each, settings)
-        texts, completions = play(task, tokenizer, row_of_each, prompts, most, complete, **settings)
+    prompts = prompt_ids(tokenizer, rows, sampling.chat_template_kwargs)
+    inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
+    if compact is not None:
+        copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
+        several = {"custom_generate": compact_sample, "copies": copies, **compact}
     else:
-        completions = complete(prompt_ids(tokenizer, rows, settings), most, n)
-        texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
+        several = {"num_return_sequences": n}
+    prompt_length = inputs["input_ids"].shape[1]
+    most = sampling.max_new_tokens
+    criteria = [] if bar is None else [TokensOnBar(bar, prompt_length, most)]
+    with plain_generation_config(model), contiguous_states(model):
+        sequences = model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=most,
+            eos_token_id=stops,
+            pad_token_id=tokenizer.pad_token_id,
+            stopping_criteria=criteria,
+            **options,
+            **several,
+        )
+    sequences = sequences if compact is None else sequences.ids
+    completions = [until_stop(ids, stops) for ids in sequences[:, prompt_length:].tolist()]
+    texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
+    row_of_each = [row for row in rows for _ in range(n)]
     verdicts = judge_completions(task, texts, row_of_each)
     samples = []
     for text, (ids, ended), (correct, answer) in zip(texts, completions, verdicts, strict=True):

@@ -1,7 +1,7 @@
 """The models of a trainer in memory, with a user's rows and verifier."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -51,8 +51,8 @@ class TrainerHeldOut(HeldOut):
             )
         if trainer.environment_factories is not None:
             raise InputError(
-                "environment_factory is not supported by evaluate and drift, which sample one turn; use a task with "
-                "replies, and `trl-prorl passk`"
+                "environment_factory is not supported by evaluate and drift, which sample one turn; pass eval_dataset "
+                "and set eval_strategy, which evaluate in the environment"
             )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(trainer.run_dir)
@@ -72,7 +72,6 @@ class TrainerHeldOut(HeldOut):
         self.base = Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
-        self.restart = trainer.resets.restart  # it has changed the weights below the adapter
         self.initial_adapter = trainer.initial_adapter
         env = read_env(self.run_dir)
         noted = (env.get("base_model") or {}).get("name")
@@ -125,11 +124,10 @@ class TrainerHeldOut(HeldOut):
         if point is not self.base:
             yield
             return
-        original = self.restart.undone() if self.restart is not None else nullcontext()
         as_base = self.policy.disable_adapter()
         if self.initial_adapter is not None:
             as_base = self.initial_adapter.in_place()
-        with original, as_base:
+        with as_base:
             yield
 
 

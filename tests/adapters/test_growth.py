@@ -385,11 +385,11 @@ def test_growth_needs_a_generation_that_ends_with_a_step(make_trainer):
 
 def test_a_factor_that_two_layers_share_is_refused(adapted):
     model = adapted()
-    check_growing_model(model, "lora_growth_every")
+    check_growing_model(model)
     first, second = [factor for factor in list_factors(model) if "q_proj" in factor.place and factor.side == "A"][::2]
     second.layer.lora_A["default"] = first.linear
     with pytest.raises(ValueError, match="layers.1.self_attn.q_proj"):
-        check_growing_model(model, "lora_growth_every")
+        check_growing_model(model)
 
 
 def test_an_adapter_of_the_user_s_that_would_be_cut_is_refused(make_trainer, tiny_model):

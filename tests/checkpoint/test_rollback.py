@@ -64,7 +64,6 @@ ARMS = {
     "A, hard": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "hard"},
     "a schedule": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
     "fast": {"beta": 0.3, "ref_reset_every": 3, "fast": True},
-    "restarts": {"beta": 0.3, "ref_reset_every": 4, "adapter_restart": "merge"},
     # What Trainer does as `train` begins, and what TRL has gathered since its last log.
     "evaluated at its start, with noise": {"neftune_noise_alpha": 5.0, "logging_steps": 4, **EVALUATED},
 }

@@ -216,9 +216,6 @@ def test_what_cannot_be_exported_is_said_at_once(make_trainer, tmp_path):
         export_update(trainer, tmp_path / "second")
     with pytest.raises(InputError, match="elastic_reset_every"):
         export_update(make_trainer(elastic_reset_every=2), tmp_path / "elastic")
-    restarted = make_trainer(beta=0.1, ref_reset_every=2, adapter_restart="merge")
-    with pytest.raises(InputError, match="adapter_restart"):
-        export_update(restarted, tmp_path / "restarted")
     corrected = make_trainer()
     corrected.args.use_vllm = True  # without the engine
     with pytest.raises(InputError, match="set vllm_importance_sampling_correction: false"):

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from run_record import read_rows
 from tiny_run import constant, vowels
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from trl_prorl import evaluate
 from trl_prorl.errors import InputError, NonFiniteRewardError, RewardError
 from trl_prorl.rewards import DeadlineExceeded, call_within, guard_reward
 
@@ -405,3 +407,9 @@ def test_an_environment_stays_what_it_is(base):
 
     world = World()
     assert guard_reward(same, "same", None, "stop")(prompts=["a"], completions=["b"], environments=[world]) == [1.0]
+
+
+def test_an_evaluation_of_one_turn_refuses_an_environment():
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), environment_factories={None: object})
+    with pytest.raises(InputError, match="^environment_factory.*eval_dataset"):
+        evaluate(trainer, [], bool)

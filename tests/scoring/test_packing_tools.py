@@ -18,9 +18,10 @@ from trl_prorl import ProRLTrainer
 
 @pytest.fixture
 def trained(make_trainer, tools_model):
-    def build_and_train(*args, tool=add, **keys):
+    def build_and_train(*args, tool=None, **keys):
         tokenizer = AutoTokenizer.from_pretrained(tools_model)
-        tools = {"tools": [tool], "processing_class": tokenizer}
+        tools = tool or {"tools": [add]}
+        tools = {**tools, "processing_class": tokenizer}
         given = {"model": tools_model, "reward": rewarded, "trainer_kwargs": tools}
         trainer = speaks(make_trainer(*args, **given, **{**KEYS, **keys}))
         made = record_results(trainer, "_sample" if args == () else "_generate_and_score_completions")
@@ -37,11 +38,29 @@ def trained(make_trainer, tools_model):
     return build_and_train
 
 
+class Adds:
+    """An environment of TRL, whose turns are answered by its own method."""
+
+    def reset(self, **row):
+        """Begin."""
+
+    def add(self, a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+
 @pytest.mark.parametrize(
     "keys, more, packs",
     [
         ({"beta": 0.2}, {}, ["on"]),
         ({"beta": 0.2}, {"kl_clamp": 1e6}, ["off", "on"]),  # a bound that no token reaches makes the penalty ours
+        ({"beta": 0.2, "tool": {"environment_factory": Adds}}, {}, ["on"]),
     ],
 )
 def test_training_with_tools_is_trl_s(trained, largest_difference, keys, more, packs):

@@ -15,13 +15,12 @@ from trl_prorl.tasks.generated import GeneratedTask
 
 
 # Short enough for a byte-level model of a million parameters.
-TINY = ["bracket_matching", "constrained", "digit_checksum", "guess", "parity", "reverse_digits", "sorting", "sums"]
+TINY = ["bracket_matching", "constrained", "digit_checksum", "parity", "reverse_digits", "sorting", "sums"]
 # SHA-256 of rows of every level.
 PUBLISHED = {
     "bracket_matching": "e9fa139e",
     "constrained": "d2571e9f",
     "digit_checksum": "70c46ca2",
-    "guess": "a755340f",
     "parity": "4ce92ab5",
     "reverse_digits": "2f607399",
     "sorting": "f4dcea86",
@@ -41,7 +40,6 @@ COLUMNS = {
 TASKS = [(name, {}) for name in NAMES if name != "code"] + [
     ("instructions", {"reward": "share"}),
     ("sums", {"reward": "steps"}),
-    ("guess", {"reward": "near"}),
     *(("sorting", {"reward": reward}) for reward in ("distance", "inclusion_ordering", "nearness", "inclusion_lcs")),
 ]
 # Gives some wrong answers the full reward, which their docs say.

@@ -106,7 +106,6 @@ WRONG = [
     (plugin(place="'own:Onw'"), "'own:Onw' must name a class"),
     (plugin(place="'own:Dataset'"), "'own:Dataset' must name a class"),
     (plugin(place="'trl_prorl.tasks:Task'"), "rows, verify"),
-    (plugin(more="turns = 0"), "Own.turns=0"),
     (plugin(more="name = None"), "Own.name=None"),
 ]
 

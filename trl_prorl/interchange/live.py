@@ -5,7 +5,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ..errors import InputError
-from ..keys import is_on
 from .adam_state import live_state, named_parameters, set_state
 from .next_update import EXPORT, NextUpdate, writing
 from .schemas import STATE, UpdateInputs, UpdateOutputs
@@ -49,11 +48,8 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         raise InputError(f"{waiting.folder} is still waiting for its update: export one update at a time.")
     if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InputError("export_update needs the complete state in one process: train with one process, unsharded.")
-    for key in ("elastic_reset_every", "adapter_restart"):
-        if is_on(getattr(trainer.args, key)):
-            raise InputError(f"{key} changes weights between updates, which no schema describes: remove it.")
-    if "frozen_ranks" in trainer.parts:
-        raise InputError("The ranks of the trained adapter below stay as they are, which no schema describes.")
+    if trainer.args.elastic_reset_every:
+        raise InputError("elastic_reset_every changes weights between updates, which no schema describes: remove it.")
     if trainer.args.corrects_sampler:
         raise InputError(
             "vllm_importance_sampling_correction: true with use_vllm multiplies the loss by ratios that no schema "

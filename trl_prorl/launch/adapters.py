@@ -1,6 +1,6 @@
 """
-Which adapters are supported, of those that [`~trl_prorl.supported`] lists: one of the LM head is not, nor growth or
-restart of anything but a plain LoRA of linear layers with the same rank, nor an adapter that was loaded only partly.
+Which adapters are supported, of those that [`~trl_prorl.supported`] lists: one of the LM head is not, nor growth of
+anything but a plain LoRA of linear layers with the same rank, nor an adapter that was loaded only partly.
 And which layers of a multimodal model an adapter trains.
 """
 
@@ -56,7 +56,7 @@ def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
         )
 
 
-def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = False) -> None:
+def check_product(config: Any | None, key: str, value: Any) -> None:
     """
     Raise an error, before a model is loaded, for an adapter that is more than a product of two factors at each layer.
 
@@ -64,15 +64,12 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
         config ([`~peft.PeftConfig`], *optional*): The adapter's.
         key (`str`): The key that needs products.
         value: Its value.
-        begins_at_0 (`bool`): Whether the products have to begin at 0.
 
     Raises:
         `ValueError`: The message names the key, the value and the cure.
     """
-    _check_factors(config, f"{key}={value!r}", f"or remove {key}.", begins_at_0)
-
-
-def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool) -> None:
+    given = f"{key}={value!r}"
+    leave = f"or remove {key}."
     _check_plain(config, given, "needs", leave)
     right = {
         "use_dora": (False,),
@@ -81,13 +78,10 @@ def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool
         "bias": ("none",),
         "lora_bias": (False,),
     }
-    if begins_at_0:
-        right["init_lora_weights"] = (True, "gaussian")
     other = [f"{name}={getattr(config, name)!r}" for name in right if getattr(config, name) not in right[name]]
     if other:
-        begins = ", which start at 0" if begins_at_0 else ""
         raise ValueError(
-            f"{given} needs a plain LoRA (a product of two factors{begins}), but the adapter has {', '.join(other)}. "
+            f"{given} needs a plain LoRA (a product of two factors), but the adapter has {', '.join(other)}. "
             f"Remove that, {leave}"
         )
 
@@ -124,52 +118,6 @@ def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, st
     return found
 
 
-def check_stacked(model: PeftModel, config: Any) -> None:
-    """
-    Raise an error if a new adapter on top of a trained one cannot form one adapter with it, see
-    [`~trl_prorl.extras.stacking`].
-
-    Args:
-        model ([`~peft.PeftModel`]): The model with the adapter that was trained.
-        config ([`~peft.PeftConfig`]): The new one's.
-
-    Raises:
-        `ValueError`: The message says what stands in the way, and the cure.
-    """
-    merge = "or merge the trained adapter and pass the merged model: docs/from-sft.md."
-    if getattr(model.get_base_model(), "hf_quantizer", None) is not None:
-        raise ValueError(
-            "a peft_config on a trained adapter does not work with a quantised model: TRL rounds its adapters to "
-            "bf16, including the trained one. Load the model without load_in_4bit and load_in_8bit, or leave the "
-            "peft_config out to continue training that adapter."
-        )
-    active = model.active_adapters
-    if len(active) != 1:
-        raise ValueError(
-            "a peft_config on a trained adapter needs one active adapter, and the model's active adapters are "
-            f"{', '.join(map(repr, active)) or 'none'}. Activate the one to start from: model.set_adapter(NAME)."
-        )
-    for adapter, begins_at_0 in ((model.peft_config[active[0]], False), (config, True)):
-        which = "the peft_config" if begins_at_0 else "the trained adapter"
-        _check_factors(adapter, f"a peft_config on a trained adapter ({which})", merge, begins_at_0)
-    odd = _odd_layer(model)
-    if odd is not None:
-        raise ValueError(
-            f"a peft_config on a trained adapter supports linear layers that do not share an adapter, and {odd} has "
-            f"another kind of adapter: leave the peft_config out to continue training it, {merge}"
-        )
-    if not _factors_by_kind(model, active[0], zero=False):
-        raise ValueError(
-            "a peft_config on a trained adapter that changes nothing, probably because its file belongs to another "
-            f"model or class. {LOAD_WHOLE}"
-        )
-    if any(module.merged for module in model.modules() if isinstance(module, LoraLayer)):
-        raise ValueError(
-            "a peft_config on a trained adapter that is merged into the model: call model.unmerge_adapter() first, "
-            "or model.merge_and_unload() to keep it merged."
-        )
-
-
 def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     """
     Raise an error, before a model is loaded, for an adapter that cannot grow.
@@ -191,13 +139,13 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
         )
 
 
-def check_growing_model(policy: PeftModel, key: str) -> None:
+def check_growing_model(policy: PeftModel) -> None:
     """
-    Raise an error for a model with a layer whose adapter cannot grow or restart, or with an adapter that would not
-    grow with the policy's.
+    Raise an error for a model with a layer whose adapter cannot grow, or with an adapter that would not grow with the
+    policy's.
 
     Raises:
-        `ValueError`: The message names `key`, which asks for it, and the layer or the adapter.
+        `ValueError`: The message names the layer or the adapter.
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():
@@ -205,14 +153,14 @@ def check_growing_model(policy: PeftModel, key: str) -> None:
         if config.r != rank or odd:
             has = odd[0] if odd else f"rank {config.r}"
             raise ValueError(
-                f"{key} changes all adapters of a model together, and {name!r} has {has}, while 'default' has rank "
-                f"{rank}. Remove it with delete_adapter({name!r}), or remove {key}."
+                f"lora_growth_every changes all adapters of a model together, and {name!r} has {has}, while 'default' "
+                f"has rank {rank}. Remove it with delete_adapter({name!r}), or remove lora_growth_every."
             )
     odd = _odd_layer(policy)
     if odd is not None:
         raise ValueError(
-            f"{key} supports linear layers that do not share an adapter, and {odd} has another kind of adapter. "
-            f"Remove it from lora_target_modules, or remove {key}."
+            f"lora_growth_every supports linear layers that do not share an adapter, and {odd} has another kind of "
+            "adapter. Remove it from lora_target_modules, or remove lora_growth_every."
         )
 
 

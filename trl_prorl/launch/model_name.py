@@ -54,8 +54,7 @@ def _check_folder(folder: Path, given: str) -> None:
     if (folder / "adapter_config.json").exists():
         raise ValueError(
             f"{given} contains only an adapter, but a run starts from a complete model. For a recipe, merge the "
-            "adapter first (docs/howto-model.md). In a script, load it with PeftModel.from_pretrained(model, folder) "
-            "(docs/from-sft.md)."
+            "adapter first. In a script, load it with load_model(model, folder, is_trainable=True) (docs/from-sft.md)."
         )
     if not (folder / "config.json").exists():
         raise ValueError(f"{given} contains no model: config.json is missing.")

@@ -18,7 +18,6 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 from ..anchors import ANCHORS
 from ..config import ProRLConfig
 from ..extras.growth import check_growing_optimizer
-from ..extras.stacking import check_optimizer_by_entry, stack, stacked_config
 from ..extras.vllm import RANKS, let_engine_take_adapters
 from ..identity import changing_keys
 from ..keys import KEYS
@@ -35,7 +34,6 @@ from .adapters import (
     check_head,
     check_loaded,
     check_product,
-    check_stacked,
     leave_out_towers,
 )
 from .checks import (
@@ -69,8 +67,6 @@ class Plan:
         moves (`bool`): Whether a reset moves a reference.
         fresh_adapter (`bool`): Whether the policy starts with a new LoRA adapter that is zero.
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
-        frozen_ranks (`int`): How many ranks of the policy's adapter belong to a trained adapter below the new one, see
-            [`~trl_prorl.extras.stacking`].
         casts_head (`bool`): Whether trl-prorl casts the LM head of a model with adapters to fp32. (TRL looks for the
             embeddings of a tied head in the adapter's wrapper, where they are not.)
         loads (`bool`): Whether the model is loaded here, because its reference has to move.
@@ -83,7 +79,6 @@ class Plan:
     moves: bool
     fresh_adapter: bool
     given_wrapped: bool
-    frozen_ranks: int
     casts_head: bool
     loads: bool = False
 
@@ -114,15 +109,11 @@ class Plan:
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
         check_adapters(_adapters_of(model, config))
-        stacks = given_wrapped and config is not None
         adapter = config
-        if stacks:
-            _check_stacking(args, model, config, optimizer)
-            adapter = stacked_config(model, config)
-        elif given_wrapped:
-            adapter = model.peft_config.get("default")
         if given_wrapped:
+            _refuse_second_adapter(config)
             check_loaded(model)
+            adapter = model.peft_config.get("default")
         callbacks = given.get("callbacks") or []
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         resets = args.resets
@@ -132,19 +123,16 @@ class Plan:
             _check_growth(args, adapter, optimizer)
         if not args.disable_dropout:
             args.check_or_disable(check_dropout_config, config)
-        restarts = args.adapter_restart == "merge"
-        if restarts:
-            _check_restart(args, model, config, given.get("quantization_config"))
         if args.vllm_enable_lora:
             _check_requests(args, adapter)
-        moves = args.beta != 0.0 and resets and not restarts
+        moves = args.beta != 0.0 and resets
         if moves and config is None and not given_wrapped:
             _check_full_reference(args)
         if args.beta != 0.0 or args.copied_anchors:
-            check_adapter(None if stacks else model, config)
+            check_adapter(model, config)
         if isinstance(model, str):
             given["model"] = find_model(model, "model", args.model_init_kwargs)
-        if config is not None and not stacks:
+        if config is not None:
             given["peft_config"] = _adapter_of_text(args, given)
         return cls(
             given=given,
@@ -152,9 +140,8 @@ class Plan:
             keys=keys,
             resets=resets,
             moves=moves,
-            fresh_adapter=not stacks and getattr(config, "init_lora_weights", None) in (True, "gaussian"),
+            fresh_adapter=getattr(config, "init_lora_weights", None) in (True, "gaussian"),
             given_wrapped=given_wrapped,
-            frozen_ranks=adapter.r - config.r if stacks else 0,
             casts_head=args.cast_lm_head_to_fp32 and (config is not None or given_wrapped),
         )
 
@@ -166,8 +153,7 @@ class Plan:
     def wrap(self) -> None:
         """
         Make the model a `PeftModel` if its reference has to move. With a `peft_config`, TRL's reference is the base
-        model, which cannot move; with a `PeftModel`, it is a separate adapter. With both, which TRL does not support,
-        the two adapters become one.
+        model, which cannot move; with a `PeftModel`, it is a separate adapter.
         """
         given = self.given
         model = given["model"]
@@ -177,9 +163,6 @@ class Plan:
             check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
         if isinstance(model, PeftModel):
             check_head(model)
-        if self.frozen_ranks:
-            given["model"] = stack(model, given.pop("peft_config"), args.seed)
-            return
         wraps = given.get("peft_config") is not None
         if not (self.moves and wraps):
             return
@@ -386,34 +369,14 @@ def _check_growth(args: ProRLConfig, config, optimizer) -> None:
     _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
 
 
-def _check_stacking(args: ProRLConfig, model: PeftModel, config, optimizer) -> None:
-    """Raise an error if a new adapter on top of a trained one is not supported, or gradients are sharded."""
-    check_stacked(model, config)
-    check_optimizer_by_entry(args.optim.value, inner_of(optimizer))
-    if _is_sharded(args):
+def _refuse_second_adapter(config: PeftConfig | None) -> None:
+    """Raise an error, before a reference is made, for a `PeftModel` with a `peft_config`; TRL refuses them later."""
+    if config is not None:
         raise ValueError(
-            "peft_config on top of a trained adapter is not supported with DeepSpeed and FSDP, which shard gradients. "
-            "Use DDP (accelerate_configs/multi_gpu.yaml), or merge the trained adapter and pass the merged model "
-            "(docs/from-sft.md)."
+            "peft_config is not supported with a model that is a PeftModel. Leave peft_config out to train the "
+            "model's adapter (load it with is_trainable=True), or merge that adapter in fp32 and pass the merged "
+            "model: docs/from-sft.md."
         )
-
-
-def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -> None:
-    """Raise an error for restarts without a new, plain LoRA on floating-point weights, or with several processes."""
-    if isinstance(model, PeftModel):
-        raise ValueError(
-            "adapter_restart='merge' needs a new adapter, but the model is a PeftModel. Pass its base model and a "
-            "peft_config. Merge a trained adapter first: model.merge_and_unload()."
-        )
-    check_product(peft_config, "adapter_restart", "merge", begins_at_0=True)
-    init = args.model_init_kwargs or {}
-    quantiser = quantization_config or init.get("quantization_config") or getattr(model, "hf_quantizer", None)
-    if quantiser is not None:
-        raise ValueError(
-            "adapter_restart='merge' does not support quantised models: merging into their weights loses precision. "
-            "Remove load_in_4bit and load_in_8bit, or adapter_restart."
-        )
-    _check_one_process(args, "adapter_restart='merge'", "adapter_restart")
 
 
 def _largest_rank(args: ProRLConfig, config) -> int:

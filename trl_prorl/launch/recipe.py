@@ -16,10 +16,9 @@ from ..config import ProRLConfig
 from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
 from ..extras.thinking import make_interrupted_rollout
-from ..extras.turns import transcript
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
 from ..refusals import check_model_values
-from ..text import parse_json, short
+from ..text import last_text, parse_json, short
 from .command_line import check_options
 from .precision import Precision, choose_precision
 from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
@@ -158,11 +157,11 @@ def task_reward(task) -> Callable[..., list[float]]:
     """
 
     def reward(completions, **columns):
-        texts = [transcript(completion) for completion in completions]
+        texts = [last_text(completion) for completion in completions]
         return task.reward_many(texts, rows_of_columns(columns, len(texts)))
 
     def batch_verifier(completions, **columns):
-        texts = [transcript(completion) for completion in completions]
+        texts = [last_text(completion) for completion in completions]
         return task.verify_many(texts, rows_of_columns(columns, len(texts)))
 
     reward.__name__ = task.name

@@ -114,7 +114,7 @@ def short_list() -> str:
         *variants,
         "",
         f"All {len(shipped_recipes())} recipes (optimizer resets, published schemes, event-triggered",
-        "resets, LoRA growth, multi-turn tasks):  trl-prorl train --all",
+        "resets, LoRA growth):  trl-prorl train --all",
         "All keys:  trl-prorl train --help",
     ]
     return "\n".join(lines)

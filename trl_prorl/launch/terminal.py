@@ -189,10 +189,6 @@ def banner(trainer, steps: int) -> list[str]:
     trained = sum(param.numel() for param in policy.parameters() if param.requires_grad)
     kind = "LoRA, " if hasattr(policy, "peft_config") else "all "
     name = trainer.base_name() or type(policy).__name__
-    frozen = trainer.parts.get("frozen_ranks")
-    if frozen is not None:
-        trained -= frozen.size
-        kind = f"new LoRA on top of a trained one of rank {frozen.rank}, "
     facts = {
         "trains": f"{name} ({kind}{trained:,} parameters), {steps} steps",
         "reward": ", ".join(trainer.reward_func_names),
