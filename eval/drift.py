@@ -140,15 +140,13 @@ def measure(run_dir: Path, args) -> dict:
     return measure_points(held_out, points, args.samples, others)
 
 
-def show(run_dir: Path, result: dict) -> Measured:
-    """Write `drift.json` and `drift.png`, print the tables, and return result and tables."""
+def present(run_dir: Path, result: dict) -> Measured:
+    """Write `drift.json` and `drift.png`, and return the result with its tables."""
     with writing(run_dir / DRIFT_FILE):
         write_json(run_dir / DRIFT_FILE, result)
         drift_picture(result).write_png(run_dir)
     tables = [table.to_rich() for table in points_tables(run_dir, result)]
-    measured = Measured(result, tables, [NO_INTERVAL_NOTE] if result["prompts"] < MIN_PROMPTS else [])
-    measured.print(terminal())
-    return measured
+    return Measured(result, tables, [NO_INTERVAL_NOTE] if result["prompts"] < MIN_PROMPTS else [])
 
 
 def drift(
@@ -164,8 +162,8 @@ def drift(
     name: str = OWN,
 ) -> Measured:
     """
-    Measure the KL of the trained model to the starting model on held-out prompts, and the quality of its text; print
-    and store it.
+    Measure the KL of the trained model to the starting model on held-out prompts, and the quality of its text, and
+    store it.
 
     Call it after training, because it draws random numbers. It reuses the samples of [`evaluate`].
 
@@ -183,8 +181,8 @@ def drift(
         name (`str`, *optional*, defaults to `"own"`): Name of the data in tables and files.
 
     Returns:
-        `dict`: The content of `drift.json` in the run folder, shown as its tables. `points` has one entry for the
-            starting model and one for the trained model.
+        `dict`: The content of `drift.json` in the run folder; `print` and a notebook show it as its tables. `points`
+            has one entry for the starting model and one for the trained model.
 
     Raises:
         [`InputError`]: `rows` have no prompts, `verifier` fails on the first row, an option is out of range, or there
@@ -205,7 +203,7 @@ def drift(
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     points = [held_out.base, held_out.trained]
-    return show(held_out.run_dir, measure_points(held_out, points, samples, others={}))
+    return present(held_out.run_dir, measure_points(held_out, points, samples, others={}))
 
 
 @command
@@ -215,7 +213,7 @@ def main(argv=None) -> None:
     for run_dir in args.runs:
         check_run_settings(run_dir, args.checkpoints, args.others, needs_verdicts=False)
     for run_dir in args.runs:
-        show(run_dir, measure(run_dir, args))
+        present(run_dir, measure(run_dir, args)).print(terminal())
 
 
 if __name__ == "__main__":

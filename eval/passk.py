@@ -145,7 +145,7 @@ def evaluate_run(
     if held_out.name.is_own or held_out.in_training:
         result["in_training"] = held_out.in_training
     result["steps_on_record"] = last_step(held_out.run_dir)  # larger if the best checkpoint was kept
-    groups = by_task_and_level(sides, args.n, ks)
+    groups = by_task_and_level(sides, args.n, ks, result["task"])
     if groups:
         result["by"] = groups
     if args.checkpoints:
@@ -182,8 +182,8 @@ def evaluate_and_write(held_out: HeldOut, args: argparse.Namespace, others: Mapp
     return result
 
 
-def show(run_dir: Path, result: dict) -> Measured:
-    """Print the tables of a result and its newly solved and lost prompts, draw it, and return result and tables."""
+def present(run_dir: Path, result: dict) -> Measured:
+    """Draw a result, and return it with its tables and its newly solved and lost prompts."""
     tables = [result_table(run_dir, result).to_rich(narrow=True)]
     by_task = parts_table(result)
     if by_task is not None:
@@ -200,11 +200,9 @@ def show(run_dir: Path, result: dict) -> Measured:
     parts = [result, *result.get("by", []), *result.get("others", {}).values()]
     if any(part["prompts"] < MIN_PROMPTS for part in parts):
         notes.append(NO_INTERVAL_NOTE)
-    measured = Measured(result, tables, notes)
-    measured.print(terminal())
     for picture in write_pictures(run_dir, result, fitted):
         print(visible(f"Wrote {picture}."))
-    return measured
+    return Measured(result, tables, notes)
 
 
 def evaluate(
@@ -222,7 +220,7 @@ def evaluate(
     name: str = OWN,
 ) -> Measured:
     """
-    Measure held-out pass@k of the starting model and of the trained one, with 95 % intervals; print and store it.
+    Measure held-out pass@k of the starting model and of the trained one, with 95 % intervals, and store it.
 
     Call it after training, because it draws random numbers. The starting model (`base`) is the model without its
     adapter, or with the adapter that the run started from. In full fine-tuning the model that the run started from is
@@ -244,9 +242,9 @@ def evaluate(
         name (`str`, *optional*, defaults to `"own"`): Name of the data in tables and files.
 
     Returns:
-        `dict`: The content of `passk.json` in the run folder, shown as its table. `base` and `trained` contain
-            `pass@K` and `interval@K` for each k, `gain` their difference, and `correct` the number of correct samples
-            of each prompt.
+        `dict`: The content of `passk.json` in the run folder; `print` and a notebook show it as its table. `base` and
+            `trained` contain `pass@K` and `interval@K` for each k, `gain` their difference, and `correct` the number
+            of correct samples of each prompt.
 
     Raises:
         [`InputError`]: `rows` have no prompts, `verifier` fails on the first row, an option is out of range, or there
@@ -270,7 +268,7 @@ def evaluate(
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     print(announcement(held_out, args), flush=True)
-    return show(held_out.run_dir, evaluate_and_write(held_out, args, {}))
+    return present(held_out.run_dir, evaluate_and_write(held_out, args, {}))
 
 
 @command
@@ -286,7 +284,8 @@ def main(argv=None) -> None:
     for held_out, *others in evaluations:
         print(announcement(held_out, args, len(others)), flush=True)
     for run_dir, (held_out, *others) in zip(args.runs, evaluations, strict=True):
-        show(run_dir, evaluate_and_write(held_out, args, dict(zip(args.others, others, strict=True))))
+        result = evaluate_and_write(held_out, args, dict(zip(args.others, others, strict=True)))
+        present(run_dir, result).print(terminal())
 
 
 if __name__ == "__main__":

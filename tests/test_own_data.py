@@ -101,10 +101,12 @@ def test_a_result_is_a_dictionary_of_json(run, capsys):
     trained = run(max_steps=1)
     result = evaluate(trained, rows_of([f"say {i}" for i in range(20)]), holds_letter, n=2, max_new_tokens=4)
     moved = drift(trained, ROWS, samples=2, max_new_tokens=4)
-    printed = capsys.readouterr().out
+    shown = repr(result).splitlines()[-1]
+    assert shown not in capsys.readouterr().out
+    print(result)
+    assert capsys.readouterr().out.count(shown) == 1
     for one, file in ((result, "passk.json"), (moved, "drift.json")):
         assert set(one) == set(json.loads((Path(trained.run_dir) / file).read_text()))
-        assert repr(one).splitlines()[-1] in printed
     assert json.loads(json.dumps(result)) == json.loads((Path(trained.run_dir) / "passk.json").read_text())
 
 
@@ -246,6 +248,7 @@ def of_script(forks, tmp_path_factory):
     (folder / "mine.py").write_text(SCRIPT)
     status, written = forks.run("mine.py", cwd=folder)
     assert status == 0, written[-3000:]
+    assert "run folder: runs/mine, next: trl-prorl report --runs runs/mine" in written.splitlines()
     return folder
 
 

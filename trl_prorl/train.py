@@ -35,7 +35,6 @@ from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F40
 from .run_files import check_record
 from .run_folder import RunFolders, by_main_process, check_free
 from .tasks.base import check_dataset
-from .text import shell_quote
 from .trainer import ProRLTrainer
 
 
@@ -119,8 +118,7 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
             trainer.push_to_hub()  # saves, too
         else:
             trainer.save_model()
-    if trainer.terminal.is_watched:
-        print(f"next: trl-prorl passk --run {shell_quote(str(trainer.run_dir))}")
+    trainer.terminal.say_next()
 
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:

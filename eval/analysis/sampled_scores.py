@@ -1,6 +1,6 @@
 """pass@k from verdicts and counts: for both sides, over k, checkpoints and tasks; and how to extend a result."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -49,21 +49,31 @@ def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
     }
 
 
-def by_task_and_level(sides: dict[str, pd.DataFrame], n: int, ks: list[int]) -> list[dict]:
+def task_and_level(row: Mapping) -> tuple:
+    """
+    Return the task and the level of a row, `None` each where it has none. A script's rows may have a column of such a
+    name that holds anything: text and numbers name a part.
+    """
+    values = (row.get("task"), row.get("level"))
+    return tuple(value if isinstance(value, str | int | float) and value == value else None for value in values)
+
+
+def by_task_and_level(sides: dict[str, pd.DataFrame], n: int, ks: list[int], name: str) -> list[dict]:
     """
     Return pass@k, from `n` samples of each prompt, of every task and level with at least two prompts, if there is more
-    than one.
+    than one. Rows without a task have the evaluation's `name`.
     """
-    groups = sides["base"][["task", "level"]].drop_duplicates().to_numpy().tolist()
+    parts = {side: [task_and_level(row) for row in samples.to_dict("records")] for side, samples in sides.items()}
+    groups = list(dict.fromkeys(parts["base"]))
     if len(groups) < 2:
         return []
     result = []
     for task, level in groups:
         number = int(level) if isinstance(level, float) and level.is_integer() else level
-        part = {"task": task, "level": None if pd.isna(level) else number}
+        part = {"task": name if task is None else task, "level": number}
         for side, samples in sides.items():
-            is_level = samples["level"].isna() if pd.isna(level) else samples["level"] == level
-            counts = correct_by_prompt(samples[(samples["task"] == task) & is_level])
+            is_part = [one == (task, level) for one in parts[side]]
+            counts = correct_by_prompt(samples[is_part])
             part["prompts"] = len(counts)
             part[side] = summarise_counts(counts, n, ks)
         if part["prompts"] >= 2:

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from trl_prorl.advantages import UNGROUPED
 from trl_prorl.config import ProRLConfig
+from trl_prorl.eval.analysis.sampled_scores import task_and_level
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS as MIN_FOR_INTERVAL
 from trl_prorl.eval.analysis.statistics import prompt_interval
 from trl_prorl.eval.pages.table import percent
@@ -106,7 +107,7 @@ def sample_starting_model(trainer, rows: Sequence[Mapping], task=None, bar: tqdm
         found.lengths += [len(ids) for ids in sampled.ids]
         texts = [text if isinstance(text, str) else last_text(text) for text in sampled.completions]
         found.texts += texts
-        found.parts += [(row.get("task"), row.get("level")) for row in batch]
+        found.parts += map(task_and_level, batch)
         if sampled.correct:
             found.correct += sampled.correct
         elif task is not None:
@@ -187,7 +188,8 @@ def accuracy_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
     findings = [accuracy_finding(f"base pass rate ({found.source})", rates, tells, truncated)]
     if len(by_part) > 1:
         for (task, level), values in by_part.items():
-            name = f"{task}" if level is None else f"{task}, level {level}"
+            names = [task, None if level is None else f"level {level}"]
+            name = ", ".join(filter(None, names)) or "the other prompts"
             findings.append(accuracy_finding(f"base pass rate of {name}", values, tells, truncated))
     return findings
 

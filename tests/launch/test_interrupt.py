@@ -11,7 +11,14 @@ import pytest
 from transformers import TrainerCallback
 
 from trl_prorl.checkpoint_files import find_newest_checkpoint
-from trl_prorl.launch.ending import end_at_once, interrupt_as_usual
+from trl_prorl.launch.ending import (
+    EndAtOnce,
+    Ended,
+    end_at_once,
+    end_interrupted,
+    interrupt_as_usual,
+    tell_interrupted,
+)
 
 
 ROOT = Path(__file__).parents[2]
@@ -140,3 +147,20 @@ def test_where_the_signal_is_ignored_it_stays_ignored(handler):
     end_at_once("x")
     interrupt_as_usual()
     assert handler() is signal.SIG_IGN
+
+
+def test_the_line_stands_on_its_own_below_the_terminal_s_echo(capfd, monkeypatch):
+    """Whoever prints it: the end of a command, a script's trainer, a handler while libraries are imported."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    before = signal.getsignal(signal.SIGINT)
+
+    def end():
+        with pytest.raises(Ended):
+            end_interrupted("kept.")
+        signal.signal(signal.SIGINT, before)
+
+    for say in (end, lambda: tell_interrupted(KeyboardInterrupt(), "kept."), lambda: EndAtOnce("kept.")(2, None)):
+        print("step 3: 30%^C", end="", file=sys.stderr, flush=True)
+        say()
+        assert capfd.readouterr().err.splitlines() == ["step 3: 30%^C", "interrupted: kept."]

@@ -38,7 +38,7 @@ def train(forks, tmp_path):
 def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(train):
     lines = train("--save_strategy", "steps", "--save_steps", "2")
     assert [line for line in lines if line.startswith("trains ")]
-    assert lines[-1] == "next: trl-prorl passk --run 'the run'"
+    assert lines[-1] == "run folder: the run, next: trl-prorl passk --run 'the run'"
     assert len([line for line in lines if line.startswith("step 2: reset, ")]) == 1
     logs = [line for line in lines if re.match(r"step \d: (reward|loss) ", line)]
     assert [line[:7] for line in logs] == ["step 1:", "step 2:", "step 3:", "step 4:"]
@@ -91,9 +91,13 @@ def test_completions_may_be_written_and_not_printed(run, capsys):
 
 def test_off_a_terminal_there_is_no_banner(train):
     lines = train("--ref_reset_every", "4", terminal=False)
-    assert not [line for line in lines if line.startswith(("trains ", "variant ", "run folder", "next: "))]
+    assert not [line for line in lines if line.startswith(("trains ", "variant ", "run folder  "))]
+    assert lines[-1] == "run folder: the run, next: trl-prorl passk --run 'the run'"
     assert len([line for line in lines if "A never resets: ref_reset_every=4" in line]) == 1
-    logs = [line[:7] for line in lines if re.match(r"step \d: (reward|loss)", line)]
+    shown = [line for line in lines if re.match(r"step \d: (reward|loss)", line)]
+    assert re.match(r"step 1: reward [\d.e-]+  accuracy [\d.e-]+  reward_std ", shown[0])
+    assert re.search(r"frac_reward_zero_std [\d.e-]+  kl_ref [\d.e-]+  kl_old [\d.e-]+$", shown[0])
+    logs = [line[:7] for line in shown]
     assert logs == [f"step {n}:" for n in (1, 2, 3, 4)]
 
 

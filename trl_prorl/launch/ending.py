@@ -139,11 +139,16 @@ def _reader_has_left() -> bool:
 # ---------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
+def interrupted_line(kept: str) -> str:
+    """Return the line of Ctrl-C, below the terminal's `^C` and below a progress bar that has no line break yet."""
+    return f"\ninterrupted: {kept}\n"
+
+
 class EndAtOnce:
     """Signal handler for SIGINT: print a line on stderr, if there is one, and exit with code 130."""
 
     def __init__(self, kept: str | None = None):
-        self.line = f"interrupted: {kept}\n".encode() if kept else b""
+        self.line = interrupted_line(kept).encode() if kept else b""
 
     def __call__(self, number, frame) -> NoReturn:
         os.write(2, self.line)  # `print` may have been interrupted
@@ -179,7 +184,7 @@ def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoRetur
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # print the line even if Ctrl-C is pressed again
     if tell:
-        print(f"interrupted: {kept}", file=sys.stderr)
+        print(interrupted_line(kept), end="", file=sys.stderr)
     if processes > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -201,7 +206,7 @@ def tell_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> 
         tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
     """
     if tell:
-        print(f"interrupted: {kept}", file=sys.stderr)
+        print(interrupted_line(kept), end="", file=sys.stderr)
     others = sys.excepthook
 
     def end_without_traceback(kind, value, trace) -> None:

@@ -7,13 +7,26 @@ In reading order: `Terminal`, a callback; what it says of a run that begins; a l
 import logging
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
 from ..anchors import ANCHORS
 from ..keys import TRIGGER_KEYS
-from ..run_files import ENTROPY_COLLAPSE, GROWTH, GUARD_GAP, NONFINITE, RESET, REWARD_COLLAPSE, STALL
+from ..provenance import passk_command
+from ..run_files import (
+    ENTROPY_COLLAPSE,
+    ENV_FILE,
+    GROWTH,
+    GUARD_GAP,
+    NONFINITE,
+    RESET,
+    REWARD_COLLAPSE,
+    STALL,
+    read_json,
+)
+from ..text import shell_quote
 from ..variants import DIFFER_BY_RESETS, VARIANTS
 
 
@@ -23,18 +36,20 @@ TRL_RATE = 1e-6  # TRL's default of learning_rate, which suits full fine-tuning
 LORA_RATES = "1e-5 to 5e-4"  # those of the recipes that train an adapter on a pretrained model
 
 KLS = [f"prorl/{anchor.kl_key}" for anchor in ANCHORS]
-# The metrics of TRL in a line; all of them are in the log history and go to the trackers.
+ACCURACY = "prorl/gold"
+# The metrics in a line, the KLs last; all of them are in the log history and go to the trackers.
 IN_A_LINE = [
     "reward",
+    ACCURACY,
     "reward_std",
     "loss",
-    *KLS,
     "entropy",
     "grad_norm",
     "learning_rate",
     "completions/mean_length",
     "completions/clipped_ratio",
     "frac_reward_zero_std",
+    *KLS,
 ]
 REFERENCE_MOVED = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
 OF_AN_EVALUATION = ("_reward", "_in_training")
@@ -141,6 +156,19 @@ class Terminal(PrinterCallback):
                 f"best checkpoint: {state.best_model_checkpoint}, {args.metric_for_best_model} "
                 f"{state.best_metric:.4g} at step {state.best_global_step}"
             )
+        if not self.trainer.recipe:  # a recipe's model is saved after this
+            self.say_next()
+
+    def say_next(self) -> None:
+        """Print the last line of a run: its folder, and the command that looks at it."""
+        if not self.shows:
+            return
+        folder = self.trainer.run_dir
+        recipe = self.trainer.recipe
+        command = f"trl-prorl report --runs {shell_quote(str(folder))}"  # a script has its own rows and verifier
+        if recipe:
+            command = passk_command(vars(recipe[0]), read_json(Path(folder, ENV_FILE)), folder)
+        self.say(f"run folder: {folder}, next: {command}")
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         is_shown = self.bar is None or self.bar.training_bar is not None
@@ -269,7 +297,10 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
     """
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
-    names = [key for key in IN_A_LINE if key in logs and (has_kl or key not in KLS)]
+    hidden = [] if has_kl else list(KLS)
+    if "reward" not in logs:  # a step without a new generation batch repeats the accuracy of the last one
+        hidden.append(ACCURACY)
+    names = [key for key in IN_A_LINE if key in logs and key not in hidden]
     each = [key for key in logs if key.startswith("rewards/") and key.endswith("/mean")]
     if len(each) > 1 and names:  # that of one alone is `reward`
         names += each
@@ -278,6 +309,8 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
     values = []
     for name in names or evaluated or numbers:
         label = name.rpartition("/")[2] if name in IN_A_LINE else name.removesuffix("/mean")
+        if name == ACCURACY:
+            label = "accuracy"
         value = logs[name]
         values.append(f"{label} {value:.4g}" if isinstance(value, float) else f"{label} {value}")
     return f"step {step}: " + "  ".join(values)

@@ -82,10 +82,10 @@ def test_cli_writes_what_it_measured(run_dir, task):
 
 def test_newly_solved_and_lost_prompts(tmp_path, passk_result, capsys):
     result = passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6)
-    passk.show(tmp_path, result)
+    print(passk.present(tmp_path, result))
     assert re.search("6 newly solved .*6 significantly.*, 0 lost", " ".join(capsys.readouterr().out.split()))
     assert [file.name for file in tmp_path.iterdir()] == ["boundary.png"]
-    passk.show(tmp_path, {**result, "temperature": 0.0})  # one greedy completion per prompt
+    print(passk.present(tmp_path, {**result, "temperature": 0.0}))  # one greedy completion per prompt
     assert "newly solved" not in capsys.readouterr().out
 
 

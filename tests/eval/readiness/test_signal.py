@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from trl_prorl.eval.analysis.sampled_scores import task_and_level
 from trl_prorl.eval.readiness.finding import LOOK, STOP
 from trl_prorl.eval.readiness.signal import FULL_REWARD, LIMITS, Rollouts, signal_findings
 
@@ -163,3 +164,11 @@ def test_pass_rate_has_its_interval_by_task_and_level():
     assert (a.number, a.change, b.values["pass_rate"]) == ("0.75, 10 prompts (too few for an interval)", "", 0.25)
     assert rare.number == "0.00, 1 prompt (too few for an interval)"
     assert "--prompts" in rare.change
+
+
+def test_a_level_without_a_task_is_named_by_itself():
+    """A dataset's own column; one that holds neither text nor a number names nothing."""
+    rows = [{"level": 0}, {"level": 1}, {"level": [1]}, {"level": math.nan}]
+    found = rollouts([1, 0, 0, 1] * 4, parts=[*map(task_and_level, rows)])
+    named = [one.what for one in signal_findings(found, 8, True) if one.what.startswith("base pass rate of")]
+    assert named == [f"base pass rate of {name}" for name in ("level 0", "level 1", "the other prompts")]
