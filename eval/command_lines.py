@@ -22,6 +22,7 @@ from trl_prorl.launch.command_line import check_arguments as check_training
 from trl_prorl.launch.command_line import recipe_name
 from trl_prorl.launch.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
 from trl_prorl.tasks.plugin import load_plugin
+from trl_prorl.text import LICENSE
 
 
 MAX_SAMPLES = 256
@@ -245,6 +246,7 @@ def push(argv=None) -> argparse.Namespace:
     parser.add_argument("--run", required=True, type=Path, help="run folder")
     parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--license", help="licence of the model card, as apache-2.0 (default: the card's so far)")
     parser.add_argument(
         "--with-reference",
         action=argparse.BooleanOptionalAction,
@@ -255,6 +257,8 @@ def push(argv=None) -> argparse.Namespace:
     record.add_argument("--without-record", dest="with_record", action="store_false", help="do not push the log files")
     parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, without pushing")
     args = parser.parse_args(argv)
+    if args.license is not None and not LICENSE.fullmatch(args.license):
+        raise InputError(f"--license {args.license}: write the Hub's name of a licence, as apache-2.0, mit or other")
     load_config(args.run)
     return args
 

@@ -39,7 +39,7 @@ def main(argv=None) -> None:
     name = args.repo or config.get("hub_model_id") or folder.resolve().name
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
     if args.dry_run:
-        card = model_card(args.run, folder, repo=name)
+        card = model_card(args.run, folder, repo=name, license=args.license)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
         sizes[CARD_FILE] = len(str(card).encode())
         print(visible(f"Dry run: nothing was uploaded. Would push {len(sizes)} files to {name}."))
@@ -49,7 +49,7 @@ def main(argv=None) -> None:
         return
     api = make_api()
     repo = open_repo(name, private=args.private or config.get("hub_private_repo"), api=api)
-    files[CARD_FILE] = write_card(model_card(args.run, folder, repo=repo), folder)
+    files[CARD_FILE] = write_card(model_card(args.run, folder, repo=repo, license=args.license), folder)
     done = upload(
         repo,
         stage(files, folder / f"{STAGED}{os.getpid()}"),

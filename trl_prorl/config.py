@@ -25,7 +25,7 @@ from .keys import (
     read_resume_word,
 )
 from .kl import gradient_bias
-from .refusals import REFUSALS, check_mappings, check_training_values
+from .refusals import REFUSALS, check_device, check_mappings, check_training_values
 from .text import short
 from .treatments import treatment_of
 from .variants import variant_of
@@ -76,6 +76,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_training_values(self)
         best = self.metric_for_best_model
         greater = self.greater_is_better
+        check_device(self)
         self._complete_as_trl()
         check_mappings(self)
         if best is None:  # transformers would set the loss, which is meaningless in GRPO: the trainer chooses

@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+import torch
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 from trl import GRPOConfig, ModelConfig
 
 from .advantages import UNGROUPED
@@ -424,6 +426,18 @@ def keys_of_others(cls: type) -> dict[str, Key]:
 
 TRL_KEYS = keys_of_others(GRPOConfig)
 MODEL_KEYS = keys_of_others(ModelConfig)
+
+
+def check_device(args: Any) -> None:
+    """Raise an error for bf16, which TRL sets by default, on a machine without a GPU: transformers names no cure."""
+    in_bf16 = args.bf16_full_eval or (not args.fp16 if args.bf16 is None else args.bf16)
+    if in_bf16 and not args.use_cpu and not is_torch_bf16_gpu_available() and not is_torch_xla_available():
+        if torch.cuda.is_available():
+            return  # an old one, of which transformers says so
+        raise ValueError(
+            "bf16 needs a GPU, and torch finds none. On a CPU set use_cpu: true, bf16: false and dtype: float32, or "
+            "train a recipe that does, such as gsm8k/cpu or tiny/variantA."
+        )
 
 
 def check_training_values(args: Any) -> None:

@@ -17,6 +17,7 @@ _CONTROL = re.compile(
 # What Markdown reads as more than itself. `_` in a word does not act; `:`, `@` and `www.` make links without brackets.
 _MARKS = re.compile(r"([\\`*{}\[\]<>&#|!~$:@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.)", re.IGNORECASE)
 _CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's name of one: apache-2.0, mit, other
 
 
 def visible(text: str) -> str:

@@ -93,9 +93,8 @@ RATIO_NOTES = [
 def terminal_table(comparisons: list[Comparison]) -> RichTable:
     """Return a row per outcome and pair of variants, without ratios, for a terminal of 100 columns."""
     detectable = Column("detectable", lambda row: cell(row.detectable, ".3f"))
-    notes = [*DIFFERENCE_NOTES, f"Detectable: the true difference that the test detects with {POWER}. {RATIOS}"]
     columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, detectable]
-    return table_of(DIFFERENCES, columns, comparisons, notes).to_rich(narrow=True)
+    return table_of(DIFFERENCES, columns, comparisons, [RATIOS]).to_rich(narrow=True)
 
 
 def left_out_statement(lines: list[str]) -> str:

@@ -241,6 +241,26 @@ def test_the_recipe_s_keys_are_the_defaults(online, folder, tmp_path):
     assert set(online.files("someone/named")) == ADAPTER | RECORD | REFERENCE
 
 
+def test_a_licence_once_named_stays_in_the_card(online, folder):
+    for options in (["--license", "apache-2.0"], []):
+        assert command.main(["--run", str(folder), *options]) == 0
+        assert ModelCard(online.files(REPO)["README.md"].decode()).data.license == "apache-2.0"
+    (folder / "README.md").write_text("---\nlicense: '<b>x</b>'\n---\n")  # a stranger's
+    assert command.main(["--run", str(folder)]) == 0
+    assert ModelCard(online.files(REPO)["README.md"].decode()).data.license is None
+
+
+def test_a_training_that_saves_again_keeps_the_licence(run):
+    trainer = run(max_steps=1)
+    trainer.save_model()
+    card = ModelCard.load(Path(trainer.args.output_dir, "README.md"))
+    assert card.data.license is None
+    card.data.license = "mit"
+    card.save(Path(trainer.args.output_dir, "README.md"))
+    trainer.save_model()
+    assert ModelCard.load(Path(trainer.args.output_dir, "README.md")).data.license == "mit"
+
+
 def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
     before = modification_times(folder)
     assert command.main(["--run", str(folder), "--dry-run"]) == 0
@@ -255,6 +275,7 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
 CASES = [
     (lambda hub, at, patch: patch.setenv("HF_TOKEN", "hf_wrong"), [], "Invalid user token"),
     (None, ["--repo", "others/a-run"], "hub_model_id='others/a-run'"),
+    (None, ["--license", "Apache 2"], "--license Apache 2"),
     (None, ["--repo", "a/b/c"], "hub_model_id='a/b/c'"),
     (lambda hub, at, patch: patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"), [], "ConnectError"),
     (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], "no trained model"),

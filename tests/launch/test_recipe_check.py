@@ -4,8 +4,10 @@ a recipe cannot make the machine run code that is not installed on it, however i
 """
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from any_content import QUICK
 from hypothesis import given, settings
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.launch.recipe import RecipeParser, parse_recipe
 from trl_prorl.launch.recipe_yaml import read_recipe
 from trl_prorl.train import TaskArguments
 
 
+ROOT = Path(__file__).parents[2]
 PARSER = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
 CPU = "task: sums\nuse_cpu: true\nbf16: false\n"
 
@@ -230,3 +233,11 @@ def test_a_file_that_a_key_names_is_looked_at(recipe, key):
 )
 def test_what_runs_no_code_is_taken(recipe, text):
     parsed(recipe(f"{text}\n{CPU}"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_recipe_of_a_gpu_without_one_names_the_cure():
+    with pytest.raises(ValueError, match="needs a GPU.*use_cpu: true.*gsm8k/cpu"):
+        parse_recipe(["--config", str(ROOT / "recipes/gsm8k/variantA.yaml")])
+    with pytest.raises(ValueError, match="gsm8k/cpu"):
+        ProRLConfig("run")  # TRL's default of bf16

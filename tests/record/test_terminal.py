@@ -95,7 +95,7 @@ def test_off_a_terminal_there_is_no_banner(train):
     assert lines[-1] == "run folder: the run, next: trl-prorl passk --run 'the run'"
     assert len([line for line in lines if "A never resets: ref_reset_every=4" in line]) == 1
     shown = [line for line in lines if re.match(r"step \d: (reward|loss)", line)]
-    assert re.match(r"step 1: reward [\d.e-]+  accuracy [\d.e-]+  reward_std ", shown[0])
+    assert re.match(r"step 1: reward [\d.e-]+  accuracy [\d.e-]+  loss ", shown[0])
     assert re.search(r"frac_reward_zero_std [\d.e-]+  kl_ref [\d.e-]+  kl_old [\d.e-]+$", shown[0])
     logs = [line[:7] for line in shown]
     assert logs == [f"step {n}:" for n in (1, 2, 3, 4)]

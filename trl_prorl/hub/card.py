@@ -37,7 +37,7 @@ from ..run_files import (
     is_of_other_run,
 )
 from ..run_shapes import check_shape, read_shaped
-from ..text import code_block, code_span, plain_markdown, shell_quote, spell_again, visible
+from ..text import LICENSE, code_block, code_span, plain_markdown, shell_quote, spell_again, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
 
@@ -176,6 +176,7 @@ def model_card(
     adapter: bool | None = None,
     tags: Iterable[str] = (),
     datasets: Iterable[str] = (),
+    license: str | None = None,
 ) -> ModelCard:
     """
     Make the model card of a run.
@@ -188,6 +189,7 @@ def model_card(
             Where the lines that load the model find it without a repository; defaults to `model_dir`.
         adapter (`bool`, *optional*): Whether the model is a PEFT adapter; `None` looks into the folder.
         tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
+        license (`str`, *optional*): The Hub's name of a licence; defaults to that of the card in `model_dir`.
 
     Raises:
         `ValueError`: A log file cannot be read.
@@ -208,6 +210,7 @@ def model_card(
         datasets=sorted({*datasets, _dataset(record.config)} - {None}) or None,
         eval_results=eval_results(record) or None,
         library_name="peft" if adapter else "transformers",
+        license=license or read_license(folder / CARD_FILE),
         model_name=name,
         pipeline_tag="text-generation",
         tags=sorted(tags),
@@ -233,6 +236,15 @@ def model_card(
         )
     )
     return ModelCard("\n".join(map(visible, text.split("\n"))))
+
+
+def read_license(path: Path) -> str | None:
+    """Return the licence of a model card; `None` if there is no card, or it names no licence of the Hub."""
+    try:
+        found = ModelCard.load(path, ignore_metadata_errors=True).data.license
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, str) and LICENSE.fullmatch(found) else None
 
 
 def _environment() -> Environment:

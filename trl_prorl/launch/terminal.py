@@ -300,6 +300,8 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
     hidden = [] if has_kl else list(KLS)
     if "reward" not in logs:  # a step without a new generation batch repeats the accuracy of the last one
         hidden.append(ACCURACY)
+    elif ACCURACY in logs:  # the line fits a terminal of 200 columns
+        hidden.append("reward_std")
     names = [key for key in IN_A_LINE if key in logs and key not in hidden]
     each = [key for key in logs if key.startswith("rewards/") and key.endswith("/mean")]
     if len(each) > 1 and names:  # that of one alone is `reward`
