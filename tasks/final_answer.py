@@ -70,6 +70,6 @@ def as_number(text: str) -> Fraction | None:
         node = read(TAG.sub(" ", text).strip(EMPHASIS))
     except Unread:
         return None
-    if node[0] == "%" or node[0] == "q" and node[-1] != "sum":
+    if node[0] in ("%", "q"):
         node = node[1]
     return Fraction(node[1]) if node[0] == "n" else None

@@ -1,59 +1,23 @@
 r"""
 Read an answer in LaTeX as a value of a known class. A text is read whole, or not at all.
-
-Values are lists, which JSON can hold; the first item says what it is:
-
-| value | what |
-|---|---|
-| `["n", "3/4"]` | a number as people write one: decimal, fraction, mixed number, power of ten |
-| `["v", name]`, `["c", name]` | a variable; π, e, i, ∞ |
-| `["+", …]`, `["*", …]`, `["/", a, b]`, `["^", a, b]`, `["-", a]`, `["f", name, …]` | what is calculated from others |
-| `["apply", name, …]` | f(x), of which only the name is known |
-| `["matrix", rows]` | |
-| `["q", value, size, dimensions]`, `["%", value]` | with a unit, or a percent sign |
-| `["seq", brackets, …]`, `["set", …]`, `["list", joint, …]` | tuple, vector or interval; set; several answers |
-| `["reals"]`, `["\\cup", a, b]`, `["\\cap", a, b]`, `["\\setminus", a, b]` | sets of numbers |
-| `["named", name, value, equation]`, `["=", a, b]`, `["order", signs, …]`, `["in", name, set]` | statements |
-| `["mod", name, modulus, …]`, `["ratio", …]`, `["base", digits, base]` | congruences, `2:3`, `101_2` |
+`math_nodes.py` lists the values.
 """
 
 import re
 from fractions import Fraction
 
 from trl_prorl.tasks.latex import CLOSING, OPENING, tokens
+from trl_prorl.tasks.math_expressions import FUNCTIONS, PAIRS, expression
+from trl_prorl.tasks.math_nodes import Unread, is_number, is_whole, negative, number, quotient
 from trl_prorl.tasks.units import CURRENCIES, PERCENT, SCALES, known, unit
 
 
 MAX_LENGTH = 1000  # characters
-MAX_DEPTH = 40
-NUMBER = re.compile(r"[0-9]")
-GREEK = {
-    "\\" + name
-    for name in """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma
-    tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar""".split()
-}
-CONSTANTS = {r"\pi": "pi", "e": "e", "i": "i", r"\infty": "oo"}
-TRIGONOMETRIC = "sin cos tan cot sec csc sinh cosh tanh".split()
-FUNCTIONS = {"\\" + name for name in (*TRIGONOMETRIC, "arcsin", "arccos", "arctan", "ln", "log", "exp")}
-APPLIED = {*"fghFGHPT", r"\Gamma", r"\zeta", r"\phi", r"\varphi", r"\Phi", r"\psi", r"\Psi"}
-DIFFERENCES = {"d", r"\Delta"}  # dx is one name, and so is \Delta x
-# What is raised to what without being a power: derivatives f^{(n)}, inverses, transposes, complements, interiors,
-# combinations C_n^k.
-NO_POWER = re.compile(
-    r"[^()]+\^[(\[].*|.+\^(T|\\top)|(.*[A-Z]|[fgh])(_.*)?\^(-1|c|C|H|\\circ)|[ACP]_.*\^.*", re.DOTALL
-)
-DERIVATION = re.compile(r'\{ "?d (?:\}|\^.*\}) \{ "?d [a-zA-Z\\]')
-TIMES = {"*", r"\cdot", r"\times"}
-OVER = {"/", r"\div"}
 ORDER = {"<", ">", r"\le", r"\ge", r"\ne"}
 RELATIONS = ORDER | {"=", r"\in", r"\equiv"}
 SET_OPERATIONS = {r"\cup", r"\cap", r"\setminus"}
 JOINTS = {",": ",", ";": ",", '"and': "and", '"or': "or"}
-PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\langle": r"\rangle"}
-ROUNDED = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling")}
 TEMPERATURES = {"coulomb": "celsius", "farad": "fahrenheit"}  # letters after a degree sign
-DEGREE = ["v", r"\circ"]
-ZERO, TEN = ["n", "0"], ["n", "10"]
 # What ordinary words mean in a run of letters; other runs of up to three are products.
 PLAIN_WORDS = set(
     "and or mod if but no yes not one two six ten odd red all any may sum max min gcd lcm day men re im det arg var"
@@ -70,497 +34,11 @@ WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*|\\[,;: ]|\\(?:left|rig
 # What may be before an equals sign: x, x_1, AB, f(2), f'(x), \angle ABC, \text{Area}, dy/dx.
 NAME = re.compile(
     r"""(?:\\(?:angle|triangle)\ )?
-    (?: (?:"[A-Za-z]+\ ?)+ | \\frac\ \{\ d\ \w+\ \}\ \{\ d\ \w+\ \} | (?:\\?[A-Za-z]+(?:\{\\?\w+\})?)(?:\ ')*
+    (?: \(\ \w(?:\ ,\ \w)+\ \) | (?:"[A-Za-z]+\ ?)+ | \\frac\ \{\ d\ \w+\ \}\ \{\ d\ \w+\ \}
+        | (?:\\?[A-Za-z]+(?:\{\\?\w+\})?)(?:\ ')*
         (?:\ _\ (?:\w+|\{[^{}]*\}))? (?:\ \^\ \{\ -\ 1\ \})? (?:\ \(\ [\w ,.=<>\\]+\ \))? )""",
     re.VERBOSE,
 )
-
-
-class Unread(Exception):
-    """The text is not one answer of a known class."""
-
-
-def number(value: Fraction) -> list:
-    return ["n", str(value)]
-
-
-def value_of(token: str) -> Fraction:
-    """Return the value of a token such as `12.5`, `1.5e-3` or `0.1(6)`."""
-    digits, _, exponent = token.partition("e")
-    digits, _, repeated = digits.rstrip(")").partition("(")
-    value = Fraction(digits.rstrip("."))
-    if repeated:
-        places = len(digits.partition(".")[2])
-        value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10**places)
-    return value * Fraction(10) ** int(exponent or 0)
-
-
-def is_number(token: str | None) -> bool:
-    return token is not None and NUMBER.match(token) is not None
-
-
-def is_whole(node: list) -> bool:
-    return node[0] == "n" and "/" not in node[1]
-
-
-def quotient(top: list, bottom: list) -> list:
-    """Return top / bottom: a number if it is a fraction of integers, a calculation if it is an integer itself."""
-    if bottom == ZERO:
-        raise Unread
-    if is_whole(top) and is_whole(bottom):
-        value = Fraction(int(top[1]), int(bottom[1]))
-        if value.denominator > 1:
-            return number(value)
-    return ["/", top, bottom]
-
-
-def negative(node: list) -> list:
-    if node[0] in ("n", "10^"):
-        return [node[0], str(-Fraction(node[1]))]
-    return ["-", node]
-
-
-def power(base: list, exponent: list) -> list:
-    if base == TEN and is_whole(exponent) and abs(int(exponent[1])) < 1000:
-        return ["10^", str(Fraction(10) ** int(exponent[1]))]
-    return ["^", base, exponent]
-
-
-def product(factors: list[list]) -> list:
-    return factors[0] if len(factors) == 1 else ["*", *factors]
-
-
-def settled(node: list) -> list:
-    """Return an expression in which a power of ten is a number like any other."""
-    if node[0] == "10^":
-        return ["n", node[1]]
-    return [settled(part) if isinstance(part, list) else part for part in node]
-
-
-def no_numbers(node: list, sign: str) -> bool:
-    """Return whether a factor is a vector, or a set or matrix with a cross after it, whose product is another one."""
-    vector = node[0] == "v" and node[1].startswith((r"\vec", r"\mathbf", r"\hat"))
-    return vector or node[0] == "matrix" or (sign == r"\times" and node[0] == "v" and node[1][:1].isupper())
-
-
-class Expression:
-    r"""
-    Read tokens as one expression.
-
-    Args:
-        tokens (`list[str]`): the tokens, all of which must be used.
-        sign (`int`): 1 or -1, what `\pm` means.
-    """
-
-    def __init__(self, tokens: list[str], sign: int = 1):
-        self.tokens = tokens
-        self.sign = sign
-        self.place = 0
-        self.depth = 0
-        self.bars = 0
-
-    def read(self) -> list:
-        node = self.sum()
-        if self.place < len(self.tokens):
-            raise Unread
-        return settled(node)
-
-    def peek(self, ahead: int = 0) -> str | None:
-        place = self.place + ahead
-        return self.tokens[place] if place < len(self.tokens) else None
-
-    def take(self, expected: str | None = None) -> str:
-        token = self.peek()
-        if token is None or expected not in (None, token):
-            raise Unread
-        self.place += 1
-        return token
-
-    def sum(self) -> list:
-        terms = []
-        while True:
-            token = self.peek()
-            minus = token == "-" or (token == r"\pm" and self.sign < 0) or (token == r"\mp" and self.sign > 0)
-            if token in ("+", "-", r"\pm", r"\mp"):
-                self.take()
-                if self.peek() in ("+", "-"):
-                    raise Unread
-            elif terms:
-                break
-            term = self.product()
-            terms.append(negative(term) if minus else term)
-        return terms[0] if len(terms) == 1 else ["+", *terms]
-
-    def product(self) -> list:
-        factors = [self.signed()]
-        while True:
-            token = self.peek()
-            if token in TIMES:
-                sign = self.take()
-                factor = self.signed()
-                if no_numbers(factors[-1], sign) and no_numbers(factor, sign):
-                    raise Unread
-                both = [factors[-1][0], factor[0]]
-                if both == ["n", "10^"]:
-                    factors[-1] = number(Fraction(factors[-1][1]) * Fraction(factor[1]))
-                else:
-                    factors.append(factor)
-            elif token in OVER:
-                self.take()
-                bottom = self.signed()
-                if self.begins() or self.peek() in OVER:
-                    raise Unread  # 1/2x
-                factors = [quotient(product(factors), bottom)]
-            elif self.begins():
-                factors.append(self.power())
-            else:
-                return product(factors)
-
-    def signed(self) -> list:
-        if self.peek() in ("+", "-"):
-            minus = self.take() == "-"
-            if self.peek() in ("+", "-"):
-                raise Unread
-            node = self.power()
-            return negative(node) if minus else node
-        return self.power()
-
-    def begins(self) -> bool:
-        """Return whether another factor begins here. A number must come first."""
-        token = self.peek()
-        if token is None:
-            return False
-        if is_number(token):
-            raise Unread
-        if token == "|":
-            return self.bars == 0
-        return token in (
-            "(",
-            "{",
-            "[",
-            r"\frac",
-            r"\sqrt",
-            r"\binom",
-            r"\lfloor",
-            r"\lceil",
-            r"\begin",
-        ) or self.is_name(token)
-
-    def is_name(self, token: str) -> bool:
-        return token.lstrip('\\"')[:1].isalpha() and (
-            token[0] != "\\" or token in GREEK or token in CONSTANTS or token in FUNCTIONS or token[-1] == "}"
-        )
-
-    def power(self) -> list:
-        node = self.atom()
-        while True:
-            token = self.peek()
-            if token == "!":
-                self.take()
-                if self.peek() == "!":
-                    raise Unread
-                node = ["f", "factorial", node]
-            elif token == "^":
-                node = self.raised(node)
-                if self.peek() == "^":
-                    raise Unread
-            else:
-                return node
-
-    def raised(self, base: list) -> list:
-        self.take("^")
-        name = base[1] if base[0] in ("v", "apply") else ""
-        if name in APPLIED and self.tokens[self.place + 1 : self.place + 2] == ["("]:
-            raise Unread  # f^2(x)
-        if name == "" and base[0] not in ("n", "c", "matrix"):
-            name = "()"
-        exponent = self.exponent(name)
-        if exponent == DEGREE and base[0] != "matrix":
-            return ["f", "degree", base]
-        if base[0] == "matrix" and exponent in (["v", "T"], ["v", r"\top"]):
-            return ["matrix", [list(row) for row in zip(*base[1], strict=True)]]
-        return power(base, exponent)
-
-    def exponent(self, base: str) -> list:
-        """Read the exponent of a variable, a function or, without a name, of a number."""
-        place = self.place
-        in_braces = self.peek() == "{"
-        mark = self.peek(in_braces)
-        if mark in (r"\circ", r"\top"):
-            self.place += 3 if in_braces else 1
-            node = ["v", mark]
-        else:
-            node = self.argument(whole=True)
-        spelled = self.tokens[place : self.place]
-        if spelled[0] == "{":
-            spelled = spelled[1:-1]
-        if NO_POWER.fullmatch(f"{base}^{''.join(spelled)}"):
-            raise Unread
-        return node
-
-    def argument(self, whole: bool = False) -> list:
-        r"""Read what `\frac`, `\sqrt` or `^` takes: a group, or one sign, which is one digit unless `whole`."""
-        if self.peek() == "{":
-            return self.group("{")
-        if whole and self.peek() == "-" and is_number(self.peek(1)):
-            self.take()
-            return negative(number(value_of(self.take())))
-        token = self.peek()
-        if is_number(token):
-            self.take()
-            if whole or len(token) == 1:
-                return number(value_of(token))
-            if not token.isdigit():
-                raise Unread
-            self.place -= 1
-            self.tokens = [*self.tokens[: self.place], token[1:], *self.tokens[self.place + 1 :]]
-            return number(Fraction(token[0]))
-        if token in ("(", "|", r"\binom"):
-            raise Unread
-        return self.atom(lone=True)
-
-    def group(self, opening: str) -> list:
-        place = self.place
-        self.take(opening)
-        bars, self.bars = self.bars, 0
-        node = self.sum()
-        self.bars = bars
-        self.take(PAIRS[opening])
-        if opening == "[" and node[0] != "array" and "(" not in self.tokens[place : self.place]:
-            raise Unread  # [x/2] may be the integer part
-        return ["matrix", node[1]] if node[0] == "array" and opening == "[" else node
-
-    def degree(self) -> list:
-        self.take("[")
-        node = self.sum()
-        self.take("]")
-        return node
-
-    def atom(self, lone: bool = False) -> list:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise Unread
-        node = self.atom_within(lone)
-        self.depth -= 1
-        return node
-
-    def atom_within(self, lone: bool) -> list:
-        token = self.peek()
-        if is_number(token):
-            return self.mixed()
-        if token == "(":
-            return self.bracketed()
-        if token in ("{", "["):
-            return self.group(token)
-        self.take()
-        if token == "|":
-            self.bars += 1
-            node = self.sum()
-            self.take("|")
-            self.bars -= 1
-            return ["f", "abs", node]
-        if token in ROUNDED:
-            closing, name = ROUNDED[token]
-            node = self.sum()
-            self.take(closing)
-            return ["f", name, node]
-        if token == r"\begin":
-            return self.matrix()
-        if token == r"\frac":
-            return self.fraction()
-        if token == r"\sqrt":
-            degree = self.degree() if self.peek() == "[" else ["n", "2"]
-            return ["f", "root", self.argument(), degree]
-        if token == r"\binom":
-            return ["f", "binomial", self.argument(), self.argument()]
-        if token.lstrip('"\\') in ("exp", *TRIGONOMETRIC) or "\\" + token.lstrip('"\\') in FUNCTIONS:
-            return self.function("\\" + token.lstrip('"\\'))
-        if token in CONSTANTS or token in ('"e', '"i'):
-            return ["c", CONSTANTS[token.removeprefix('"')]]
-        return self.name(token, lone)
-
-    def bracketed(self) -> list:
-        """Read brackets around an expression, or around a row that is transposed."""
-        self.take("(")
-        bars, self.bars = self.bars, 0
-        row = [self.sum()]
-        while self.peek() == ",":
-            self.take()
-            row.append(self.sum())
-        self.take(")")
-        self.bars = bars
-        if len(row) == 1:
-            return ["matrix", row[0][1]] if row[0][0] == "array" else row[0]
-        if self.peek() != "^":
-            raise Unread
-        return ["matrix", [row]]
-
-    def mixed(self) -> list:
-        r"""Read a number, and the fraction after an integer: `2\frac{1}{2}`, `2 1/2`."""
-        token = self.take()
-        whole = number(value_of(token))
-        if "." in token and self.peek() == "(" and is_number(self.peek(1)) and self.peek(2) == ")":
-            raise Unread  # 0.1(6)
-        if not token.isdigit() or self.peek() not in (r"\frac",) and not is_number(self.peek()):
-            return whole
-        place, kept = self.place, self.tokens
-        if self.take() == r"\frac":
-            part = self.fraction()
-        elif self.peek() == "/" and is_number(self.peek(1)):
-            part = quotient(number(value_of(self.peek(-1))), number(value_of(self.peek(1))))
-            self.place += 2
-        else:
-            raise Unread
-        if part[0] == "n" and 0 < Fraction(part[1]) < 1:
-            return number(Fraction(whole[1]) + Fraction(part[1]))
-        if part[0] == "n" or part[0] == "/" and part[1][0] == part[2][0] == "n":
-            raise Unread
-        self.place, self.tokens = place, kept
-        return whole
-
-    def fraction(self) -> list:
-        r"""Read the arguments of `\frac`, unless it stands for a derivation: d/dx, d²y/dx²."""
-        place = self.place
-        top, bottom = self.argument(), self.argument()
-        if DERIVATION.match(" ".join(self.tokens[place : self.place])):
-            raise Unread
-        return quotient(top, bottom)
-
-    def function(self, name: str) -> list:
-        exponent, base = None, None
-        for _ in range(2):
-            if self.peek() == "^" and exponent is None:
-                self.take()
-                exponent = self.exponent(name)
-            elif self.peek() == "_" and base is None and name == r"\log":
-                self.take()
-                base = self.argument(whole=True)
-        name = name[1:]
-        if exponent == DEGREE:
-            raise Unread
-        if exponent == ["n", "-1"]:
-            if name not in TRIGONOMETRIC[:3]:
-                raise Unread
-            name, exponent = f"arc{name}", None
-        inner = self.operand()
-        if name == "log":
-            node = ["f", "log", inner, base or TEN]
-        else:
-            node = ["f", name, inner]
-        return node if exponent is None else power(node, exponent)
-
-    def operand(self) -> list:
-        r"""Read what a function is applied to: brackets, or a product without signs, such as `2\pi x`."""
-        if self.peek() in ("(", "|"):
-            return self.atom()
-        if self.peek() == "{":
-            return self.group("{")
-        factors = [self.signed()]
-        while self.begins() and self.peek() not in FUNCTIONS:
-            if self.peek() in ("(", "[", "|"):
-                raise Unread
-            factors.append(self.power())
-        if self.peek() in OVER:
-            raise Unread
-        return product(factors)
-
-    def name(self, token: str, lone: bool) -> list:
-        """Read a variable with its marks and index, or a function of which only the name is known."""
-        name = token.removeprefix('"')
-        if not (len(name) == 1 and name.isalpha() or token in GREEK or token[-1] == "}" or name.isupper()):
-            raise Unread
-        if token in ("}", r"\}") or name.isupper() and not name.isalpha():
-            raise Unread
-        if lone:
-            return ["v", name]
-        known_function = name in APPLIED
-        following = (self.peek() or "").removeprefix('"')
-        if name in DIFFERENCES and (len(following) == 1 and following.isalpha() or following in GREEK):
-            self.take()
-            name += following
-        while self.peek() == "'":
-            name += self.take()
-        if self.peek() == "_":
-            self.take()
-            place = self.place
-            if self.peek() == "{":
-                self.close()
-            else:
-                self.take()
-            index = [part.removeprefix('"') for part in self.tokens[place : self.place]]
-            name += "_" + "".join(index).strip("{}")
-        while self.peek() == "'":
-            name += self.take()
-        if self.tokens[self.place : self.place + 6] == ["^", "{", "-", "1", "}", "("] and known_function:
-            self.place += 5
-            name += "^{-1}"
-        if self.peek() == "[":
-            raise Unread  # E[X]
-        if self.peek() == "(" and (known_function or "'" in name or not self.has_sum()):
-            return self.applied(name)
-        return ["v", name]
-
-    def has_sum(self) -> bool:
-        """Return whether there is a sum in the brackets that follow, as in x(x+1), not in y(0)."""
-        depth = 0
-        for place in range(self.place, len(self.tokens)):
-            token = self.tokens[place]
-            depth += (token in OPENING) - (token in CLOSING)
-            if depth == 0:
-                return False
-            if depth == 1 and token in ("+", "-") and place > self.place + 1:
-                return True
-        return False
-
-    def close(self) -> None:
-        """Go to the end of a group."""
-        depth = 0
-        while True:
-            token = self.take()
-            depth += (token in OPENING) - (token in CLOSING)
-            if depth == 0:
-                return
-
-    def applied(self, name: str) -> list:
-        self.take("(")
-        inner = [self.sum()]
-        while self.peek() == ",":
-            self.take()
-            inner.append(self.sum())
-        self.take(")")
-        return ["apply", name, *inner]
-
-    def matrix(self) -> list:
-        """Read the rows of a matrix, after its `\\begin`."""
-        kind = self.environment()
-        place = self.place
-        if kind == "array" and self.peek() == "{":
-            self.close()
-        if "|" in self.tokens[place : self.place]:
-            raise Unread
-        rows = [[]]
-        while True:
-            rows[-1].append(self.sum())
-            token = self.take()
-            if token == r"\\" and self.peek() != r"\end":
-                rows.append([])
-            elif token == r"\end" or token == r"\\":
-                if token == r"\\":
-                    self.take(r"\end")
-                break
-            elif token != "&":
-                raise Unread
-        if self.environment() != kind or len({len(row) for row in rows}) > 1:
-            raise Unread
-        return ["matrix" if kind in ("pmatrix", "bmatrix") else "array", rows]
-
-    def environment(self) -> str:
-        self.take("{")
-        name = self.take().removeprefix('"')
-        self.take("}")
-        if name not in ("pmatrix", "bmatrix", "matrix", "smallmatrix", "array"):
-            raise Unread
-        return name
 
 
 def split(found: list[str], signs: set[str] | dict) -> tuple[list[list[str]], list[str]]:
@@ -623,13 +101,6 @@ def name_of(found: list[str]) -> str | None:
     return text.replace('"', "").replace("{ ", "").replace(" }", "").replace(" ", "")
 
 
-def expression(found: list[str], sign: int = 1) -> list:
-    node = Expression(found, sign).read()
-    if node[0] == "array":
-        raise Unread
-    return node
-
-
 def read(text: str) -> list:
     """
     Read an answer.
@@ -641,8 +112,9 @@ def read(text: str) -> list:
         raise Unread
     bare = WRAPPED.sub("", text)
     base = BASE.fullmatch(re.sub(r"\{([^{}]*)\}(?=.)", r"\1", bare))
-    if base is not None and has_base(*base.groups()):
-        return base_number(*base.groups())
+    based = base and base_number(*base.groups())
+    if based:
+        return based
     if DATE.fullmatch(bare) or TIME.fullmatch(bare):
         raise Unread
     found = outward(runs(tokens(text)))
@@ -652,21 +124,16 @@ def read(text: str) -> list:
     return answer(found)
 
 
-def has_base(digits: str, base: str | None, word: str | None) -> bool:
+def base_number(digits: str, base: str | None, word: str | None) -> list | None:
+    """Return a number in another base; `None` if a digit is too large."""
     size = int(base) if base else BASES.get(word, 0)
-    return 2 <= size <= 36 and all(int(digit, 36) < size for digit in digits)
-
-
-def base_number(digits: str, base: str | None, word: str | None) -> list:
-    size = int(base) if base else BASES[word]
+    if not 2 <= size <= 36 or any(int(digit, 36) >= size for digit in digits):
+        return None
     return ["n", digits] if size == 10 else ["base", digits, size]
 
 
 def answer(found: list[str]) -> list:
     """Read one or several answers."""
-    if [token.removeprefix('"') for token in found[:4]] == [r"\begin", "{", "cases", "}"] and "&" not in found:
-        lines, _ = split(found[4:-4], {r"\\", ","})
-        return ["list", "and", *(item(line, 1) for line in lines if line)]
     if r"\equiv" in found or r"\pmod" in found or r"\mod" in found or '"mod' in found:
         return congruence(found)
     parts, joints = split(found, JOINTS)
@@ -710,8 +177,13 @@ def congruence(found: list[str]) -> list:
     name = name_of(sides[0]) if relations else None
     if len(relations) > 1 or relations and name is None or not all(sides):
         raise Unread
-    residues, _ = split(sides[-1], {",", '"or'})
-    return ["mod", name, expression(modulus), *(expression(part, sign) for part in residues for sign in signs(part))]
+    size = expression(modulus)
+    parts, _ = split(sides[-1], {",", '"or'})
+    residues = [expression(part, sign) for part in parts for sign in signs(part)]
+    if not all(is_whole(node) for node in (size, *residues)) or int(size[1]) < 1:
+        raise Unread
+    node = ["mod", size[1], *sorted({int(residue[1]) % int(size[1]) for residue in residues})]
+    return node if name is None else ["named", name, node, None]
 
 
 def item(found: list[str], sign: int) -> list:
@@ -749,7 +221,7 @@ def equation(left: list[str], right: list[str], sign: int) -> list:
         left, right = right, left
     name = name_of(left)
     if name is None:
-        return named_tuple(left, right) or ["=", expression(left, sign), expression(right, sign)]
+        return ["=", expression(left, sign), expression(right, sign)]
     try:
         both = ["=", expression(left, sign), expression(right, sign)]
     except Unread:
@@ -757,17 +229,6 @@ def equation(left: list[str], right: list[str], sign: int) -> list:
     if both is not None and contains(both[2], both[1]):
         return both
     return ["named", name, value(right, sign), both]
-
-
-def named_tuple(left: list[str], right: list[str]) -> list | None:
-    """Read `(x,y)=(4,-1)`."""
-    if left[0] != "(" or not is_enclosed(left):
-        return None
-    names = [name_of(part) for part in split(left[1:-1], {","})[0] if part]
-    values = value(right)
-    if None in names or values[:2] != ["seq", "()"] or len(values) != len(names) + 2:
-        return None
-    return ["list", "()", *(["named", name, value, None] for name, value in zip(names, values[2:], strict=True))]
 
 
 def contains(node: list, part: list) -> bool:
@@ -784,8 +245,6 @@ def value(found: list[str], sign: int = 1) -> list:
     if found == [r"\emptyset"]:
         return ["set"]
     parts, operations = split(found, SET_OPERATIONS)
-    if not operations and found[:2] == [r"\mathbb{R}", "-"]:
-        parts, operations = [found[:1], found[2:]], [r"\setminus"]
     if operations:
         if len(set(operations)) > 1 or not all(parts):
             raise Unread
@@ -798,8 +257,15 @@ def value(found: list[str], sign: int = 1) -> list:
         return node
     parts, colons = split(found, {":"})
     if colons:
-        return ["ratio", *(expression(part) for part in parts)]
+        return ratio(*map(expression, parts))
     return quantity(found, sign)
+
+
+def ratio(first: list, *others: list) -> list:
+    """Return a : b as the quotient, and a : b : c as the quotients with the first part."""
+    if len(others) == 1:
+        return quotient(first, others[0])
+    return ["seq", ":", *(quotient(other, first) for other in others)]
 
 
 def is_enclosed(found: list[str]) -> bool:
@@ -847,9 +313,9 @@ def set_of(inside: list[str], closing: str) -> list:
     if len(bars) == 1:
         condition = answer(parts[1])
         name = parts[0][:-2] if parts[0][-2:] == [r"\in", r"\mathbb{R}"] else parts[0]
-        if condition[0] not in ("order", "list") or not name or name_of(name) is None:
+        if condition[0] != "order" or len(name) != 1 or name[0] not in parts[1]:
             raise Unread
-        return condition if condition[0] == "order" else ["list", "and", *condition[2:]]
+        return condition
     elements = []
     for part in split(inside, {",", ";"})[0]:
         if not part:
@@ -874,22 +340,6 @@ def suffix(found: list[str]) -> tuple[int, int, tuple[Fraction, dict[str, int]]]
     return len(found), 1, (Fraction(1), {})
 
 
-def compound(found: list[str]) -> list[list[str]]:
-    """Return the pieces of `2 hours 30 minutes`, each with a number at its beginning."""
-    pieces = [[]]
-    for place, token in enumerate(found):
-        if is_number(token) and place and found[place - 1].startswith('"'):
-            pieces.append([])
-        pieces[-1].append(token)
-    return pieces
-
-
-def total(pieces: list[list]) -> list:
-    if any(piece[0] != "q" or piece[1][0] != "n" or piece[3] != pieces[0][3] for piece in pieces):
-        raise Unread
-    return ["q", number(sum(Fraction(piece[1][1]) * Fraction(piece[2]) for piece in pieces)), "1", pieces[0][3], "sum"]
-
-
 def quantity(found: list[str], sign: int) -> list:
     """Read an expression, with its currency, unit or percent sign."""
     money = next((token for token in found[:2] if token in CURRENCIES), None)
@@ -899,9 +349,6 @@ def quantity(found: list[str], sign: int) -> list:
         raise Unread
     if found[-1] in PERCENT and money is None:
         return ["%", expression(found[:-1], sign)]
-    pieces = compound(found)
-    if len(pieces) > 1:
-        return total([quantity(piece, sign) for piece in pieces])
     place, scale, (size, powers) = suffix(found)
     node = expression(found[:place], sign)
     if is_degrees(node) or node[0] == "-" and is_degrees(node[1]):

@@ -55,7 +55,6 @@ FUNCTIONS = {
     "factorial": factorial,
     "binomial": binomial,
     "degree": lambda inner: inner * sympy.pi / 180,
-    "conjugate": sympy.conjugate,
     **{name: getattr(sympy, name) for name in "sin cos tan cot sec csc sinh cosh tanh exp floor ceiling".split()},
 }
 

@@ -2,9 +2,10 @@
 Pairs of a reference answer and an answer, judged by hand before the task `math` was written to fit them.
 
 `math_pairs_first.tsv` has the faults that were found in an earlier version, with many ordinary pairs; `math_pairs.tsv`
-has other kinds, each with its class. `right` is what a careful teacher accepts: the same value in another notation, in
-another order where order has no meaning, with a unit that only the answer names. `wrong` is everything else: a rounded
-value and a calculation that was left to do are wrong too. On `either` careful readers differ.
+has other kinds, each with its class; its last rows are near misses that a later version was tried with. `right` is
+what a careful teacher accepts: the same value in another notation, in another order where order has no meaning, with a
+unit that only the answer names. `wrong` is everything else: a rounded value and a calculation that was left to do are
+wrong too. On `either` careful readers differ.
 """
 
 from pathlib import Path
