@@ -13,7 +13,7 @@ import pickle
 import re
 from collections.abc import Callable
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
@@ -36,6 +36,7 @@ from .run_files import check_record
 from .run_folder import RunFolders, by_main_process, check_free
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
+from .vocabulary import load_tokenizer
 
 
 CHANGES_CONTEXT = ("max_position_embeddings", "subfolder")  # of `model_init_kwargs`
@@ -77,7 +78,7 @@ def build(
     resume = check_folder(args, (task_args, model_args))
     model = find_model(model_args.model_name_or_path, init=args.model_init_kwargs)
     place = {"revision": model_args.model_revision, "trust_remote_code": args.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left", **place)
+    tokenizer = load_tokenizer(model, padding_side="left", truncation_side="left", **place)
     task_args.check_thinking(tokenizer, args.max_completion_length)
 
     def tokenize(prompts):

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, PreTrainedModel
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import unwrap_model_for_generation
@@ -98,6 +98,7 @@ from .rollout import (
 from .run_files import RESET
 from .trained import TrainedCheck
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
+from .vocabulary import check_tokenizer, embedding_rows
 
 
 class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
@@ -188,6 +189,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         with plan.loading():
             super().__init__(**plan.given)
         check_reward_names(self.reward_func_names)  # those of environments, too
+        self._check_tokenizers()
         self._check_prompts()
         self._assemble(plan)
 
@@ -263,6 +265,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
 
+    def _check_tokenizers(self) -> None:
+        """Raise an error for a tokenizer of the policy or of a reward model that is not whole or does not fit."""
+        check_tokenizer(self._tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model)))
+        for function, tokenizer in zip(self.reward_funcs, self.reward_processing_classes, strict=True):
+            if isinstance(function, PreTrainedModel):
+                check_tokenizer(tokenizer, embedding_rows(function))
+
     def _check_prompts(self) -> None:
         """
         Raise an error for prompts that cannot be tokenized or do not fit the model, and keep what is asked of a
@@ -276,7 +285,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         policy = self.accelerator.unwrap_model(self.model)
         self.context = Context(policy, args.max_completion_length or 0, limit)
         if self.rollout_func is None and not self._is_vlm and not self._multi_environment:
-            check_tokens(named_sets(self.train_dataset, self.eval_dataset), self.tokenize_prompts, self.context)
+            end = (self._tokenizer.eos_token, self._tokenizer.eos_token_id)
+            sets = named_sets(self.train_dataset, self.eval_dataset)
+            check_tokens(sets, self.tokenize_prompts, self.context, end)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
         """Compute log-probabilities as TRL does."""

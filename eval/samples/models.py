@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
+from trl_prorl import vocabulary
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import find_output_dir
@@ -294,10 +295,10 @@ def load_tokenizer(folder: Path):
     Load a run's tokenizer; without a padding token, the end-of-sequence token is used.
 
     Raises:
-        InputError: It has code of its own.
+        InputError: It has code of its own, or is not whole.
     """
     with refuse_code(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

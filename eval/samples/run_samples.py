@@ -44,6 +44,7 @@ from trl_prorl.run_folder import check_links
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
+from trl_prorl.vocabulary import check_tokenizer, embedding_rows
 
 
 PROMPTS = 128  # default number of prompts of a task
@@ -228,15 +229,21 @@ class HeldOut:
         """Return the precision in which a model is sampled."""
         return evaluation_dtype(self.config)
 
+    def _loaded(self, point: Point):
+        """Return a model that the tokenizer fits."""
+        model = load_point(point, self.config)
+        check_tokenizer(self.tokenizer, embedding_rows(model))
+        return model
+
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
         """Yield a model as it is sampled, and the settings of compact generation, if it is compact."""
-        yield prepare_for_sampling(load_point(point, self.config))
+        yield prepare_for_sampling(self._loaded(point))
 
     @contextmanager
     def scored(self, point: Point) -> Iterator[Callable]:
         """Yield a model to compute logits with, called as the model is."""
-        yield load_point(point, self.config).eval()
+        yield self._loaded(point).eval()
 
     def _draw(self, point: Point, batches, have: list[int], sampling: SamplingSettings, store: SampleStore) -> None:
         description = f"{self.run_dir.name}: {point.label}"

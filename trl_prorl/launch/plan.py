@@ -3,7 +3,7 @@
 import inspect
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import set_seed
 from peft import PeftConfig, PeftModel, get_peft_model
-from transformers import AutoProcessor, PreTrainedModel, Trainer
+from transformers import AutoConfig, AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
@@ -28,6 +28,7 @@ from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
 from ..run_folder import RunFolders, check_links
 from ..supported import check_adapters
+from ..vocabulary import readable_files
 from ..weights import whole_weights
 from .adapters import (
     check_growing_config,
@@ -49,7 +50,7 @@ from .checks import (
 )
 from .dropout import check_dropout_config
 from .fp32_head import check_full_model
-from .model_name import find_model
+from .model_name import PLACE, find_model
 from .precision import warn_of_emulated_bf16
 from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names
 
@@ -132,6 +133,7 @@ class Plan:
             check_adapter(model, config)
         if isinstance(model, str):
             given["model"] = find_model(model, "model", args.model_init_kwargs)
+        _check_decoder(given["model"], args)
         if config is not None:
             given["peft_config"] = _adapter_of_text(args, given)
         return cls(
@@ -170,15 +172,15 @@ class Plan:
         quantisation = given.pop("quantization_config", None)
         if isinstance(model, str):
             self.loads = True
-            if given.get("processing_class") is None:
-                given["processing_class"] = AutoProcessor.from_pretrained(
-                    model,
-                    revision=init.get("revision"),
-                    trust_remote_code=args.trust_remote_code,
-                    truncation_side="left",
-                    padding_side="left",
-                )
-            with whole_weights(model):
+            with whole_weights(model), readable_files(model):
+                if given.get("processing_class") is None:
+                    given["processing_class"] = AutoProcessor.from_pretrained(
+                        model,
+                        revision=init.get("revision"),
+                        trust_remote_code=args.trust_remote_code,
+                        truncation_side="left",
+                        padding_side="left",
+                    )
                 model = _loaded(model, args, quantisation)
         check_in_one_place(model)
         given["model"] = get_peft_model(model, given.pop("peft_config"))
@@ -190,9 +192,9 @@ class Plan:
         model = self.given["model"]
         args = self.args
         with ExitStack() as contexts:
-            contexts.enter_context(
-                whole_weights(model if isinstance(model, str) else get_config_model_id(model.config))
-            )
+            source = model if isinstance(model, str) else get_config_model_id(model.config)
+            contexts.enter_context(whole_weights(source))
+            contexts.enter_context(readable_files(source))
             if self._has_no_path:
                 contexts.enter_context(_saved_for_reference(model))
             if self.loads:  # the arguments that TRL warns about were used
@@ -280,6 +282,10 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
         check_columns(rows)
     reserved = () if args.remove_unused_columns else reserved_names(functions, has_environment)
     check_sets(named_sets(rows, evaluation), reserved)
+    if args.eval_strategy != "no":
+        for which, evaluated in named_sets(None, evaluation).items():
+            if isinstance(evaluated, Sized) and len(evaluated) == 0:
+                raise ValueError(f'{which} has no rows. Give it some, or set eval_strategy: "no".')
     check_rows(rows, args.generation_batch_size, args.num_generations)
     check_reward_names([reward_name(function) for function in functions])
     for function in functions:
@@ -301,6 +307,24 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     check_verifier(functions, needs_verdicts)
     if not has_environment:  # whose rewards are known when it is made
         check_measured(metrics, functions, args.num_generations_eval or args.num_generations, evaluation)
+
+
+def _check_decoder(model: PreTrainedModel | str, args: ProRLConfig) -> None:
+    """Raise an error for an encoder-decoder, whose completions are not the rest of a row."""
+    if isinstance(model, str):
+        init = args.model_init_kwargs or {}
+        if init.get("gguf_file") is not None:
+            return
+        place = {key: init[key] for key in PLACE if key in init}
+        with readable_files(model):
+            config = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code, **place)
+    else:
+        config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"model={get_config_model_id(config)!r} is an encoder-decoder (model_type {config.model_type!r}): causal "
+            "language models are supported, whose completions continue the prompt."
+        )
 
 
 def _check_full_reference(args: ProRLConfig) -> None:

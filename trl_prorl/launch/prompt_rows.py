@@ -180,10 +180,15 @@ def has_learned_positions(policy: torch.nn.Module, positions: int) -> bool:
     return any(positions <= table.num_embeddings <= positions + 8 for table in tables)  # OPT has two more
 
 
-def check_tokens(sets: Mapping[str, Any], tokenize: Callable[[list], list[list[int]]], context: Context) -> None:
+def check_tokens(
+    sets: Mapping[str, Any],
+    tokenize: Callable[[list], list[list[int]]],
+    context: Context,
+    end: tuple[str, int] | None = None,
+) -> None:
     """
     Tokenize the prompts of data sets that may be the longest, and one of each kind that a tokenizer or a chat template
-    may reject.
+    may reject. `end` is the end-of-sequence token and its id: a warning names a prompt to which it is appended.
 
     Raises:
         `InputError`: A prompt cannot be tokenized, is empty, or is too long.
@@ -192,7 +197,7 @@ def check_tokens(sets: Mapping[str, Any], tokenize: Callable[[list], list[list[i
         kinds: dict[Any, tuple[int, Any]] = {}
         for index, prompt in prompts_of(rows):
             kinds.setdefault(_kind(prompt), (index, prompt))
-        counts = [_count_tokens(prompt, tokenize, f"{which}, row {index}") for index, prompt in kinds.values()]
+        counts = [_count_tokens(prompt, tokenize, f"{which}, row {index}", end) for index, prompt in kinds.values()]
         around = max(counts, default=0)  # at least what a chat template adds
         for index, prompt in heapq.nlargest(LONGEST, prompts_of(rows), key=lambda row: _size(row[1])):
             where = f"{which}, row {index}"
@@ -214,17 +219,28 @@ def _size(prompt: Any) -> int:
     return sum(len(str(message.get("content")).encode(errors="replace")) + OF_A_MESSAGE for message in prompt)
 
 
-def _count_tokens(prompt: Any, tokenize: Callable[[list], list[list[int]]], where: str) -> int:
+def _count_tokens(
+    prompt: Any,
+    tokenize: Callable[[list], list[list[int]]],
+    where: str,
+    end: tuple[str, int] | None = None,
+) -> int:
     try:
-        tokens = len(tokenize([prompt])[0])
+        ids = tokenize([prompt])[0]
     except Exception as error:
         said = cut(" ".join(str(error).split()))
         raise InputError(
             f"{where}: the prompt {quoted(prompt)} cannot be tokenized: {type(error).__name__}: {said}. {CURE}"
         ) from error
-    if tokens == 0:
+    if len(ids) == 0:
         raise InputError(f"{where}: prompt={short(prompt)} has no tokens. {CURE}")
-    return tokens
+    if end is not None and ids[-1] == end[1] and not (isinstance(prompt, str) and prompt.endswith(end[0])):
+        logger.warning(
+            f"{where}: the tokenizer appends {end[0]!r}, the end of a sequence, to the prompt {quoted(prompt)}, and "
+            "the model continues after it. Set tokenizer.add_eos_token = False, or use a chat template with a "
+            "generation prompt."
+        )
+    return len(ids)
 
 
 def has_image_columns(dataset) -> bool:
