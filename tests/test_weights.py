@@ -290,3 +290,40 @@ def test_an_adapter_that_a_script_did_not_load_whole_is_refused(tiny_model, tmp_
         )
     with pytest.raises(ValueError, match="loaded only partly"):
         make_trainer(model=model, lora=False)
+
+
+OF_EMBEDDINGS = {
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "their parameter": {"target_modules": ["q_proj"], "target_parameters": ["embed_tokens.weight"]},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "both, tied": {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True},
+}
+OTHERS = {
+    "saved": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "saved, tied": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [70, 84]},
+    "linear": {"target_modules": "all-linear"},
+}
+
+
+@pytest.mark.parametrize("keys", [*OF_EMBEDDINGS.values(), *OTHERS.values()], ids=[*OF_EMBEDDINGS, *OTHERS])
+def test_an_adapter_of_tied_embeddings_is_merged_as_it_was_trained(keys, save_model, tmp_path):
+    model = save_model(qwen2, tied=True)
+    torch.manual_seed(0)
+    trained = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=4, **keys)).eval()
+    with torch.no_grad():
+        for param in trained.parameters():
+            if param.requires_grad:
+                param.add_(0.1 * torch.randn_like(param))
+    trained.save_pretrained(tmp_path / "adapter")
+    expected = logits(trained)
+    loaded = load_model(model, tmp_path / "adapter").eval()
+    assert torch.equal(logits(loaded), expected)
+    merged = loaded.merge_and_unload()
+    assert (logits(merged) - expected).abs().max() < 1e-4
+    merged.save_pretrained(tmp_path / "merged")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert (logits(saved) - expected).abs().max() < 1e-4
+    (tmp_path / "adapter" / "config.yaml").write_text("{}")
+    card = model_card(tmp_path / "adapter").text
+    assert ("merge_and_unload" not in card) == (keys in OF_EMBEDDINGS.values())

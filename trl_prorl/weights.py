@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -117,7 +118,8 @@ def load_model(
             `trust_remote_code=True` no code of the model is run, and nobody is asked.
 
     Returns:
-        [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]: The model; with an adapter a `PeftModel`.
+        [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]: The model; with an adapter a `PeftModel`. If the
+        adapter changes embeddings that are tied to the head, they are no longer tied, so a merge changes only them.
 
     Raises:
         [`InputError`]: Weights are missing, not in the model, or of another shape. The message names some of them.
@@ -139,7 +141,26 @@ def load_model(
     if adapter is None:
         return model
     with whole_weights(adapter), refuse_code(adapter):
-        return PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
+        model = PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
+    if not is_trainable:
+        untie_adapted(model)
+    return model
+
+
+def untie_adapted(model: PeftModel) -> None:
+    """
+    Give a tied head its own weight if an adapter changes embedding or head: merged into the weight that they share, it
+    would change both. The model's outputs stay the same.
+    """
+    base = model.get_base_model()
+    tied = [base.get_input_embeddings(), base.get_output_embeddings()]
+    if None in tied or not any(isinstance(module, BaseTunerLayer) for module in tied):
+        return
+    embedding, head = (module.get_base_layer() if isinstance(module, BaseTunerLayer) else module for module in tied)
+    if head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        base.config.tie_word_embeddings = False
+        base.config.get_text_config().tie_word_embeddings = False
 
 
 def named_class(config: PreTrainedConfig) -> type:

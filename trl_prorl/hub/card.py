@@ -5,6 +5,7 @@ the log files.
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +15,8 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors import SafetensorError, safe_open
 from trl import GRPOTrainer
 
 from .. import run_files
@@ -45,6 +48,8 @@ CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 PASSK_FILE = "passk.json"
 SIDES = ("base", "trained")
+# Tensors of an adapter that changes embeddings or LM head.
+OF_EMBEDDINGS = re.compile(r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_head|embed_out)\..*lora_")
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,19 @@ def read_record(run_dir: str | os.PathLike) -> Record:
 def read_if_there(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | None:
     """Return a JSON file, which has the `needed` keys; `None` if it is not there."""
     return run_files.read_json(path, needed) if path.is_file() else None
+
+
+def changes_embeddings(folder: Path) -> bool:
+    """Return whether a folder's adapter changes embeddings or LM head, which a merge cannot keep apart if tied."""
+    file = folder / SAFETENSORS_WEIGHTS_NAME
+    if not file.is_file():
+        return False
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            names = list(tensors.keys())
+    except SafetensorError:  # a push names it
+        return False
+    return any(map(OF_EMBEDDINGS.search, names))
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
@@ -224,6 +242,7 @@ def model_card(
             record=record,
             base=base,
             adapter=adapter,
+            merges=not changes_embeddings(folder),
             source=repo or str(weights_dir or folder),
             variant_meaning=_variant_meaning(record),
             evaluation=describe_evaluation(record.config, record.env, run_dir),
