@@ -42,6 +42,7 @@ from .launch.checks import (
 from .launch.dropout import check_dropout, check_randomness
 from .launch.fp32_head import cast_head_to_fp32, give_bias
 from .launch.model_defaults import describe_unused
+from .launch.own_head import check_own_head
 from .launch.plan import Plan
 from .launch.prompt_rows import check_images
 from .parts import Part
@@ -87,6 +88,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
     args.check_or_disable(check_dropout, trainer.model)
     args.check_or_disable(check_randomness, policy, trainer.accelerator.autocast(), is_sharded)
     check_images(trainer)
+    if not is_sharded:
+        check_own_head(policy, trainer._tokenizer, trainer.temperature)
     return Acceleration.from_trainer(trainer, policy, padded)
 
 

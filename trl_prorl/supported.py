@@ -27,6 +27,11 @@ ADAPTERS: dict[str, list[str]] = {
     "OFT": ["oft_block_size"],
     "VERA": ["r"],
 }
+# Types of (text) models whose scores in training are those of their own forward. Others are compared at the start.
+MODEL_TYPES = (
+    "gemma gemma2 gemma3_text gemma4_text gpt2 granite granitemoehybrid lfm2 llama mamba mistral mixtral qwen2 qwen3 "
+    "qwen3_5_text qwen3_next"
+).split()
 # Initialisations of LoRA. Others change the base model's weights, which no checkpoint contains.
 INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 

@@ -6,10 +6,12 @@ from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logp
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from trl_prorl.errors import InputError
 from trl_prorl.fast import prefix
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
 from trl_prorl.fast.probes import generation_obstacle, known_packing_obstacle
+from trl_prorl.supported import MODEL_TYPES
 
 
 DELTA = {
@@ -62,10 +64,14 @@ MODELS = {
     "mixtral": lambda: build("mixtral", **MOE),
 }
 SAMPLED = MODELS | {
+    "qwen2": build,
     "gemma2": lambda: build("gemma2", attention="eager", head_dim=8, sliding_window=4),
     "gpt2": lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48),
     "mamba": lambda: build("mamba", attention=None, state_size=4),
 }
+
+
+TYPES = {"qwen3_5_text": "qwen3_5", "granitemoehybrid": "granite 4", "gemma3_text": "gemma3", "gemma4_text": "gemma4"}
 
 
 def gradients(model, value):
@@ -165,3 +171,39 @@ def test_all_linear_leaves_a_vision_tower_alone(make_trainer, tiny_model, tmp_pa
     assert any("language_model" in name for name in trained)
     assert any(".visual." in name for name in trained) == (not keys)
     assert adapter.exclude_modules is None
+
+
+@needs_states
+@pytest.mark.parametrize("kind", MODEL_TYPES)
+def test_a_type_that_is_listed_is_scored_as_by_its_own_forward(kind):
+    model = with_head(SAMPLED[TYPES.get(kind, kind)]()).eval()
+    assert model.config.get_text_config().model_type == kind
+    ids, mask, keep = batch_of([(5, [20, 16])])
+    with torch.no_grad():
+        own = model(input_ids=ids, attention_mask=mask).logits[:, -keep - 1 : -1].log_softmax(-1)
+    scored = mask[:, -keep:] == 1
+    expected = own.gather(-1, ids[:, -keep:, None])[..., 0][scored]
+    torch.testing.assert_close(padded_logps(model, ids, mask, keep)[0][scored], expected, atol=2e-5, rtol=0)
+
+
+CAPPED = {"recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64}}
+
+
+@pytest.mark.parametrize("cap", [30.0, 3.0])
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_head_that_does_more_than_trls_is_refused(make_trainer, tiny_model, cap, lora):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, "logits_soft_cap": cap}
+    model = build("recurrent_gemma", attention=None, **CAPPED["recurrent_gemma"], **sizes)
+    with pytest.raises(InputError, match=r"'recurrent_gemma'.* differs .* nats") as caught:
+        make_trainer(model=model, lora=lora)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_type_that_no_test_covers_is_compared_and_left_as_it_was(make_trainer, tiny_model):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    model = build("olmo2", vocab_size=len(tokens), pad_token_id=tokens.pad_token_id)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(5)
+    make_trainer(model=model, lora=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
