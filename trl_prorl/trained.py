@@ -4,6 +4,8 @@ parameter of the optimizer, and the update has to change one. Otherwise a run lo
 like any other, and its weights stay.
 """
 
+import math
+
 import torch
 from accelerate.utils import DistributedType
 
@@ -86,7 +88,8 @@ class TrainedCheck(Part):
     def before_update(self, step: int, norm: float | None, rate: float) -> None:
         """Keep values that an update changes; none if the step is skipped, which leaves no gradient."""
         self._before = []
-        if not self._has_signal or rate == 0.0:
+        overflows = norm is not None and not math.isfinite(norm)  # the scaler of fp16 skips the step
+        if not self._has_signal or rate == 0.0 or overflows:
             return
         self._is_slow = rate < self.optimizer.param_groups[0].get("initial_lr", rate) / 2
         for param in self._trained():

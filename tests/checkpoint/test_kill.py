@@ -213,7 +213,7 @@ def test_a_kill_between_the_event_of_an_end_and_its_checkpoint(train):
     control = train("control", spec, kill_at_call=-1)
     calls = int((control / "calls").read_text())
     (control / "calls").unlink()
-    out = train("run", spec, KILLED, kill_at_call=calls - calls // 12)  # in the middle of the last of six saves
+    out = train("run", spec, KILLED, kill_at_call=calls - calls // 8)  # in the middle of the last of six saves
     assert read_events(out)[-1]["event"] == "stall"
     assert find_newest_checkpoint(out)[0].name == "checkpoint-5"
     train("run", spec, resume=True)

@@ -104,8 +104,8 @@ def test_the_best_may_be_loaded_at_the_end(run, largest_difference, capsys, stra
     stopped = run(reward=scripted(values), stop_stall=2, load_best_model_at_end=True, **keys)
     assert stopped.state.global_step == 4
     assert checkpoints(stopped) == ["checkpoint-2", "checkpoint-4"]
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward 0.6 at step 2" in last
+    said = capsys.readouterr().out
+    assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward 0.6 at step 2" in said
     assert largest_difference(stopped, run(reward=scripted(values), **{**keys, "max_steps": 2})) == 0.0
 
 

@@ -50,7 +50,7 @@ def test_the_split_is_qualified_where_it_has_to_be(run, capsys, train, rows, spl
     trainer.save_model()
     assert saved_step(trainer.args.output_dir) == 1
     capsys.readouterr()
-    evaluate(trainer, rows, holds_e, n=2, k=[1], greedy=False)
+    print(evaluate(trainer, rows, holds_e, n=2, k=[1], greedy=False))
     shown = {"terminal": capsys.readouterr().out}
     passk = json.loads((trainer.run_dir / "passk.json").read_text())
     assert (passk["split"], passk["in_training"]) == (split, count)
