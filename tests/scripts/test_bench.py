@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ def bench(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     module = importlib.import_module("bench")
     monkeypatch.setitem(module.SHAPES, "small", ("qwen2", 16, 1, 2, 2, 32, 300))
-    return module
+    logger = logging.getLogger("trl_prorl")
+    level = logger.level
+    yield module
+    logger.setLevel(level)  # a measurement leaves out the package's warnings
 
 
 SIZES = ["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20", "--device", "cpu"]
