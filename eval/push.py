@@ -3,8 +3,9 @@ Push a run to the Hugging Face Hub; push again after a failed upload, or after `
 
     trl-prorl push --run runs/demo/variantA --repo someone/reverse-digits-A
 
-Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. Log in with
-`hf auth login`, or set `HF_TOKEN`.
+Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. A tokenizer
+that is not whole, or that has more tokens than the model's embedding has rows, is not pushed. Log in with `hf auth
+login`, or set `HF_TOKEN`.
 """
 
 import functools
@@ -18,7 +19,7 @@ from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.files import STAGED
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
-from trl_prorl.hub.publish import files_to_push, make_api, open_repo, stage, upload
+from trl_prorl.hub.publish import check_tokenizer_files, files_to_push, make_api, open_repo, stage, upload
 from trl_prorl.launch.ending import as_bad_input
 from trl_prorl.text import visible
 
@@ -38,6 +39,7 @@ def main(argv=None) -> None:
         reference = config.get("hub_push_reference", False)
     name = args.repo or config.get("hub_model_id") or folder.resolve().name
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
+    check_tokenizer_files(folder, base=config.get("model_name_or_path"), revision=config.get("model_revision"))
     if args.dry_run:
         card = model_card(args.run, folder, repo=name, license=args.license)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}

@@ -267,10 +267,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _check_tokenizers(self) -> None:
         """Raise an error for a tokenizer of the policy or of a reward model that is not whole or does not fit."""
-        check_tokenizer(self._tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model)))
+        check_tokenizer(self._tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model).config))
         for function, tokenizer in zip(self.reward_funcs, self.reward_processing_classes, strict=True):
             if isinstance(function, PreTrainedModel):
-                check_tokenizer(tokenizer, embedding_rows(function))
+                check_tokenizer(tokenizer, embedding_rows(function.config))
 
     def _check_prompts(self) -> None:
         """

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from .errors import InputError
 from .text import cut
@@ -18,14 +18,20 @@ from .text import cut
 CURE = "save or download it again"
 NAMES = (
     "added_tokens",
+    "chat_template",
     "config",
     "generation_config",
+    "merges",
     "preprocessor",
     "processor",
+    "sentencepiece",
     "special_tokens",
+    "spiece",
     "tokenizer",
     "vocab",
 )
+POINTER = b"version https://git-lfs.github.com/spec/"
+POINTER_BYTES = 1024  # a pointer is shorter
 SPACE = "▁"  # sentencepiece's, which is in each vocabulary that transformers makes up for its classes
 
 
@@ -49,11 +55,16 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
 @contextmanager
 def readable_files(source: str | Path) -> Iterator[None]:
     """
-    Name the file if a model or a tokenizer cannot be loaded because a JSON file of its folder is damaged.
+    Name the file if a model or a tokenizer cannot be loaded because a JSON file of its folder is damaged. A pointer of
+    Git LFS is named before: as a chat template it would be every prompt, and transformers ignores it in place of a
+    generation_config.json.
 
     Raises:
         [`InputError`]: It is. Other errors are raised unchanged.
     """
+    pointer = _find_pointer(Path(source))
+    if pointer is not None:
+        raise InputError(f"{pointer} is a pointer of Git LFS: download the file itself (git lfs pull).")
     try:
         yield
     except InputError:
@@ -68,6 +79,16 @@ def readable_files(source: str | Path) -> Iterator[None]:
         ) from error
 
 
+def _find_pointer(folder: Path) -> Path | None:
+    """Return a folder's first file of a model's configuration or a tokenizer that is a pointer of Git LFS, if any."""
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not file.name.startswith(NAMES) or not file.is_file() or file.stat().st_size > POINTER_BYTES:
+            continue
+        if file.read_bytes().startswith(POINTER):
+            return file
+    return None
+
+
 def _damaged_file(folder: Path) -> Path | None:
     """Return a folder's first JSON file of a model or a tokenizer that cannot be read, if any."""
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
@@ -79,7 +100,7 @@ def _damaged_file(folder: Path) -> Path | None:
             content = json.loads(file.read_text())
         except (ValueError, OSError):
             return file
-        if file.name == "tokenizer.json" and not (isinstance(content, dict) and content.get("model")):
+        if not isinstance(content, dict) or (file.name == "tokenizer.json" and not content.get("model")):
             return file
     vocabularies = ("tokenizer.*", "vocab.*", "*.model")
     if (folder / "tokenizer_config.json").is_file() and not any(any(folder.glob(glob)) for glob in vocabularies):
@@ -129,6 +150,6 @@ def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
             )
 
 
-def embedding_rows(model: PreTrainedModel) -> int | None:
-    """Return the rows of a model's embedding, also if its weights are sharded; `None` if they are not known."""
-    return getattr(model.config.get_text_config(), "vocab_size", None)
+def embedding_rows(config: PreTrainedConfig) -> int | None:
+    """Return the rows of the embedding of a configuration's model; `None` if they are not known."""
+    return getattr(config.get_text_config(), "vocab_size", None)

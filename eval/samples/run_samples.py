@@ -232,7 +232,7 @@ class HeldOut:
     def _loaded(self, point: Point):
         """Return a model that the tokenizer fits."""
         model = load_point(point, self.config)
-        check_tokenizer(self.tokenizer, embedding_rows(model))
+        check_tokenizer(self.tokenizer, embedding_rows(model.config))
         return model
 
     @contextmanager

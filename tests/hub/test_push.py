@@ -5,7 +5,7 @@ repetition, the message when it fails; and what is served in the end.
 
 import json
 from pathlib import Path
-from shutil import rmtree
+from shutil import copy, rmtree
 from time import sleep
 
 import pytest
@@ -15,8 +15,9 @@ from huggingface_hub import ModelCard, constants, snapshot_download
 from run_record import modification_times, write_run
 from safetensors.torch import load_file, save_file
 from tiny_run import load_adapter
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trl_prorl import embedded_model
 from trl_prorl.checkpoint_files import why_unusable
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
@@ -192,8 +193,9 @@ def test_a_push_that_fails_loses_nothing_and_the_command_it_names_pushes(online,
 
 
 SECRET = "hf_" + "S" * 34
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 7031645\n"
 REPO = "someone/a-run"
-ADAPTER = MODEL | {"tokenizer.json"}
+ADAPTER = MODEL | TOKENIZER
 
 
 @pytest.fixture
@@ -211,7 +213,9 @@ def folder(tmp_path):
     (run / ".env").write_text(f"HF_TOKEN={SECRET}")
     recipe = {"task": "sorting", "hub_token": SECRET, "model_init_kwargs": {"token": SECRET}}
     recipe["output_dir"] = str(run)
-    return write_run(run, recipe, [{"step": 1}], [], env={"variant": "A"}, tokenizer={})
+    for file in TOKENIZER:
+        copy(Path(embedded_model(), file), run)
+    return write_run(run, recipe, [{"step": 1}], [], env={"variant": "A"})
 
 
 @pytest.mark.parametrize(
@@ -281,7 +285,20 @@ CASES = [
     (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], "no trained model"),
     (lambda hub, at, patch: rmtree(at / "ref"), ["--with-reference"], "no adapter 'ref'"),
     (lambda hub, at, patch: (at / "vocab.txt").symlink_to("/etc/hostname"), [], "vocab.txt"),
+    (lambda hub, at, patch: (at / "tokenizer.json").unlink(), [], "tokenizer.json"),
+    (lambda hub, at, patch: [(at / name).unlink() for name in TOKENIZER], ["--dry-run"], "no tokenizer"),
+    (lambda hub, at, patch: link_to_nothing(at / "tokenizer.json"), [], "tokenizer.json"),
+    (lambda hub, at, patch: (at / "tokenizer.json").write_text(POINTER), ["--dry-run"], "tokenizer.json"),
+    (lambda hub, at, patch: (at / "tokenizer.json").write_text(""), [], "tokenizer.json"),
+    (lambda hub, at, patch: (at / "tokenizer.json").write_text("{}"), [], "tokenizer.json"),
+    (lambda hub, at, patch: (at / "tokenizer_config.json").write_text("[]"), [], "tokenizer_config.json"),
+    (lambda hub, at, patch: (at / "chat_template.jinja").write_text(POINTER), [], "chat_template.jinja"),
 ]
+
+
+def link_to_nothing(file):
+    file.unlink()
+    file.symlink_to("nothing.json")
 
 
 @pytest.mark.parametrize("spoil, options, part", CASES)
@@ -295,6 +312,44 @@ def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, 
     assert error.count("\n") == 1
     assert part in error
     assert all(repo["files"] == {} for repo in online.repos.values())
+
+
+def save_config(folder, rows):
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": rows}))
+    return folder
+
+
+def test_more_tokens_than_the_embedding_has_rows_are_not_pushed(online, folder, tmp_path, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = len(tokenizer)
+    tokenizer.add_tokens(["überzählig"])
+    tokenizer.save_pretrained(folder)
+    (tmp_path / "base").mkdir()
+    base = save_config(tmp_path / "base", tokens)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    assert command.main(["--run", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "überzählig" in error and str(tokens) in error and error.count("\n") == 1
+    assert online.repos == {}
+    for rows, code in ((tokens, 2), (tokens + 1, 0)):  # an embedding that was resized lies in the adapter's file
+        embedding = {"base_model.model.model.embed_tokens.weight": torch.ones(rows, 2)}
+        save_file(embedding, folder / "adapter_model.safetensors")
+        assert command.main(["--run", str(folder)]) == code
+    for path in folder.glob("adapter*"):
+        path.unlink()
+    for rows, code in ((tokens, 2), (tokens + 1, 0)):  # a full model
+        save_file({"w": torch.ones(3)}, save_config(folder, rows) / "model.safetensors")
+        assert command.main(["--run", str(folder)]) == code
+
+
+def test_a_tokenizer_with_code_of_its_own_is_pushed_unread(online, folder):
+    """A training that trusts it may have used it."""
+    (folder / "tokenizer.json").unlink()
+    content = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    (folder / "own.py").write_text("raise SystemExit('it was run')")
+    assert command.main(["--run", str(folder)]) == 0
+    assert "tokenizer_config.json" in online.files(REPO)
 
 
 def test_an_adapter_trained_on_a_download_names_the_hub_s_model(online, folder):

@@ -5,12 +5,16 @@ uploads.
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import CommitInfo, HfApi
+from safetensors import safe_open
+from transformers import AutoConfig
 
 from ..errors import PushError
 from ..provenance import identify
@@ -28,7 +32,8 @@ from ..run_files import (
 from ..run_folder import check_links
 from ..run_shapes import INDEX_FILES, read_shaped
 from ..text import shell_quote
-from ..weights import check_files
+from ..vocabulary import check_tokenizer, embedding_rows, load_tokenizer
+from ..weights import check_files, refuse_code
 from .card import CARD_FILE, PASSK_FILE, remove_secrets
 
 
@@ -48,6 +53,7 @@ TOKENIZER_FILES = (
 EVALUATIONS = (PASSK_FILE, "drift.json")
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
+EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 
 
 def make_api(token: str | None = None) -> HfApi:
@@ -107,6 +113,63 @@ def files_to_push(
 def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
     """Return the files of a folder that match a pattern, by name; none if it is not there."""
     return {path.name: path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
+
+
+def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None, revision: str | None = None) -> None:
+    """
+    Raise an error for the files of a tokenizer that are not whole, or whose vocabulary exceeds the model's embedding.
+    The Hub is not asked: an adapter whose base is not on this machine is not compared, and a tokenizer with code of
+    its own is not loaded.
+
+    Args:
+        model_dir (`str` or `os.PathLike`): Folder of model or adapter, and tokenizer.
+        base, revision (`str`, *optional*): The adapter's base model; by default the one that the adapter names.
+
+    Raises:
+        `ValueError`: The line names the folder and the file, or the token and both sizes.
+    """
+    model_dir = Path(model_dir)
+    if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(
+            f"'{model_dir}' has no tokenizer (no tokenizer.json, no tokenizer_config.json): copy the files of a "
+            "checkpoint's tokenizer there."
+        )
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with refuse_code(model_dir):
+        try:
+            tokenizer = load_tokenizer(model_dir, **local)
+        except ValueError as error:
+            if "trust_remote_code" in str(error):
+                return
+            raise
+        except OSError as error:
+            raise ValueError(f"the tokenizer of '{model_dir}' cannot be loaded ({_one_line(error)})") from error
+    check_tokenizer(tokenizer, _saved_rows(model_dir, base, revision, local))
+
+
+def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: dict[str, Any]) -> int | None:
+    """Return the rows of a saved model's embedding; `None` if its configuration is not here or needs code."""
+    name: str | Path = model_dir
+    adapter = model_dir / ADAPTER_CONFIG
+    rows = 0
+    if adapter.is_file():
+        name = base or read_shaped(adapter).get("base_model_name_or_path") or model_dir
+        rows = max(_embeddings_of_adapter(model_dir), default=0)  # after resize_token_embeddings
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision if adapter.is_file() else None, **local)
+    except (OSError, ValueError):
+        return None
+    known = embedding_rows(config)
+    return None if known is None else max(known, rows)
+
+
+def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
+    """Yield the rows of each embedding that an adapter's file holds whole."""
+    for file in model_dir.glob("adapter_model*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - it is no dict
+                if EMBEDDING.search(key):
+                    yield tensors.get_slice(key).get_shape()[0]
 
 
 def stage(files: Mapping[str, Path], folder: Path) -> Path:

@@ -101,6 +101,16 @@ def test_a_pointer_in_place_of_the_configuration_is_named(make_trainer, model):
         make_trainer(model=str(model), **BY_TRL)
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "generation_config.json"])
+def test_a_pointer_that_transformers_reads_or_ignores_is_named(make_trainer, model, run_dir, name, capsys):
+    """The template would be every prompt; the generation's settings would be those of the configuration."""
+    point_elsewhere(model / name)
+    with pytest.raises(InputError, match=name):
+        make_trainer(model=str(model), **BY_TRL)
+    point_elsewhere(run_dir / name)
+    assert name in error_of(passk.main, ["--run", str(run_dir)], capsys)
+
+
 @pytest.mark.parametrize("of", ["name", "object"])
 def test_more_tokens_than_the_embedding_has_rows(make_trainer, model, of):
     index = add_token(model)
