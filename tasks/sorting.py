@@ -1,7 +1,6 @@
 """Sort digits, with a choice of graded rewards."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -54,52 +53,10 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
     return (included + in_order) / (2 * len(required) - 1)
 
 
-def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
-    """
-    Return how close each number is to the required number in its position. If 9 is required, `distance` gives 8 no
-    point, and `nearness` nearly a full one. With the required digits b_i and the largest possible error m_i =
-    max(b_i, 9 - b_i) of position i, it is 1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if the count is wrong
-    or a word is not an integer without leading zeros.
-    """
-    if not are_as_many_numbers(given, required):
-        return 0.0
-    # float, because int() fails on texts of several thousand digits. They become inf, which min() bounds.
-    pairs = [(float(a), float(b)) for a, b in zip(given, required, strict=True)]
-    largest = [max(b, 9 - b) for _, b in pairs]
-    errors = [min(abs(a - b), most) for (a, b), most in zip(pairs, largest, strict=True)]
-    return 1.0 - sum(errors) / sum(largest)
-
-
-def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence; time O(len(a) len(b)), memory O(len(b))."""
-    lengths = [0] * (len(b) + 1)
-    for x in a:
-        diagonal = 0
-        for j, y in enumerate(b, start=1):
-            above = lengths[j]
-            lengths[j] = diagonal + 1 if x == y else max(above, lengths[j - 1])
-            diagonal = above
-    return lengths[-1]
-
-
-def inclusion_lcs_reward(given: Sequence[str], required: Sequence[str]) -> float:
-    """
-    Give half of the points for the required numbers and half for their order, even if the count is wrong. Unlike
-    `inclusion_ordering`, only the correct answer gets 1. With N = max(len(given), len(required)), it is (|given ∩
-    required| + LCS(given, required)) / (2 N), with the multiset intersection and the length of the longest common
-    subsequence (LCS). Dividing by the larger length gives no reward for padding.
-    """
-    included = (Counter(given) & Counter(required)).total()
-    ordered = longest_common_subsequence(given, required)
-    return (included + ordered) / (2 * max(len(given), len(required)))
-
-
 REWARDS = {
     "exact": exact_reward,
     "distance": distance_reward,
     "inclusion_ordering": inclusion_ordering_reward,
-    "nearness": nearness_reward,
-    "inclusion_lcs": inclusion_lcs_reward,
 }
 
 
@@ -114,13 +71,11 @@ class Sorting(GeneratedTask):
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
         reward (`str`, *optional*, defaults to `"exact"`):
 
-            | | 1 point for | 0 if the count is wrong |
-            |---|---|---|
-            | `"exact"` | the correct answer | yes |
-            | `"distance"` | each position that matches: [`distance_reward`] | yes |
-            | `"inclusion_ordering"` | each number included, each ordered pair: [`inclusion_ordering_reward`] | yes |
-            | `"nearness"` | each position, minus its error: [`nearness_reward`] | yes |
-            | `"inclusion_lcs"` | each number, and each number in order: [`inclusion_lcs_reward`] | no |
+            | | 1 point for |
+            |---|---|
+            | `"exact"` | the correct answer |
+            | `"distance"` | each position that matches: [`distance_reward`] |
+            | `"inclusion_ordering"` | each number included, each ordered pair: [`inclusion_ordering_reward`] |
 
     Raises:
         `ValueError`: If the level or the reward is not one of these.

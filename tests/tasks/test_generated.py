@@ -39,8 +39,7 @@ COLUMNS = {
 }
 TASKS = [(name, {}) for name in NAMES if name != "code"] + [
     ("instructions", {"reward": "share"}),
-    ("sums", {"reward": "steps"}),
-    *(("sorting", {"reward": reward}) for reward in ("distance", "inclusion_ordering", "nearness", "inclusion_lcs")),
+    *(("sorting", {"reward": reward}) for reward in ("distance", "inclusion_ordering")),
 ]
 # Gives some wrong answers the full reward, which their docs say.
 GENEROUS = [("sorting", {"reward": "inclusion_ordering"})]

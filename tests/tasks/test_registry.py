@@ -30,7 +30,7 @@ def test_every_entry_is_a_task_of_that_name(name):
         ),
         ("code", {"allow_weak_sandbox": "no"}, "allow_weak_sandbox='no' must be true or false"),
         *(("sorting", {"reward": wrong}, "reward=") for wrong in ("dist", None, 1, ["distance"])),
-        ("sums", {"reward": "step"}, "reward="),
+        ("sums", {"reward": "exact"}, "reward=.exact. is not an option"),
         ("reverse_digits", {"reward": "first"}, "reward="),
         ("instructions", {"reward": "half"}, "reward="),
     ],

@@ -145,35 +145,12 @@ def test_the_working_by_hand():
     assert get_task("sums").gold(ROW) == "17+48=65 65+5=70 #### 70"
 
 
-@pytest.mark.parametrize("reward", ["exact", "steps"])
-def test_the_marked_sum_decides(reward):
+def test_the_marked_sum_decides():
     """The working is a way, and not asked for."""
-    task = get_task("sums", reward=reward)
+    task = get_task("sums")
     for right in ("17+48=65\n65+5=70\n#### 70.0", "#### 70", "17+48=55 55+5=60 #### 70"):
         assert task.verify(right, ROW)
         assert task.reward(right, ROW) == 1.0
     for wrong in ("17+48=65 65+5=70 70", "17+48=65 65+5=70 #### 65", "#### 70 #### 65", "#### 65+5", "### 70", ""):
         assert not task.verify(wrong, ROW)
-        assert task.reward(wrong, ROW) < (1.0 if reward == "steps" else 1e-9)
-
-
-@pytest.mark.parametrize(
-    "completion, points",
-    [
-        # Of four points, one for each of the two additions, one for the mark.
-        ("17+48=65 65+5=70 #### 65", 3),
-        ("17+48=65 65+5=71 #### 71", 2),
-        ("17+48=55 55+5=60 #### 60", 1),
-        ("17+48=65 65+5=70", 2),
-        ("17+48=65", 1),
-        ("65+5=70 17+48=65", 0),  # out of place
-        ("48+17=65 65+5=70", 1),
-        ("#### 71 17+48=65 65+5=70", 1),  # after the mark
-        ("17+48=65 #### 65 #### 70", 1),  # two marks that disagree
-        ("17+48=65 17+48=65 17+48=65 #### 1", 2),
-        ("17", 0),
-        ("", 0),
-    ],
-)
-def test_steps_by_hand(completion, points):
-    assert get_task("sums", reward="steps").reward(completion, ROW) == points / 4
+        assert task.reward(wrong, ROW) == 0.0
