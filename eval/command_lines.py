@@ -187,7 +187,7 @@ def check_passk(
 def drift(argv=None) -> argparse.Namespace:
     parser = Parser(
         prog=program_name("drift"),
-        description="Measure drift from the starting model: KL, agreement, entropy, and text quality of the samples.",
+        description="Measure drift from the starting model: KL, agreement and entropy on the run's samples.",
     )
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt (default: 4)")

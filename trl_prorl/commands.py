@@ -17,7 +17,7 @@ COMMANDS = {
     "preflight": ("eval.preflight", "check before training: can a recipe learn, does it fit, how long?"),
     "passk": ("eval.passk", "evaluate held-out pass@k, before and after training"),
     "report": ("eval.report", "write one page that compares several runs"),
-    "drift": ("eval.drift", "measure the KL to the starting model, and text quality"),
+    "drift": ("eval.drift", "measure the KL to the starting model"),
     "compare": ("eval.compare", "test whether runs differ significantly in pass@k"),
     "branch": ("eval.branch", "try continuations of a run from a checkpoint, such as a reset"),
     "push": ("eval.push", "upload a run to the Hugging Face Hub"),

@@ -211,9 +211,8 @@ def passk(value: Any) -> None:
     )(value)
 
 
-OF_TEXT = "base_logp distinct_2 compression_ratio text_perplexity reward gold".split()
 POINT = record(
-    dict.fromkeys(OF_TEXT, maybe(number())),
+    dict.fromkeys(("reward", "gold"), maybe(number())),
     interval=INTERVAL,
     **dict.fromkeys(("kl_to_base", "base_entropy", "token_agreement"), number()),
     **dict.fromkeys(("entropy", "mean_tokens"), maybe(number())),

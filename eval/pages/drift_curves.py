@@ -18,11 +18,6 @@ PANELS = {
     "entropy": ("Entropy on own samples", "nats per token"),
     "mean_tokens": ("Length of samples", "tokens"),
 }
-TEXT_NOTE = (
-    "log p, base: log-probability of the samples under the starting model, nats per token. distinct-2: share of token "
-    "pairs that are different. compression: bytes before / after zlib, higher if samples repeat each other."
-)
-NO_ENGLISH = "No perplexity of English text: the vocabulary of the model has no English words."
 
 
 def _kl_cell(point: dict) -> str:
@@ -48,19 +43,8 @@ POINT_COLUMNS = [
     Column("same greedy token", lambda point: f"{100 * point['token_agreement']:.1f} %"),
     Column("entropy", lambda point: cell(point["entropy"], ".3f")),
     Column("tokens", lambda point: cell(point["mean_tokens"], ".1f")),
-]
-LANGUAGE_COLUMNS = [
-    Column("step", lambda point: _step_cell(point, "end")),
     Column("reward", lambda point: cell(point["reward"], ".3f"), applies=_has("reward")),
     Column("accuracy", lambda point: cell(point["gold"], ".3f"), applies=_has("gold")),
-    Column("log p, base", lambda point: cell(point["base_logp"], ".3f")),
-    Column("distinct-2", lambda point: cell(point["distinct_2"], ".3f")),
-    Column("compression", lambda point: cell(point["compression_ratio"], ".2f")),
-    Column(
-        "perplexity, real text",
-        lambda point: cell(point.get("text_perplexity"), ".2f"),
-        applies=_has("text_perplexity"),
-    ),
 ]
 RUN_COLUMNS = [
     Column("run", lambda row: row[0]),
@@ -76,13 +60,10 @@ def points_tables(run_dir: Path, result: dict) -> list[Table]:
     """Return the tables of one run with a row per checkpoint: on its own task, and on each other one."""
     points = result["points"]
     title = f"Drift of {run_dir} from the starting model (step 0){training_note(result)}"
-    without_text = all(point.get("text_perplexity") is None for point in points)
-    notes = [TEXT_NOTE, NO_ENGLISH] if without_text else [TEXT_NOTE]
-    tables = [table_of(title, POINT_COLUMNS, points), table_of("Text quality", LANGUAGE_COLUMNS, points, notes)]
+    tables = [table_of(title, POINT_COLUMNS, points)]
     for name in points[0].get("others", {}):
         of_other = [{"step": point["step"], **point["others"][name]} for point in points]
         tables.append(table_of(f"{title} on {name}", POINT_COLUMNS, of_other))
-        tables.append(table_of(f"Text quality on {name}", LANGUAGE_COLUMNS, of_other))
     return tables
 
 
