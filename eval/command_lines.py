@@ -94,7 +94,7 @@ def check_sampling(
         if value is not None and value < minimum:
             raise InputError(f"{option} must be at least {minimum}, not {value}")
     if temperature is not None and temperature <= 0:
-        raise InputError(f"--temperature must be above 0, not {temperature:g}; `passk --greedy` decodes greedily")
+        raise InputError(f"--temperature must be above 0, not {temperature:g}; `passk` also decodes greedily")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,8 +104,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     known = "evaluate these checkpoints, too: their steps, or all"
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help=known)
     known = "measure forgetting on other tasks, each NAME[@LEVEL][=PATH]"
-    parser.add_argument("--others", "--other", nargs="+", default=[], metavar="TASK", help=known)
-    parser.set_defaults(greedy=False)
+    parser.add_argument("--others", nargs="+", default=[], metavar="TASK", help=known)
 
 
 def add_held_out_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,10 +120,9 @@ def add_held_out_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_passk_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of pass@k."""
-    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MAX_SAMPLES} (default: 16)")
+    parser.add_argument("--n", type=int, default=16, help=f"samples per prompt, up to {MAX_SAMPLES} (default: 16)")
     parser.add_argument("--k", type=int, nargs="+", help="values of k (default: 1, 4 and 8, up to n)")
-    no_greedy = ("--no-greedy", "--no_greedy")
-    parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="skip greedy decoding")
+    parser.add_argument("--no-greedy", dest="with_greedy", action="store_false", help="skip greedy decoding")
     parser.add_argument("--replace", action="store_true", help="overwrite an existing passk.json with other settings")
 
 
@@ -135,12 +133,8 @@ def complete_passk(args: argparse.Namespace) -> None:
     Raises:
         InputError: With the option, its value and the cure.
     """
-    if args.n is None:
-        args.n = 1 if args.greedy else 16
     if args.k is None:
         args.k = default_ks(args.n)
-    if args.greedy and args.n > 1:
-        raise InputError(f"--n {args.n} with --greedy gives the same sample {args.n} times; leave out --n")
     check_passk(args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
 
 
@@ -151,7 +145,6 @@ def passk(argv=None) -> argparse.Namespace:
     )
     add_sampling_arguments(parser)
     add_passk_arguments(parser)
-    parser.add_argument("--greedy", action="store_true", help="only decode greedily, one sample per prompt")
     args = parser.parse_args(argv)
     complete_passk(args)
     return _find_runs(args)
@@ -252,9 +245,7 @@ def push(argv=None) -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="also push the reference adapter, ref (default: the run's hub_push_reference)",
     )
-    record = parser.add_mutually_exclusive_group()
-    record.add_argument("--with-record", action="store_true", default=True, help="push the log files (the default)")
-    record.add_argument("--without-record", dest="with_record", action="store_false", help="do not push the log files")
+    parser.add_argument("--without-record", dest="with_record", action="store_false", help="do not push the log files")
     parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, without pushing")
     args = parser.parse_args(argv)
     if args.license is not None and not LICENSE.fullmatch(args.license):
@@ -319,7 +310,7 @@ def branch(argv=None) -> argparse.Namespace:
     add_held_out_arguments(parser)
     add_passk_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
-    parser.set_defaults(greedy=False, others=[], checkpoints=[])
+    parser.set_defaults(others=[], checkpoints=[])
     args = parser.parse_args(argv)
     if args.steps < 1:
         raise InputError(f"--steps must be at least 1, not {args.steps}")

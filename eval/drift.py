@@ -76,7 +76,7 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device
     questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.sampling.chat_template_kwargs)
-    temperature = held_out.sampling.temperature or 1.0
+    temperature = held_out.sampling.temperature
     totals = []  # a row per prompt: sums of the measures over its tokens, and the number of tokens
     ids = [list(ids) for ids in drawn["ids"]]
     for place in track(range(len(questions)), description=f"{held_out.run_dir.name}: drift of {point.label}"):

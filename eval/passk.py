@@ -83,16 +83,11 @@ def base_and_trained(
         **{side: summarise_samples(samples, ks) for side, samples in sides.items()},
     }
     result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in ks}
-    if decodes_greedily(held_out, args):
+    if args.with_greedy:
         greedy = {side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()}
         difference = paired_difference(greedy["trained"]["correct"], greedy["base"]["correct"])
         result["greedy"] = {**greedy, "gain": list(difference)}
     return result, sides
-
-
-def decodes_greedily(held_out: HeldOut, args: argparse.Namespace) -> bool:
-    """Return whether greedy decoding is measured beside samples."""
-    return held_out.sampling.temperature > 0 and args.with_greedy
 
 
 def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
@@ -108,7 +103,7 @@ def announcement(held_out: HeldOut, args: argparse.Namespace, other_tasks: int =
     """Return the line that announces an evaluation: models, prompts, and samples of each."""
     models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints))
     what = f"{models} models × {len(held_out.rows)} prompts × {args.n} samples"
-    if decodes_greedily(held_out, args):
+    if args.with_greedy:
         what += ", plus greedy decoding"
     if other_tasks:
         task_word = "task" if other_tasks == 1 else "tasks"
@@ -194,9 +189,7 @@ def present(run_dir: Path, result: dict) -> Measured:
         fitted = rates(result)
     if fitted:
         tables.append(rate_table([(run_dir.name, rate) for rate in fitted]).to_rich())
-    notes = []
-    if result["temperature"] > 0:
-        notes += boundary_statements(boundary(result)) + bound_note(result)
+    notes = boundary_statements(boundary(result)) + bound_note(result)
     parts = [result, *result.get("by", []), *result.get("others", {}).values()]
     if any(part["prompts"] < MIN_PROMPTS for part in parts):
         notes.append(NO_INTERVAL_NOTE)

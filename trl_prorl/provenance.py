@@ -330,7 +330,7 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
     words = ["--prompts", passk["prompts"], "--n", passk["n"], "--k", *passk["k"]]
     if config.get("task"):  # own rows have no splits
         words += ["--split", passk["split"]]
-    words += ["--temperature", f"{passk['temperature']:g}"] if passk["temperature"] else ["--greedy"]
+    words += ["--temperature", f"{passk['temperature']:g}"]
     longest = passk.get("max_new_tokens")  # earlier releases saved none
     if longest not in (None, config.get("max_completion_length")):
         words += ["--max-new-tokens", longest]

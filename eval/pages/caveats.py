@@ -73,10 +73,9 @@ def _described(variant: str, runs: list[RecordedRun]) -> str:
 def _evaluation(run: RecordedRun) -> str:
     """Return the settings with which a run was evaluated."""
     passk = run.passk
-    decoding = "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
     split = f"{passk['split']} split{training_note(passk)}"
     samples = f"{passk['prompts']} prompts, {passk['n']} samples each"
-    return f"{split}, {samples}, at most {passk['max_new_tokens']} tokens, {decoding}"
+    return f"{split}, {samples}, at most {passk['max_new_tokens']} tokens, temperature {passk['temperature']:g}"
 
 
 def caveats(runs: list[RecordedRun]) -> list[str]:

@@ -400,7 +400,7 @@ def held_out_tasks(run_dir: Path, args) -> list[HeldOut]:
             seed=args.seed,
             batch_size=args.batch_size,
             name=name,
-            temperature=0.0 if args.greedy else args.temperature,
+            temperature=args.temperature,
             max_new_tokens=args.max_new_tokens,
         )
         for name in names

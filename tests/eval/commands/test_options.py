@@ -17,9 +17,8 @@ def test_sampling(make_run, make_rows, monkeypatch):
         make_run(name, "A", make_rows(1))
     monkeypatch.chdir(make_run("d", "A", make_rows(1)).parent)
     spellings = {
-        "--run a --runs b c --other parity@2 --no_greedy": ("abc", ["parity@2"], False),
+        "--run a --runs b c --others parity@2": ("abc", ["parity@2"], True),
         "--run a --others parity@2 sorting --no-greedy": ("a", ["parity@2", "sorting"], False),
-        "--run a": ("a", [], True),
     }
     for spelling, (runs, others, greedy) in spellings.items():
         args = command_lines.passk(spelling.split())

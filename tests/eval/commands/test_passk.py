@@ -33,10 +33,7 @@ def test_greedy_is_what_each_model_says_alone(base, run_dir, task, greedy_by_han
     """Prompts of several lengths in one batch, adapter and all, against a plain loop over single prompts."""
     arguments = ["--run", str(run_dir), "--prompts", "5"]
     assert passk.main([*arguments, "--n", "2", "--k", "1"]) == 0
-    beside_samples = result_of(run_dir)["greedy"]
-    assert passk.main([*arguments, "--greedy", "--replace"]) == 0
-    alone = result_of(run_dir)
-    assert (alone["n"], alone["temperature"], "greedy" in alone) == (1, 0.0, False)
+    greedy = result_of(run_dir)["greedy"]
     tokenizer = load_tokenizer(base)
     rows = task.rows("test", 5)
     plain = AutoModelForCausalLM.from_pretrained(base)
@@ -45,8 +42,8 @@ def test_greedy_is_what_each_model_says_alone(base, run_dir, task, greedy_by_han
         model = plain if side == "base" else PeftModel.from_pretrained(plain, run_dir)
         said[side] = [greedy_by_hand(model, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]
         correct = [int(task.verify(text, row)) for text, row in zip(said[side], rows, strict=True)]
-        assert alone[side]["correct"] == beside_samples[side]["correct"] == correct
-        assert alone[side]["pass@1"] == beside_samples[side]["accuracy"] == pytest.approx(sum(correct) / 5)
+        assert greedy[side]["correct"] == correct
+        assert greedy[side]["accuracy"] == pytest.approx(sum(correct) / 5)
     assert said["base"] != said["trained"]
 
 
@@ -85,8 +82,6 @@ def test_newly_solved_and_lost_prompts(tmp_path, passk_result, capsys):
     print(passk.present(tmp_path, result))
     assert re.search("6 newly solved .*6 significantly.*, 0 lost", " ".join(capsys.readouterr().out.split()))
     assert [file.name for file in tmp_path.iterdir()] == ["boundary.png"]
-    print(passk.present(tmp_path, {**result, "temperature": 0.0}))  # one greedy completion per prompt
-    assert "newly solved" not in capsys.readouterr().out
 
 
 def test_full_model(run_dir, base, task):
@@ -158,8 +153,7 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
         (lambda run: change_config(run, task=None), "--plugin"),
         (lambda run: change_config(run, model_name_or_path=None), "model_name_or_path"),
         ("--n 4 --k 1 8", "--k "),
-        ("--temperature 0", "--greedy"),
-        ("--greedy --n 4", "--n 4"),
+        ("--temperature 0", "--temperature "),
         ("--n 0", "1 to 256, not 0"),
         ("--prompts 1", "not 1"),
         *((options, options) for options in ("--checkpoints all", "--others parity@x")),
