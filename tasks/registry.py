@@ -80,9 +80,7 @@ def _place(name: str) -> str:
 
 def check_name(name: str) -> None:
     """Raise the `ValueError` of [`get_task`] if there is no such task, without importing it."""
-    name = str(name)
-    for one in parse_weights(name) if "," in name else [name]:
-        _place(one)
+    _place(str(name))
 
 
 def option_names(name: str) -> list[str]:
@@ -96,8 +94,7 @@ def get_task(name: str, **options) -> Task:
     Create a task by its name.
 
     Args:
-        name (`str`): A name that `task_names()` lists, `rg:FAMILY` (a family of reasoning-gym), or several names with
-            weights, as `"gsm8k:0.5,code:0.3"`: a mixture of the tasks with their default options.
+        name (`str`): A name that `task_names()` lists, or `rg:FAMILY` (a family of reasoning-gym).
         **options (`Any`): Options of the task, such as `level`. The error for an unknown one lists
             them, and so does `trl-prorl tasks list`.
 
@@ -122,13 +119,6 @@ def get_task(name: str, **options) -> Task:
     ```
     """
     name = str(name)  # YAML may have read a number
-    if "," in name:
-        if options:
-            raise ValueError(
-                f"task={name!r} accepts no {', '.join(options)}. Set task: mixture, and give each task its options in "
-                "task_options: {tasks: {gsm8k: {weight: 0.5, path: ...}}}"
-            )
-        return get_task("mixture", tasks=parse_weights(name))
     cls = task_class(name)
     _, separator, rest = name.partition(":")
     first = [rest] if separator else []
@@ -146,34 +136,12 @@ def get_task(name: str, **options) -> Task:
     return task
 
 
-def parse_weights(text: str) -> dict[str, dict]:
-    """
-    Parse `"gsm8k:0.5,rg:chain_sum:0.2"` into the mapping that [`~trl_prorl.tasks.mixture.Mixture`] needs.
-
-    Raises:
-        `ValueError`: If a part does not have the form `NAME:WEIGHT`, or a name occurs twice.
-    """
-    members: dict[str, dict] = {}
-    for part in text.split(","):
-        name, _, weight = part.strip().rpartition(":")
-        if name in members:
-            raise ValueError(f"task={text!r} names {name!r} twice. Use task: mixture with task_options instead")
-        try:
-            members[name] = {"weight": float(weight)}
-        except ValueError:
-            raise ValueError(
-                f"task={text!r}: {part.strip()!r} does not have the form TASK:WEIGHT, as in 'gsm8k:0.5,code:0.3'"
-            ) from None
-    return members
-
-
 def task_of_recipe(name: str, level: int | None = None, options: dict | None = None, path: str | None = None) -> Task:
     """
     Create the task of a recipe, for training and for evaluation.
 
     Args:
-        name (`str`): the key `task`. A mixture is `mixture` with its members in `task_options`, or names with
-            weights.
+        name (`str`): the key `task`. A mixture is `mixture` with its members in `task_options`.
         level (`int`, *optional*): the key `task_level`; `None` selects the task's default.
         options (`dict`, *optional*): the key `task_options`.
         path (`str`, *optional*): the key `dataset_name`: a Hub name or a local path, for a task that reads data.

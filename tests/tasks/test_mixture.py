@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_prorl.tasks import get_task, task_of_recipe
+from trl_prorl.tasks import get_task
 from trl_prorl.tasks.mixture import shares
 
 
@@ -74,13 +74,6 @@ def test_every_row_is_its_own_tasks(mixture):
     assert mixture.answer_of("3  4", row) == "3 4"
 
 
-def test_names_with_weights_are_a_mixture():
-    task = get_task("parity:1, sorting:3")
-    assert Counter(task.rows("train", 8)["task"]) == {"parity": 2, "sorting": 6}
-    recipe = task_of_recipe("parity:1,sorting:3")
-    assert recipe.rows("train", 8)[:] == task.rows("train", 8)[:]
-
-
 @pytest.mark.parametrize(
     "tasks, message",
     [
@@ -91,30 +84,11 @@ def test_names_with_weights_are_a_mixture():
         ({"parit": 1}, "'parit': task='parit' is not a task"),
         ({"parity": {"weight": 1, "levle": 2}}, "'parity': levle=2 .* mean 'level'"),
         ({"inner": {"weight": 1, "task": "mixture", "tasks": {"parity": 1}}}, "'inner' is a mixture itself"),
-        ({"sums:0.5,parity:0.5": 1}, "'sums:0.5,parity:0.5' is a mixture itself"),
     ],
 )
 def test_wrong_members(tasks, message):
     with pytest.raises(ValueError, match=message):
         get_task("mixture", tasks=tasks)
-
-
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("parity:0.5,sorting", "'sorting' .* 'gsm8k:0.5,code:0.3'"),
-        ("parity:x,sorting:1", "'parity:x' .* 'gsm8k:0.5,code:0.3'"),
-        ("parity:1,parity:2", "names 'parity' twice"),
-    ],
-)
-def test_wrong_names_with_weights(name, message):
-    with pytest.raises(ValueError, match=message):
-        get_task(name)
-
-
-def test_names_with_weights_take_no_options():
-    with pytest.raises(ValueError, match="task='parity:1,sorting:1' .*level.*task: mixture.*task_opt"):
-        task_of_recipe("parity:1,sorting:1", level=3)
 
 
 @pytest.mark.parametrize(
