@@ -1,19 +1,21 @@
 """Write short Python functions, tested in a sandbox."""
 
+import ast
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from trl_prorl.tasks.base import check_choice, check_integer
-from trl_prorl.tasks.code_formats import INSTRUCTION, parse_problem
+from trl_prorl.tasks.base import check_choice
 from trl_prorl.tasks.code_templates import sample_function
 from trl_prorl.tasks.generated import GeneratedTask
-from trl_prorl.tasks.loaded import LoadedTask
-from trl_prorl.tasks.sandbox import Limits, Program, Sandbox
+from trl_prorl.tasks.loaded import LoadedTask, Problem, need
+from trl_prorl.tasks.sandbox import Program, Sandbox
+from trl_prorl.text import short
 
 
 REWARDS = ("exact", "share")
+INSTRUCTION = "Answer with the Python code in one fenced block."
 # An unclosed block extends to the end of the text, because the closing fence may be a stop string.
 FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -37,6 +39,30 @@ def dedented(code: str) -> str:
     return textwrap.dedent(code) if code[:1] in (" ", "\t") else code
 
 
+def parse_problem(row: Mapping, source: str) -> Problem:
+    """
+    Convert a row with `prompt`, `tests` (a list of statements), `entry_point` (the name of the function under test)
+    and optionally `setup` (statements that run before the code and before the tests) and `solution`.
+
+    Raises:
+        `ValueError`: If the row has another form, or setup or tests are not Python.
+    """
+    prompt = need(row, ["prompt"], str, source)
+    tests = need(row, ["tests"], list, source)
+    entry_point = need(row, ["entry_point"], str, source)
+    setup, solution = (row.get(key) or "" for key in ("setup", "solution"))
+    if not isinstance(solution, str):
+        raise ValueError(f"{source}: 'solution' is {short(solution)}. It must be text")
+    for place, code in {"'setup'": setup, **{f"'tests', number {n}": test for n, test in enumerate(tests)}}.items():
+        try:
+            ast.parse(code)
+        except (SyntaxError, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{source}: {place} is {short(code)}, which is not Python: {reason}") from error
+    columns = {"tests": tests, "entry_point": entry_point, "setup": setup}
+    return Problem(prompt, solution, columns, f"{prompt.strip()}\n{INSTRUCTION}")
+
+
 class Code(LoadedTask, GeneratedTask):
     """
     Write a Python function that passes unit tests.
@@ -47,17 +73,14 @@ class Code(LoadedTask, GeneratedTask):
 
     Args:
         level (`int`, *optional*): difficulty of the generated functions, from 1 to 8; by default 3. Not with a path.
-        path (`str`, *optional*): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`, in the format of
-            MBPP or HumanEval, or with `prompt` and `tests`; see `tasks/code_formats.py`.
+        path (`str`, *optional*): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`; see
+            [`parse_problem`].
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all tests or nothing) or `"share"` (the share of
             tests that pass).
-        seconds (`int`, *optional*, defaults to `2`): CPU time limit of a run; three times as much wall-clock time.
-        memory_mib (`int`, *optional*, defaults to `512`): memory limit of a run.
         allow_weak_sandbox (`bool`, *optional*, defaults to `False`): run without bubblewrap if it does not work here.
-        workers (`int`, *optional*): parallel runs; by default the number of CPUs.
 
     Raises:
-        `ValueError`: if an option has an invalid value, the file has another form, or no sandbox is available.
+        `ValueError`: If an option has an invalid value, the file has another form, or no sandbox is available.
     """
 
     name = "code"
@@ -67,10 +90,7 @@ class Code(LoadedTask, GeneratedTask):
         level: int | None = None,
         path: str | None = None,
         reward: str = "exact",
-        seconds: int = 2,
-        memory_mib: int = 512,
         allow_weak_sandbox: bool = False,
-        workers: int | None = None,
     ):
         if level is None:
             level = 3 if path is None else 1  # the level of a file's rows
@@ -78,13 +98,11 @@ class Code(LoadedTask, GeneratedTask):
             raise ValueError(f"level={level!r} has no effect with path={path!r}: remove it")
         super().__init__(level)
         check_choice("reward", reward, REWARDS)
-        for name, value in {"seconds": seconds, "memory_mib": memory_mib, "workers": workers or 1}.items():
-            check_integer(name, value, least=1)
         if not isinstance(allow_weak_sandbox, bool):
             raise ValueError(f"allow_weak_sandbox={allow_weak_sandbox!r} must be true or false")
         self._reward = reward
         self.load(path, parse_problem)
-        self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)
+        self._sandbox = Sandbox(allow_weak=allow_weak_sandbox)
         self._passed: dict[Program, int] = {}  # results of the last batch, which both reward and verifier need
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:

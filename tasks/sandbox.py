@@ -120,13 +120,12 @@ class Sandbox:
         limits ([`Limits`], *optional*): the limits of a run.
         allow_weak (`bool`, *optional*, defaults to `False`): run without bubblewrap if it does not work here, with a
             warning (`WEAK`) about what is then not isolated.
-        workers (`int`, *optional*): parallel runs in [`Sandbox.run_many`]; by default the number of CPUs.
 
     Raises:
         `ValueError`: If bubblewrap does not work here, and the weaker mode is not allowed or does not work either.
     """
 
-    def __init__(self, limits: Limits | None = None, allow_weak: bool = False, workers: int | None = None):
+    def __init__(self, limits: Limits | None = None, allow_weak: bool = False):
         self.limits = limits or Limits()
         self.isolation = "bubblewrap"
         problem = find_problem("bubblewrap")
@@ -141,7 +140,6 @@ class Sandbox:
             if problem:
                 raise ValueError(f"allow_weak_sandbox=True: {problem}")
             warnings.warn(WEAK, stacklevel=3)
-        self.workers = workers or len(os.sched_getaffinity(0))
 
     def run(self, program: Program) -> int:
         """
@@ -153,8 +151,8 @@ class Sandbox:
         return run_here(self.isolation, self.limits, program)
 
     def run_many(self, programs: Sequence[Program]) -> list[int]:
-        """Call [`Sandbox.run`] for each program, in parallel."""
-        with ThreadPoolExecutor(self.workers) as pool:
+        """Call [`Sandbox.run`] for each program, as many at a time as there are CPUs."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(self.run, programs))
 
 

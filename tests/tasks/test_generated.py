@@ -75,7 +75,7 @@ def weak_sandbox():
     # The questions of `code` are the same in either; its verdicts are tested with it.
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        patch.setattr(trl_prorl.tasks.code, "Sandbox", lambda limits, allow_weak, workers: None)
+        patch.setattr(trl_prorl.tasks.code, "Sandbox", lambda allow_weak: None)
         yield
 
 
