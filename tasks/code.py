@@ -9,7 +9,7 @@ from random import Random
 from trl_prorl.tasks.base import check_choice
 from trl_prorl.tasks.code_templates import sample_function
 from trl_prorl.tasks.generated import GeneratedTask
-from trl_prorl.tasks.loaded import LoadedTask, Problem, need
+from trl_prorl.tasks.loaded import LoadedTask, Problem, level_of, need
 from trl_prorl.tasks.sandbox import Program, Sandbox
 from trl_prorl.text import short
 
@@ -92,11 +92,7 @@ class Code(LoadedTask, GeneratedTask):
         reward: str = "exact",
         allow_weak_sandbox: bool = False,
     ):
-        if level is None:
-            level = 3 if path is None else 1  # the level of a file's rows
-        elif path is not None:
-            raise ValueError(f"level={level!r} has no effect with path={path!r}: remove it")
-        super().__init__(level)
+        super().__init__(level_of(level, path))
         check_choice("reward", reward, REWARDS)
         if not isinstance(allow_weak_sandbox, bool):
             raise ValueError(f"allow_weak_sandbox={allow_weak_sandbox!r} must be true or false")

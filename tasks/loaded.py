@@ -136,25 +136,18 @@ def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[s
     return splits
 
 
-def loaded_rows(
-    name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
-) -> "Dataset":
+def level_of(level: int | None, path: str | None) -> int:
     """
-    Return rows of one split, in an order that depends on the seed and not on the file; `n=None` means all rows.
+    Return the level of a task that reads `path`, which is 1, or else generates its questions: `level`, by default 3.
 
     Raises:
-        `ValueError`: If an argument is wrong or the split has fewer than `n` rows.
+        `ValueError`: If both are given.
     """
-    check_request(split, n, seed)
-    problems = splits[split]
-    if not problems or (n is not None and n > len(problems)):
-        raise ValueError(
-            f"n={n}: {name} has {len(problems)} {split} questions in path={str(path)!r}. Use fewer rows or a "
-            "larger file"
-        )
-    shuffled = sorted(problems, key=lambda problem: stable_hash(name, split, seed, problem.question))[:n]
-    questions = ((problem.prompt, problem.answer, problem.columns) for problem in shuffled)
-    return build_dataset(name, 1, *zip(*questions, strict=True))
+    if path is None:
+        return 3 if level is None else level
+    if level is not None:
+        raise ValueError(f"level={level!r} has no effect with path={path!r}: remove it")
+    return 1
 
 
 class LoadedTask(Task):
@@ -166,7 +159,19 @@ class LoadedTask(Task):
         self._problems = None if path is None else load_problems(self.name, path, parse)
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
-        """See [`Task.rows`]. Only questions from a file support `n=None`."""
+        """
+        See [`Task.rows`]. Only questions from a file support `n=None`. Their order depends on the seed and not on the
+        file.
+        """
         if self._problems is None:
             return super().rows(split, n, seed)
-        return loaded_rows(self.name, self.path, self._problems, split, n, seed)
+        check_request(split, n, seed)
+        problems = self._problems[split]
+        if not problems or (n is not None and n > len(problems)):
+            raise ValueError(
+                f"n={n}: {self.name} has {len(problems)} {split} questions in path={str(self.path)!r}. Use fewer rows "
+                "or a larger file"
+            )
+        shuffled = sorted(problems, key=lambda problem: stable_hash(self.name, split, seed, problem.question))[:n]
+        questions = ((problem.prompt, problem.answer, problem.columns) for problem in shuffled)
+        return build_dataset(self.name, 1, *zip(*questions, strict=True))

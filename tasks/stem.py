@@ -7,7 +7,7 @@ from random import Random
 from trl_prorl.tasks.final_answer import DENIAL, TEXT_COMMAND, boxed
 from trl_prorl.tasks.generated import GeneratedTask
 from trl_prorl.tasks.gsm8k import BOXED
-from trl_prorl.tasks.loaded import LoadedTask, Problem, need
+from trl_prorl.tasks.loaded import LoadedTask, Problem, level_of, need
 from trl_prorl.tasks.stem_templates import sample_question
 
 
@@ -106,11 +106,7 @@ class Stem(LoadedTask, GeneratedTask):
     name = "stem"
 
     def __init__(self, level: int | None = None, path: str | None = None):
-        if level is None:
-            level = 3 if path is None else 1  # the level of a file's rows
-        elif path is not None:
-            raise ValueError(f"level={level!r} has no effect with path={path!r}: remove it")
-        super().__init__(level)
+        super().__init__(level_of(level, path))
         self.load(path, parse_problem)
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
