@@ -14,185 +14,103 @@ import struct
 import sys
 
 
-# Machine -> the denied system calls and their numbers.
-REFUSED = {
-    "x86_64": {
-        # processes
-        "clone": 56,
-        "clone3": 435,
-        "fork": 57,
-        "vfork": 58,
-        "execve": 59,
-        "execveat": 322,
-        "kill": 62,
-        "tkill": 200,
-        "tgkill": 234,
-        "rt_sigqueueinfo": 129,
-        "rt_tgsigqueueinfo": 297,
-        "pidfd_send_signal": 424,
-        "pidfd_getfd": 438,
-        "ptrace": 101,
-        "process_vm_readv": 310,
-        "process_vm_writev": 311,
-        "setsid": 112,
-        "setpgid": 109,
-        "unshare": 272,
-        "setns": 308,
-        "prlimit64": 302,
-        "setpriority": 141,
-        "sched_setaffinity": 203,
-        "sched_setscheduler": 144,
-        "sched_setattr": 314,
-        # connections, and memory that outlives a process or is not counted as its own
-        "socket": 41,
-        "io_uring_setup": 425,
-        "shmget": 29,
-        "shmat": 30,
-        "msgget": 68,
-        "semget": 64,
-        "mq_open": 240,
-        "memfd_create": 319,
-        "memfd_secret": 447,
-        # files
-        "creat": 85,
-        "openat2": 437,
-        "open_by_handle_at": 304,
-        "truncate": 76,
-        "ftruncate": 77,
-        "fallocate": 285,
-        "unlink": 87,
-        "unlinkat": 263,
-        "rename": 82,
-        "renameat": 264,
-        "renameat2": 316,
-        "mkdir": 83,
-        "mkdirat": 258,
-        "rmdir": 84,
-        "link": 86,
-        "linkat": 265,
-        "symlink": 88,
-        "symlinkat": 266,
-        "mknod": 133,
-        "mknodat": 259,
-        "chmod": 90,
-        "fchmod": 91,
-        "fchmodat": 268,
-        "chown": 92,
-        "lchown": 94,
-        "fchown": 93,
-        "fchownat": 260,
-        "utime": 132,
-        "utimes": 235,
-        "futimesat": 261,
-        "utimensat": 280,
-        "setxattr": 188,
-        "lsetxattr": 189,
-        "fsetxattr": 190,
-        "removexattr": 197,
-        "lremovexattr": 198,
-        "fremovexattr": 199,
-        # the kernel
-        "mount": 165,
-        "umount2": 166,
-        "pivot_root": 155,
-        "chroot": 161,
-        "open_tree": 428,
-        "move_mount": 429,
-        "fsopen": 430,
-        "fsmount": 432,
-        "mount_setattr": 442,
-        "bpf": 321,
-        "perf_event_open": 298,
-        "userfaultfd": 323,
-        "keyctl": 250,
-        "add_key": 248,
-        "request_key": 249,
-        "init_module": 175,
-        "finit_module": 313,
-        "kexec_load": 246,
-        "reboot": 169,
-    },
-    "aarch64": {
-        # processes
-        "clone": 220,
-        "clone3": 435,
-        "execve": 221,
-        "execveat": 281,
-        "kill": 129,
-        "tkill": 130,
-        "tgkill": 131,
-        "rt_sigqueueinfo": 138,
-        "rt_tgsigqueueinfo": 240,
-        "pidfd_send_signal": 424,
-        "pidfd_getfd": 438,
-        "ptrace": 117,
-        "process_vm_readv": 270,
-        "process_vm_writev": 271,
-        "setsid": 157,
-        "setpgid": 154,
-        "unshare": 97,
-        "setns": 268,
-        "prlimit64": 261,
-        "setpriority": 140,
-        "sched_setaffinity": 122,
-        "sched_setscheduler": 119,
-        "sched_setattr": 274,
-        # connections, and memory that outlives a process or is not counted as its own
-        "socket": 198,
-        "io_uring_setup": 425,
-        "shmget": 194,
-        "shmat": 196,
-        "msgget": 186,
-        "semget": 190,
-        "mq_open": 180,
-        "memfd_create": 279,
-        "memfd_secret": 447,
-        # files
-        "openat2": 437,
-        "open_by_handle_at": 265,
-        "truncate": 45,
-        "ftruncate": 46,
-        "fallocate": 47,
-        "unlinkat": 35,
-        "renameat": 38,
-        "renameat2": 276,
-        "mkdirat": 34,
-        "linkat": 37,
-        "symlinkat": 36,
-        "mknodat": 33,
-        "fchmod": 52,
-        "fchmodat": 53,
-        "fchown": 55,
-        "fchownat": 54,
-        "utimensat": 88,
-        "setxattr": 5,
-        "lsetxattr": 6,
-        "fsetxattr": 7,
-        "removexattr": 14,
-        "lremovexattr": 15,
-        "fremovexattr": 16,
-        # the kernel
-        "mount": 40,
-        "umount2": 39,
-        "pivot_root": 41,
-        "chroot": 51,
-        "open_tree": 428,
-        "move_mount": 429,
-        "fsopen": 430,
-        "fsmount": 432,
-        "mount_setattr": 442,
-        "bpf": 280,
-        "perf_event_open": 241,
-        "userfaultfd": 282,
-        "keyctl": 219,
-        "add_key": 217,
-        "request_key": 218,
-        "init_module": 105,
-        "finit_module": 273,
-        "kexec_load": 104,
-        "reboot": 142,
-    },
-}
+# The denied system calls, and their numbers on each machine of `MACHINES`; "-" where there is none.
+TABLE = """
+# processes
+clone 56 220
+clone3 435 435
+fork 57 -
+vfork 58 -
+execve 59 221
+execveat 322 281
+kill 62 129
+tkill 200 130
+tgkill 234 131
+rt_sigqueueinfo 129 138
+rt_tgsigqueueinfo 297 240
+pidfd_send_signal 424 424
+pidfd_getfd 438 438
+ptrace 101 117
+process_vm_readv 310 270
+process_vm_writev 311 271
+setsid 112 157
+setpgid 109 154
+unshare 272 97
+setns 308 268
+prlimit64 302 261
+setpriority 141 140
+sched_setaffinity 203 122
+sched_setscheduler 144 119
+sched_setattr 314 274
+# connections, and memory that outlives a process or is not counted as its own
+socket 41 198
+io_uring_setup 425 425
+shmget 29 194
+shmat 30 196
+msgget 68 186
+semget 64 190
+mq_open 240 180
+memfd_create 319 279
+memfd_secret 447 447
+# files
+creat 85 -
+openat2 437 437
+open_by_handle_at 304 265
+truncate 76 45
+ftruncate 77 46
+fallocate 285 47
+unlink 87 -
+unlinkat 263 35
+rename 82 -
+renameat 264 38
+renameat2 316 276
+mkdir 83 -
+mkdirat 258 34
+rmdir 84 -
+link 86 -
+linkat 265 37
+symlink 88 -
+symlinkat 266 36
+mknod 133 -
+mknodat 259 33
+chmod 90 -
+fchmod 91 52
+fchmodat 268 53
+chown 92 -
+lchown 94 -
+fchown 93 55
+fchownat 260 54
+utime 132 -
+utimes 235 -
+futimesat 261 -
+utimensat 280 88
+setxattr 188 5
+lsetxattr 189 6
+fsetxattr 190 7
+removexattr 197 14
+lremovexattr 198 15
+fremovexattr 199 16
+# the kernel
+mount 165 40
+umount2 166 39
+pivot_root 155 41
+chroot 161 51
+open_tree 428 428
+move_mount 429 429
+fsopen 430 430
+fsmount 432 432
+mount_setattr 442 442
+bpf 321 280
+perf_event_open 298 241
+userfaultfd 323 282
+keyctl 250 219
+add_key 248 217
+request_key 249 218
+init_module 175 105
+finit_module 313 273
+kexec_load 246 104
+reboot 169 142
+"""
 # Machine -> calls that open a file: number, and index of the flags argument. They are allowed for reading only.
 OPENING = {"x86_64": {"open": (2, 1), "openat": (257, 2)}, "aarch64": {"openat": (56, 2)}}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -201,6 +119,22 @@ FIRST_UNKNOWN = 452
 
 # Machine -> its constant in the kernel.
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def read_table(table: str) -> dict[str, dict[str, int]]:
+    """Return the denied system calls and their numbers for each machine."""
+    refused: dict[str, dict[str, int]] = {machine: {} for machine in MACHINES}
+    for line in table.strip().splitlines():
+        if line.startswith("#"):
+            continue
+        name, *numbers = line.split()
+        for machine, number in zip(MACHINES, numbers, strict=True):
+            if number != "-":
+                refused[machine][name] = int(number)
+    return refused
+
+
+REFUSED = read_table(TABLE)
 
 # Instructions of a seccomp filter.
 LOAD = 0x20
