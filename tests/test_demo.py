@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from run_record import write_run
 
 from trl_prorl import demo as demo_module
 from trl_prorl.errors import RunError
@@ -58,47 +57,16 @@ def test_a_run_that_fails_is_one_line_with_its_log(tmp_path, trains):
         demo_module.train(tmp_path / "plain", [])
 
 
-def test_it_ends_with_one_table_of_the_arms_and_the_path_of_the_report(tmp_path, monkeypatch, capsys):
-    """Numbers by hand: two arms of ten steps, four prompts of two samples each."""
-    settings = {"prompts": 4, "n": 2, "k": [1, 2], "prompt_ids": ["a", "b", "c", "d"], "split": "test"}
-    settings |= {"temperature": 1.0, "max_new_tokens": 512, "seed": 0, "task": "reverse_digits"}
-    intervals = {"interval@1": [0.0, 1.0], "interval@2": [0.0, 1.0]}
-    base = {"correct": [1, 0, 0, 0], "pass@1": 0.125, "pass@2": 0.25, **intervals}
-    for name, rewards, correct, greedy, distance in (
-        ("plain", [0.1] * 9 + [0.75], [2, 1, 0, 0], 0.5, 0.25),
-        ("control", [0.2] * 10, [2, 2, 2, 1], 1.0, 0.125),
-    ):
-        trained = {"correct": correct, "pass@1": sum(correct) / 8, "pass@2": sum(map(bool, correct)) / 4, **intervals}
-        sides = {"base": base, "trained": trained}
-        sides["greedy"] = {
-            side: {"accuracy": greedy, "interval": [0.0, 1.0], "correct": [1, 1, 0, 0]} for side in ("base", "trained")
-        }
-        rows = [{"step": step, "reward": reward} for step, reward in enumerate(rewards, start=1)]
-        points = [
-            {
-                "step": step,
-                "kl_to_base": kl,
-                "interval": [kl, kl],
-                "base_entropy": 1.0,
-                "token_agreement": 1.0,
-                "entropy": 1.0,
-                "mean_tokens": 4.0,
-            }
-            for step, kl in ((0, 0.0), (10, distance))
-        ]
-        files = {"env": {"variant": name}, "passk": settings | sides, "drift": {"points": points}}
-        write_run(tmp_path / name, {"output_dir": str(tmp_path / name)}, rows, **files)
-    commands = []
-    succeed = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(demo_module.subprocess, "run", lambda words, **_: commands.append(words) or succeed)
-    monkeypatch.setenv("COLUMNS", "80")
+def test_it_ends_with_what_the_report_prints(tmp_path, monkeypatch):
+    shown = {}
+
+    def run(words, stdout):
+        shown[words[3]] = stdout
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(demo_module.subprocess, "run", run)
     demo_module.evaluate_and_report([tmp_path / "plain", tmp_path / "control"], prompts=256)
-    assert [words[3] for words in commands] == ["passk", "drift", "report"]
-    shown = capsys.readouterr().out
-    plain, control = [line for line in shown.splitlines() if "│" in line]
-    assert [cell.strip() for cell in plain.split("│")] == ["plain", "0.75", "0.12 → 0.38", "0.50", "0.50", "0.250"]
-    assert [cell.strip() for cell in control.split("│")] == ["control", "0.20", "0.12 → 0.88", "1.00", "1.00", "0.125"]
-    assert str(tmp_path / "report.html") in shown
+    assert shown == {"passk": subprocess.DEVNULL, "drift": subprocess.DEVNULL, "report": None}
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.pairs import pair_notes
 from trl_prorl.eval.pages.caveats import lead
 from trl_prorl.eval.pages.plotting import colour_of
-from trl_prorl.eval.pages.runs import learning_table
+from trl_prorl.eval.pages.runs import learned
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
@@ -78,7 +78,7 @@ def test_report_and_card_know_it(name, tmp_path):
     run = load_run(write_run(tmp_path, config, [{"step": 1}], env={"variant": name, "seed": 0}))
     entry = VARIANTS[name]
     assert colour_of(Frame([run]).groups[0]) == entry.colour
-    table = learning_table(Frame([run]))
+    (table,) = learned(Frame([run])).blocks
     assert dict(zip(table.header, table.rows[0], strict=True))["anchor"] == entry.anchor
     card = model_card(tmp_path)
     assert entry.description in card.text

@@ -60,7 +60,7 @@ def train(run: Path, keys: list[str]) -> None:
 
 
 def evaluate_and_report(runs: list[Path], prompts: int) -> None:
-    """Evaluate on held-out prompts, write the report, and print a row for each run."""
+    """Evaluate on held-out prompts, and write the report, which prints its verdict and a row for each run."""
     options = ["--checkpoints", "all"]
     for run in runs:
         options += ["--run", str(run)]
@@ -70,11 +70,6 @@ def evaluate_and_report(runs: list[Path], prompts: int) -> None:
         ["drift", "--prompts", str(min(prompts, 64)), *options],
         ["report", "--runs", *map(str, runs), "--out", str(out)],
     ):
-        if subprocess.run([*COMMAND, *words], stdout=subprocess.DEVNULL).returncode:
+        shown = None if words[0] == "report" else subprocess.DEVNULL  # the page says what the others print
+        if subprocess.run([*COMMAND, *words], stdout=shown).returncode:
             raise RunError(f"{words[0]} failed, see above.")
-    from rich import print as show  # pandas takes a second
-
-    from .eval.pages.runs import summary_table
-
-    show(summary_table(runs).to_rich(narrow=True))
-    print(f"Report: {out / 'report.html'}")

@@ -9,7 +9,7 @@ from trl_prorl.eval.analysis.sampled_scores import EVALUATION, SAMPLING
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
 from trl_prorl.provenance import evaluation_options, passk_command
-from trl_prorl.variants import NEVER_RESET, VARIANTS
+from trl_prorl.variants import NEVER_RESET
 
 
 # Settings in which repetitions of a configuration may differ: seeds, and keys that change no number. Model and data,
@@ -84,9 +84,11 @@ def pairing_obstacle(a: RecordedRun, b: RecordedRun) -> str | None:
     other_ids = second["prompt_ids"]
     same_prompts = ids == other_ids
     if not same_prompts:
-        for name, values in _data_settings(a, b).items():
-            if values[0] != values[1]:
-                return f"the runs have different {name}, {values[0]} and {values[1]}, so they cannot be compared"
+        values = {f"{key}s": (first.get(key), second.get(key)) for key in ("task", "level")}
+        values |= {key: (a.config.get(key) or None, b.config.get(key) or None) for key in PROMPT_KEYS}
+        for name, (of_a, of_b) in values.items():
+            if of_a != of_b:
+                return f"the runs have different {name}, {of_a} and {of_b}, so they cannot be compared"
     differing = []
     for key in SAMPLING if same_prompts else EVALUATION:
         if first[key] != second[key]:
@@ -105,12 +107,6 @@ def pairing_obstacle(a: RecordedRun, b: RecordedRun) -> str | None:
             f"prompts{order} ({common} in common); {cure}"
         )
     return None
-
-
-def _data_settings(*runs: RecordedRun) -> dict[str, list[Any]]:
-    """Return the settings that decide the prompts of runs, each with its value in every run."""
-    settings = {f"{key}s": [run.passk.get(key) for run in runs] for key in ("task", "level")}
-    return settings | {key: [run.config.get(key) or None for run in runs] for key in PROMPT_KEYS}
 
 
 def value_of(run: RecordedRun, key: str) -> Any:
@@ -153,19 +149,13 @@ def group_labels(groups: list[list[RecordedRun]], with_variant: bool = False) ->
         name = common_name([run.name for run in group])
         never = "never reset" if all(run.without_reset == NEVER_RESET for run in group) else ""
         if not name:
-            label = VARIANTS[variant].label if variant in VARIANTS else variant
             words = never
-            name = ", ".join(filter(None, [label, settings]))
+            name = ", ".join(filter(None, [group[0].kind.label, settings]))
         else:
-            shown = short_label(variant) if with_variant or not says_variant(name, variant) else ""
+            shown = group[0].kind.short if with_variant or not says_variant(name, variant) else ""
             words = ", ".join(filter(None, [shown, settings, never]))
         labels.append(f"{name} ({words})" if words else name)
     return _numbered(labels)
-
-
-def short_label(variant: str) -> str:
-    """Return the short label of a variant, given by name; the name of an unknown one."""
-    return VARIANTS[variant].short if variant in VARIANTS else variant
 
 
 def common_name(names: list[str]) -> str:

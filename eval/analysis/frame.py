@@ -13,7 +13,6 @@ from trl_prorl.eval.analysis.sampled_scores import SIDES, gain, largest_k, per_p
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
 from trl_prorl.eval.analysis.timing import trained_in_parallel
 from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun
-from trl_prorl.variants import VARIANTS
 
 
 MIN_STEPS = 3  # of a curve, and of a mean step time: the first steps of a run are slow
@@ -173,7 +172,7 @@ class Frame:
         counts = Counter()
         self.groups = []
         for label, full_label, group in labels:
-            colour = group[0].variant if group[0].variant in VARIANTS else None
+            colour = group[0].kind.colour
             self.groups.append(RunGroup(label, full_label, [row_of[run] for run in group], counts[colour]))
             counts[colour] += 1
 

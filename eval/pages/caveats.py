@@ -12,7 +12,6 @@ from trl_prorl.eval.pages.document import Section, bullets
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
 from trl_prorl.run_files import training_note
 from trl_prorl.text import visible
-from trl_prorl.variants import VARIANTS
 
 
 # The keys that define a variant; in all other keys, the runs of a comparison should agree.
@@ -63,11 +62,11 @@ def lead(runs: list[RecordedRun]) -> list[str]:
 
 def _described(variant: str, runs: list[RecordedRun]) -> str:
     """Return a variant with its label, or with the lack of resets that all its runs share."""
-    without_reset = {run.without_reset for run in runs if run.variant == variant}
+    of_variant = [run for run in runs if run.variant == variant]
+    without_reset = {run.without_reset for run in of_variant}
+    known = of_variant[0].kind.short
     short = without_reset.pop() if len(without_reset) == 1 else None
-    if not short and variant in VARIANTS:
-        short = VARIANTS[variant].short
-    return f"{variant} ({short})" if short else variant
+    return variant if known == variant else f"{variant} ({short or known})"
 
 
 def _evaluation(run: RecordedRun) -> str:

@@ -10,10 +10,10 @@ from trl_prorl.eval.analysis.pairs import Comparison, Verdict, compare_with_refe
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
 from trl_prorl.eval.analysis.timing import parallel_notes
 from trl_prorl.eval.pages.document import Section, bullets
-from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, Picture, bars_panel, colour_of
+from trl_prorl.eval.pages.plotting import Panel, Picture, bars_panel, colour_of
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.table import NOT_MEASURED, POWER, Column, cell, interval_cell, percent, table_of
-from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR, RecordedRun
 from trl_prorl.provenance import describe_evaluation
 from trl_prorl.run_files import training_note
 from trl_prorl.text import visible
@@ -235,7 +235,7 @@ def scores_panel(groups: list[RunGroup]) -> Panel:
     def draw(axes):
         for row, group in enumerate(groups):
             for side, name, colour, marker, place in (
-                ("base", "starting model", OTHER_COLOUR, "s", row - SIDE_OFFSET),
+                ("base", "starting model", UNKNOWN_COLOUR, "s", row - SIDE_OFFSET),
                 ("trained", "trained", colour_of(group), "o", row + SIDE_OFFSET),
             ):
                 value, low, high = group.sides[side]

@@ -57,7 +57,7 @@ def draw_reward(axes, groups: list[RunGroup], key: str) -> None:
 def draw_kl(axes, groups: list[RunGroup], key: str) -> None:
     """Draw the KL of each variant to its own anchor."""
     for group in groups:
-        draw_lines(axes, [group], key, running_median_of_positive, f": {group.runs[0].kl_key}")
+        draw_lines(axes, [group], key, running_median_of_positive, f": {group.runs[0].kind.kl}")
     series = [values for group in groups for values in group.series(key)]
     axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
     axes.set_ylim(bottom=0)

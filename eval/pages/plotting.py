@@ -16,17 +16,14 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from trl_prorl.eval.analysis.configurations import short_label
 from trl_prorl.eval.analysis.frame import MIN_STEPS, Frame, RunGroup
 from trl_prorl.eval.analysis.stability import band, running_mean
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
 from trl_prorl.run_files import GROWTH, GUARD_GAP, STALL
 from trl_prorl.text import visible
-from trl_prorl.variants import VARIANTS
 
 
-OTHER_COLOUR = "#7F7F7F"
 TRAINED_COLOUR = "#0072B2"  # of the trained model in the pictures of one run
 # The lines of one colour, by position: its shade (below 0 towards black, above 0 towards white) and its dashes.
 SHADES = (0.0, -0.4, 0.55, -0.7)
@@ -189,8 +186,7 @@ def bars_panel(title: str, alt: str, labels: list[str], xlabel: str, draw: Calla
 
 def colour_of(group: RunGroup) -> str:
     """Return the colour of its variant, grey for an unknown one, in the shade of its position within the colour."""
-    colour = VARIANTS[group.variant].colour if group.variant in VARIANTS else OTHER_COLOUR
-    return shade(colour, group.place)
+    return shade(group.runs[0].kind.colour, group.place)
 
 
 def shade(colour: str, place: int) -> str:
@@ -214,7 +210,7 @@ def style_of(group: RunGroup) -> dict:
 
 def run_label(run: RecordedRun) -> str:
     """Return the name of a run with the label of its variant: `control (fixed reference)`."""
-    return f"{run.name} ({short_label(run.variant)})"
+    return f"{run.name} ({run.kind.short})"
 
 
 def sheets(frame: Frame) -> list[tuple[str, list[RunGroup]]]:

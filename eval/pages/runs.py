@@ -1,13 +1,12 @@
-"""The runs one by one: scores, cost, and a short table that fits a terminal of 80 columns."""
+"""The runs one by one: scores and cost."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
-from trl_prorl.eval.analysis.sampled_scores import SIDES, largest_k, score
+from trl_prorl.eval.analysis.sampled_scores import SIDES, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
 from trl_prorl.eval.analysis.timing import parallel_notes
 from trl_prorl.eval.pages.curves import obstacle_to_curves
@@ -23,7 +22,6 @@ from trl_prorl.eval.pages.table import (
     sides_cell,
     table_of,
 )
-from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.variants import VARIANTS
 
 
@@ -35,7 +33,7 @@ STAGES = {  # colour and label
 }
 
 
-def _where_measured(heading: str | Callable, text: Callable[[Row], str]) -> Column:
+def _where_measured(heading: str, text: Callable[[Row], str]) -> Column:
     """Return a column that appears if any run has its number."""
     return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
@@ -70,26 +68,14 @@ def _reward(row: Row) -> str:
 
 def _anchor(row: Row) -> str:
     """Return the policy to which its KL was taken."""
-    variant = "control" if row.run.without_reset else row.run.variant
-    return VARIANTS[variant].anchor if variant in VARIANTS else NOT_MEASURED
+    return VARIANTS["control"].anchor if row.run.without_reset else row.run.kind.anchor
 
 
-def _short_name(row: Row) -> str:
-    return row.run.name if says_variant(row.run.name, row.run.variant) else run_label(row.run)
-
-
-def _variant(row: Row) -> str:
-    known = VARIANTS.get(row.run.variant)
-    return known.label if known else row.run.variant
-
-
-NAME = Column("run", lambda row: row.run.name)
-VARIANT = Column("variant", _variant)
 RESETS = Column("resets", lambda row: NOT_MEASURED if row.resets is None else str(row.resets))
 
 LEARNED = [
-    NAME,
-    VARIANT,
+    Column("run", lambda row: row.run.name),
+    Column("variant", lambda row: row.run.kind.label),
     Column("anchor", _anchor),
     RESETS,
     Column("steps", lambda row: str(row.run.last_step)),
@@ -107,7 +93,7 @@ LEARNED = [
     _where_measured("final clip ratio", _last("clip_region_mean", ".4f")),
 ]
 OVERVIEW = [
-    Column("run", _short_name),
+    Column("run", lambda row: row.run.name if says_variant(row.run.name, row.run.variant) else run_label(row.run)),
     Column("pass@1, base → trained", lambda row: sides_cell(row.base, row.trained, ".2f")),
     RESETS,
     Column("ref calls", lambda row: cell(row.reference_calls, ",.0f")),
@@ -115,47 +101,6 @@ OVERVIEW = [
     Column("s/step", lambda row: cell(row.seconds, ".2f")),
     Column("/control", lambda row: cell(row.over_control, ".2f")),
 ]
-
-
-def _largest_k_heading(rows: list[Row]) -> str:
-    sizes = {largest_k(row.run) for row in rows} - {None}
-    return f"pass@{sizes.pop()}" if len(sizes) == 1 else "largest k"
-
-
-def _at_largest_k(row: Row) -> str:
-    k = largest_k(row.run)
-    estimate = None if k is None else score(row.run, "trained", k)
-    return cell(estimate and estimate.value, ".2f")
-
-
-def _greedy(row: Row) -> str:
-    trained = ((row.run.passk or {}).get("greedy") or {}).get("trained") or {}
-    return cell(trained.get("accuracy"), ".2f")
-
-
-def _drift(row: Row) -> str:
-    points = (row.run.drift or {}).get("points")
-    return cell(points[-1]["kl_to_base"], ".3f") if points else NOT_MEASURED
-
-
-SUMMARY = [
-    NAME,
-    Column("reward", _last("reward", ".2f")),
-    _both_sides("pass@1", ".2f", "pass@1"),
-    _where_measured(_largest_k_heading, _at_largest_k),
-    _where_measured("greedy", _greedy),
-    _where_measured("KL to base", _drift),
-]
-SUMMARY_NOTE = (
-    "reward: training reward, mean over the last 10 % of the steps. pass@k, greedy: held-out prompts; pass@1 as "
-    "starting model → trained. KL to base: KL to the starting model on the policy's own samples, nats per token."
-)
-
-
-def summary_table(folders: list[Path]) -> Table:
-    """Return a row for each run of a demo, by its folder, in 80 columns."""
-    rows = Frame([load_run(folder, name=folder.name) for folder in folders]).rows
-    return table_of("Runs", SUMMARY, rows, [SUMMARY_NOTE])
 
 
 def overview_table(frame: Frame) -> Table:
@@ -168,19 +113,14 @@ def overview_table(frame: Frame) -> Table:
     return table_of("Held-out pass@1 [95 % over prompts] and cost", OVERVIEW, frame.rows, notes)
 
 
-def learning_table(frame: Frame) -> Table:
+def learned(frame: Frame) -> Section:
     """Return reward, held-out scores and KL of each run, a row each."""
     notes = [
         "A single pass@k is that of the trained model. Truncated: the sample reached the length limit. KL: mean k3 "
         "estimate in nats per token. Clip ratio: share of clipped tokens. Accuracy (`gold`): share of correct "
         f"training completions. Final: mean over the last 10 % of the steps. {NOT_MEASURED} means not measured."
     ]
-    return table_of("Run by run", LEARNED, frame.rows, notes)
-
-
-def learned(frame: Frame) -> Section:
-    table = learning_table(frame)
-    return Section(table.title, [table])
+    return Section("Run by run", [table_of("Run by run", LEARNED, frame.rows, notes)])
 
 
 def stages_panel(frame: Frame) -> Panel | None:

@@ -23,7 +23,6 @@ from trl_prorl.eval.analysis.sampled_scores import (
 from trl_prorl.eval.analysis.statistics import Estimate, pass_at_k_bound
 from trl_prorl.eval.pages.document import Section, table_section
 from trl_prorl.eval.pages.plotting import (
-    OTHER_COLOUR,
     TRAINED_COLOUR,
     Panel,
     Picture,
@@ -36,11 +35,12 @@ from trl_prorl.eval.pages.plotting import (
     style_of,
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
+from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
 from trl_prorl.run_files import training_note
 from trl_prorl.text import visible
 
 
-BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
+BASE_STYLE = {"marker": "s", "color": UNKNOWN_COLOUR, "linestyle": ":"}
 TRAINED_STYLE = {"color": TRAINED_COLOUR}
 LABEL_SHARE = 0.09  # of the width of the axes, for a label
 
@@ -288,7 +288,7 @@ def draw_trajectory(axes, result: dict, k: int, fitted: Sequence[ConstantRate]) 
         if rate.k == k:
             steps = np.linspace(0, points.index[-1], 200)
             label = f"1 − (1 − {rate.p0:.3f}) exp(−{rate.alpha.value:.2e} t)"
-            axes.plot(steps, rate.curve(steps), "--", color=OTHER_COLOUR, label=label)
+            axes.plot(steps, rate.curve(steps), "--", color=UNKNOWN_COLOUR, label=label)
     label_steps(axes, f"Held-out pass@{k}", f"pass@{k}", ylim=(0, 1.02))
 
 

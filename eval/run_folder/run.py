@@ -11,9 +11,10 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.provenance import describe_evaluation
 from trl_prorl.text import visible
-from trl_prorl.variants import VARIANTS, describe_missing_reset
+from trl_prorl.variants import VARIANTS, Variant, describe_missing_reset
 
 
+UNKNOWN_COLOUR = "#7F7F7F"  # of an unknown variant
 # TRL's defaults, for keys that a recipe does not set.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_MAX_COMPLETION_LENGTH = 512
@@ -76,6 +77,13 @@ class RecordedRun:
     def variant(self) -> str:
         return visible(str(self.env.get("variant", "unknown")))
 
+    @cached_property
+    def kind(self) -> Variant:
+        """Its variant, with labels and colour; an unknown one has its name as its label."""
+        name = self.variant
+        unknown = Variant(name, lambda args: False, name, "", anchor="–", recipe="", colour=UNKNOWN_COLOUR)
+        return VARIANTS.get(name, unknown)
+
     @property
     def can_be_evaluated(self) -> bool:
         """Whether `passk` finds the task in `config.yaml`; the run of a script has none, and needs a plugin."""
@@ -105,11 +113,6 @@ class RecordedRun:
         """Its seeds, which distinguish runs of a configuration: the seed of its base, and the training seed."""
         return self.base[1], str(self.seed)
 
-    @property
-    def kl_key(self) -> str:
-        """Key of the KL to its own anchor; `kl_ref` for an unknown variant."""
-        return VARIANTS[self.variant].kl if self.variant in VARIANTS else "kl_ref"
-
     @cached_property
     def _series(self) -> dict[str, pd.Series | None]:
         return {}
@@ -119,7 +122,7 @@ class RecordedRun:
         Return the measured values of a metric, or of `OWN_KL`, indexed by step; `None` if it was never measured.
         """
         if key == OWN_KL:
-            key = self.kl_key
+            key = self.kind.kl
         if key not in self._series:
             rows = self.evaluations if key.startswith("eval_") else self.metrics
             values = None

@@ -11,6 +11,7 @@ from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages import comparison, curves, plotting, reset_panels, score_sections
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
 from trl_prorl.variants import VARIANTS
 
 
@@ -116,7 +117,7 @@ def test_runs_of_one_variant_differ_in_colour(read_run):
     """Four of them, next to the starting model and those of the other variants."""
     variants = list(VARIANTS) * 4
     runs = [read_run(name, name=f"{name}-{place}", config={"beta": place + 1}) for place, name in enumerate(variants)]
-    colours = {plotting.colour_of(group) for group in Frame(runs).groups} | {plotting.OTHER_COLOUR}
+    colours = {plotting.colour_of(group) for group in Frame(runs).groups} | {UNKNOWN_COLOUR}
     assert len(colours) == len(variants) + 1
 
 

@@ -9,7 +9,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import drift_curves as drift
 from trl_prorl.eval.pages import score_sections as page
 from trl_prorl.eval.pages.matrix import result_matrix
-from trl_prorl.eval.pages.runs import learning_table, overview_table
+from trl_prorl.eval.pages.runs import learned, overview_table
 
 
 def cells(table):
@@ -30,7 +30,7 @@ def test_what_was_learned_by_hand(read_run):
     keys = {"reward": float, "kl_ref": lambda step: step / 100, "base": [0, 2, 0, 2], "trained": [8, 4, 8, 4]}
     keys["events"] = [{"event": "reset", "step_applied": step} for step in (10, 20)]
     greedy = {"greedy": {side: {"accuracy": value} for side, value in (("base", 0.25), ("trained", 0.5))}}
-    (row,) = cells(learning_table(Frame([read_run("A", steps=40, passk=greedy, **keys)])))
+    (row,) = cells(learned(Frame([read_run("A", steps=40, passk=greedy, **keys)])).blocks[0])
     expected = {
         "resets": "2",
         "steps": "40",
@@ -46,11 +46,11 @@ def test_what_was_learned_by_hand(read_run):
 
 def test_what_was_not_measured_is_a_dash_and_a_zero_is_a_zero(read_run):
     frame = Frame([read_run("plain", name="plain", events=None)])
-    for table, known in ((learning_table, 5), (overview_table, 1), (result_matrix, 2)):
+    for table, known in ((lambda frame: learned(frame).blocks[0], 5), (overview_table, 1), (result_matrix, 2)):
         (row,) = table(frame).rows
         assert set(row[known:]) == {"–"}
     frame = Frame([read_run("B", reward=0.0, kl_old=0.0, ref_forward_calls=0, time_step=1.0)])
-    assert column(learning_table(frame), "final kl_old") == ["0.00e+00"]
+    assert column(learned(frame).blocks[0], "final kl_old") == ["0.00e+00"]
     assert column(overview_table(frame), "ref calls") == ["0"]
 
 
