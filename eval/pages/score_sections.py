@@ -45,16 +45,6 @@ TRAINED_STYLE = {"color": TRAINED_COLOUR}
 LABEL_SHARE = 0.09  # of the width of the axes, for a label
 
 
-def checkpoint_panels(frame: Frame) -> list[Panel]:
-    """Return pass@k over checkpoints, a panel per k."""
-    ks = checkpoint_ks(frame.runs)
-    panels = []
-    for k in ks:
-        draw = partial(draw_checkpoints, k=k)
-        panels.append(steps_panel(f"Held-out pass@{k}", frame.groups, draw, f"pass@{k}", legend=k == ks[0]))
-    return panels
-
-
 def draw_checkpoints(axes, groups: list[RunGroup], k: int) -> None:
     """Draw pass@k over the checkpoints of each variant that has some."""
     for group in groups:
@@ -84,17 +74,6 @@ CHECKPOINT_COLUMNS = [
 ]
 
 
-def checkpoints_table(frame: Frame) -> Table:
-    """Return the best and the last checkpoint of each run, per k."""
-    measured = [(run, k, checkpoint_curve(run.passk, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
-    rows = [row for row in measured if row[2] is not None]
-    notes = [
-        "95 % intervals over prompts. The best checkpoint was selected on the same prompts, so its score is biased "
-        "upwards."
-    ]
-    return table_of("Held-out pass@k over checkpoints", CHECKPOINT_COLUMNS, rows, notes)
-
-
 RATE_COLUMNS = [
     Column("run", lambda row: row[0]),
     Column("k", lambda row: str(row[1].k)),
@@ -112,18 +91,6 @@ def rate_table(rows: list[tuple[str, ConstantRate]]) -> Table:
         "intervals and p come from resampled prompts. holds: no significant deviation from the curve (p > 0.05)."
     ]
     return table_of("Does 1 - pass@k shrink at a constant rate?", RATE_COLUMNS, rows, notes)
-
-
-def k_panels(frame: Frame) -> list[Panel]:
-    """Return a panel for variants that share axes: trained and starting model over k."""
-    panels = []
-    for beginning, groups in sheets(frame):
-        evaluated = [group for group in groups if group.evaluated]
-        if evaluated:
-            title = f"{beginning}Held-out pass@k"
-            draw = partial(draw_against_k, groups=evaluated, title=title)
-            panels.append(Panel(f"{title} against k: starting model and trained", draw))
-    return panels
 
 
 def draw_against_k(axes, groups: list[RunGroup], title: str) -> None:
@@ -153,20 +120,18 @@ PART_COLUMNS = [
 ]
 
 
-TASK_COLUMNS = [
-    *PART_COLUMNS,
-    Column(
-        "pass@1, base → trained [95 %]",
-        lambda row: sides_cell(*(summary_score(row[1][side], 1) for side in SIDES), ".3f"),
-    ),
-]
+SIDES_COLUMN = Column(
+    "pass@1, base → trained [95 %]",
+    lambda row: sides_cell(*(summary_score(row[1][side], 1) for side in SIDES), ".3f"),
+)
+CHANGE_COLUMN = Column("change [95 %]", lambda row: interval_cell(gain(row[1], 1), "+.3f"))
 
 
 def by_task(frame: Frame) -> Section | None:
     """Return held-out pass@1 per task and level, a row each per run; `None` if there is only one."""
     rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by") or []]
     notes = ["95 % intervals over the prompts of each task and level."]
-    return table_section(table_of("Per task and level", TASK_COLUMNS, rows, notes))
+    return table_section(table_of("Per task and level", [*PART_COLUMNS, SIDES_COLUMN], rows, notes))
 
 
 FORGETTING_COLUMNS = [
@@ -187,23 +152,42 @@ def forgetting(frame: Frame) -> Section | None:
 
 
 def checkpoints(frame: Frame) -> Section | None:
-    table = checkpoints_table(frame)
-    if not table.rows:
+    """Return pass@k over checkpoints, with best and last of each run and the fitted rate; `None` without one."""
+    ks = checkpoint_ks(frame.runs)
+    measured = [(run, k, checkpoint_curve(run.passk, k)) for run in frame.runs for k in ks]
+    rows = [row for row in measured if row[2] is not None]
+    if not rows:
         return None
+    title = "Held-out pass@k over checkpoints"
+    panels = []
+    for k in ks:
+        draw = partial(draw_checkpoints, k=k)
+        panels.append(steps_panel(f"Held-out pass@{k}", frame.groups, draw, f"pass@{k}", legend=k == ks[0]))
     text = caption(frame, "Starting model at step 0. Bands of a single run: 95 % over prompts.")
-    blocks = [Picture("checkpoints.png", table.title, text, checkpoint_panels(frame)), table]
+    notes = [
+        "95 % intervals over prompts. The best checkpoint was selected on the same prompts, so its score is biased "
+        "upwards."
+    ]
+    blocks = [Picture("checkpoints.png", title, text, panels), table_of(title, CHECKPOINT_COLUMNS, rows, notes)]
     rated = [(run.name, rate) for run in frame.runs if run.passk for rate in rates(run.passk)]
     if rated:
         blocks.append(rate_table(rated))
-    return Section(table.title, blocks)
+    return Section(title, blocks)
 
 
 def against_k(frame: Frame) -> Section | None:
+    """Return pass@k over k, a panel for variants that share axes; `None` if no run was evaluated."""
+    panels = []
+    for beginning, groups in sheets(frame):
+        evaluated = [group for group in groups if group.evaluated]
+        if evaluated:
+            title = f"{beginning}Held-out pass@k"
+            draw = partial(draw_against_k, groups=evaluated, title=title)
+            panels.append(Panel(f"{title} against k: starting model and trained", draw))
     text = (
         "Dotted: starting model, over all runs. Bands: 95 % intervals over prompts for a single run, lowest to "
         "highest run if there are several. Log-2 axis for k."
     )
-    panels = k_panels(frame)
     picture = Picture("passk.png", "Held-out pass@k against k", text, panels, 3)
     return Section("pass@k against k", [picture]) if panels else None
 
@@ -263,9 +247,8 @@ def checkpoint_table(result: dict) -> Table:
 
 def draw_boundary(axes, result: dict) -> None:
     """Draw pass@k of both sides of one evaluation over k."""
-    draw_points(axes, [k_curve(result, "base")], "starting model", BASE_STYLE)
-    draw_points(axes, [k_curve(result, "trained")], "trained", TRAINED_STYLE)
-    for side, style in (("base", BASE_STYLE), ("trained", TRAINED_STYLE)):
+    for side, name, style in (("base", "starting model", BASE_STYLE), ("trained", "trained", TRAINED_STYLE)):
+        draw_points(axes, [k_curve(result, side)], name, style)
         bounds = [pass_at_k_bound(result[side]["correct"], result["n"], k) for k in result["k"]]
         axes.plot(result["k"], bounds, "--", color=style["color"], linewidth=1, label=f"{side}: bound by pass@1")
     label_k(axes, result["n"], "Bands: 95 % over prompts")
