@@ -250,12 +250,17 @@ class RewardGuard:
         return f"reward function {self.name!r} {what}{where}.{cure}"
 
 
+SCALARS = {int, float, bool, str, bytes, type(None)}
+
+
 def own_copy(value: Any) -> Any:
     """
     Copy lists, tuples, sets, dicts, arrays and tensors, nested ones too: a function that edits its arguments in place
     must not change those of another. Anything else is shared, classes of a user's that derive from these included: an
     environment, an image, the trainer's state.
     """
+    if type(value) is list and SCALARS.issuperset(map(type, value)):
+        return value.copy()  # the ids of tokens, thirty times faster
     if type(value) in (list, tuple, set):
         return type(value)(map(own_copy, value))
     if type(value) is dict:

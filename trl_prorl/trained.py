@@ -1,9 +1,10 @@
 """
-Is what is trained what the forward pass uses? At the first update whose loss has a gradient, a gradient has to reach a
-parameter of the optimizer, and the update has to change one. Otherwise a run logs losses, gradient norms and rewards
-like any other, and its weights stay.
+Is what is trained what the forward pass uses? At every update gradients have to reach parameters of the optimizer. At
+the first one whose loss has a gradient, one of theirs is not zero, and the update changes a parameter. Otherwise a run
+logs losses, gradient norms and rewards like any other, and its weights stay.
 """
 
+import logging
 import math
 
 import torch
@@ -13,14 +14,20 @@ from .errors import RunError
 from .parts import Part
 
 
+logger = logging.getLogger(__name__)
+
 # They update while gradients are computed, and keep none.
 UPDATE_IN_BACKWARD = ("LayerWiseDummyOptimizer", "Lomo", "AdaLomo")
+SAMPLED = 256  # entries of each parameter that are compared
+FEW = 0.1  # a smaller share of entries that change is worth a warning
 
 
 class TrainedCheck(Part):
     """
-    Checks one update, and once more after a resume. Weights that DeepSpeed or FSDP shards are not checked, nor
-    optimizers that update in the backward pass.
+    Checks the values of one update, and once more after a resume; and at every update, at no cost, that parameters of
+    the optimizer have a gradient: a callback may switch or merge adapters in the middle of a run. Parameters that are
+    trained in part are named in a warning. Weights that DeepSpeed or FSDP shards are not checked, nor optimizers that
+    update in the backward pass.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The run's.
@@ -32,16 +39,21 @@ class TrainedCheck(Part):
         self.begin()
 
     def begin(self) -> None:
-        self.is_due = self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP)
+        self.is_possible = self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP)
+        self.is_due = self.is_possible  # whether the values of an update are still to be checked
         self._watched: list[torch.Tensor] = []  # the policy's log-probabilities, until their gradient is known
         self._has_signal = False
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameter, places, values there
         self._is_slow = False  # whether the learning rate of this update is far below that of the schedule
+        self._said: set[str] = set()
 
     def optimizer_made(self, optimizer) -> None:
         self.optimizer = optimizer
         if type(optimizer).__name__ in UPDATE_IN_BACKWARD:
+            self.is_possible = False
             self.is_due = False
+        if all(group.get("initial_lr", group["lr"]) == 0.0 for group in optimizer.param_groups):
+            self._warn("rate", "The learning rate is 0: nothing is trained.")
 
     def watch(self, logps: torch.Tensor) -> None:
         """
@@ -50,15 +62,17 @@ class TrainedCheck(Part):
         Raises:
             [`~trl_prorl.errors.RunError`]: They depend on no parameter that is trained.
         """
-        if not self.is_due or not torch.is_grad_enabled():
+        if not self.is_possible or not torch.is_grad_enabled():
             return
         if not logps.requires_grad:
             raise RunError(
                 "nothing would be trained: the policy's log-probabilities depend on no trainable parameter. "
-                "Activate the adapter that is trained (model.set_adapter(NAME)), or load it with is_trainable=True."
+                "Activate the adapter that is trained (model.set_adapter(NAME)), unmerge it "
+                "(model.unmerge_adapter()), or load it with is_trainable=True."
             )
-        logps.retain_grad()
-        self._watched.append(logps)
+        if self.is_due:
+            logps.retain_grad()
+            self._watched.append(logps)
 
     def gradients(self, model) -> None:
         """
@@ -67,34 +81,77 @@ class TrainedCheck(Part):
         Raises:
             [`~trl_prorl.errors.RunError`]: The loss has a gradient, and none reaches them.
         """
+        if not self.is_possible:
+            return
         watched = self._watched
         self._watched = []
         self._has_signal = any(logps.grad is not None and bool(logps.grad.any()) for logps in watched)
-        if not self._has_signal:
-            return
         trained = self._trained()
-        if any(param.grad is not None and bool(param.grad.any()) for param in trained):
-            return
+        reached = [param for param in trained if param.grad is not None]
+        if self._has_signal:
+            reached = [param for param in reached if bool(param.grad.any())][:1]
+        if not reached:
+            raise self._none_reached(model, trained)
+        self._warn_of_parts(model, trained)
+
+    def _none_reached(self, model, trained: list[torch.Tensor]) -> RunError:
         names = {param: name for name, param in model.named_parameters()}
         first = names.get(trained[0], "a tensor that is not in the model")
         others = [name for param, name in names.items() if param.grad is not None and bool(param.grad.any())]
         reaches = f"; it reaches {others[0]}, which the optimizer does not have" if others else ""
-        raise RunError(
+        return RunError(
             f"nothing is trained: the loss has a gradient, and none reaches the {len(trained)} parameters of the "
             f"optimizer (the first is {first}){reaches}. The forward pass has to use what is trained: activate that "
-            "adapter (model.set_adapter(NAME)), or make the optimizer of the model's own parameters."
+            "adapter (model.set_adapter(NAME)), unmerge it, or make the optimizer of the model's own parameters."
         )
+
+    def _warn_of_parts(self, model, trained: list[torch.Tensor]) -> None:
+        """
+        Name parameters that have a gradient and are not the optimizer's and, at the first signal, those of the
+        optimizer without a gradient.
+        """
+        known = set(trained)
+        outside = []
+        unused = []
+        for name, param in model.named_parameters():
+            if param not in known and param.grad is not None:
+                outside.append(name)
+            if param in known and param.requires_grad and param.grad is None:
+                unused.append(name)
+        if outside:
+            self._warn(
+                "outside",
+                f"{len(outside)} parameters get gradients, which count in the gradient norm, and the optimizer does "
+                f"not have them ({outside[0]}): they are not trained. Give them to the optimizer, or freeze them.",
+            )
+        if unused and self._has_signal:
+            self._warn(
+                "unused",
+                f"{len(unused)} of {len(trained)} parameters of the optimizer get no gradient, because the forward "
+                f"pass does not use them ({unused[0]}): they are not trained.",
+            )
+
+    def _warn(self, kind: str, line: str) -> None:
+        """Warn once in a run, in one process."""
+        if kind not in self._said and self.accelerator.is_main_process:
+            logger.warning(line)
+        self._said.add(kind)
 
     def before_update(self, step: int, norm: float | None, rate: float) -> None:
         """Keep values that an update changes; none if the step is skipped, which leaves no gradient."""
         self._before = []
         overflows = norm is not None and not math.isfinite(norm)  # the scaler of fp16 skips the step
+        groups = self.optimizer.param_groups
+        first = groups[0]["lr"]
+        group = max(groups, key=lambda group: group["lr"])
+        factor = rate / first if first else 1.0  # of the warm-up after a reset
+        rate = group["lr"] * factor
         if not self._has_signal or rate == 0.0 or overflows:
             return
-        self._is_slow = rate < self.optimizer.param_groups[0].get("initial_lr", rate) / 2
+        self._is_slow = rate < group.get("initial_lr", rate) / 2
         for param in self._trained():
             if param.grad is not None:
-                places = _likely_to_change(param.detach(), param.grad)
+                places = _compared_places(param.detach(), param.grad)
                 self._before.append((param, places, param.detach().reshape(-1)[places]))
 
     def update(self, step: int, model) -> None:
@@ -103,15 +160,26 @@ class TrainedCheck(Part):
         self._before = []
         if not before or self.accelerator.optimizer_step_was_skipped:
             return
-        changed = any(bool((param.detach().reshape(-1)[places] != old).any()) for param, places, old in before)
+        changes = [param.detach().reshape(-1)[places] != old for param, places, old in before]
+        changed = any(bool(change.any()) for change in changes)
         if not changed and self._is_slow:  # in a warm-up or at the end of a decay an update may be rounded away
             return
+        dtype = str(before[0][0].dtype).removeprefix("torch.")
+        cure = "raise it, or train fp32 weights (dtype: float32; with bf16: true the forward pass stays in bf16)."
         if not changed:
-            dtype = str(before[0][0].dtype).removeprefix("torch.")
             raise RunError(
                 f"nothing is trained: step {step} changed none of {len(before)} parameters, although gradients reach "
-                f"them. If learning_rate is too small for weights in {dtype}, raise it, or train fp32 weights (dtype: "
-                "float32; with bf16: true the forward pass stays in bf16)."
+                f"them. If learning_rate is too small for weights in {dtype}, {cure}"
+            )
+        if self._is_slow:
+            return
+        share = _changed_share([param for param, _, _ in before], changes)
+        if share < FEW and dtype in ("bfloat16", "float16"):
+            self._warn(
+                "rounded",
+                f"Step {step} changed about {share:.1%} of the weights that have a gradient: the others are too "
+                f"large, so an update of learning_rate={self.optimizer.param_groups[0]['lr']:g} is rounded away in {dtype}. "
+                f"{cure[0].upper()}{cure[1:]}",
             )
         self.is_due = False
         self._has_signal = False
@@ -120,11 +188,19 @@ class TrainedCheck(Part):
         return [param for group in self.optimizer.param_groups for param in group["params"]]
 
 
-def _likely_to_change(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+def _compared_places(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """
-    Return two places of a flattened parameter: that of its largest gradient, and that of its smallest value with a
-    gradient, which even a small update does not round away.
+    Return places of a flattened parameter: first that of its largest gradient, and that of its smallest value with a
+    gradient, which even a small update does not round away; then some with a gradient, evenly over it.
     """
     grad = grad.reshape(-1)
     sizes = param.reshape(-1).abs().masked_fill(grad == 0, torch.inf)
-    return torch.stack([grad.abs().argmax(), sizes.argmin()])
+    evenly = torch.arange(0, len(grad), max(1, len(grad) // SAMPLED), device=grad.device)
+    return torch.cat([grad.abs().argmax().reshape(1), sizes.argmin().reshape(1), evenly[grad[evenly] != 0]])
+
+
+def _changed_share(params: list[torch.Tensor], changes: list[torch.Tensor]) -> float:
+    """Return the share of the parameters' entries that have changed, from those that are evenly over each."""
+    total = sum(param.numel() for param in params)
+    shares = [change[2:].float().mean().item() if len(change) > 2 else 0.0 for change in changes]
+    return sum(share * param.numel() for share, param in zip(shares, params, strict=True)) / total

@@ -1,10 +1,12 @@
 """A run whose forward pass does not use what is trained stops at its first update with a signal, in one line."""
 
+import logging
+
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from tiny_run import LORA, constant, vowels
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_prorl.errors import RunError
 
@@ -14,6 +16,17 @@ class Idle(torch.optim.SGD):
 
     def step(self, closure=None):
         return None
+
+
+class Changing(TrainerCallback):
+    """Changes the model when two steps are done."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_step_begin(self, args, state, control, model=None, **others):
+        if state.global_step == 2:
+            self.change(model)
 
 
 def inactive_is_trained(path):
@@ -65,6 +78,78 @@ def test_weights_that_an_update_rounds_away(make_trainer, tiny_model):
     assert "learning_rate" in line and "bfloat16" in line
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.set_adapter("other"),
+        lambda model: model.merge_adapter(),
+        lambda model: model.base_model.disable_adapter_layers(),
+        lambda model: model.requires_grad_(False),
+    ],
+    ids=["switched", "merged", "disabled", "frozen"],
+)
+@pytest.mark.parametrize("keys", [{"gradient_checkpointing": True}, {"fast": True}], ids=["checkpointing", "fast"])
+def test_a_callback_that_changes_the_adapter_in_the_middle(make_trainer, tiny_model, change, keys):
+    """With gradient checkpointing the inputs require gradients, so the loss does, too."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
+    model.add_adapter("other", LoraConfig(**LORA))
+    trainer = make_trainer(model=model, lora=False, trainer_kwargs={"callbacks": [Changing(change)]}, **keys)
+    with pytest.raises(RunError, match="nothing (is|would be) trained") as caught:
+        trainer.train()
+    assert "\n" not in str(caught.value)
+    assert trainer.state.global_step == 2
+
+
+def test_an_idle_optimizer_whose_first_group_has_the_rate_0(make_trainer):
+    trainer = make_trainer()
+    params = [param for param in trainer.model.parameters() if param.requires_grad]
+    trainer.optimizer = Idle([{"params": params[:2], "lr": 0.0}, {"params": params[2:], "lr": 1e-2}])
+    assert "step 1" in refusal(trainer)
+
+
+def some_of(model, part):
+    return [param for name, param in model.named_parameters() if part in name]
+
+
+@pytest.mark.parametrize(
+    "part, named",
+    [
+        ("layers.0", "layers.1"),  # the optimizer has less than gets gradients
+        ("", None),
+    ],
+)
+def test_gradients_without_an_optimizer_are_named(make_trainer, tiny_model, caplog, part, named):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    optimizers = (torch.optim.SGD(some_of(model, part), lr=1e-2), None)
+    make_trainer(model=model, lora=False, trainer_kwargs={"optimizers": optimizers}).train()
+    said = [line for line in caplog.messages if "the optimizer does not have them" in line]
+    assert len(said) == (named is not None)
+
+
+def test_an_adapter_that_is_trained_and_not_used_is_named(make_trainer, tiny_model, caplog):
+    model = inactive_is_trained(tiny_model)
+    for param in some_of(model, "lora_"):
+        param.requires_grad_(True)
+    make_trainer(model=model, lora=False).train()
+    (line,) = [line for line in caplog.messages if "get no gradient" in line]
+    assert line.startswith("12 of 24 ") and ".other." in line
+
+
+@pytest.mark.parametrize("rate, times", [(0.0, 1), (1e-3, 0)])
+def test_a_learning_rate_of_0_is_said(run, caplog, rate, times):
+    run(learning_rate=rate, max_steps=1)
+    assert len([line for line in caplog.messages if "learning rate is 0" in line]) == times
+
+
+@pytest.mark.parametrize("rate, dtype, times", [(1e-7, "bfloat16", 1), (1e-2, "bfloat16", 0), (1e-7, "float32", 0)])
+def test_a_rate_that_bf16_rounds_away_for_most_weights_is_said(run, tiny_model, caplog, rate, dtype, times):
+    """Only weights below 1e-4 are so small that 1e-7 changes them: their neighbours are 2 ** -8 of a weight away."""
+    caplog.set_level(logging.WARNING)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
+    run(model=model, lora=False, learning_rate=rate, max_steps=2)
+    assert len([line for line in caplog.messages if "rounded away" in line]) == times
+
+
 def test_a_small_rate_of_a_warm_up_says_nothing(run):
     """IA3's vectors are ones, the neighbours of 1 in fp32 are 6e-8 away, and the first rates are 5e-9 to 1.5e-8."""
     vectors = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
@@ -77,11 +162,14 @@ def test_a_small_rate_of_a_warm_up_says_nothing(run):
     "keys",
     [
         {"reward": constant(0.5)},  # no signal at all
+        {"reward": constant(0.5), "skip_zero_rows": True},
+        {"reward": constant(0.5), "skip_zero_rows": True, "fast": True},
+        {"reward": constant(0.5), "skip_zero_rows": True, "lora": False, "gradient_checkpointing": True},
         {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2},  # a first update of size 0
         {"lora": False, "skip_zero_rows": True, "num_iterations": 1, "gradient_accumulation_steps": 2},
         {"nonfinite": "skip"},
     ],
-    ids=["no signal", "warm-up", "zero rows", "skip"],
+    ids=["no signal", "no rows", "no rows, fast", "no rows, full", "warm-up", "zero rows", "skip"],
 )
 def test_a_run_that_trains_or_has_nothing_to_learn_is_not_stopped(run, keys):
     trainer = run(**{"reward": vowels, **keys})
