@@ -47,7 +47,6 @@ from trl_prorl.eval.readiness.memory import generation_findings
 from trl_prorl.eval.readiness.signal import Rollouts, sample_starting_model, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
-from trl_prorl.launch.checks import check_packages
 from trl_prorl.launch.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
@@ -202,7 +201,6 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
     with as_bad_input():
         task_args, args, model_args = parse_recipe(argv)
         check_processes(args.world_size)
-        check_packages(args)
         findings = folder_findings(args, (task_args, model_args))
         args.output_dir = str(folder)
         args.run_dir = None

@@ -14,7 +14,7 @@ import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
 from trl_prorl.checkpoint_files import why_unusable
-from trl_prorl.train import check_context, task_reward
+from trl_prorl.train import task_reward
 
 
 ROOT = Path(__file__).parent.parent
@@ -101,14 +101,6 @@ def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, name
     (line,) = error_lines(written)
     assert named in line
     assert not (tmp_path / "run").exists()
-
-
-def test_the_context_of_a_model_is_the_one_that_it_is_loaded_with(tiny_model):
-    args = SimpleNamespace(max_completion_length=2048, trust_remote_code=False, model_init_kwargs={})
-    with pytest.raises(ValueError, match="max_completion_length=2048"):
-        check_context([10], tiny_model, "main", args)
-    args.model_init_kwargs = {"max_position_embeddings": 4096}
-    check_context([10], tiny_model, "main", args)
 
 
 @pytest.fixture

@@ -33,12 +33,7 @@ from .identity import (
     weights_hash,
 )
 from .launch.adapters import check_growing_model
-from .launch.checks import (
-    check_adapter_names,
-    check_generation_kwargs,
-    check_in_one_place,
-    shards_weights,
-)
+from .launch.checks import check_in_one_place, shards_weights
 from .launch.dropout import check_dropout, check_randomness
 from .launch.fp32_head import cast_head_to_fp32, give_bias
 from .launch.model_defaults import describe_unused
@@ -67,12 +62,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
     is_sharded = shards_weights(trainer)
     check_in_one_place(policy)
     check_in_one_place(trainer.ref_model)
-    if args.generation_kwargs and not args.use_vllm:
-        check_generation_kwargs(args.generation_kwargs)
     keep_unpacked(policy)
     if is_peft_model(policy):
-        if not plan.given_wrapped:
-            check_adapter_names(policy, policy.peft_config["default"])
         give_bias(policy)
     if plan.casts_head:
         model = policy.get_base_model()

@@ -21,11 +21,12 @@ from .keys import (
     check_values,
     cure_of,
     effects,
+    plain_number,
     read_bare_word,
     read_resume_word,
 )
 from .kl import gradient_bias
-from .refusals import REFUSALS, check_device, check_mappings, check_training_values
+from .refusals import REFUSALS, check_device, check_folders_and_beta
 from .text import short
 from .treatments import treatment_of
 from .variants import variant_of
@@ -71,14 +72,15 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
         if isinstance(self.run_dir, os.PathLike):
             self.run_dir = os.fspath(self.run_dir)
+        for name, value in vars(self).items():
+            setattr(self, name, plain_number(value, (float,)))  # NumPy's are none that JSON knows
         check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises if there is none
-        check_training_values(self)
+        check_folders_and_beta(self)
         best = self.metric_for_best_model
         greater = self.greater_is_better
         check_device(self)
         self._complete_as_trl()
-        check_mappings(self)
         if best is None:  # transformers would set the loss, which is meaningless in GRPO: the trainer chooses
             self.metric_for_best_model = None
             self.greater_is_better = greater
@@ -98,21 +100,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         for key in ANCHOR_KEYS:
             if bias is not None and getattr(self, key) != 0.0:
                 warnings.warn(f"The gradient of the {key} penalty is biased: {bias}.", stacklevel=3)
-        if self.corrects_sampler and not self.samples_whole:
-            warnings.warn(self._biased_ratio(), stacklevel=3)
-
-    def _biased_ratio(self) -> str:
-        """Return the warning that TRL's correction for vLLM scales the loss if the softmax is truncated (trl#6789)."""
-        cuts = {"top_p": self.top_p != 1.0, "top_k": bool(self.top_k), "min_p": bool(self.min_p)}
-        keys = " and ".join(f"{key}={getattr(self, key)}" for key, is_set in cuts.items() if is_set)
-        effect = "of every completion by the product of its tokens' kept probabilities, so almost nothing is learned"
-        if self.vllm_importance_sampling_mode.startswith("token"):
-            effect = "of every token by the kept probability"
-        return (
-            f"{keys} with use_vllm=True makes TRL scale the loss {effect}: vllm_importance_sampling_correction=True "
-            "compares vLLM's truncated softmax with the policy's full softmax (huggingface/trl#6789). Remove the "
-            "truncation, or set vllm_importance_sampling_correction=False."
-        )
 
     def _complete_as_trl(self) -> None:
         """

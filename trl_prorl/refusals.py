@@ -4,27 +4,20 @@ have no effect. Each error is one line: key=value, the reason, the cure. docs/re
 docstrings, each line under the first key of ours that it names.
 """
 
-import logging
-import math
-import os
-from dataclasses import fields, replace
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
-from trl import GRPOConfig, ModelConfig
 
 from .advantages import UNGROUPED
-from .keys import TRIGGER_KEYS, Key, Need, Values, check_values, fits
+from .keys import TRIGGER_KEYS, Key, Need, Values, check_values
 from .treatments import TREATMENTS
 
 
 if TYPE_CHECKING:
     from .config import ProRLConfig
 
-
-logger = logging.getLogger(__name__)
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
@@ -265,21 +258,14 @@ def refuse_losses(args: "ProRLConfig") -> None:
 
 def refuse_stop(args: "ProRLConfig") -> None:
     """
-    Check the best checkpoint and the end of a run:
+    Check the end of a run:
 
-    - `load_best_model_at_end` or `save_strategy: best` with `eval_strategy: "no"`: no checkpoint is the best one.
     - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
     - `stop_stall` with `save_total_limit: 1`: the end would remove the checkpoint that knows of it, and a resume would
       train on from the best one.
     - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
       `ref_reset_metric_mode`: the checkpoint that is kept would not be the best one by what is watched.
     """
-    if args.eval_strategy == "no" and (args.load_best_model_at_end or args.save_strategy == "best"):
-        raise ValueError(
-            f"load_best_model_at_end={args.load_best_model_at_end}, save_strategy={args.save_strategy.value!r} need "
-            "evaluations, but eval_strategy='no'. Set eval_strategy: steps and eval_steps, or "
-            "load_best_model_at_end: false and another save_strategy."
-        )
     if not args.stop_stall:
         return
     if args.save_strategy == "no":
@@ -319,12 +305,6 @@ def refuse_launcher(args: "ProRLConfig") -> None:
             f"{precision}=False conflicts with mixed_precision={precision} of the launcher, which would override it. "
             f"Set {precision}: true, or launch with --mixed_precision no. (The launcher's value may come from a file "
             "of accelerate_configs/ or from your default configuration.)"
-        )
-    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    if launched and "WORLD_SIZE" not in os.environ and args.world_size == 1:
-        logger.warning(
-            "accelerate launch started one process instead of several, because on CPUs it needs MPI for more. Use "
-            "torchrun instead: ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 SCRIPT ..."
         )
 
 
@@ -372,62 +352,6 @@ def refuse_unused(args: "ProRLConfig") -> None:
 REFUSALS = (refuse_launcher, refuse_unused, refuse_kl, refuse_resets, refuse_samples, refuse_losses, refuse_stop)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Values of TRL's, transformers' and PEFT's keys that the libraries accept but that train something else, or nothing.
-# Each was tested with plain TRL 1.16. Values that the libraries reject themselves are not checked here.
-
-
-# The values that switch a bound off.
-UNBOUNDED = {"epsilon_high": math.inf, "max_grad_norm": math.inf, "top_k": None}
-
-# A negative value inverts the effect of the key, or diverges. TRL gives no warning.
-NOT_NEGATIVE = (
-    "beta epsilon epsilon_high vespo_k_pos vespo_k_neg entropy_coef_delta off_policy_mask_threshold "
-    "router_aux_loss_coef weight_decay learning_rate eval_steps neftune_noise_alpha"
-).split()
-# A value of 0 stops the training, or divides by 0.
-POSITIVE = (
-    "temperature top_p delta sapo_temperature_neg sapo_temperature_pos adam_epsilon vllm_importance_sampling_clip_max "
-    "lora_alpha"
-).split()
-SHARES = ("ref_model_mixup_alpha", "top_entropy_quantile")
-# Smaller ones train 0 steps, or fail in the first step or at an evaluation hours later without naming the key.
-FROM_1 = (
-    "num_generations num_iterations max_completion_length ref_model_sync_steps per_device_eval_batch_size "
-    "num_generations_eval gradient_accumulation_steps steps_per_generation generation_batch_size "
-    "eval_accumulation_steps"
-).split()
-RANGES = {
-    **dict.fromkeys(NOT_NEGATIVE, Key(ge=0)),
-    **dict.fromkeys(POSITIVE, Key(gt=0)),
-    **dict.fromkeys(SHARES, Key(ge=0, le=1)),
-    **dict.fromkeys(FROM_1, Key(ge=1)),
-    "lora_dropout": Key(ge=0, lt=1),
-}
-# Set by the trainer when it applies a chat template, or passed to the tokenizer: prompts would be truncated or padded.
-OF_THE_TOKENIZER = (
-    "conversation tools chat_template add_generation_prompt continue_final_message tokenize padding truncation "
-    "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs"
-).split()
-
-
-def keys_of_others(cls: type) -> dict[str, Key]:
-    """Return the keys of a dataclass of TRL's that are numbers, or names whose choices only a parser compares."""
-    keys = {}
-    hints = get_type_hints(cls)
-    for field in fields(cls):
-        types = get_args(hints[field.name]) or (hints[field.name],)
-        choices = tuple(field.metadata.get("choices", ()))
-        if choices or {*types} <= {int, float, NoneType}:
-            keys[field.name] = replace(RANGES.get(field.name, Key()), types=types, choices=choices)
-    keys.pop("ddp_backend", None)  # torch also accepts combinations
-    return keys
-
-
-TRL_KEYS = keys_of_others(GRPOConfig)
-MODEL_KEYS = keys_of_others(ModelConfig)
-
-
 def check_device(args: Any) -> None:
     """Raise an error for bf16, which TRL sets by default, on a machine without a GPU: transformers names no cure."""
     in_bf16 = args.bf16_full_eval or (not args.fp16 if args.bf16 is None else args.bf16)
@@ -440,9 +364,10 @@ def check_device(args: Any) -> None:
         )
 
 
-def check_training_values(args: Any) -> None:
+def check_folders_and_beta(args: Any) -> None:
     """
-    Check the values of a [`~trl.GRPOConfig`], before it fills in defaults.
+    Check the values of TRL's keys with which code of ours would be wrong: folders that are named by a shell variable
+    that is not set, and the coefficient that `kl_target` multiplies. TRL, transformers and PEFT check the others.
 
     Raises:
         `ValueError`: A value is not allowed.
@@ -450,59 +375,4 @@ def check_training_values(args: Any) -> None:
     for name in ("output_dir", "run_dir", "resume_from_checkpoint"):
         if getattr(args, name) == "":
             raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
-    unbounded = [name for name, value in UNBOUNDED.items() if getattr(args, name) == value]
-    check_values(args, {name: key for name, key in TRL_KEYS.items() if name not in unbounded})
-    if args.pad_to_multiple_of != "auto":
-        check_values(args, {"pad_to_multiple_of": Key(ge=1, types=(int, NoneType))})
-    weights = args.reward_weights
-    is_list = weights is None or isinstance(weights, (list, tuple))
-    if not is_list or not all(fits(weight, float) for weight in weights or ()):
-        raise ValueError(f"reward_weights={weights!r} must be a list of finite numbers.")
-    if weights and not any(weights):
-        raise ValueError(f"reward_weights={weights!r} must not be all 0. Give at least one reward a weight.")
-    if args.max_steps == 0 or (args.max_steps < 0 and args.num_train_epochs <= 0):
-        raise ValueError(
-            f"max_steps={args.max_steps} and num_train_epochs={args.num_train_epochs} train 0 steps. Set max_steps: 1 "
-            "(or more)."
-        )
-
-
-def check_mappings(args: Any) -> None:
-    """
-    Check values inside the mappings of a [`~trl.GRPOConfig`], once JSON text has been parsed.
-
-    Raises:
-        `ValueError`: A value is not allowed.
-    """
-    sampling = args.generation_kwargs or {}
-    for name, value in sampling.items():
-        key = TRL_KEYS.get("max_completion_length" if name == "max_new_tokens" else name, Key())
-        objection = key.objection(f"generation_kwargs: {name}", value) if key.types else None
-        if objection is not None:
-            raise ValueError(objection)
-    for name, value in (args.lr_scheduler_kwargs or {}).items():
-        if isinstance(value, float) and not math.isfinite(value):  # the learning rate would be 0
-            raise ValueError(f"lr_scheduler_kwargs: {name}={value!r} must be a finite number.")
-    if args.use_vllm and args.vllm_mode == "colocate" and "seed" in sampling:
-        raise ValueError(
-            f"generation_kwargs={sampling!r}: TRL gives this seed to every request to vLLM, so all completions of a "
-            "prompt are equal. Remove seed: each request gets its own, from the run's seed."
-        )
-    for name in OF_THE_TOKENIZER:
-        if name in (args.chat_template_kwargs or {}):
-            raise ValueError(
-                f"chat_template_kwargs={args.chat_template_kwargs!r}: {name} is an argument of the tokenizer, not of "
-                "the chat template. Remove it."
-            )
-
-
-def check_model_values(model_args: Any) -> None:
-    """
-    Check the values of a [`~trl.ModelConfig`].
-
-    Raises:
-        `ValueError`: A value is not allowed.
-    """
-    check_values(model_args, MODEL_KEYS)
-    if isinstance(model_args.lora_modules_to_save, str):  # PEFT would compare its letters
-        check_values(model_args, {"lora_modules_to_save": Key(types=(list[str],))})
+    check_values(args, {"beta": Key(ge=0, types=(float,))})

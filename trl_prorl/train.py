@@ -13,7 +13,6 @@ import pickle
 import re
 from collections.abc import Callable
 
-from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
@@ -22,7 +21,7 @@ from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .identity import changing_keys, check_same_run
-from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
+from .launch.checks import check_prompts_fit, check_rows
 from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.ending import (
     describe_saved_state,
@@ -37,9 +36,6 @@ from .run_folder import RunFolders, by_main_process, check_free
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .vocabulary import load_tokenizer
-
-
-CHANGES_CONTEXT = ("max_position_embeddings", "subfolder")  # of `model_init_kwargs`
 
 
 def build(
@@ -85,7 +81,6 @@ def build(
         texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]
         return tokenizer(texts, add_special_tokens=False).input_ids
 
-    check_context(prompt_lengths(train_dataset, tokenize), model, model_args.model_revision, args)
     if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer checks it if it packs
         check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = trainer_class(
@@ -176,20 +171,6 @@ def check_base(model: str | None, task: str) -> None:
         )
 
 
-def check_context(lengths: list[int], model: str, revision: str, args: ProRLConfig) -> None:
-    """Raise an error if a prompt and the longest completion exceed the context that the model is loaded with."""
-    changed = {key: args.model_init_kwargs[key] for key in CHANGES_CONTEXT if key in args.model_init_kwargs}
-    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=args.trust_remote_code, **changed)
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    longest = max(lengths)
-    if context is not None and longest + args.max_completion_length > context:
-        raise ValueError(
-            f"training prompt {lengths.index(longest)} has {longest} tokens, which together with "
-            f"max_completion_length={args.max_completion_length} exceeds the model's context of {context}. Lower "
-            "max_completion_length, or drop long prompts."
-        )
-
-
 def run(
     task_args: TaskArguments,
     args: ProRLConfig,
@@ -215,10 +196,11 @@ def run(
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
     except (RunError, BrokenPipeError):
         raise
-    except (ValueError, OSError, ImportError, re.error, pickle.UnpicklingError) as error:
-        if trainer is None or not trainer.has_begun:
+    except Exception as error:
+        is_input = isinstance(error, ValueError | OSError | ImportError | re.error | pickle.UnpicklingError)
+        if is_input and (trainer is None or not trainer.has_begun):
             raise InputError(str(error)) from error
-        if trainer.state.global_step == 0 and is_refusal_of_library(error):
+        if (trainer is None or trainer.state.global_step == 0) and is_refusal_of_library(error):
             raise InputError(str(error)) from error
         if isinstance(error, InputError | OSError):
             raise RunError(str(error)) from error

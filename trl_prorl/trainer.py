@@ -56,9 +56,7 @@ from .kl import (
     zero_masked,
 )
 from .launch.checks import (
-    check_optim_args,
     check_reward_names,
-    check_schedule,
     choose_best_metric,
     shards_weights,
 )
@@ -343,8 +341,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed what is trained
-        if self.optimizer is None:
-            check_optim_args(self.args, self.model)
         optimizer = super().create_optimizer(*args, **kwargs)
         for part in self.parts.values():
             part.optimizer_made(optimizer)
@@ -356,11 +352,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
     def create_scheduler(self, num_training_steps, *args, **kwargs):
-        try:
-            scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
-        except TypeError as error:  # of an argument that no schedule of this kind has
-            raise ValueError(f"lr_scheduler_kwargs={self.args.lr_scheduler_kwargs!r}: {error}.") from error
-        check_schedule(self.args, scheduler, num_training_steps)
+        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
         for part in self.parts.values():
             part.schedule_made(scheduler)
         return scheduler

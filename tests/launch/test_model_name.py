@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 
 from trl_prorl import embedded_model, evaluate, train
 from trl_prorl.eval import passk
-from trl_prorl.launch import model_name
 from trl_prorl.launch.model_name import find_model
 from trl_prorl.provenance import identify
 
@@ -115,8 +114,3 @@ def test_a_hub_that_does_not_know_it_or_does_not_answer_is_one_line(online, cach
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between the client's attempts
     with pytest.raises(ValueError, match="couldn't connect to 'http://127.0.0.1:9'"):
         find_model("who/what")
-
-
-def test_a_repository_of_a_gguf_file_alone_is_left_to_transformers(cached):
-    assert find_model("who/what", init={"gguf_file": "model.gguf"}) == "who/what"
-    assert model_name.cached_models() == ["Qwen/Qwen2.5-0.5B-Instruct"]

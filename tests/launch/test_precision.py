@@ -1,11 +1,10 @@
-"""bf16 on CPUs: what is known of one, the line that says so, and the recipe that measures and chooses."""
+"""bf16 on CPUs: what is known of one, and the recipe that measures and chooses."""
 
 import json
 from pathlib import Path
 
 import pytest
 import yaml
-from transformers import AutoModelForCausalLM
 
 from trl_prorl import train
 from trl_prorl.launch import environment, precision
@@ -45,30 +44,6 @@ def machine(tmp_path, monkeypatch):
 def test_what_is_known_of_a_cpu(machine, name):
     machine(name)
     assert cpu_computes_bf16() is MACHINES[name][1]
-
-
-WEIGHTS = {"model_init_kwargs": {"dtype": "bfloat16"}}
-
-
-@pytest.mark.parametrize(
-    "name, keys, spoken",
-    [
-        ("AVX512", {"bf16": True}, True),
-        ("AVX512", WEIGHTS, True),
-        ("AVX512", {"model": "in bf16"}, True),
-        ("AVX512", {}, False),
-        ("AMX", WEIGHTS, False),
-        ("Mac", {"bf16": True}, False),
-    ],
-)
-def test_one_line_says_that_bf16_is_emulated(make_trainer, machine, caplog, tiny_model, name, keys, spoken):
-    machine(name)
-    if "model" in keys:
-        keys = {"model": AutoModelForCausalLM.from_pretrained(tiny_model, dtype="bfloat16")}
-    make_trainer(**keys)
-    lines = [record.getMessage() for record in caplog.records if record.name == precision.__name__]
-    assert len(lines) == spoken
-    assert all("bf16: false" in line and "\n" not in line for line in lines)
 
 
 def parsed(recipe, *options):

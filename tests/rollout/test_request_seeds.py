@@ -3,11 +3,9 @@
 import copy
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from trl_prorl.extras.vllm import RequestSeeds, seed_requests
-from trl_prorl.launch.checks import check_packages
 
 
 class Parameters(SimpleNamespace):
@@ -110,19 +108,3 @@ def test_requests_in_another_form_are_left_as_they_are():
     assert engine.asked[-1] is several
     engine.generate("a prompt")
     assert engine.asked[-1] is None
-
-
-@pytest.mark.parametrize(
-    "value, mode, objects",
-    [(None, "colocate", False), ("0", "colocate", False), ("1", "colocate", True), ("1", "server", False)],
-)
-def test_batch_invariance_in_the_training_process_is_refused(value, mode, objects, monkeypatch):
-    monkeypatch.setattr("trl_prorl.launch.checks.is_vllm_available", lambda: True)
-    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
-    if value is not None:
-        monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
-    args = SimpleNamespace(use_vllm=True, vllm_mode=mode, report_to=[])
-    if not objects:
-        return check_packages(args)
-    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1"):
-        check_packages(args)

@@ -1,61 +1,17 @@
-"""
-Checks when a trainer is made: packages, training data, metrics, and settings that transformers and PEFT accept but
-ignore, or that make a learning rate negative. What the libraries reject themselves is not checked.
-"""
+"""Checks when a trainer is made: training data, reward functions and metrics."""
 
-import copy
 import inspect
-import logging
-import math
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import PeftConfig
-from transformers import EarlyStoppingCallback, GenerationConfig, Trainer
-from transformers.integrations import get_available_reporting_integrations
-from trl.import_utils import is_vllm_available
+from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable
 
-from ..config import ProRLConfig
 from ..errors import InputError
 from ..evaluation import draw_sizes, find_verifier
-from ..text import nearest, short
-
-
-logger = logging.getLogger(__name__)
-
-BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # docs.vllm.ai, "Batch Invariance"
-
-
-def check_packages(args: ProRLConfig) -> None:
-    """
-    Raise an error if a setting needs a package that is not installed, or that would change training.
-
-    Raises:
-        `ValueError`: The line names the key.
-    """
-    if args.use_vllm and not is_vllm_available():
-        raise ValueError(
-            "use_vllm=True needs vLLM, which is not installed. Run `pip install trl[vllm]`, or set use_vllm: false."
-        )
-    invariant = os.environ.get(BATCH_INVARIANT, "0")
-    if args.use_vllm and args.vllm_mode == "colocate" and invariant not in ("", "0"):
-        # In vLLM 0.22 to 0.31 it replaces `torch.bmm`.
-        raise ValueError(
-            f"{BATCH_INVARIANT}={invariant} with vllm_mode='colocate' replaces operations of torch in training, some "
-            f"by ones without a gradient. Unset {BATCH_INVARIANT}, or set vllm_mode: server."
-        )
-    installed = get_available_reporting_integrations()
-    for name in args.report_to:
-        if name not in installed:
-            raise ValueError(
-                f"report_to={name!r} is not installed. Install its package, or set report_to: none, or a tracker that "
-                f"is installed ({', '.join(installed) or 'there is none'})."
-            )
+from ..text import nearest
 
 
 def check_columns(rows: Any) -> None:
@@ -72,10 +28,6 @@ def check_columns(rows: Any) -> None:
         )
 
 
-# Metrics of which more is better, whatever the rewards are.
-RISES = re.compile(r"(eval_)?(.+_)?(reward|pass@\d+(/.+)?)")
-
-
 def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, callbacks: Iterable[Any]) -> None:
     """
     Set `metric_for_best_model` and `greater_is_better` if they are needed and not given: to pass@1 if an evaluation
@@ -88,7 +40,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         callbacks (`Iterable`): The trainer's.
 
     Raises:
-        `ValueError`: No metric can be chosen, or `greater_is_better` contradicts it.
+        `ValueError`: No metric can be chosen.
     """
     stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
     by_rate = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
@@ -109,11 +61,6 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         args.metric_for_best_model = metric
         if args.greater_is_better is None:
             args.greater_is_better = True
-    if metric is not None and args.greater_is_better is False and RISES.fullmatch(metric):
-        raise ValueError(
-            f"greater_is_better=False with metric_for_best_model={metric!r} would select the worst model. Set it to "
-            "true, or remove it; with stop_stall set ref_reset_metric_mode: max."
-        )
 
 
 def reward_name(function: Any) -> str:
@@ -290,82 +237,6 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
                 f"({longest}) with a completion of max_completion_length={longest_completion}. Raise pack_max_tokens "
                 f"to {needed}, lower max_completion_length, or drop long prompts."
             )
-
-
-NO_ARGUMENTS = ("constant", "constant_with_warmup")  # schedules that ignore lr_scheduler_kwargs
-
-
-def check_optim_args(args: ProRLConfig, model: torch.nn.Module) -> None:
-    """Raise `ValueError` for an entry of `optim_args` that the optimizer ignores."""
-    for entry in filter(None, (args.optim_args or "").replace(" ", "").split(",")):
-        name = entry.partition("=")[0]
-        if not _reads(args, model, name):
-            raise ValueError(
-                f"optim_args={args.optim_args!r}: optim={args.optim.value!r} has no argument {name!r}. Remove it."
-            )
-
-
-def _reads(args: ProRLConfig, model: torch.nn.Module, name: str) -> bool:
-    """Return whether some value of an argument reaches the optimizer."""
-    changed = copy.copy(args)
-    changed.optim_args = None
-    without = Trainer.get_optimizer_cls_and_kwargs(changed, model)
-    changed.optim_args = f"{name}=0.123"  # no argument's default
-    try:
-        return str(Trainer.get_optimizer_cls_and_kwargs(changed, model)) != str(without)
-    except Exception:  # it was read, and has another type
-        return True
-
-
-def check_schedule(args: ProRLConfig, schedule: Any, steps: int) -> None:
-    """Raise `ValueError` if `lr_scheduler_kwargs` has no effect, or makes a learning rate negative."""
-    given = f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}"
-    kind = args.lr_scheduler_type.value
-    if args.lr_scheduler_kwargs and kind in NO_ARGUMENTS:
-        raise ValueError(f"{given} has no effect, because lr_scheduler_type={kind!r} has no arguments. Remove it.")
-    for factor in getattr(schedule, "lr_lambdas", []):
-        for step in (0, steps // 2, steps - 1):
-            if math.isnan(factor(step)) or factor(step) < 0:
-                raise ValueError(
-                    f"{given} with lr_scheduler_type={kind!r} gives a learning rate of {factor(step):.3g} times its "
-                    f"maximum at step {step}. Change it so that no learning rate is negative."
-                )
-
-
-def check_generation_kwargs(given: dict[str, Any]) -> None:
-    """Raise `ValueError` for a name in `generation_kwargs` that `generate` does not know."""
-    known = vars(GenerationConfig())
-    for name in given:
-        if name not in known:
-            raise ValueError(
-                f"generation_kwargs={short(given)}: {name!r} is not an argument of transformers' generate. Correct or "
-                "remove it."
-            )
-
-
-def check_adapter_names(policy: torch.nn.Module, config: PeftConfig) -> None:
-    """
-    Raise `ValueError` for a name in `modules_to_save` or `target_parameters` that the policy does not have. A name in
-    `target_modules` is only logged, because one list often serves several architectures.
-    """
-    modules = [name for name, _ in policy.named_modules()]
-    # PEFT moves the layers that it changes one level down.
-    parameters = [name.replace(".base_layer", "") for name, _ in policy.named_parameters()]
-    for key, there in (("modules_to_save", modules), ("target_parameters", parameters)):
-        if key == "modules_to_save" and config.task_type not in (None, "CAUSAL_LM"):
-            continue  # PEFT adds the heads of such a task
-        for name in getattr(config, key, None) or []:
-            if not _is_among(name, there):
-                raise ValueError(f"lora_{key}: the model has no {name!r}. Correct or remove the name.")
-    targets = getattr(config, "target_modules", None) or []
-    for name in [] if isinstance(targets, str) else sorted(targets):
-        if not _is_among(name, modules):
-            logger.warning("lora_target_modules: the model has no %r.", name)
-
-
-def _is_among(name: str, there: list[str]) -> bool:
-    """Return whether a module or a parameter has this name, or a name that ends with it."""
-    return any(f".{other}".endswith(f".{name}") for other in there)
 
 
 def shards_weights(trainer) -> bool:

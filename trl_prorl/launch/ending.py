@@ -120,9 +120,13 @@ def as_bad_input() -> Iterator[None]:
 
 
 def is_refusal_of_library(error: Exception) -> bool:
-    """Return whether TRL, transformers or PEFT raised an error. They check some keys only in the first step."""
+    """
+    Return whether TRL, transformers or PEFT refused a value: they check some only in the first step, and some by the
+    type alone. Other errors that they raise may be bugs.
+    """
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
+    is_theirs = frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
+    return is_theirs and isinstance(error, ValueError | TypeError | RuntimeError | ImportError | OSError)
 
 
 def _reader_has_left() -> bool:

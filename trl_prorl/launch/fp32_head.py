@@ -6,12 +6,8 @@ frozen copy, which TRL does not cast.
 from collections import Counter
 
 import torch
-from accelerate import init_empty_weights
 from peft.utils.other import TrainableTokensWrapper
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from ..weights import named_class
 
 
 def decoder_dtype(model: nn.Module) -> torch.dtype:
@@ -51,23 +47,3 @@ def give_bias(model: nn.Module) -> None:
     head = model.get_output_embeddings()
     if isinstance(head, TrainableTokensWrapper):
         vars(head)["bias"] = head.original_module.bias  # not as a second parameter
-
-
-def check_full_model(model, **config_kwargs) -> None:
-    """
-    Raise an error for a model whose head TRL does not find, before it is loaded (with these arguments for its
-    configuration). Without adapters TRL itself casts policy and reference. Raises `ValueError`: naming the model and
-    the cure.
-    """
-    if isinstance(model, str):
-        config = AutoConfig.from_pretrained(model, **config_kwargs)
-        if type(config) not in AutoModelForCausalLM._model_mapping:
-            return
-        with init_empty_weights():
-            model = named_class(config)._from_config(config)
-    tied = model.config.tie_word_embeddings
-    if not hasattr(model, "lm_head") or tied and not hasattr(getattr(model, "model", None), "embed_tokens"):
-        raise ValueError(
-            "cast_lm_head_to_fp32=True needs a head named lm_head, and tied embeddings named model.embed_tokens, "
-            f"which {type(model).__name__} does not have. Train a LoRA adapter, or set cast_lm_head_to_fp32: false."
-        )

@@ -62,8 +62,6 @@ def _check_folder(folder: Path, given: str) -> None:
 
 def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
     """Raise an error for a name that is neither on the Hub nor in the local cache."""
-    if init.get("gguf_file") is not None:  # such a repository may have no configuration
-        return
     place = {argument: init[argument] for argument in PLACE if init.get(argument) is not None}
     try:
         cached_file(name, "config.json", **place)

@@ -41,7 +41,6 @@ from .checks import (
     check_columns,
     check_in_one_place,
     check_measured,
-    check_packages,
     check_reward_names,
     check_rows,
     check_verifier,
@@ -49,9 +48,7 @@ from .checks import (
     reward_name,
 )
 from .dropout import check_dropout_config
-from .fp32_head import check_full_model
 from .model_name import PLACE, find_model
-from .precision import warn_of_emulated_bf16
 from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names
 
 
@@ -100,7 +97,7 @@ class Plan:
             args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args must be a ProRLConfig, not a {type(args).__name__}.")
-        _check_surroundings(args, model)
+        RunFolders.from_args(args).check_usable()
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         _check_data_and_rewards(args, given)
@@ -161,8 +158,6 @@ class Plan:
         model = given["model"]
         args = self.args
         init = args.model_init_kwargs or {}
-        if args.cast_lm_head_to_fp32 and not self.casts_head:
-            check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
         if isinstance(model, PeftModel):
             check_head(model)
         wraps = given.get("peft_config") is not None
@@ -263,13 +258,6 @@ def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
     return leave_out_towers(config, given["model"], revision=revision, trust_remote_code=args.trust_remote_code)
 
 
-def _check_surroundings(args: ProRLConfig, model) -> None:
-    """Raise an error if the machine, a tracker or a folder prevents the run."""
-    check_packages(args)
-    warn_of_emulated_bf16(args, model)
-    RunFolders.from_args(args).check_usable()
-
-
 def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     """Raise an error if training set, reward functions and metrics do not fit each other."""
     rows = given.get("train_dataset")
@@ -313,8 +301,6 @@ def _check_decoder(model: PreTrainedModel | str, args: ProRLConfig) -> None:
     """Raise an error for an encoder-decoder, whose completions are not the rest of a row."""
     if isinstance(model, str):
         init = args.model_init_kwargs or {}
-        if init.get("gguf_file") is not None:
-            return
         place = {key: init[key] for key in PLACE if key in init}
         with readable_files(model):
             config = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code, **place)

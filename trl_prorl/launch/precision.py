@@ -1,11 +1,9 @@
 """
 bf16 on a CPU. Some CPUs compute bf16 three times faster than fp32, others slower, and instruction sets do not show
-which. `bf16: auto` in a recipe measures it; a resume keeps the first choice. A CPU without bf16 instructions emulates
-them, and the run logs a warning.
+which. `bf16: auto` in a recipe measures it; a resume keeps the first choice.
 """
 
 import functools
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +18,7 @@ from ..errors import InputError
 from ..identity import IDENTITY_FILE
 from ..keys import read_resume_word
 from ..run_files import ENV_FILE, read_json
-from .environment import cpu_computes_bf16
 
-
-logger = logging.getLogger(__name__)
 
 AUTO = "auto"  # a value of bf16 in a recipe
 # Variables from which Accelerate, too, reads how many processes a launcher has started.
@@ -127,16 +122,3 @@ def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
     env_file = Path(keys.get("run_dir") or checkpoint.parent, ENV_FILE)
     earlier = read_json(env_file).get("precision") if env_file.is_file() else None
     return Precision(chosen, line, earlier or line)
-
-
-def warn_of_emulated_bf16(args: Any, model: Any) -> None:
-    """Log a warning if a trainer with this configuration and model (or its path) would emulate bf16."""
-    dtypes = {(args.model_init_kwargs or {}).get("dtype")}
-    if isinstance(model, torch.nn.Module):
-        dtypes = {param.dtype for param in model.parameters()}
-    in_bf16 = args.bf16 or not dtypes.isdisjoint(("bfloat16", torch.bfloat16))
-    if in_bf16 and args.device.type == "cpu" and args.process_index == 0 and cpu_computes_bf16() is False:
-        logger.warning(
-            "This CPU has neither AMX nor AVX512-BF16. It emulates bf16, which is many times slower than fp32. "
-            "To train in fp32, set bf16: false, and load the model with dtype: float32."
-        )

@@ -17,7 +17,6 @@ from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
 from ..extras.thinking import make_interrupted_rollout
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
-from ..refusals import check_model_values
 from ..text import last_text, parse_json, short
 from .command_line import check_options
 from .precision import Precision, choose_precision
@@ -220,7 +219,7 @@ class RecipeParser(TrlParser):
         except ImportError as error:  # a package that a key needs
             raise InputError(" ".join(str(error).split())) from error
         except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:  # TRL's checks
-            raise InputError(f"a value has the wrong type: {type(error).__name__}: {error}.") from error
+            raise InputError(f"a value is not supported: {type(error).__name__}: {error}.") from error
 
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
@@ -242,6 +241,5 @@ def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConf
         args.precision_reason = parser.precision.recorded
         if args.process_index == 0:
             print(parser.precision.line, file=sys.stderr)
-    check_model_values(model_args)
     task_args.check_lengths(args.max_completion_length)
     return task_args, args, model_args
