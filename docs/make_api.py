@@ -63,7 +63,6 @@ with `--help`. The page is generated from the docstrings by `{COMMAND}`.
 """
 OTHERS = """## Other modules
 
-- `trl_prorl.interchange`: `export_update`, `import_update`: [exchange files for other engines](interchange.md)
 - `trl_prorl.tasks`: modules `generated`, `loaded` and `registry`: base classes and the table of tasks:
   [your own task](howto-task.md)
 - `trl_prorl.eval.metrics`: pass@k for the library `evaluate`: [evaluation](evaluation.md)

@@ -82,8 +82,8 @@ def test_events_come_in_the_order_of_the_parts_each_before_the_next_part_is_call
                 calls.append(event["event"] + " is told")
 
     trainer = make_trainer(max_steps=1)
-    trainer.parts |= {"second": Named("second"), "quiet": Named("quiet", tells=False), "last": Named("last")}
-    trainer.parts.add_first("first", Named("first"))
+    trainer.parts |= {"first": Named("first"), "second": Named("second")}
+    trainer.parts |= {"quiet": Named("quiet", tells=False), "last": Named("last")}
     trainer.train()
     assert calls == ["first", "first is told", "second", "second is told", "quiet", "last", "last is told"]
 

@@ -166,12 +166,6 @@ class Part:
 class Parts(dict[str, Part]):
     """The parts of a run in the order in which they are called; their names are keys of the checkpoint's state."""
 
-    def add_first(self, name: str, part: Part) -> None:
-        """Add a part that is called before the others."""
-        others = {name: part, **self}
-        self.clear()
-        self.update(others)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every part that has one, by its name."""
         states = {name: part.state_dict() for name, part in self.items()}

@@ -45,7 +45,6 @@ class Growth(Part):
         self.optimizer: Any = None
         self.copies = [*copies]
         self.timer = timer
-        self.migrate = migrate_state  # what becomes of a factor's state; an experiment may set another
         self._first = self.rank
         self.begin()
 
@@ -112,7 +111,7 @@ class Growth(Part):
                 weight = factor.linear.weight
                 if weight in states:
                     state = states[weight]
-                    changes.append((state, self.migrate(state, weight.shape, factor.axis, rank)))
+                    changes.append((state, migrate_state(state, weight.shape, factor.axis, rank)))
         # Nothing was written so far, and from here on nothing is computed that could fail.
         set_factors(self.policy, values, rank)
         for old, new in changes:
