@@ -39,12 +39,13 @@ from trl_prorl.eval.passk import announcement, evaluate_and_write
 from trl_prorl.eval.run_folder.reading import load_config, load_run, read_env, write_json
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import last_step, separate_output_dir
+from trl_prorl.eval.samples.models import last_step
 from trl_prorl.eval.samples.run_samples import held_out_rows, held_out_tasks
 from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
 from trl_prorl.files import file_sha256
+from trl_prorl.hub.publish import REFERENCE_FOLDER, files_to_push
 from trl_prorl.identity import ENDLESS_SCHEDULES, IDENTITY_FILE, changing_keys, check_same_run
 from trl_prorl.keys import cure_of
 from trl_prorl.launch.ending import as_bad_input, end_interrupted
@@ -57,6 +58,7 @@ from trl_prorl.run_files import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
     METRICS_FILE,
+    RUN_ID_FILE,
     read_json,
     read_jsonl,
     recorded_run_id,
@@ -65,10 +67,8 @@ from trl_prorl.run_folder import (
     CHECKPOINT,
     LOCK_FILE,
     MANIFEST_FILE,
-    SAVED,
     FolderLock,
     check_plain,
-    find_named,
     steps_of,
 )
 from trl_prorl.tasks.registry import PLUGINS
@@ -83,7 +83,7 @@ PARTIAL = ".part-"  # begins the name of a folder that is being copied
 DONE_FILE = "branch.json"  # there: the last step of each finished trial, by its folder's name
 MAX_NAME = 100  # letters of a folder
 # Keys that a branch sets itself.
-OWN_KEYS = frozenset("output_dir run_dir resume_from_checkpoint allow_config_change push_to_hub max_steps".split())
+OWN_KEYS = frozenset("output_dir overwrite resume_from_checkpoint allow_config_change push_to_hub max_steps".split())
 # A trigger that never fires: the trial's run stays one whose reference can move, so that every resume of it knows the
 # reference that was reset.
 NEVER = 10**9
@@ -235,20 +235,21 @@ def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]
     Raises:
         InputError: There is no such checkpoint, or the folder contains something else, or a link.
     """
-    output_dir = separate_output_dir(run_dir, load_config(run_dir), read_env(run_dir)) or run_dir
+    load_config(run_dir)  # raises an error for what is no run
     if at is None:
-        at = step_of(find_start(output_dir, None))
+        at = step_of(find_start(run_dir, None))
     if out is None:
         named = run_dir if run_dir.name.strip(".") else run_dir.resolve()
         out = named.with_name(f"{named.name}-branch-{at}")
     check_plain(out)
     copied = out / START / f"checkpoint-{at}"
-    theirs = output_dir / copied.name
+    theirs = run_dir / copied.name
     if not copied.parent.is_dir():
-        strangers = [path.name for path in find_named(out, [rf"(?!{re.escape(PARTIAL)}).*"]) if path.name != LOCK_FILE]
+        there = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+        strangers = [name for name in there if name != LOCK_FILE and not name.startswith(PARTIAL)]
         if strangers:
             raise InputError(f"'{out}' contains {strangers[0]}, which no branch wrote; give another folder with --out")
-        return out, find_start(output_dir, at)
+        return out, find_start(run_dir, at)
     is_same = copied.is_dir() and recorded_run_id(copied.parent) == recorded_run_id(run_dir)
     if is_same and theirs.is_dir():
         is_same = file_sha256(copied / MANIFEST_FILE) == file_sha256(theirs / MANIFEST_FILE)
@@ -265,8 +266,7 @@ def recipe_arguments(trial: Trial, recipe: Path, *more: str) -> list[str]:
     argv = ["--config", str(recipe), *more]
     for key, value in trial.keys.items():
         argv += [f"--{key}", value]
-    for key in ("output_dir", "run_dir"):
-        argv += [f"--{key}", str(trial.folder)]
+    argv += ["--output_dir", str(trial.folder)]
     changes = str(bool(trial.keys or trial.resets))
     return [*argv, "--allow_config_change", changes, "--resume_from_checkpoint", "True", "--push_to_hub", "False"]
 
@@ -329,11 +329,11 @@ def newest_step(folder: Path) -> int | None:
 
 def install_model(checkpoint: Path, folder: Path) -> None:
     """Copy the model of a checkpoint into the run's folder, as the end of a training saves it."""
-    for path in find_named(checkpoint, SAVED):
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
-        else:
-            shutil.copy2(path, folder / path.name)
+    files = files_to_push(checkpoint, checkpoint, record=False)
+    for name in (*files, RUN_ID_FILE):
+        shutil.copy2(checkpoint / name, folder / name)
+    if (checkpoint / REFERENCE_FOLDER).is_dir():
+        shutil.copytree(checkpoint / REFERENCE_FOLDER, folder / REFERENCE_FOLDER, dirs_exist_ok=True)
 
 
 def train(trial: Trial, start: Path, until: int, more: list[str]) -> str | None:

@@ -16,7 +16,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.eval.run_folder.reading import load_config
-from trl_prorl.eval.samples.models import find_trained_model
+from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.files import STAGED
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import check_tokenizer_files, files_to_push, make_api, open_repo, stage, upload
@@ -33,7 +33,8 @@ def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.push(argv)
     config = load_config(args.run)
-    folder = find_trained_model(args.run, config)
+    check_trained_model(args.run, config)
+    folder = args.run
     reference = args.with_reference
     if reference is None:
         reference = config.get("hub_push_reference", False)

@@ -163,7 +163,7 @@ def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         copies = [] if elastic is None else [elastic.average, elastic.initial]
         parts["growth"] = Growth(args, policy, copies, timer)
     if args.rollback:
-        parts["rollback"] = Rollback(args, trainer.run_dir)
+        parts["rollback"] = Rollback(args, lambda: trainer.run_dir)
     if elastic is not None:
         parts["elastic"] = elastic
     if args.entropy_floor is not None:

@@ -15,6 +15,7 @@ In reading order:
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -40,7 +41,7 @@ from .checkpoint_files import (
     is_failed_write,
     means_newest,
 )
-from .errors import CheckpointError, InputError, NonFiniteError, RunError
+from .errors import CheckpointError, NonFiniteError, RunError
 from .extras.vllm import describe_engine
 from .identity import (
     BATCH_KEYS,
@@ -68,14 +69,13 @@ from .run_files import (
     read_jsonl,
     write_run_id,
 )
-from .run_folder import CHECKPOINT, COMPLETIONS, FolderLock, RunFolders, by_main_process
+from .run_folder import CHECKPOINT, COMPLETIONS, FolderLock, RunFolder, by_main_process, check_links
 from .weights import load_checkpoint, whole_weights
 
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "prorl_state.json"
-LAYOUT = 1  # of that file
 
 
 class CheckpointMixin:
@@ -84,8 +84,12 @@ class CheckpointMixin:
     initial_adapter = None  # of a run with an adapter: the policy as it was then, see reference.py
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
+    _folder: RunFolder | None = None  # of the run that `train` begins or continues
     _folder_lock: FolderLock | None = None
     _has_trained = False
+    _sets_aside = False  # whether what lies in the run's folder is set aside when it begins
+    _trained_in: Path | None = None  # the folder of this trainer's last training
+    made_by_trl: set[str] = frozenset()  # names in the folder that TRL's trainer made
     _model_name: str | None = None  # of the model that the trainer was given
     _best_step: int | None = None  # of the checkpoint that `load_best_model_at_end` has loaded
     _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
@@ -105,20 +109,20 @@ class CheckpointMixin:
         return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
 
     @property
-    def folders(self) -> RunFolders:
-        """The folders that the run writes to."""
-        return RunFolders.from_args(self.args)
+    def folder(self) -> RunFolder:
+        """The folder that the run writes to: `output_dir`, or the folder of a trial in a search."""
+        return self._folder or RunFolder(self.args.output_dir)
 
     @contextmanager
-    def hold_folders(self):
+    def hold_folder(self):
         """
-        Keep other runs out of the run's folders. May be entered again. The main process holds them, for all.
+        Keep other runs out of the run's folder. May be entered again. The main process holds it, for all.
 
         Raises:
-            [`~trl_prorl.run_folder.FolderInUseError`]: On every process, if another run holds them.
+            [`~trl_prorl.run_folder.FolderInUseError`]: On every process, if another run holds it.
         """
         if self._folder_lock is None or not self._folder_lock.held:
-            self._folder_lock = FolderLock(*self.folders.paths.values())
+            self._folder_lock = FolderLock(self.folder.path)
         by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
         try:
             yield
@@ -128,7 +132,7 @@ class CheckpointMixin:
 
     # ------------------------------------------------------------------------------------ begin, or go on
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+    def train(self, resume_from_checkpoint=None, trial=None, *args, **kwargs):
         """
         Train as [`~transformers.Trainer.train`] does.
 
@@ -141,25 +145,36 @@ class CheckpointMixin:
 
         Raises:
             `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
-                another process trains into `output_dir` or `run_dir`, or there are files in them that belong to no
-                run.
+                another process trains into `output_dir`, or a new run would lie in it among other files.
         """
+        self._folder = RunFolder(super()._get_output_dir(trial))
         is_main = self.is_world_process_zero()
-        by_main_process(is_main, self.folders.check_usable)
-        with self.hold_folders():
+        by_main_process(is_main, self.folder.check_usable)
+        with self.hold_folder():
             self._resume = None
-            if resume_from_checkpoint and not self._starts_instead(resume_from_checkpoint):
-                check_record(self.run_dir)
-                by_main_process(is_main, lambda: adopt_unnamed(self.folders.output_dir))
+            self._sets_aside = self.args.overwrite or self._folder.path == self._trained_in
+            if resume_from_checkpoint and not self._begins_again(resume_from_checkpoint):
+                by_main_process(is_main, self._prepare_resume)
                 self._resume = self._find_resume(resume_from_checkpoint)
-            by_main_process(is_main, self._check_folders_content)
-            return self._train_with_rollbacks(*args, **kwargs)
+            by_main_process(is_main, self._check_folder)
+            return self._train_with_rollbacks(trial, *args, **kwargs)
 
-    def _starts_instead(self, resume_from) -> bool:
-        """Return whether a resume with `"auto"` starts the run at step 0, because it has no checkpoint."""
+    def _begins_again(self, resume_from) -> bool:
+        """Return whether a resume with `"auto"` begins the run again, because it has no checkpoint."""
         if read_resume_word(resume_from) != AUTO_RESUME:
             return False
-        return by_main_process(self.is_world_process_zero(), lambda: begins_again(resume_from, self.folders))
+        again = by_main_process(self.is_world_process_zero(), lambda: begins_again(resume_from, self.folder))
+        if again:
+            self._sets_aside = True
+            if self.is_world_process_zero():
+                print(f"{self.run_dir} has no complete checkpoint: the run starts at step 0", file=sys.stderr)
+        return again
+
+    def _prepare_resume(self) -> None:
+        folder = self.folder
+        check_links(folder.path, folder.given, only_links=True)
+        check_record(folder.path)
+        adopt_unnamed(folder.path)
 
     def _train_with_rollbacks(self, *args, **kwargs):
         """
@@ -184,7 +199,7 @@ class CheckpointMixin:
                 logger.warning("Rolled back to %s instead of stopping with: %s", rollback["checkpoint"], error)
             self._event(rollback)
             self.rollback.sync_event()
-            self._resume = self._find_resume(Path(self.args.output_dir, rollback["checkpoint"]))
+            self._resume = self._find_resume(self.run_dir / rollback["checkpoint"])
 
     def _plan_rollback(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """Plan the way back because of an event; `None` if there is none."""
@@ -205,18 +220,19 @@ class CheckpointMixin:
         if hook is not None:
             hook.remove()
 
-    def _check_folders_content(self) -> None:
-        if self._begins_in_its_folder():
-            self.folders.check_nothing_foreign()
+    def _check_folder(self) -> None:
+        if not self._begins_in_its_folder():
+            self.folder.check_own(self._resume.checkpoint, self.base_name())
+        elif self._sets_aside:
+            self.folder.check_movable(self.base_name(), self.made_by_trl)
         else:
-            self.folders.check_record_stays(self._resume.checkpoint)
-            self.folders.check_model_stays(self.base_name())
+            self.folder.check_new(self.made_by_trl)
 
     def _begins_in_its_folder(self) -> bool:
         """
         Return whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder.
         """
-        return self._resume is None or not self.folders.has_checkpoint(self._resume.checkpoint)
+        return self._resume is None or not self.folder.has_checkpoint(self._resume.checkpoint)
 
     def _find_resume(self, resume_from) -> "Resume":
         """
@@ -229,8 +245,7 @@ class CheckpointMixin:
             `ValueError`: The checkpoint is not whole, or the run would not be the same.
         """
         began = time.perf_counter()
-        output_dir = Path(self.args.output_dir)
-        checkpoint, skipped = find_checkpoint(resume_from, output_dir)
+        checkpoint, skipped = find_checkpoint(resume_from, self.folder.path)
         if means_newest(resume_from):
             checkpoint = checkpoint_after_rollback(checkpoint, self.run_dir)
         for name, reason in skipped.items():
@@ -262,22 +277,24 @@ class CheckpointMixin:
         self._has_trained = True
         self._best_step = None
         resume = self._resume
-        folders = self.folders
+        folder = self.folder
+        self._trained_in = folder.path
         is_main = self.is_world_process_zero()
-        if self._begins_in_its_folder():
-            by_main_process(is_main, lambda: folders.set_earlier_run_aside(self.base_name()))
+        if self._begins_in_its_folder() and self._sets_aside:
+            base = self.base_name()
+            by_main_process(is_main, lambda: folder.set_aside(base, self._folder_lock, self.made_by_trl))
         self._epochs_done = resume.epochs if resume is not None else 0
         checkpoint = resume.checkpoint if resume is not None else None
         # One process chooses the id for all: on several nodes, several may save.
-        self._run_id = by_main_process(is_main, lambda: folders.id_of_run(checkpoint))
+        self._run_id = by_main_process(is_main, lambda: folder.id_of_run(checkpoint))
         if is_main:
-            folders.clear_leftovers()
+            folder.clear_leftovers()
             if self.log_completions:  # TRL made the folder with the trainer; it may be set aside by now
                 Path(self.args.output_dir, COMPLETIONS).mkdir(exist_ok=True)
             if resume is None:
                 self.recorder.open(self.run_dir)
             else:
-                resume.abandoned = list(folders.abandon_newer(resume.checkpoint, resume.skipped))
+                resume.abandoned = list(folder.abandon_newer(resume.checkpoint, resume.skipped))
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
             # Before any other file with content: it has the id by which they are known as this run's.
@@ -339,9 +356,9 @@ class CheckpointMixin:
         self.state.compute_steps(self.args, self.state.max_steps)  # it brings its own logging_steps, save_steps, …
         if self._resume.best is not None:
             self.state.best_model_checkpoint = str(self._resume.best)
-        if self.args.should_save and self.folders.has_checkpoint(checkpoint):
+        if self.args.should_save and self.folder.has_checkpoint(checkpoint):
             # The run may have ended between its last save and the removal that follows a save.
-            self._remove_oldest(self.folders)
+            self._remove_oldest()
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         policy = self.accelerator.unwrap_model(self.model)
@@ -401,9 +418,8 @@ class CheckpointMixin:
         return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        output_dir = Path(super()._get_output_dir(trial=trial))
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        checkpoint = WholeCheckpoint(output_dir, self.state.global_step, not self.args.save_only_model, sharded)
+        checkpoint = WholeCheckpoint(self.folder.path, self.state.global_step, not self.args.save_only_model, sharded)
         try:
             with checkpoint.write_aside(self.accelerator, self.args.should_save, self.recorder.files):
                 self._aside = checkpoint
@@ -416,11 +432,13 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            self._remove_oldest(RunFolders.from_args(self.args, output_dir))
+            self._remove_oldest()
 
-    def _remove_oldest(self, folders: RunFolders) -> None:
+    def _remove_oldest(self) -> None:
         state = self.state
-        folders.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint, self._run_id)
+        self.folder.remove_oldest(
+            state.global_step, self.args.save_total_limit, state.best_model_checkpoint, self._run_id
+        )
 
     def _note_failure(self):
         """
@@ -448,7 +466,6 @@ class CheckpointMixin:
             part.save(folder)
         completions = self._logs if self.log_completions else None
         state = {
-            "layout": LAYOUT,
             "generations": self._generations,
             "micro_batches": self._step,
             "parts": self.parts.state_dict(),
@@ -673,18 +690,8 @@ def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], compl
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """
-    Read the trainer's state beyond weights and optimizer.
-
-    Raises:
-        InputError: Another version of trl-prorl, with another layout, wrote it.
-    """
-    state = json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
-    if state.get("layout") != LAYOUT:
-        raise InputError(
-            f"{folder} was made by another version of trl-prorl: resume with that one, or begin a new run."
-        )
-    return state
+    """Read the trainer's state beyond weights and optimizer."""
+    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
 
 
 def _as_json(value):

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,24 +19,25 @@ from safetensors import SafetensorError
 from .errors import CheckpointError, InputError, RunError
 from .files import file_sha256
 from .keys import AUTO_RESUME
-from .run_files import METRICS_FILE, WEIGHTS, read_json, recorded_run_id, saved_run_id
+from .run_files import WEIGHTS, read_json, recorded_run_id, saved_run_id
 from .run_folder import (
     CHECKPOINT,
-    HALF_SAVED,
-    INCOMPLETE,
+    LEFT_BEHIND,
     MANIFEST_FILE,
-    RunFolders,
+    WRITING,
+    RunFolder,
     check_links,
     find_named,
     is_of_run,
-    name_while_removed,
     rename_abandoned,
+    rename_to_remove,
     steps_of,
 )
 
 
 logger = logging.getLogger(__name__)
 
+LAYOUT = 2  # of a checkpoint: what it holds, and where
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
 
 
@@ -59,7 +59,7 @@ class WholeCheckpoint:
         self.step = step
         self.resumable = resumable
         self.sharded = sharded
-        self.folder = output_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
+        self.folder = output_dir / f"{WRITING}{step}"  # where the trainer believes its checkpoints to be
         self.aside = self.folder / name
         self.final = output_dir / name
         self.failure: Exception | None = None  # the first write of this process that failed
@@ -142,20 +142,21 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
     for path in sorted(aside.rglob("*")):
         if path.is_file():
             files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    manifest = {"step": step, "resumable": resumable, "files": files}
+    manifest = {"layout": LAYOUT, "step": step, "resumable": resumable, "files": files}
     (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     for path in [*aside.rglob("*"), aside]:
         sync(path)
-    old = name_while_removed(final)
+    old = None
     if final.exists():
         if is_of_run(final, saved_run_id(aside)):
-            final.rename(old)
+            old = rename_to_remove(final)
         else:
             now = rename_abandoned(final)
             logger.warning("%s belonged to another run. It was renamed to %s.", final, now.name)
-    aside.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
+    aside.rename(final)  # a kill before it leaves `aside`, which is complete: `adopt_unnamed` names it
     sync(final.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -232,38 +233,40 @@ def means_newest(resume_from: str | os.PathLike | bool) -> bool:
     return str(resume_from).lower() in ("true", AUTO_RESUME)
 
 
-def begins_again(resume_from: str | os.PathLike | bool, folders: RunFolders) -> bool:
+def begins_again(resume_from: str | os.PathLike | bool, folder: RunFolder) -> bool:
     """
-    Return whether a resume without a checkpoint starts the run at step 0, and print that it does.
+    Return whether a resume begins the run again, because it has no checkpoint. What has begun is then set aside.
 
     Raises:
-        `ValueError`: The run is finished, or files in the folders belong to no run.
+        `ValueError`: The run is finished, or what lies in the folder is of no run.
     """
     if not means_newest(resume_from):
         return False
-    newest, unusable = find_newest_checkpoint(folders.output_dir, content=False)
+    newest, unusable = find_newest_checkpoint(folder.path, content=False)
     if newest is not None:
         return False
-    model = finished_model(folders)
+    model = finished_model(folder.path)
     if model is not None:
-        raise ValueError(
-            f"output_dir={str(folders.output_dir)!r} contains a finished run ({model}) without a complete checkpoint, "
-            "so there is nothing to resume. Choose another output_dir. To continue a run later, set save_strategy: "
-            "steps."
+        raise FinishedError(
+            f"{folder.given} contains a finished run ({model}) without a complete checkpoint, so there is nothing to "
+            "resume. Choose another output_dir. To continue a run later, set save_strategy: steps."
         ) from None
-    if unusable and not (folders.run_dir / METRICS_FILE).exists():
+    if unusable and recorded_run_id(folder.path) is None:
         return False  # no run of ours wrote them
-    folders.check_nothing_foreign()
-    print(f"{folders.output_dir} has no complete checkpoint: the run starts at step 0", file=sys.stderr)
+    folder.check_movable(None)
     return True
 
 
-def finished_model(folders: RunFolders) -> Path | None:
+class FinishedError(ValueError):
+    """A run that is to be resumed is finished, and has no checkpoint."""
+
+
+def finished_model(folder: Path) -> Path | None:
     """Return a model file of a finished run; `None` if the run is not finished."""
-    if recorded_run_id(folders.run_dir) is not None and saved_run_id(folders.output_dir) is None:
+    if recorded_run_id(folder) is not None and saved_run_id(folder) is None:
         return None  # a run writes this id last
     for pattern in WEIGHTS:
-        for path in sorted(folders.output_dir.glob(pattern)):
+        for path in sorted(folder.glob(pattern)):
             if path.name != "training_args.bin":
                 return path
     return None
@@ -282,8 +285,9 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
         return None, {}
     unnamed = find_unnamed(folder)
     skipped = {}
-    for path in find_named(folder, [HALF_SAVED]):
-        if not any(checkpoint.parent == path for checkpoint in unnamed):
+    for path in find_named(folder, LEFT_BEHIND):
+        is_complete = any(checkpoint.parent == path for checkpoint in unnamed)
+        if path.name.startswith(WRITING) and not is_complete:
             skipped[path.name] = "the run ended while it was being written"
     steps = {**unnamed, **steps_of(folder)}
     for path in sorted(steps, key=steps.get, reverse=True):
@@ -300,11 +304,11 @@ def find_unnamed(output_dir: Path) -> dict[Path, int]:
     steps. One whose name is taken is not among them: the run was killed before it removed the older one of this step.
     """
     found = {}
-    for folder in find_named(output_dir, [rf"{INCOMPLETE}{CHECKPOINT.pattern}"]):
-        aside = folder / folder.name.removeprefix(INCOMPLETE)
-        is_free = not os.path.lexists(output_dir / aside.name)
-        if is_free and why_incomplete(aside, content=False) is None:
-            found[aside] = int(CHECKPOINT.fullmatch(aside.name)[1])
+    for folder in find_named(output_dir, LEFT_BEHIND):
+        for aside in steps_of(folder):
+            is_free = not os.path.lexists(output_dir / aside.name)
+            if folder.name.startswith(WRITING) and is_free and why_incomplete(aside, content=False) is None:
+                found[aside] = int(CHECKPOINT.fullmatch(aside.name)[1])
     return found
 
 
@@ -340,7 +344,10 @@ def why_incomplete(checkpoint: Path, content: bool = True) -> str | None:
                 f"it has no {MANIFEST_FILE}: it is incomplete, or was written by TRL's own trainer; its weights can "
                 'start a new run (docs/howto-model.md, "From a TRL run")'
             )
-        files = read_json(checkpoint / MANIFEST_FILE, ("resumable", "files"))["files"]
+        manifest = read_json(checkpoint / MANIFEST_FILE, ("resumable", "files"))
+        if manifest.get("layout") != LAYOUT:
+            return "it was made by another version of trl-prorl: resume with that one, or start a new run"
+        files = manifest["files"]
         expected = {name: (file["bytes"], file["sha256"]) for name, file in files.items()}
     except (InputError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -70,8 +69,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         for key in BARE_WORDS:
             setattr(self, key, read_bare_word(getattr(self, key)))
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
-        if isinstance(self.run_dir, os.PathLike):
-            self.run_dir = os.fspath(self.run_dir)
         for name, value in vars(self).items():
             setattr(self, name, plain_number(value, (float,)))  # NumPy's are none that JSON knows
         check_values(self, KEYS)

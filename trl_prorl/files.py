@@ -1,6 +1,7 @@
 """Files: written whole or not at all, named so that none is replaced, and hashed."""
 
 import hashlib
+import itertools
 import os
 import secrets
 from collections.abc import Iterator
@@ -36,13 +37,10 @@ def open_own(path: str | os.PathLike, mode: str) -> IO[str]:
 
 
 def free_name(path: Path) -> Path:
-    """Return `metrics.1.jsonl` for `metrics.jsonl`, or the next number that is free."""
-    number = 1
-    while True:
-        candidate = path.with_suffix(f".{number}{path.suffix}")
-        if not os.path.lexists(candidate):
-            return candidate
-        number += 1
+    """Return `NAME.1` for a folder or a file `NAME`, or the next number that is free."""
+    path = path.absolute()
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(candidate for candidate in numbered if not os.path.lexists(candidate))
 
 
 def file_sha256(file: Path) -> str:

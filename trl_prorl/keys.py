@@ -495,9 +495,9 @@ class ProlongedKeys:
 
         > Log files and the Hub
 
-        run_dir (`str`, *optional*):
-            Folder for the run's log files (`metrics.jsonl`, `events.jsonl`, `env.json` …). `None`: `output_dir`. The
-            run's id shows which model belongs to which log files.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Whether a new run may take the folder of an earlier one, which is renamed to `NAME.1` (`NAME.2` …) as a
+            whole. Without it such an `output_dir` is an error.
         log_update_norm (`bool`, *optional*, defaults to `False`):
             Log the norm of every update of the trained parameters, which shows the effect of a reset on the first
             updates. Costs a copy of those parameters.
@@ -569,7 +569,7 @@ class ProlongedKeys:
     reward_timeout: Annotated[float | None, Key(gt=0, free=True)] = 600.0
     allow_config_change: Annotated[bool, Key(free=True)] = False
 
-    run_dir: Annotated[str | None, Key(free=True)] = None
+    overwrite: Annotated[bool, Key(free=True)] = False
     log_update_norm: Annotated[bool, Key(free=True)] = False
     hub_push_reference: Annotated[bool, Key(free=True, needs=needs("beta"))] = False
 

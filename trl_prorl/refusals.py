@@ -372,7 +372,7 @@ def check_folders_and_beta(args: Any) -> None:
     Raises:
         `ValueError`: A value is not allowed.
     """
-    for name in ("output_dir", "run_dir", "resume_from_checkpoint"):
+    for name in ("output_dir", "resume_from_checkpoint"):
         if getattr(args, name) == "":
             raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
     check_values(args, {"beta": Key(ge=0, types=(float,))})

@@ -16,7 +16,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from .errors import InputError
-from .files import free_name, replaced
+from .files import replaced
 from .text import cut, parse_json, short, visible
 
 
@@ -142,7 +142,7 @@ class JsonLines:
     Args:
         path (`str` or `os.PathLike`): The file.
         keep (`Callable`, *optional*): Continues a file: the lines for which this is true stay, those that a run cut
-            short left behind are dropped. `None` begins a new file; one that is there is kept under a numbered name.
+            short left behind are dropped. `None` begins a new file.
 
     Raises:
         `InputError`: A line of a file that is continued cannot be read.
@@ -152,9 +152,7 @@ class JsonLines:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if keep is None:
-            if self.path.exists() and self.path.stat().st_size:
-                self.path.rename(free_name(self.path))
-            self.path.touch()
+            self.path.touch(exist_ok=False)
         else:
             rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path) if keep(row)]
             with replaced(self.path) as aside:

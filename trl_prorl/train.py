@@ -11,16 +11,19 @@ if __name__ == "__main__":  # first, so that help and errors come before the slo
 
 import pickle
 import re
+import sys
 from collections.abc import Callable
+from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .checkpoint_files import begins_again, find_checkpoint
+from .checkpoint_files import FinishedError, begins_again, find_checkpoint
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .identity import changing_keys, check_same_run
+from .keys import AUTO_RESUME
 from .launch.checks import check_prompts_fit, check_rows
 from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.ending import (
@@ -32,7 +35,7 @@ from .launch.ending import (
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .run_files import check_record
-from .run_folder import RunFolders, by_main_process, check_free
+from .run_folder import RunFolder, by_main_process, check_free, check_links
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .vocabulary import load_tokenizer
@@ -95,7 +98,7 @@ def build(
         rollout_func=rollout,
     )
     trainer.recipe = (task_args, model_args)
-    return trainer, args.resume_from_checkpoint if resume else None
+    return trainer, resume
 
 
 def rows_of(task, split: str, key: str, task_args: TaskArguments):
@@ -108,7 +111,7 @@ def rows_of(task, split: str, key: str, task_args: TaskArguments):
 
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
     """Run the trainer of [`build`], and save the model."""
-    with trainer.hold_folders():
+    with trainer.hold_folder():
         trainer.train(resume_from_checkpoint=resume)
         if trainer.args.push_to_hub:
             trainer.push_to_hub()  # saves, too
@@ -117,7 +120,7 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
     trainer.terminal.say_next()
 
 
-def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
+def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     """
     Raise an error if a new run cannot use its output folder, or if a resume would not continue the same run. A run
     that stopped before its first checkpoint starts again at step 0. A finished run is not trained a second time.
@@ -129,7 +132,7 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
         recipe (`tuple`): The recipe's other dataclasses.
 
     Returns:
-        `bool`: Whether there is a checkpoint to resume from.
+        `str` or `None`: The `resume_from_checkpoint` of the training.
 
     Raises:
         `ValueError`: The folder or the checkpoint cannot be used.
@@ -137,28 +140,33 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 
 
-def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
-    folders = RunFolders.from_args(args)
-    folders.check_usable()
-    check_free(*folders.paths.values())
-    if not args.resume_from_checkpoint:
-        folders.check_new()
-        return False
+def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
+    resume = args.resume_from_checkpoint
+    base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
+    folder = RunFolder(args.output_dir)
+    folder.check_usable()
+    check_free(folder.path)
+    check_begin = folder.check_new
+    if args.overwrite:
+        check_begin = partial(folder.check_movable, base)
+    if not resume:
+        check_begin()
+        return None
+    check_links(folder.path, folder.given, only_links=True)
     try:
-        checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
+        checkpoint, _ = find_checkpoint(resume, folder.path, content=False)
     except ValueError:
-        if not begins_again(args.resume_from_checkpoint, folders):
+        if not begins_again(resume, folder):
             raise
-        return False
-    if folders.has_checkpoint(checkpoint):
-        base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
-        folders.check_record_stays(checkpoint)
-        folders.check_model_stays(base)
+        folder.check_movable(base)
+        return AUTO_RESUME
+    if folder.has_checkpoint(checkpoint):
+        folder.check_own(checkpoint, base)
+        check_record(folder.path)
     else:
-        folders.check_new()
-    check_record(folders.run_dir)
+        check_begin()
     check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)
-    return True
+    return resume
 
 
 def check_base(model: str | None, task: str) -> None:
@@ -194,6 +202,12 @@ def run(
         begun = trainer is not None and trainer.has_begun
         kept = describe_saved_state(args.output_dir, begun, same, same)
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
+    except FinishedError as error:
+        if args.resume_from_checkpoint != AUTO_RESUME:
+            raise InputError(str(error)) from error
+        if args.process_index == 0:
+            print(f"nothing to do: {error}", file=sys.stderr)
+        return
     except (RunError, BrokenPipeError):
         raise
     except Exception as error:

@@ -94,6 +94,7 @@ from .rollout import (
     set_advantages,
 )
 from .run_files import RESET
+from .run_folder import RunFolder
 from .trained import TrainedCheck
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 from .vocabulary import check_tokenizer, embedding_rows
@@ -184,8 +185,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
         plan.wrap()  # a reference that moves under LoRA is an adapter of the same model
+        folder = RunFolder(plan.args.output_dir)
+        before = set(folder.contents())
         with plan.loading():
             super().__init__(**plan.given)
+        self.made_by_trl = set(folder.contents()) - before  # `completions`
         check_reward_names(self.reward_func_names)  # those of environments, too
         self._check_tokenizers()
         self._check_prompts()
@@ -716,8 +720,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of the log files: `run_dir` of the configuration, by default its `output_dir`."""
-        return Path(self.args.run_dir or self.args.output_dir)
+        """Folder of the run: `output_dir`, or the folder of a trial in a search for hyperparameters."""
+        return self.folder.path
 
     def share_in_training(self, rows) -> float | None:
         """Return the share of prompts of a data set that occur in the training set; `None` if it is not known."""

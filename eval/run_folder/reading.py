@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 from collections import Counter
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +15,7 @@ from trl_prorl import run_files
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.run_files import RUN_ID, is_of_other_run
-from trl_prorl.run_folder import check_links, exclusive, has_begun
+from trl_prorl.run_folder import SET_ASIDE, check_links, exclusive
 from trl_prorl.run_shapes import MAX_NUMBER, check_shape
 from trl_prorl.text import cut, visible
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 PASSK_FILE = "passk.json"
 DRIFT_FILE = "drift.json"
-EARLIER = re.compile(r"earlier-\d+")  # a folder with the files of an earlier run, which a restart set aside
 MAX_REASONS = 3  # in one sentence
 PLAIN_RUN = (
     "it is a run of another trainer, without the log files of ProRLTrainer. For an identical run with log files, "
@@ -276,7 +274,7 @@ def find_recorded_runs(patterns: list[str]) -> RecordedRuns:
     Find the runs with at least one recorded step among paths and glob patterns.
 
     Any other folder stands for the runs below it, at any depth. Files are skipped. A run that was set aside when
-    another one took its folder (`earlier-1`) is included only if it is given by name.
+    another one took its folder (`NAME.1`) is included only if it is given by name.
 
     Raises:
         InputError: If a path does not exist, a pattern matches nothing, or no run remains.
@@ -327,9 +325,10 @@ def _reason_left_out(folder: Path, is_named: bool) -> str | None:
     """Return why a folder has no data to show; `None` if a step of a run is recorded there."""
     if not (folder / run_files.CONFIG_FILE).is_file() and not (folder / run_files.METRICS_FILE).is_file():
         return PLAIN_RUN if is_plain_run(folder) else "it contains no run"
-    if not has_begun(folder):
+    log = folder / run_files.METRICS_FILE
+    if not log.is_file() or log.stat().st_size == 0:
         return "it has no finished step"
-    if EARLIER.fullmatch(folder.name) and not is_named:
+    if (folder / SET_ASIDE).is_file() and not is_named:
         return f"a later run took its folder, and it was set aside; include it with `--runs {folder}`"
     return None
 

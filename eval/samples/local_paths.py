@@ -8,7 +8,6 @@ from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha2
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.provenance import fingerprint, is_hub_name
-from trl_prorl.run_files import RUN_ID, saved_run_id
 from trl_prorl.run_folder import check_links
 
 
@@ -17,7 +16,7 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
     Return a run's configuration with relative paths resolved from here, and with the original base model.
 
     A path is tried as written, then from the run's folder and its parents, nearest first, because the run was usually
-    started in one of them. A possible name on the Hub is not changed. The run's record of base model and output folder
+    started in one of them. A possible name on the Hub is not changed. The run's record of the base model
     decides: another model of the same name is skipped, and `model_revision` is the Hub commit of the starting model.
 
     Raises:
@@ -30,25 +29,10 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
     found = {
         "model_name_or_path": _model(run_dir, config.get("model_name_or_path"), env),
         "dataset_name": _find(run_dir, data, lambda path: path.is_file() or (may_be_folder and path.is_dir())),
-        "output_dir": find_output_dir(run_dir, config, env),
     }
     if (env.get("base_model") or {}).get("name") == config.get("model_name_or_path"):
         found["model_revision"] = env.get("base_commit")
     return {**config, **{key: path for key, path in found.items() if path}}
-
-
-def find_output_dir(run_dir: Path, config: dict, env: dict) -> str | None:
-    """
-    Return the run's `output_dir` from here: the folder of that name with this run's weights, else any folder of that
-    name.
-    """
-
-    def is_this_runs(path: Path) -> bool:
-        return path.is_dir() and saved_run_id(path) == env[RUN_ID]
-
-    name = config.get("output_dir")
-    found = _find(run_dir, name, is_this_runs) if env.get(RUN_ID) else None
-    return found or _find(run_dir, name, Path.is_dir)
 
 
 def _model(run_dir: Path, name: str | None, env: dict) -> str | None:

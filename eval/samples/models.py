@@ -1,7 +1,6 @@
 """The models of a run: base, checkpoints and final model; the identity of their weights; loading them."""
 
 import filecmp
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
@@ -16,12 +15,11 @@ from transformers.utils.logging import disable_progress_bar
 from trl_prorl import vocabulary
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.files import file_sha256
 from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
 from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id, saved_step
-from trl_prorl.run_folder import check_links, steps_of
+from trl_prorl.run_folder import steps_of
 from trl_prorl.text import visible
 from trl_prorl.weights import load_model, named_class, refuse_code
 
@@ -49,55 +47,26 @@ def kind_of_model(folder: Path) -> str | None:
     return "full" if (folder / "config.json").is_file() else None
 
 
-def find_trained_model(run_dir: Path, config: dict) -> Path:
+def check_trained_model(run_dir: Path, config: dict) -> None:
     """
-    Return the folder of the trained model of a run: the run folder or, if `run_dir` put the log files elsewhere, its
-    `output_dir`. There a model counts only if it has the run id of the log files, because another run may have used
-    the folder since.
+    Raise an error for a run folder without a trained model of the run.
 
     Raises:
         InputError: If there is none, or it belongs to another run.
     """
-    env = read_env(run_dir)
-    run = env.get(RUN_ID)
+    run = read_env(run_dir).get(RUN_ID)
     saved = saved_run_id(run_dir)
-    if kind_of_model(run_dir):
-        if None not in (run, saved) and saved != run:
-            raise InputError(
-                f"run folder '{run_dir}' contains the model of another run ({RUN_ID} {saved}; env.json has {run}); "
-                "let the run finish, or copy the files of one of its checkpoints there"
-            )
-        return run_dir
-    elsewhere = separate_output_dir(run_dir, config, env)
-    if elsewhere is not None:
-        check_links(elsewhere)
-    if elsewhere is None or not kind_of_model(elsewhere):
+    if not kind_of_model(run_dir):
         finish = "let the run finish" if config.get("task") else "let the script end with trainer.save_model()"
         raise InputError(
             f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); {finish}, or copy "
             "a checkpoint's files there"
         )
-    saved = saved_run_id(elsewhere)
-    if run is None or saved != run:
+    if None not in (run, saved) and saved != run:
         raise InputError(
-            f"run folder '{run_dir}' has no trained model, and the one in output_dir '{elsewhere}' may belong to "
-            f"another run ({RUN_ID} {saved}; env.json has {run}); if it is this run's, copy its files into the run "
-            "folder"
+            f"run folder '{run_dir}' contains the model of another run ({RUN_ID} {saved}; env.json has {run}); let "
+            "the run finish, or copy the files of one of its checkpoints there"
         )
-    return elsewhere
-
-
-def separate_output_dir(run_dir: Path, config: dict, env: dict) -> Path | None:
-    """
-    Return the run's `output_dir` if `run_dir` put the log files elsewhere; else `None`: model and log files share a
-    folder.
-    """
-    record = config.get("run_dir")
-    output = config.get("output_dir")
-    if not record or not output or os.path.normpath(record) == os.path.normpath(output):
-        return None
-    found = find_output_dir(run_dir, config, env)
-    return None if found is None or Path(found).resolve() == run_dir.resolve() else Path(found)
 
 
 def base_point(run_dir: Path) -> Point:
@@ -117,28 +86,24 @@ def trained_point(run_dir: Path, config: dict) -> Point:
     there after the run was killed), it has that step. Else its step is the one saved with the weights (a run that was
     resumed and killed leaves older ones than its log files); without one, the last in `metrics.jsonl`.
     """
-    folder = find_trained_model(run_dir, config)
-    found, _ = checkpoints(folder, run_dir)
-    same = [step for step, path in found.items() if same_weights(path, folder)]
+    check_trained_model(run_dir, config)
+    found, _ = checkpoints(run_dir)
+    same = [step for step, path in found.items() if same_weights(path, run_dir)]
     if same:
-        return Point("trained", max(same), folder)
-    step = saved_step(folder)
-    return Point("trained", last_step(run_dir) if step is None else step, folder)
+        return Point("trained", max(same), run_dir)
+    step = saved_step(run_dir)
+    return Point("trained", last_step(run_dir) if step is None else step, run_dir)
 
 
-def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
-    """
-    Return the checkpoints with weights in a folder, by step: this run's, and those of other runs. A checkpoint without
-    a run id counts as this run's only in the run folder.
-    """
+def checkpoints(run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
+    """Return the checkpoints with weights in a run folder, by step: this run's, and those of other runs."""
     run = read_env(run_dir).get(RUN_ID)
-    here = folder.resolve() == run_dir.resolve()
     found = {}
     others = {}
-    for path, step in steps_of(folder).items():
+    for path, step in steps_of(run_dir).items():
         if kind_of_model(path) and weight_files(path):
             saved = saved_run_id(path)
-            if saved == run or (here and None in (saved, run)):
+            if saved == run or None in (saved, run):
                 found[step] = path
             else:
                 others[step] = path
@@ -168,22 +133,22 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
     if not wanted:
         return []
     trained = trained_point(run_dir, config)
-    found, others = checkpoints(trained.folder, run_dir)
+    found, others = checkpoints(run_dir)
     steps = sorted(found)
     if others:
         names = ", ".join(path.name for _, path in sorted(others.items()))
-        print(visible(f"{trained.folder}: skipped {names}, from another run."), file=sys.stderr)
+        print(visible(f"{run_dir}: skipped {names}, from another run."), file=sys.stderr)
     if wanted != ["all"]:
         for step in wanted:
             if not step.isdigit() or int(step) not in found:
                 raise InputError(
-                    f"--checkpoints {step}: '{trained.folder}' has no such checkpoint; it has "
+                    f"--checkpoints {step}: '{run_dir}' has no such checkpoint; it has "
                     f"{', '.join(map(str, steps)) or 'none'}. Give one of these, or all"
                 )
         steps = sorted(set(map(int, wanted)))
     elif not steps:
         raise InputError(
-            f"--checkpoints all: '{trained.folder}' has no checkpoint; train with save_strategy: steps, save_steps: N "
+            f"--checkpoints all: '{run_dir}' has no checkpoint; train with save_strategy: steps, save_steps: N "
             "and a save_total_limit that keeps them (save_only_model: true keeps them small)"
         )
     return [Point(f"step-{step}", step, found[step]) for step in steps if step != trained.step]

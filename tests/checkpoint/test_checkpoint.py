@@ -17,15 +17,15 @@ from transformers import Trainer, TrainerCallback
 
 from trl_prorl import checkpoint_files as on_disk
 from trl_prorl import evaluate
-from trl_prorl.checkpoint import log_to_json, read_state
+from trl_prorl.checkpoint import log_to_json
 from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
-from trl_prorl.errors import CheckpointError, InputError
+from trl_prorl.errors import CheckpointError
 from trl_prorl.files import file_sha256
-from trl_prorl.run_folder import RunFolders
+from trl_prorl.run_folder import RunFolder
 
 
 def write(folder, step, resumable=True, **files):
-    aside = folder / f"_incomplete-checkpoint-{step}" / f"checkpoint-{step}"
+    aside = folder / f"_writing-{step}" / f"checkpoint-{step}"
     for name, text in {"weights": "w" * 10, "deep/state": "s", **files}.items():
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_text(text)
@@ -64,11 +64,11 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
 def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, harm, reason):
     older = write(tmp_path, 9)
     newer = write(tmp_path, 10)
-    (tmp_path / "_incomplete-checkpoint-11").mkdir()
+    (tmp_path / "_writing-11").mkdir()
     harm(newer)
     found, skipped = find_newest_checkpoint(tmp_path)
     assert found == older
-    assert set(skipped) == {"checkpoint-10", "_incomplete-checkpoint-11"}
+    assert set(skipped) == {"checkpoint-10", "_writing-11"}
     assert reason in skipped["checkpoint-10"]
     with pytest.raises(ValueError, match="checkpoint-10.*cannot be resumed from"):
         find_checkpoint(str(newer), str(tmp_path))
@@ -161,9 +161,9 @@ def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
     left = {**dict.fromkeys((None, 0, -1, 4), all_of_them), 3: [4, 6, 8, 10], 2: [4, 8, 10], 1: [4, 8, 10]}
     for limit, steps in left.items():
         # 10 lies after the run's newest, and is not of this run.
-        RunFolders(tmp_path).remove_oldest(8, limit, os.path.relpath(best))
+        RunFolder(tmp_path).remove_oldest(8, limit, os.path.relpath(best))
         assert sorted(int(path.name[11:]) for path in tmp_path.glob("checkpoint-*")) == steps, limit
-    RunFolders(tmp_path).remove_oldest(8, 1, None)
+    RunFolder(tmp_path).remove_oldest(8, 1, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-8"]
 
 
@@ -177,9 +177,9 @@ def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("trl_prorl.run_folder.shutil.rmtree", broken_off)
-        RunFolders(tmp_path).remove_oldest(4, 1, None)
+        RunFolder(tmp_path).remove_oldest(4, 1, None)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
-    RunFolders(tmp_path).clear_leftovers()
+    RunFolder(tmp_path).clear_leftovers()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
@@ -207,7 +207,7 @@ def test_a_second_save_of_a_step_that_is_killed_at_any_rename_leaves_a_copy(tmp_
     if resumable:
         assert find_newest_checkpoint(tmp_path)[0].name == "checkpoint-5"
     on_disk.adopt_unnamed(tmp_path)
-    RunFolders(tmp_path).clear_leftovers()
+    RunFolder(tmp_path).clear_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-5"]
     assert (tmp_path / "checkpoint-5/weights").read_text() == ("old" if killed_at == 1 else "new")
     assert on_disk.why_incomplete(tmp_path / "checkpoint-5") is None
@@ -215,7 +215,7 @@ def test_a_second_save_of_a_step_that_is_killed_at_any_rename_leaves_a_copy(tmp_
 
 def test_a_checkpoint_that_was_written_in_part_gets_no_name(tmp_path):
     checkpoint = write(tmp_path, 5)
-    aside = tmp_path / "_incomplete-checkpoint-5"
+    aside = tmp_path / "_writing-5"
     aside.mkdir()
     (checkpoint / "weights").write_text("w")
     checkpoint.rename(aside / checkpoint.name)
@@ -226,10 +226,10 @@ def test_a_checkpoint_that_was_written_in_part_gets_no_name(tmp_path):
 
 def test_a_run_goes_on_from_a_checkpoint_that_a_kill_left_without_its_name(run, make_trainer):
     out = Path(run(**KEYS).args.output_dir)
-    aside = out / "_incomplete-checkpoint-4"
+    aside = out / "_writing-4"
     aside.mkdir()
     (out / "checkpoint-4").rename(aside / "checkpoint-4")
-    assert RunFolders(out).has_checkpoint(find_newest_checkpoint(out)[0])  # a recipe may go on, too
+    assert RunFolder(out).has_checkpoint(find_newest_checkpoint(out)[0])  # a recipe may go on, too
     make_trainer(output_dir=str(out), **KEYS).train(resume_from_checkpoint=True)
     assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-4"]
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
@@ -238,7 +238,9 @@ def test_a_run_goes_on_from_a_checkpoint_that_a_kill_left_without_its_name(run, 
 @pytest.mark.parametrize("files", [5, [], {"weights": 5}, {"weights": {"bytes": 10}}, {"weights": {"sha256": ""}}])
 def test_a_manifest_of_any_content_is_one_line(tmp_path, files):
     checkpoint = write(tmp_path, 5)
-    (checkpoint / on_disk.MANIFEST_FILE).write_text(json.dumps({"resumable": True, "files": files}))
+    (checkpoint / on_disk.MANIFEST_FILE).write_text(
+        json.dumps({"layout": on_disk.LAYOUT, "resumable": True, "files": files})
+    )
     assert find_newest_checkpoint(tmp_path)[1].keys() == {"checkpoint-5"}
 
 
@@ -256,7 +258,7 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
         for step in (2, 4, 10):
             if not (tmp_path / f"checkpoint-{step}").exists():
                 write(tmp_path, step)
-        abandoned = RunFolders(tmp_path).abandon_newer(tmp_path / "checkpoint-2", ["checkpoint-10"])
+        abandoned = RunFolder(tmp_path).abandon_newer(tmp_path / "checkpoint-2", ["checkpoint-10"])
         assert list(abandoned.values()) == names
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
 
@@ -447,8 +449,9 @@ def test_auto_neither_repeats_a_finished_run_nor_takes_checkpoints_of_others(mak
         make_trainer(output_dir=str(foreign.parent), max_steps=1).train(resume_from_checkpoint="auto")
 
 
-@pytest.mark.parametrize("layout", [{}, {"layout": 0}])
-def test_a_state_of_another_layout_is_one_line(tmp_path, layout):
-    (tmp_path / "prorl_state.json").write_text(json.dumps({"parts": {}} | layout))
-    with pytest.raises(InputError, match="^.* was made by another version of trl-prorl: resume with that one"):
-        read_state(tmp_path)
+@pytest.mark.parametrize("layout", [None, 1])
+def test_a_checkpoint_of_another_layout_is_one_line(tmp_path, layout):
+    manifest = write(tmp_path, 5) / on_disk.MANIFEST_FILE
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"layout": layout}))
+    with pytest.raises(ValueError, match="checkpoint-5: it was made by another version of trl-prorl: resume with"):
+        find_checkpoint(True, str(tmp_path))

@@ -236,7 +236,7 @@ NUMBERS_DEPEND = {
 NONE_DEPENDS = {
     "save_steps": 3,
     "logging_steps": 3,
-    "run_dir": "b",
+    "overwrite": True,
     "save_total_limit": 1,
     "reward_timeout": 1.0,
 }

@@ -205,7 +205,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(train):
     assert found - {(2, 2)} == {(2, 0), (4, 2), (4, 4)}
     train(out.name, spec, resume=True)
     assert_same_run(out, control)
-    assert not list(out.glob("_incomplete*"))
+    assert not list(out.glob("_writing*"))
 
 
 def test_a_kill_between_the_event_of_an_end_and_its_checkpoint(train):

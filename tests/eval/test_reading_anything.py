@@ -18,7 +18,7 @@ from trl_prorl.eval.compare import compare_runs
 from trl_prorl.eval.report import build_report
 from trl_prorl.eval.run_folder import reading
 from trl_prorl.eval.run_folder.reading import load_run
-from trl_prorl.eval.samples.models import find_trained_model
+from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.eval.samples.run_samples import check_run
 from trl_prorl.hub.card import model_card
 from trl_prorl.run_files import JsonLines, check_record, read_jsonl, read_yaml
@@ -95,7 +95,7 @@ def readers(folders):
         "card": lambda: model_card(run, run, repo="a/b"),
         "compare": lambda: compare_runs([load_run(run), load_run(other)], [1]),
         "passk": lambda: check_run(run),
-        "push": lambda: find_trained_model(run, {}),
+        "push": lambda: check_trained_model(run, {}),
         "resume": lambda: check_record(run),
         "continue": lambda: record.exists() and JsonLines(shutil.copy(record, run / "copy.jsonl"), lambda row: True),
     }

@@ -23,7 +23,6 @@ from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish, uploads
 from trl_prorl.launch.plan import Plan
-from trl_prorl.run_files import write_run_id
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"
@@ -202,7 +201,7 @@ ADAPTER = MODEL | TOKENIZER
 def folder(tmp_path):
     """A run folder with everything that may lie in one."""
     run = tmp_path / "a-run"
-    for part in ("", "ref", "base", "checkpoint-2", "completions", "_incomplete-checkpoint-3", "_push-2", "runs"):
+    for part in ("", "ref", "base", "checkpoint-2", "completions", "_writing-3", "_push-2", "runs"):
         (run / part).mkdir(exist_ok=True)
         save_file({"w": torch.ones(3)}, run / part / "adapter_model.safetensors")
         (run / part / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}')
@@ -363,19 +362,6 @@ def test_an_adapter_trained_on_a_download_names_the_hub_s_model(online, folder):
         pushed = json.loads(online.files(REPO)[name])
         assert pushed == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "r": 8}
         assert json.loads((folder / name).read_text()) == config
-
-
-def test_a_record_kept_elsewhere_goes_with_the_model(online, folder, tmp_path):
-    record = tmp_path / "record"
-    record.mkdir()
-    for name in RECORD:
-        (folder / name).rename(record / name)
-    write_run(record, {"output_dir": str(folder), "run_dir": str(record)})
-    assert command.main(["--run", str(record)]) == 2  # it may be another run's: nothing says so
-    write_run(record, env={"variant": "A", "run_id": "1"})
-    write_run_id(folder, "1")
-    assert command.main(["--run", str(record)]) == 0
-    assert set(online.files(REPO)) == ADAPTER | RECORD
 
 
 def test_a_push_in_the_background_does_not_change_with_the_run(folder, tmp_path):

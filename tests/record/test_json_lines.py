@@ -3,15 +3,6 @@
 from trl_prorl.run_files import JsonLines, read_jsonl
 
 
-def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for number in range(3):
-        JsonLines(path).write({"step": number})
-    assert read_jsonl(path) == [{"step": 2}]
-    assert read_jsonl(tmp_path / "metrics.1.jsonl") == [{"step": 0}]
-    assert read_jsonl(tmp_path / "metrics.2.jsonl") == [{"step": 1}]
-
-
 def test_the_last_line_alone_is_changed(tmp_path):
     log = JsonLines(tmp_path / "log.jsonl")
     assert not log.add_to_last(1, "seconds", 1.0)  # there is no row

@@ -41,9 +41,6 @@ def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):
     above.symlink_to(out.parent)
     for folder in (out, linked, above / "run", out.parent / "not-there"):
         check_links(folder)
-    (out / "venv" / "bin").mkdir(parents=True)
-    (out / "venv" / "pyvenv.cfg").write_text("")
-    (out / "venv" / "bin" / "python3").symlink_to(out.parent / "secret")
     (out / "wandb" / "run-1").mkdir(parents=True)
     (out / "wandb" / "run-1" / "debug.log").symlink_to(out.parent / "secret")  # made by its client
     check_links(out)

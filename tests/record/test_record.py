@@ -94,7 +94,7 @@ PASSK = {
 
 def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_resume(make_trainer, tmp_path):
     def train(name, resume=None, steps=2):
-        keys = {"output_dir": str(tmp_path / name), "run_dir": str(tmp_path / f"record_{name}")}
+        keys = {"output_dir": str(tmp_path / name)}
         keys["max_steps"] = steps or 1
         trainer = make_trainer(**keys, num_iterations=1, save_strategy="steps", save_steps=1)
         if steps:
@@ -102,19 +102,19 @@ def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_
         trainer.save_model()
 
     train("a")
-    run = recorded_run_id(tmp_path / "record_a")
+    run = recorded_run_id(tmp_path / "a")
     assert len(run) == 32
     folders = [tmp_path / "a", *(tmp_path / "a").glob("checkpoint-*")]
     assert len(folders) == 3
     assert {saved_run_id(folder) for folder in folders} == {run}
     train("a", resume=True, steps=3)
-    assert recorded_run_id(tmp_path / "record_a") == run == saved_run_id(tmp_path / "a/checkpoint-3")
+    assert recorded_run_id(tmp_path / "a") == run == saved_run_id(tmp_path / "a/checkpoint-3")
     # Moved and resumed, it is the same run; begun from a checkpoint elsewhere, it is another.
     (tmp_path / "a").rename(tmp_path / "b")
     train("b", resume=True, steps=4)
-    assert recorded_run_id(tmp_path / "record_b") == run == saved_run_id(tmp_path / "b")
+    assert recorded_run_id(tmp_path / "b") == run == saved_run_id(tmp_path / "b")
     train("fork", resume=str(tmp_path / "b/checkpoint-3"), steps=4)
-    fork = recorded_run_id(tmp_path / "record_fork")
+    fork = recorded_run_id(tmp_path / "fork")
     assert fork != run
     assert fork == saved_run_id(tmp_path / "fork")
     # A model that was not trained is no run's, wherever it is saved.

@@ -28,26 +28,22 @@ def quick(monkeypatch):
 
 def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
     out = tmp_path / "deep" / "out"
-    record = tmp_path / "record"
-    free = tmp_path / "free"
-    lock = FolderLock(out, record)
-    other = FolderLock(free, record)
+    lock = FolderLock(out)
+    other = FolderLock(out)
     lock.hold()
     lock.hold()
     lock.release()
-    for _ in range(2):  # a refusal takes nothing, of two folders none
-        with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on {socket.gethostname()}, since 20"):
-            other.hold()
-        with pytest.raises(FolderInUseError, match=f"'{record}' is in use by another run: process {os.getpid()} on "):
-            check_free(tmp_path, free, record)
-        check_free(free)
+    with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on {socket.gethostname()}, since 20"):
+        other.hold()
+    with pytest.raises(FolderInUseError, match=f"'{out}' is in use by another run: process {os.getpid()} on "):
+        check_free(out)
+    check_free(tmp_path / "free")
     (out / "file").touch()
     lock.release()
-    check_free(out, record)
+    check_free(out)
     other.hold()
     other.release()
     assert [*out.iterdir()] == [out / "file"]
-    assert not [*record.iterdir()]
 
 
 HOLDER = """
@@ -82,13 +78,13 @@ def test_a_killed_process_holds_nothing_though_its_children_live_on(tmp_path, qu
 WITHOUT_FCNTL = """
 import os, sys
 sys.modules["fcntl"] = None
-from trl_prorl.run_folder import FolderInUseError, FolderLock, RunFolders
-folders = RunFolders(sys.argv[1])
-folders.check_usable()
+from trl_prorl.run_folder import FolderInUseError, FolderLock, RunFolder
+folder = RunFolder(sys.argv[1])
+folder.check_usable()
 lock = FolderLock(sys.argv[1])
 for _ in range(2):
     lock.hold()
-    folders.check_usable()  # as a recipe's trainer does
+    folder.check_usable()  # as a recipe's trainer does
     try:
         FolderLock(sys.argv[1]).hold()
         sys.exit("two holders")
@@ -127,19 +123,18 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
         "lora": True,
         "prompts": 4,
         "log": str(tmp_path / "log"),
-        "keys": A | {"max_steps": 3, "run_dir": str(tmp_path / "record")},
+        "keys": A | {"max_steps": 3},
         "out": str(out),
     }
     process = forks.start(**spec, wait_in_save=[2, str(tmp_path)])
     while not (tmp_path / "waits").exists():
         os.kill(process, 0)  # it lives
         time.sleep(0.01)
-    assert (out / "_incomplete-checkpoint-2").is_dir()
-    before = modification_times(out), modification_times(tmp_path / "record")
-    for keys in ({"output_dir": str(out)}, {"run_dir": str(tmp_path / "record")}):
-        for resume in (None, True):
-            with pytest.raises(FolderInUseError, match=f"process {process} on "):
-                make_trainer(**A, **keys).train(resume_from_checkpoint=resume)
+    assert (out / "_writing-2").is_dir()
+    before = modification_times(out)
+    for resume in (None, True, "auto"):
+        with pytest.raises(FolderInUseError, match=f"process {process} on "):
+            make_trainer(**A, output_dir=str(out), overwrite=True).train(resume_from_checkpoint=resume)
 
     monkeypatch.setattr(train, "find_model", lambda *args: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as end:
@@ -147,12 +142,12 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
     (line,) = error_lines(capsys.readouterr().err)
     assert end.value.code == 2
     assert f"is in use by another run: process {process} on {socket.gethostname()}" in line
-    assert (modification_times(out), modification_times(tmp_path / "record")) == before
+    assert modification_times(out) == before
     (tmp_path / "go").touch()
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
     assert [path.name for path in sorted(out.glob("*checkpoint-*"))] == [f"checkpoint-{step}" for step in (1, 2, 3)]
     assert not list(tmp_path.rglob(LOCK_FILE))
-    assert [row["step"] for row in read_rows(tmp_path / "record")] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
 
 
 def test_the_lock_ends_with_an_error_and_covers_the_final_save(run, make_trainer, quick):

@@ -10,7 +10,7 @@ from trl_prorl.extras.stall_stop import StallStop
 from trl_prorl.record import Means
 from trl_prorl.reference import SnapshotReference
 from trl_prorl.resets import Resets
-from trl_prorl.run_folder import RunFolders
+from trl_prorl.run_folder import RunFolder
 
 
 def buffer():
@@ -90,7 +90,7 @@ def hashes():
 
 def future():
     """A run that goes back to an older checkpoint leaves the newer ones to the next resume."""
-    RunFolders.abandon_newer = lambda folders, checkpoint, unusable: {}
+    RunFolder.abandon_newer = lambda folders, checkpoint, unusable: {}
 
 
 def growth():

@@ -18,7 +18,7 @@ from trl_prorl.run_files import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 # What a run has set aside, a folder when it went back to a checkpoint or began again, or a line that was cut; and what
 # it had written of a file when it was killed.
-SET_ASIDE = re.compile(r"abandoned-|earlier-|\w+\.\d+\.jsonl$|(.+/)?\.[^/]+\.part$")
+SET_ASIDE = re.compile(r"abandoned-|\w+\.\d+\.jsonl$|(.+/)?\.[^/]+\.part$")
 # Paths and times stand in these, and nothing that a resume reads.
 OF_THIS_PLACE = frozenset(["README.md", "training_args.bin", "manifest.json", "env.json", RUN_ID_FILE])
 

@@ -190,10 +190,9 @@ class Attempt:
         at = rng.choice((str, functools.partial(os.path.relpath, start=cwd)))
         script, arguments = command(self.case, self.soak.model, self.processes)
         arguments += ["--output_dir", at(self.out)]
-        record = self.out / "metrics.jsonl"
         if begin != self._newest():
             arguments += ["--resume_from_checkpoint", at(begin)]
-        elif begin is not None or record.exists() and record.stat().st_size > 0:
+        elif self.out.exists():
             arguments += ["--resume_from_checkpoint", "True"]
         job = Job(script, arguments, cwd, self.logs / name, self.processes, mutant=self.soak.mutant, **accident)
         job.rank = rng.randrange(self.processes)

@@ -14,7 +14,7 @@ once more for each that the record has and the checkpoint has not. So a run that
 ends as one that was not: before 3 nothing has happened yet, after it `checkpoint_after_rollback` repeats 4.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,13 @@ class Rollback(Part):
     Args:
         args ([`~trl_prorl.ProRLConfig`]): Its `rollback` says how often a run goes back; each time multiplies the
             learning rate by `rollback_rate`.
-        run_dir (`Path`): Folder of the log files.
+        find_run_dir (`Callable`): Returns the folder of the run, which a search for hyperparameters changes.
     """
 
-    def __init__(self, args, run_dir: Path):
+    def __init__(self, args, find_run_dir: Callable[[], Path]):
         self.max_rollbacks = args.rollback
         self.factor = args.rollback_rate
-        self.run_dir = run_dir
-        self.output_dir = Path(args.output_dir)
+        self.find_run_dir = find_run_dir
         self.optimizer: Any = None
         self.schedule: Any = None
         self.begin()
@@ -94,8 +93,8 @@ class Rollback(Part):
             `dict` or `None`: The event for `events.jsonl`, which names the checkpoint; `None` if there is no such
                 checkpoint, or all roll-backs are made.
         """
-        made = count_rollbacks(self.run_dir)
-        steps = steps_of(self.output_dir)
+        made = count_rollbacks(self.find_run_dir())
+        steps = steps_of(self.find_run_dir())
         good = sorted((path for path in steps if steps[path] <= event["last_good"]), key=steps.get, reverse=True)
         checkpoint = next((path for path in good if why_unusable(path) is None), None)
         if made >= self.max_rollbacks or checkpoint is None:
@@ -112,13 +111,13 @@ class Rollback(Part):
 
     def sync_event(self) -> None:
         """Wait until the event of a roll-back is on disk: it has to outlive a power loss."""
-        sync(self.run_dir / EVENTS_FILE)
+        sync(self.find_run_dir() / EVENTS_FILE)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": self._rewards, "steps": self._steps, "known": self._known}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        made = count_rollbacks(self.run_dir)
+        made = count_rollbacks(self.find_run_dir())
         in_the_rate = 0 if changed else state["known"]  # a changed rate is the configuration's, without any factor
         factor = self.factor ** (made - in_the_rate)
         self._rewards = state["rewards"]

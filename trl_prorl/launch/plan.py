@@ -26,7 +26,7 @@ from ..quiet import without_warning
 from ..reference import check_adapter
 from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
-from ..run_folder import RunFolders, check_links
+from ..run_folder import RunFolder, check_links
 from ..supported import check_adapters
 from ..vocabulary import readable_files
 from ..weights import whole_weights
@@ -97,7 +97,7 @@ class Plan:
             args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args must be a ProRLConfig, not a {type(args).__name__}.")
-        RunFolders.from_args(args).check_usable()
+        RunFolder(args.output_dir).check_usable()
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         _check_data_and_rewards(args, given)

@@ -6,7 +6,6 @@ which. `bf16: auto` in a recipe measures it; a resume keeps the first choice.
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,6 +118,6 @@ def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
         return None
     chosen = {key: then[key] for key in ("bf16", "dtype") if then.get(key) is not None}
     line = f"bf16: auto chose {NAMES[then['bf16']]}, as in {checkpoint}"
-    env_file = Path(keys.get("run_dir") or checkpoint.parent, ENV_FILE)
+    env_file = checkpoint.parent / ENV_FILE
     earlier = read_json(env_file).get("precision") if env_file.is_file() else None
     return Precision(chosen, line, earlier or line)

@@ -93,8 +93,9 @@ def any_folder(make_run, make_rows, passk_result):
     for name, solved in (("first", 2), ("second", 6)):
         make_run(name, "A", make_rows(3), passk=passk_result([1] * 8, [solved] * 8), config={"beta": 0.1 * solved})
     root = make_run("bare", "plain", make_rows(3)).parent
-    for name in ("second/earlier-1", "deep/er/run", "damaged"):
+    for name in ("second.1", "deep/er/run", "damaged"):
         make_run(name, "plain", make_rows(2))
+    (root / "second.1" / "set_aside").touch()
     (root / "damaged" / "env.json").write_text("{")
     make_run("crashed", "plain", [])
     (root / "notes" / "old").mkdir(parents=True)
@@ -109,7 +110,7 @@ def test_whatever_has_nothing_to_show_is_left_out_and_named(any_folder, capsys):
     text = (any_folder / "report.md").read_text()
     said = "".join(capsys.readouterr().out.split())  # a long path is broken into lines
     left_out = text[text.index("## Left out") : text.index("## How to")]
-    for name in ("crashed", "damaged", "notes", "second/earlier-1"):
+    for name in ("crashed", "damaged", "notes", "second.1"):
         assert left_out.count(f"\n- `{any_folder / name}`") == 1
         assert f"`{any_folder / name}`isleftout:" in said
     for name in ("first", "second", "bare", "run"):
@@ -126,7 +127,7 @@ def test_a_folder_of_runs_is_all_runs_below_it(any_folder):
     """A run that was set aside counts where it is named outright."""
     names = ("bare", "damaged", "deep/er/run", "first", "second")
     assert find_recorded_runs([str(any_folder)]).folders == [any_folder / name for name in names]
-    earlier = any_folder / "second" / "earlier-1"
+    earlier = any_folder / "second.1"
     assert find_recorded_runs([f"{earlier}/"]).folders == [earlier]
 
 

@@ -39,7 +39,7 @@ def project(tmp_path, monkeypatch):
 
 def test_relative_paths_are_found_from_anywhere(project, monkeypatch):
     run = project / "runs/study/A"
-    paths = {"model_name_or_path": "runs/embedded/7b", "dataset_name": "data.jsonl", "output_dir": "runs/study/A"}
+    paths = {"model_name_or_path": "runs/embedded/7b", "dataset_name": "data.jsonl"}
     (project / "data.jsonl").write_text("{}\n")
     found = {key: str(project / path) for key, path in paths.items()}
     link = project.parent / "link"
@@ -138,21 +138,13 @@ def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
     assert not task.seen
 
 
-@pytest.mark.parametrize("of", ["base", "output_dir"])
-def test_a_link_out_of_the_model_s_folders(run_dir, base, task, mine, tmp_path, capsys, of):
-    """That of the base, and `output_dir` where the record lies elsewhere."""
+def test_a_link_out_of_the_base_s_folder(run_dir, base, task, mine, tmp_path, capsys):
+    folder = shutil.copytree(base, tmp_path / "base")
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    folder = run_dir
-    if of == "base":
-        folder = shutil.copytree(base, tmp_path / "base")
-        config["model_name_or_path"] = str(folder)
-    else:
-        config |= {"run_dir": str(tmp_path / "record"), "output_dir": str(run_dir)}
-    record = tmp_path / "record"
-    shutil.copytree(run_dir, record, ignore=shutil.ignore_patterns("adapter_*") if of == "output_dir" else None)
-    (record / "config.yaml").write_text(yaml.safe_dump(config))
+    config["model_name_or_path"] = str(folder)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "merges.txt").symlink_to(mine / "id_rsa")
-    assert passk.main(["--run", str(record)]) == 2
+    assert passk.main(["--run", str(run_dir)]) == 2
     assert f"'{folder}' contains the link 'merges.txt'" in capsys.readouterr().err
 
 

@@ -1,5 +1,4 @@
 import json
-import shutil
 from itertools import pairwise
 
 import pytest
@@ -12,10 +11,9 @@ from trl_prorl.eval import drift, passk, push
 from trl_prorl.eval.samples import models
 from trl_prorl.eval.samples.models import (
     Point,
+    check_trained_model,
     checkpoint_points,
-    find_trained_model,
     identity,
-    last_step,
     load_point,
     load_tokenizer,
     trained_point,
@@ -121,46 +119,14 @@ def test_a_renamed_run_is_not_evaluated_with_the_weights_of_the_new_run_of_its_n
         assert command(["--run", str(old), *(["--dry-run"] if command is push.main else [])]) == 2
 
 
-def test_a_model_in_output_dir_counts_where_the_ids_agree(run_dir, base, tmp_path, add_checkpoints):
-    record = tmp_path / "record"
-    config = {"model_name_or_path": str(base), "run_dir": str(record), "output_dir": str(run_dir)}
-    for ours, saved in (("1", "2"), ("1", None), (None, "1"), (None, None)):
-        record_of(record, ours, **config)
-        write_run_id(run_dir, saved)
-        with pytest.raises(InputError, match="output_dir .*another run"):
-            find_trained_model(record, config)
-    record_of(record, "1", **config)
-    write_run_id(run_dir, "1")
-    assert find_trained_model(record, config) == run_dir
-    assert last_step(record) is None
-    add_checkpoints(run_dir, 8, 16, 24)
-    write_run_id(run_dir / "checkpoint-8", "1")
-    write_run_id(run_dir / "checkpoint-16", "2")
-    assert [point.step for point in checkpoint_points(record, config, ["all"])] == [8]
-    with pytest.raises(InputError, match="no trained model"):
-        find_trained_model(record, {})
-
-
 def test_a_folder_that_two_runs_had(run_dir, base, add_checkpoints, capsys):
     """The second was stopped before it saved a model: the first one's lies there still."""
     config = record_of(run_dir, "2", model_name_or_path=str(base))
     add_checkpoints(run_dir, 8, 16)
     write_run_id(run_dir / "checkpoint-8", "1")
-    assert find_trained_model(run_dir, config) == run_dir  # copied there, or of an older version
+    check_trained_model(run_dir, config)  # copied there, or of an older version
     assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [16]
     assert "checkpoint-8" in capsys.readouterr().err
     write_run_id(run_dir, "1")
     with pytest.raises(InputError, match="the model of another run"):
-        find_trained_model(run_dir, config)
-
-
-def test_of_two_folders_of_a_name_the_runs_own_is_taken(run_dir, tmp_path, monkeypatch):
-    """`output_dir: out` from a directory that has an `out` of its own."""
-    project = tmp_path / "project"
-    elsewhere = tmp_path / "elsewhere"
-    for folder, run_id in ((project, "1"), (elsewhere, "2")):
-        shutil.copytree(run_dir, folder / "out")
-        write_run_id(folder / "out", run_id)
-    config = record_of(project / "record", "1", run_dir="record", output_dir="out")
-    monkeypatch.chdir(elsewhere)
-    assert find_trained_model(project / "record", config) == project / "out"
+        check_trained_model(run_dir, config)
