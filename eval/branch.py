@@ -64,11 +64,11 @@ from trl_prorl.run_files import (
     recorded_run_id,
 )
 from trl_prorl.run_folder import (
-    CHECKPOINT,
     LOCK_FILE,
     MANIFEST_FILE,
     FolderLock,
     check_plain,
+    step_of,
     steps_of,
 )
 from trl_prorl.tasks.registry import PLUGINS
@@ -220,11 +220,6 @@ def link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the optimizer steps done at a checkpoint."""
-    return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
 
 
 def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]:

@@ -47,6 +47,7 @@ from trl_prorl.eval.readiness.memory import generation_findings
 from trl_prorl.eval.readiness.signal import Rollouts, sample_starting_model, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
+from trl_prorl.hub.downloads import PREFIX
 from trl_prorl.launch.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
@@ -222,6 +223,8 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
 
 def folder_findings(args: ProRLConfig, recipe: tuple) -> list[Finding]:
     """Return a finding if `train` would not accept the run's own folder, in which a preflight writes nothing."""
+    if str(args.resume_from_checkpoint).startswith(PREFIX):
+        return []  # the run is on the Hub
     try:
         check_folder(args, recipe)
     except ValueError as error:

@@ -43,6 +43,7 @@ from .checkpoint_files import (
 )
 from .errors import CheckpointError, NonFiniteError, RunError
 from .extras.vllm import describe_engine
+from .hub.downloads import PREFIX, fetch_run
 from .identity import (
     BATCH_KEYS,
     EVALUATIONS_ACT,
@@ -69,7 +70,7 @@ from .run_files import (
     read_jsonl,
     write_run_id,
 )
-from .run_folder import CHECKPOINT, COMPLETIONS, FolderLock, RunFolder, by_main_process, check_links
+from .run_folder import COMPLETIONS, FolderLock, RunFolder, by_main_process, check_links, step_of
 from .weights import load_checkpoint, whole_weights
 
 
@@ -141,7 +142,7 @@ class CheckpointMixin:
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint, or `True` for the newest complete one in `output_dir`, or `"auto"`: that one, or step 0
-                if there is none.
+                if there is none. `"hub:USER/RUN"`: the newest complete one that a run has pushed.
 
         Raises:
             `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
@@ -153,11 +154,16 @@ class CheckpointMixin:
         with self.hold_folder():
             self._resume = None
             self._sets_aside = self.args.overwrite or self._folder.path == self._trained_in
+            if str(resume_from_checkpoint).startswith(PREFIX):
+                resume_from_checkpoint = by_main_process(is_main, lambda: self._fetch_run(resume_from_checkpoint))
             if resume_from_checkpoint and not self._begins_again(resume_from_checkpoint):
                 by_main_process(is_main, self._prepare_resume)
                 self._resume = self._find_resume(resume_from_checkpoint)
             by_main_process(is_main, self._check_folder)
             return self._train_with_rollbacks(trial, *args, **kwargs)
+
+    def _fetch_run(self, resume_from: str) -> Path:
+        return fetch_run(resume_from, self.folder, self._folder_lock, self.args.overwrite, self.args.hub_token)
 
     def _begins_again(self, resume_from) -> bool:
         """Return whether a resume with `"auto"` begins the run again, because it has no checkpoint."""
@@ -616,7 +622,7 @@ def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
     last = last_rollback(run_dir)
     if last is None:
         return newest
-    step = int(CHECKPOINT.fullmatch(newest.name)[1])
+    step = step_of(newest)
     if step <= last["step_applied"]:
         return newest
     state = read_state(newest)["parts"].get("rollback", {})

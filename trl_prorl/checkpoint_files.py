@@ -21,7 +21,6 @@ from .files import file_sha256
 from .keys import AUTO_RESUME
 from .run_files import WEIGHTS, read_json, recorded_run_id, saved_run_id
 from .run_folder import (
-    CHECKPOINT,
     LEFT_BEHIND,
     MANIFEST_FILE,
     WRITING,
@@ -31,6 +30,7 @@ from .run_folder import (
     is_of_run,
     rename_abandoned,
     rename_to_remove,
+    step_of,
     steps_of,
 )
 
@@ -308,16 +308,23 @@ def find_unnamed(output_dir: Path) -> dict[Path, int]:
         for aside in steps_of(folder):
             is_free = not os.path.lexists(output_dir / aside.name)
             if folder.name.startswith(WRITING) and is_free and why_incomplete(aside, content=False) is None:
-                found[aside] = int(CHECKPOINT.fullmatch(aside.name)[1])
+                found[aside] = step_of(aside)
     return found
 
 
 def adopt_unnamed(output_dir: Path) -> None:
     """Give their names to the checkpoints of [`find_unnamed`]. Only for who holds the folder's lock."""
     for aside in find_unnamed(output_dir):
-        aside.rename(output_dir / aside.name)
-        sync(output_dir)
+        name_staged(aside, output_dir)
         logger.warning("The run was killed before %s had its name; it is complete, and has it now.", aside.name)
+
+
+def name_staged(aside: Path, output_dir: Path) -> Path:
+    """Give a checkpoint that is there completely its name, which is free."""
+    named = aside.rename(output_dir / aside.name)
+    sync(output_dir)
+    aside.parent.rmdir()
+    return named
 
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:

@@ -692,7 +692,7 @@ def read_resume_word(value: Any) -> str | None:
 RENAMED = {
     "torch_dtype": "write dtype",
     "lr": "write learning_rate",
-    "overwrite_output_dir": "remove it; a run never overwrites another run",
+    "overwrite_output_dir": "write overwrite",
     "evaluation_strategy": "write eval_strategy",
     "max_prompt_length": "remove it; prompts are never truncated",
 }

@@ -290,9 +290,14 @@ def find_named(folder: Path, pattern: re.Pattern) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name) and path.is_dir()]
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the optimizer steps done at a checkpoint."""
+    return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
+
+
 def steps_of(output_dir: Path) -> dict[Path, int]:
     """Map every checkpoint of a folder to the optimizer steps done."""
-    return {path: int(CHECKPOINT.fullmatch(path.name)[1]) for path in find_named(output_dir, CHECKPOINT)}
+    return {path: step_of(path) for path in find_named(output_dir, CHECKPOINT)}
 
 
 def is_of_run(checkpoint: Path, run_id: str | None) -> bool:

@@ -22,6 +22,7 @@ from .checkpoint_files import FinishedError, begins_again, find_checkpoint
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
+from .hub.downloads import PREFIX, fetch_run
 from .identity import changing_keys, check_same_run
 from .keys import AUTO_RESUME
 from .launch.checks import check_prompts_fit, check_rows
@@ -35,7 +36,7 @@ from .launch.ending import (
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .run_files import check_record
-from .run_folder import RunFolder, by_main_process, check_free, check_links
+from .run_folder import FolderLock, RunFolder, by_main_process, check_free, check_links
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .vocabulary import load_tokenizer
@@ -152,6 +153,13 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     if not resume:
         check_begin()
         return None
+    if resume.startswith(PREFIX):
+        lock = FolderLock(folder.path)
+        lock.hold()
+        try:
+            return str(fetch_run(resume, folder, lock, args.overwrite, args.hub_token))
+        finally:
+            lock.release()
     check_links(folder.path, folder.given, only_links=True)
     try:
         checkpoint, _ = find_checkpoint(resume, folder.path, content=False)

@@ -178,7 +178,8 @@ class TrainedCheck(Part):
             self._warn(
                 "rounded",
                 f"Step {step} changed about {share:.1%} of the weights that have a gradient: the others are too "
-                f"large, so an update of learning_rate={self.optimizer.param_groups[0]['lr']:g} is rounded away in {dtype}. "
+                f"large, so an update of learning_rate={self.optimizer.param_groups[0]['lr']:g} is rounded away in "
+                f"{dtype}. "
                 f"{cure[0].upper()}{cure[1:]}",
             )
         self.is_due = False

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from run_record import error_lines, hash_files, read_rows
 from tiny_run import QUESTIONS
 from transformers.trainer_utils import HPSearchBackend
@@ -197,12 +198,14 @@ def test_a_trainer_that_only_evaluates_is_not_refused(make_trainer, by_script, t
 class Trial:
     """What a search by Optuna hands to a training."""
 
+    params: dict = {}
+
     def __init__(self, number):
         self.number = number
 
 
 def test_a_trial_of_a_search_has_a_run_s_folder(make_trainer, tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.trainer.hp_params", lambda trial: {})  # knows Optuna's own class alone
+    monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: {})  # knows Optuna's own class alone
     trainer = make_trainer(output_dir=str(tmp_path), max_steps=2, save_strategy="steps", save_steps=1)
     trainer.hp_search_backend = HPSearchBackend.OPTUNA
     trainer.hp_space = lambda trial: {"learning_rate": 10.0**-trial.number}
@@ -210,7 +213,8 @@ def test_a_trial_of_a_search_has_a_run_s_folder(make_trainer, tmp_path, monkeypa
         trainer.train(trial=Trial(number))
     for number in (3, 4):
         folder = tmp_path / f"run-{number}"
-        assert [row["lr"] for row in read_rows(folder)] == [10.0**-number] * 2
+        assert [row["step"] for row in read_rows(folder)] == [1, 2]
+        assert yaml.safe_load((folder / "config.yaml").read_text())["learning_rate"] == 10.0**-number
         assert {"checkpoint-1", "checkpoint-2", "config.yaml", "env.json"} <= {path.name for path in folder.iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-3", "run-4"]
     with pytest.raises(ValueError, match="run-3' already contains a run"):

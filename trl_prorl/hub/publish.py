@@ -21,6 +21,7 @@ from ..provenance import identify
 from ..run_files import (
     CONFIG_FILE,
     ENV_FILE,
+    EVALUATIONS_FILE,
     EVENTS_FILE,
     METRICS_FILE,
     RUN_ID,
@@ -51,7 +52,7 @@ TOKENIZER_FILES = (
     "vocab.txt merges.txt spiece.model chat_template.jinja preprocessor_config.json processor_config.json"
 ).split()
 EVALUATIONS = (PASSK_FILE, "drift.json")
-RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, *EVALUATIONS)
+RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
 EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 

@@ -13,6 +13,7 @@ from transformers.utils import PushInProgress
 
 from ..errors import PushError
 from ..files import STAGED
+from ..run_files import BASE_ADAPTER
 from .card import CARD_FILE, model_card, write_card
 from .publish import (
     ADAPTER_CONFIG,
@@ -76,7 +77,7 @@ class Uploads:
         if not trainer.is_world_process_zero():
             return
         adapter = is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
-        output_dir = Path(self.args.output_dir)
+        output_dir = trainer.run_dir
         weights_dir = output_dir
         config_file = ADAPTER_CONFIG if adapter else "config.json"
         if not (output_dir / config_file).is_file():  # the model is not saved yet
@@ -142,13 +143,15 @@ class Uploads:
 
     def _stage(self, model_dir: Path, whole: str | None = None) -> Path:
         """Copy what is pushed, and with it all files of a checkpoint if the repository has a folder for `whole`."""
-        output_dir = Path(self.args.output_dir)
+        output_dir = self.trainer.run_dir
         files = files_to_push(model_dir, self.trainer.run_dir, reference=self.args.hub_push_reference)
         files[CARD_FILE] = output_dir / CARD_FILE  # PEFT's own lies in a checkpoint
         if whole is not None:
             for path in model_dir.rglob("*"):
                 if path.is_file():
                     files[f"{whole}/{path.relative_to(model_dir).as_posix()}"] = path
+            for path in (self.trainer.run_dir / BASE_ADAPTER).glob("*"):
+                files[f"{BASE_ADAPTER}/{path.name}"] = path
         return stage(files, output_dir / f"{STAGED}{self.trainer.state.global_step}")
 
     def _make_upload(self, api: HfApi, staged: Path, message: str, revision: str | None, whole: str | None = None):

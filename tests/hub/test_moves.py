@@ -1,0 +1,111 @@
+"""A run that moves to another machine: what it pushed is complete, and `hub:USER/RUN` continues it exactly."""
+
+import shutil
+
+import pytest
+import torch
+from huggingface_hub import constants
+from run_record import modification_times, read_events, read_rows, without_times
+from tiny_run import QUESTIONS
+from transformers import TrainerCallback
+
+
+A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}
+
+
+class KilledPush(TrainerCallback):
+    """A push of a step that never reaches the Hub, and the end of the process at the next."""
+
+    def __init__(self, hub, trainer, step):
+        self.hub = hub
+        self.trainer = trainer
+        self.step = step
+
+    def on_push_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.trainer._finish_current_push()
+            self.hub.fail("/commit/", 500)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step + 1:
+            raise KeyboardInterrupt
+
+
+MOVES = {
+    "beta": 0.1,
+    "ref_reset_every": 2,
+    "num_iterations": 2,
+    "max_steps": 6,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "hub_always_push": True,
+    "hub_model_id": "someone/moves",
+}
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+def test_a_run_moves_to_another_machine(online, run, make_trainer, tmp_path, monkeypatch, strategy):
+    """Its push of step 4 fails, it is killed in step 5, and goes on from step 3 in an empty folder."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    control = run(**MOVES, trainer_kwargs=QUESTIONS)
+    keys = MOVES | {"push_to_hub": True, "hub_strategy": strategy}
+    first = make_trainer(output_dir=str(tmp_path / "first"), **keys, trainer_kwargs=QUESTIONS)
+    first.add_callback(KilledPush(online, first, 4))
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first._finish_current_push()
+    online.failures.clear()
+    moved = tmp_path / "moved"
+
+    def go_on():
+        trainer = make_trainer(output_dir=str(moved), **keys, trainer_kwargs=QUESTIONS)
+        trainer.train(resume_from_checkpoint="hub:someone/moves")
+        trainer._finish_current_push()
+        return trainer
+
+    (moved / "_writing-3").mkdir(parents=True)  # left by a process that was killed while it copied
+    shutil.copy(tmp_path / "first" / "env.json", moved)
+    go_on()
+    assert [event["checkpoint"] for event in read_events(moved, "resume")] == ["checkpoint-3"]
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
+        assert without_times(read_rows(moved, file)) == without_times(read_rows(control.run_dir, file))
+    ours, theirs = (folder / "checkpoint-6" for folder in (moved, control.run_dir))
+    for file in ("adapter_model.safetensors", "ref/adapter_model.safetensors"):
+        assert (ours / file).read_bytes() == (theirs / file).read_bytes()
+    moments, expected = (torch.load(folder / "optimizer.pt")["state"] for folder in (ours, theirs))
+    for index, state in expected.items():
+        assert all(moments[index][name].equal(value) for name, value in state.items())
+    go_on()  # what is here is as new
+    assert [event["checkpoint"] for event in read_events(moved, "resume")] == ["checkpoint-3", "checkpoint-6"]
+    shutil.rmtree(moved / "checkpoint-6")
+    go_on()  # what is here is older
+    assert (tmp_path / "moved.2").is_dir() and (moved / "checkpoint-6").is_dir()
+
+
+def test_a_run_on_the_hub_that_cannot_be_resumed_is_one_line(online, run, make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    trainer = run(**A, hub_model_id="someone/whole", hub_strategy="checkpoint", save_strategy="steps", save_steps=2)
+    trainer._finish_current_push()
+    files = online.files("someone/whole")
+    other = tmp_path / "other"
+    make_trainer(output_dir=str(other), max_steps=1).train()
+    before = modification_times(other)
+
+    def line(repo="someone/whole", out=tmp_path / "new"):
+        fresh = make_trainer(output_dir=str(out), **A)
+        with pytest.raises(ValueError) as error:
+            fresh.train(resume_from_checkpoint=f"hub:{repo}")
+        return str(error.value)
+
+    assert "already contains a run" in line(out=other)
+    assert modification_times(other) == before
+    assert "cannot be read" in line("someone/nobody")
+    online.repos["someone/whole"]["commits"].append("damaged")
+    files["last-checkpoint/optimizer.pt"] = b"x" * len(files["last-checkpoint/optimizer.pt"])
+    assert "has no complete checkpoint" in line()
+    online.repos["someone/whole"]["commits"].append("incomplete")
+    del files["last-checkpoint/manifest.json"]
+    assert "has no complete checkpoint" in line()
+    assert not (tmp_path / "new").exists() or not any((tmp_path / "new").iterdir())

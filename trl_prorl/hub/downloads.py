@@ -1,0 +1,87 @@
+"""A run that moves to another machine: `resume_from_checkpoint: hub:USER/RUN` brings it from the Hub."""
+
+import shutil
+from pathlib import Path
+
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from ..checkpoint_files import find_newest_checkpoint, name_staged, why_unusable
+from ..errors import InputError
+from ..files import replaced
+from ..run_files import BASE_ADAPTER, ENV_FILE, read_json, recorded_run_id
+from ..run_folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, check_links, step_of
+from .publish import RECORD_FILES, make_api
+
+
+PREFIX = "hub:"
+RECORD = (*RECORD_FILES, f"{BASE_ADAPTER}/*")
+
+
+def fetch_run(
+    resume_from: str, folder: RunFolder, lock: FolderLock, overwrite: bool, token: str | None = None
+) -> Path:
+    """
+    Bring a run's log files and its newest complete checkpoint from the Hub into a folder, and return the checkpoint.
+
+    If the folder has a checkpoint of the same run that is as new, that one is returned. An older copy of the run is
+    set aside. The folder is touched once all files are there.
+
+    Args:
+        resume_from (`str`): `hub:USER/RUN`.
+        folder ([`RunFolder`]): The folder of the run on this machine.
+        lock ([`FolderLock`]): The folder's, which is held.
+        overwrite (`bool`): Whether another run in the folder is set aside.
+        token (`str`, *optional*): The Hub's token.
+
+    Raises:
+        `ValueError`: The repository cannot be read, or has no complete checkpoint; or the folder is another run's.
+    """
+    repo = resume_from.removeprefix(PREFIX)
+    given = f"resume_from_checkpoint={resume_from!r}"
+    api = make_api(token)
+    try:
+        commit = api.model_info(repo).sha  # all files are of this commit
+        manifests = api.snapshot_download(repo, revision=commit, allow_patterns=f"*checkpoint*/{MANIFEST_FILE}")
+        steps = {}
+        for path in Path(manifests).glob(f"*checkpoint*/{MANIFEST_FILE}"):
+            step = read_json(path).get("step")
+            if type(step) is int:
+                steps[path.parent.name] = step
+        checkpoint = None
+        for name in sorted(steps, key=steps.get, reverse=True):
+            down = Path(api.snapshot_download(repo, revision=commit, allow_patterns=[f"{name}/*", *RECORD]))
+            check_links(down)
+            if why_unusable(down / name) is None:
+                checkpoint = down / name
+                break
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise InputError(f"{given} cannot be read ({' '.join(str(error).split())[:300]}).") from error
+    if checkpoint is None or recorded_run_id(down) is None:
+        raise InputError(
+            f"{given} has no complete checkpoint of a run. Push them with push_to_hub: true, save_strategy: steps and "
+            "hub_strategy: checkpoint."
+        )
+    step = steps[checkpoint.name]
+    is_same = recorded_run_id(folder.path) == recorded_run_id(down)
+    newest, _ = find_newest_checkpoint(folder.path)
+    if is_same and newest is not None and step_of(newest) >= step:
+        return newest
+    if is_same or overwrite:
+        folder.set_aside(None, lock)
+    else:
+        folder.check_new()
+    return _copy_run(down, checkpoint, folder.path, step)
+
+
+def _copy_run(down: Path, checkpoint: Path, folder: Path, step: int) -> Path:
+    """Copy log files, then the checkpoint, which gets its name when it is there completely."""
+    with replaced(folder / ENV_FILE) as aside:
+        shutil.copyfile(down / ENV_FILE, aside)  # first: it says whose the other files are
+    for pattern in RECORD:
+        for path in down.glob(pattern):
+            target = folder / path.relative_to(down)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+    aside = folder / f"{WRITING}{step}" / f"checkpoint-{step}"
+    shutil.copytree(checkpoint, aside)
+    return name_staged(aside, folder)
