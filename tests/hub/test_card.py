@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from run_record import write_run
 from safetensors.torch import save_file
 
+from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval import push
 from trl_prorl.hub.card import model_card, remove_secrets
 
@@ -227,5 +228,6 @@ def test_the_usage_of_a_hostile_run_is_strings(folder):
 def test_the_dry_run_prints_nothing_that_acts(folder, capsys):
     run = folder(config={"hub_model_id": "a/b\u202e\x1b[31m"})
     save_file({"a": torch.zeros(1)}, run / "adapter_model.safetensors")
+    byte_tokenizer().save_pretrained(run)
     assert push.main(["--run", str(run), "--dry-run"]) == 0
     assert not set("\u202e\x1b") & set(capsys.readouterr().out)
