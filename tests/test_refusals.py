@@ -192,7 +192,6 @@ WRONG = [
     {"beta": -0.5},  # `kl_target` would raise it without end
     {"beta": NAN},
     {"output_dir": ""},  # a variable of the shell that is not set
-    {"run_dir": ""},
     {"resume_from_checkpoint": ""},
 ]
 

@@ -94,7 +94,7 @@ def test_the_gradient_after_some_updates_is_that_of_the_surrogate(loss, epsilon,
         if loss == "clipped":  # no gain beyond the bound on the side of the advantage
             better = advantages[..., None] > 0
             beyond = torch.where(better, ratio > 1 + epsilon, ratio < 1 - epsilon)
-            bound = torch.where(better, 1 + epsilon, 1 - epsilon)
+            bound = 1 + epsilon * torch.where(better, 1, -1).double()
             gain = torch.where(beyond, bound * advantages[..., None], gain)
         return -(batch.weights * gain.mean(dim=-1)).sum()
 

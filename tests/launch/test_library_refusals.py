@@ -60,7 +60,7 @@ def test_what_is_refused_is_one_line_before_the_first_step(train, tmp_path, caps
     rows = tmp_path / "run" / "metrics.jsonl"
     assert not rows.exists() or not rows.read_text()
     if "top_k" in keys:
-        assert train({})  # in the same folder
+        assert train({"overwrite": True})  # in the same folder
 
 
 def test_an_unforeseen_error_of_the_first_step_keeps_its_traceback(train, monkeypatch):

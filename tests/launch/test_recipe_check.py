@@ -111,8 +111,7 @@ def test_what_is_malformed_is_one_short_line(recipe, content, named):
     assert "arm.yaml" in line and named in line
 
 
-VALUES = ["num_generations: [4]", "num_generations: 2.5", "kl_target: true", "max_steps: many", "use_cpu: maybe"]
-VALUES += ["max_steps: null", f"max_steps: 1{'0' * 400}", "log_level: warn"]
+VALUES = ["num_generations: 2.5", "kl_target: true", "max_steps: many", "use_cpu: maybe"]
 
 
 @pytest.mark.parametrize("text", VALUES)

@@ -4,7 +4,6 @@ import json
 import math
 import warnings
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,15 +70,13 @@ def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_ge
     assert ("never resets" in caplog.text) == (not applied)
 
 
-def test_an_event_says_what_happened_in_a_record_that_may_have_a_folder_of_its_own(run, tmp_path):
+def test_an_event_says_what_happened(run):
     keys = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.3, "ref_reset_mix": 0.5, "max_steps": 3}
-    record = tmp_path / "record"
-    trainer = run(beta=0.1, ref_reset_every=2, run_dir=str(record), **keys)
-    assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
-    (event,) = events(record)
+    trainer = run(beta=0.1, ref_reset_every=2, **keys)
+    (event,) = events(trainer)
     assert (event["event"], event["reason"], event["value"], event["threshold"]) == ("reset", "periodic", 2, 2)
     assert (event["optimizer_reset"], event["alpha"], event["ref_reset_mix"]) == ("soft", 0.3, 0.5)
-    assert event["kl_before"] == metrics(record)[1]["kl_ref"] > 0
+    assert event["kl_before"] == metrics(trainer)[1]["kl_ref"] > 0
     assert all(event[key] >= 0 for key in ("seconds_copy", "seconds_optimizer", "seconds_sync"))
 
 

@@ -109,7 +109,6 @@ def second_token(completion_ids, **columns):
 def with_engine(make_trainer, monkeypatch):
     off = {"vllm_importance_sampling_correction": False}  # the log-probabilities are made up
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
-    monkeypatch.setattr("trl_prorl.launch.checks.is_vllm_available", lambda: True)
 
     def make(*args, **keys):
         trainer = make_trainer(*args, reward=second_token, use_vllm=True, **off, **keys)

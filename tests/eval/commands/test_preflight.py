@@ -33,7 +33,7 @@ def make(folder, rows=None, reward=None, model=None, peft_config=None, **keys):
     return ProRLTrainer(
         model=str(model or embedded_model("embedded")),
         reward_funcs=reward or task_reward(TASK),
-        args=ProRLConfig(output_dir=str(folder / "run"), **keys),
+        args=ProRLConfig(output_dir=str(folder / "run"), overwrite=True, **keys),
         train_dataset=TASK.rows("train", 24) if rows is None else Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(model or embedded_model("embedded")),
         peft_config=peft_config,
