@@ -44,7 +44,7 @@ from trl_prorl.eval.samples.run_samples import held_out_rows, held_out_tasks
 from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
-from trl_prorl.files import file_sha256
+from trl_prorl.files import check_contents, file_sha256, link_or_copy
 from trl_prorl.hub.publish import REFERENCE_FOLDER, files_to_push
 from trl_prorl.identity import ENDLESS_SCHEDULES, IDENTITY_FILE, changing_keys, check_same_run
 from trl_prorl.keys import cure_of
@@ -67,7 +67,6 @@ from trl_prorl.run_folder import (
     LOCK_FILE,
     MANIFEST_FILE,
     FolderLock,
-    check_plain,
     step_of,
     steps_of,
 )
@@ -197,8 +196,6 @@ def find_start(output_dir: Path, at: int | None) -> Path:
 @as_bad_input()
 def copy_run(run_dir: Path, checkpoint: Path, target: Path) -> None:
     """Copy a run as it was at one of its checkpoints. The copy is there completely, or not at all."""
-    for source in (checkpoint, run_dir / BASE_ADAPTER):
-        check_plain(source)  # a link would bring another file of this machine into the copy
     at = step_of(checkpoint)
     aside = target.with_name(f"{PARTIAL}{target.name}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -212,14 +209,6 @@ def copy_run(run_dir: Path, checkpoint: Path, target: Path) -> None:
             rows = [row for row in read_jsonl(run_dir / name, growing=True) if row[step] <= at]
             (aside / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     aside.rename(target)
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Link a file of a checkpoint, which is never written to again; copy it to another file system."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]:
@@ -236,7 +225,9 @@ def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]
     if out is None:
         named = run_dir if run_dir.name.strip(".") else run_dir.resolve()
         out = named.with_name(f"{named.name}-branch-{at}")
-    check_plain(out)
+    if out.is_symlink():
+        raise InputError(f"'{out}' is a link, to '{out.resolve()}': give the folder itself, or remove the link")
+    check_contents(out)
     copied = out / START / f"checkpoint-{at}"
     theirs = run_dir / copied.name
     if not copied.parent.is_dir():

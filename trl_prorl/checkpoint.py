@@ -43,6 +43,7 @@ from .checkpoint_files import (
 )
 from .errors import CheckpointError, NonFiniteError, RunError
 from .extras.vllm import describe_engine
+from .files import check_contents
 from .hub.downloads import PREFIX, fetch_run
 from .identity import (
     BATCH_KEYS,
@@ -70,7 +71,7 @@ from .run_files import (
     read_jsonl,
     write_run_id,
 )
-from .run_folder import COMPLETIONS, FolderLock, RunFolder, by_main_process, check_links, step_of
+from .run_folder import COMPLETIONS, FolderLock, RunFolder, by_main_process, step_of
 from .weights import load_checkpoint, whole_weights
 
 
@@ -178,7 +179,7 @@ class CheckpointMixin:
 
     def _prepare_resume(self) -> None:
         folder = self.folder
-        check_links(folder.path, folder.given, only_links=True)
+        check_contents(folder.path, folder.given)
         check_record(folder.path)
         adopt_unnamed(folder.path)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from .errors import CheckpointError, InputError, RunError
-from .files import file_sha256
+from .files import check_contents, file_sha256
 from .keys import AUTO_RESUME
 from .run_files import WEIGHTS, read_json, recorded_run_id, saved_run_id
 from .run_folder import (
@@ -25,7 +25,6 @@ from .run_folder import (
     MANIFEST_FILE,
     WRITING,
     RunFolder,
-    check_links,
     find_named,
     is_of_run,
     rename_abandoned,
@@ -218,7 +217,7 @@ def find_checkpoint(
         raise ValueError(
             f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: the folder does not exist."
         )
-    check_links(path, f"resume_from_checkpoint={str(resume_from)!r}")
+    check_contents(path, f"resume_from_checkpoint={str(resume_from)!r}")
     reason = why_unusable(path, content)
     if reason is not None:
         raise ValueError(

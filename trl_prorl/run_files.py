@@ -16,7 +16,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from .errors import InputError
-from .files import replaced
+from .files import read_text, replaced
 from .text import cut, parse_json, short, visible
 
 
@@ -70,9 +70,6 @@ PASSK = ("split", "prompts", "n", "k", "temperature", "base", "trained")
 DRIFT = ("points",)
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 
-MAX_YAML_BYTES = 2**20
-MAX_LOG_BYTES = 2**29  # some 300,000 rows
-MAX_BYTES = 2**26  # of any other text
 MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
 LONG_TEXT = 64  # characters of a text that count like one value more
 
@@ -104,7 +101,7 @@ def read_jsonl(path: str | os.PathLike, unique: str | None = None, growing: bool
     """
     if not Path(path).exists():
         return []
-    text = read_text(path, MAX_LOG_BYTES)
+    text = read_text(path)
     lines = text.rstrip(BLANK + "\n").split("\n")
     rows = []
     seen = {}
@@ -257,7 +254,7 @@ def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, 
     Raises:
         `InputError`: It is not JSON, no object, or lacks one of the `needed` keys.
     """
-    content = read_text(path, MAX_LOG_BYTES if Path(path).name == TRAINER_STATE else MAX_BYTES)
+    content = read_text(path)
     try:
         content = parse_json(content)
     except ValueError as error:
@@ -281,7 +278,7 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
         `InputError`: It is not YAML, or not a mapping.
     """
-    content = parse_yaml(read_text(path, MAX_YAML_BYTES), f"'{path}'")
+    content = parse_yaml(read_text(path), f"'{path}'")
     if not isinstance(content, dict):
         raise InputError(f"'{path}' contains a {type(content).__name__}; it must be a flat mapping of recipe keys")
     return content
@@ -355,27 +352,3 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
         raise ComposerError(None, None, why, node.start_mark)
     counts[id(node)] = total
     return total
-
-
-def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
-    """
-    Read a text in UTF-8, without the byte order mark that some editors begin it with.
-
-    Raises:
-        `InputError`: The file cannot be read, is no regular file, has more than `max_bytes`, or is not text.
-    """
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):  # whoever opens a pipe waits for ever
-            raise InputError(f"'{path}' is not a regular file; remove it")
-        size = os.path.getsize(path)
-        if size > max_bytes:
-            raise InputError(
-                f"'{path}' has {size:,} bytes, more than the {max_bytes:,} that are read; create it again"
-            )
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"'{path}' is not a text file ({error.reason} at byte {error.start}); create it again"
-        ) from error
-    except OSError as error:
-        raise InputError(f"'{path}' cannot be read ({error.strerror or error})") from error

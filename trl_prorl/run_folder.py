@@ -2,7 +2,7 @@
 The folder of a run. One run has it; a new run needs one in which nothing of a run lies, and no other folder.
 
 In reading order: `RunFolder`; checkpoints among other files of a folder; `by_main_process`; the locks `FolderLock`,
-`check_free` and `exclusive`; `check_links` for a folder that is read, `check_plain` for one that is written to.
+`check_free` and `exclusive`.
 """
 
 import logging
@@ -19,8 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import InputError
-from .files import STAGED, free_name, open_own
+from .files import STAGED, WANDB, free_name, open_own
 from .run_files import METRICS_FILE, RUN_ID_FILE, recorded_run_id, saved_run_id
 from .tasks.plugin import check_not_loading
 
@@ -33,7 +32,6 @@ HOLDER = "process "  # begins what the file says
 # What may be in the file: that, after a power loss zeros, and filelock's own where the kernel has no locks.
 LOCK_CONTENT = re.compile(rb"process |\0*$|\d+\n")
 MAX_NAMES = 5  # in one message
-WANDB = "wandb"  # its client fills the folder with links to its own cache, and no command reads or writes there
 MANIFEST_FILE = "manifest.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 ABANDONED = "abandoned-"
@@ -465,76 +463,3 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def check_links(folder: str | os.PathLike, given: str | None = None, only_links: bool = False) -> None:
-    """
-    Raise an error for a folder with a link that leads out of it: whoever made the link would choose which files of
-    this machine are read, overwritten, deleted or uploaded. So would a pipe, a socket or a device, from which a reader
-    waits for ever. The folder itself may be a link. A folder of the Hub's cache keeps its links to the blobs of the
-    same repository. `wandb` is passed over.
-
-    Args:
-        folder (`str` or `os.PathLike`): The folder, which need not exist.
-        given (`str`, *optional*): What the message calls it: a key and its value. By default its path.
-        only_links (`bool`): Whether files that are neither regular nor links may be there.
-
-    Raises:
-        `InputError`: The message names the link or the file.
-    """
-    root = os.path.realpath(folder)
-    what = given or repr(str(folder))
-    blobs = _find_blobs(Path(root))
-    for parent, folders, files in os.walk(root):
-        for name in sorted([*folders, *files]):
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                if not (only_links or os.path.isfile(path) or os.path.isdir(path)):
-                    raise InputError(
-                        f"{what} contains {os.path.relpath(path, root)!r}, which is no regular file (a pipe, a socket "
-                        "or a device): remove it"
-                    )
-                continue
-            target = os.path.realpath(path)
-            if not Path(target).is_relative_to(root) and os.path.dirname(target) != blobs:
-                raise InputError(
-                    f"{what} contains the link {os.path.relpath(path, root)!r}, which points outside the folder, to "
-                    f"{target!r}: remove the link, or replace it with a copy"
-                )
-        folders[:] = sorted(name for name in folders if name != WANDB)
-
-
-def check_plain(folder: str | os.PathLike, given: str | None = None) -> None:
-    """
-    Raise an error for a folder in which anything is a link, a pipe, a socket or a device, hidden folders included:
-    what is written below a folder that this call did not make would be written elsewhere. So is the folder itself.
-
-    Args:
-        folder (`str` or `os.PathLike`): The folder, which need not exist.
-        given (`str`, *optional*): What the message calls it. By default its path.
-
-    Raises:
-        `InputError`: The message names the file.
-    """
-    what = given or repr(str(folder))
-    if os.path.islink(folder):
-        raise InputError(
-            f"{what} is a link, to {os.path.realpath(folder)!r}: give the folder itself, or remove the link"
-        )
-    for parent, folders, files in os.walk(folder):
-        for name in sorted([*folders, *files]):
-            path = os.path.join(parent, name)
-            if os.path.islink(path) or not (os.path.isfile(path) or os.path.isdir(path)):
-                raise InputError(
-                    f"{what} contains {os.path.relpath(path, folder)!r}, which is no regular file (a link, a pipe, a "
-                    "socket or a device): remove it, or give another folder"
-                )
-
-
-def _find_blobs(root: Path) -> str | None:
-    """Return the folder of the blobs, if a folder is in a snapshot of the Hub's cache: `REPO/snapshots/COMMIT`."""
-    for folder in (root, *root.parents):
-        repo = folder.parent.parent
-        if folder.parent.name == "snapshots" and repo.name.startswith("models--"):
-            return str(repo / "blobs")
-    return None

@@ -22,6 +22,7 @@ from .checkpoint_files import FinishedError, begins_again, find_checkpoint
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
+from .files import check_contents
 from .hub.downloads import PREFIX, fetch_run
 from .identity import changing_keys, check_same_run
 from .keys import AUTO_RESUME
@@ -36,7 +37,7 @@ from .launch.ending import (
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .run_files import check_record
-from .run_folder import FolderLock, RunFolder, by_main_process, check_free, check_links
+from .run_folder import FolderLock, RunFolder, by_main_process, check_free
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .vocabulary import load_tokenizer
@@ -160,7 +161,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
             return str(fetch_run(resume, folder, lock, args.overwrite, args.hub_token))
         finally:
             lock.release()
-    check_links(folder.path, folder.given, only_links=True)
+    check_contents(folder.path, folder.given)
     try:
         checkpoint, _ = find_checkpoint(resume, folder.path, content=False)
     except ValueError:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trl_prorl import run_files
 from trl_prorl.errors import InputError
-from trl_prorl.files import replaced
+from trl_prorl.files import check_contents, replaced
 from trl_prorl.run_files import RUN_ID, is_of_other_run
-from trl_prorl.run_folder import SET_ASIDE, check_links, exclusive
+from trl_prorl.run_folder import SET_ASIDE, exclusive
 from trl_prorl.run_shapes import MAX_NUMBER, check_shape
 from trl_prorl.text import cut, visible
 
@@ -85,7 +85,7 @@ def load_config(run_dir) -> dict:
             shown = ", ".join([*runs[:MAX_REASONS], "…"] if len(runs) > MAX_REASONS else runs)
             raise InputError(f"'{run_dir}' is not a run folder (no config.yaml); give runs in it: {shown}")
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe of the run there")
-    check_links(run_dir)
+    check_contents(run_dir)
     config = run_files.read_yaml(path)
     check_shape(path, config)
     return config

@@ -7,8 +7,8 @@ from pathlib import Path
 from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
+from trl_prorl.files import check_contents
 from trl_prorl.provenance import fingerprint, is_hub_name
-from trl_prorl.run_folder import check_links
 
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:
@@ -49,7 +49,7 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
     others = []
     for path in _places(run_dir, name):
         if (path / "config.json").is_file():
-            check_links(path)
+            check_contents(path)
             if env.get("base_weights") in (None, fingerprint(str(path))):
                 return str(path)
             others.append(path)

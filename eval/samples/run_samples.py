@@ -36,11 +36,11 @@ from trl_prorl.eval.samples.sampling import (
 )
 from trl_prorl.eval.samples.store import COLUMNS, SAMPLES_FOLDER, SampleStore, content_ids, digest
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.files import check_contents
 from trl_prorl.launch.environment import installed
 from trl_prorl.launch.prompt_rows import check_prompts
 from trl_prorl.launch.training_prompts import TrainingPrompts
 from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
-from trl_prorl.run_folder import check_links
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
@@ -179,7 +179,7 @@ class HeldOut:
         """Return the valid samples of another run on these prompts; none if a file cannot be read."""
         run_dir = theirs.folder.parent.parent
         try:
-            check_links(run_dir)
+            check_contents(run_dir)
             frame = theirs.frame_in_line()
         except (InputError, RunError) as error:
             print(visible(f"{run_dir}: its samples of the base are not used: {error}."))

@@ -17,9 +17,9 @@ from trl_prorl.eval.samples.run_samples import HeldOut, split_of
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.files import check_contents
 from trl_prorl.identity import base_parameters, weights_hash
 from trl_prorl.launch.dropout import evaluation_mode
-from trl_prorl.run_folder import check_links
 
 
 class TrainerHeldOut(HeldOut):
@@ -56,7 +56,7 @@ class TrainerHeldOut(HeldOut):
             )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(trainer.run_dir)
-        check_links(self.run_dir)
+        check_contents(self.run_dir)
         self.seed = seed
         self.batch_size = batch_size
         self.name = TaskName(name, is_own=True)

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from trl_prorl.errors import InputError
-from trl_prorl.run_files import read_text
-from trl_prorl.run_folder import check_links
+from trl_prorl.files import check_contents, link_or_copy, read_text
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_a_link_that_leads_out_is_named(out, name, target):
     with pytest.raises(
         InputError, match=f"output_dir='x' contains the link '{name}'.*{out.parent / target.rpartition('/')[2]}"
     ):
-        check_links(out, "output_dir='x'")
+        check_contents(out, "output_dir='x'")
 
 
 def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):
@@ -40,10 +39,33 @@ def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):
     above = out.parent / "elsewhere"
     above.symlink_to(out.parent)
     for folder in (out, linked, above / "run", out.parent / "not-there"):
-        check_links(folder)
+        check_contents(folder)
     (out / "wandb" / "run-1").mkdir(parents=True)
     (out / "wandb" / "run-1" / "debug.log").symlink_to(out.parent / "secret")  # made by its client
-    check_links(out)
+    check_contents(out)
+    (out / "checkpoint-1" / "wandb").mkdir()
+    (out / "checkpoint-1" / "wandb" / "a").symlink_to(out.parent / "secret")  # not the run's own
+    with pytest.raises(InputError, match="link 'checkpoint-1/wandb/a'"):
+        check_contents(out)
+
+
+def test_a_copy_of_a_link_is_a_file(out):
+    (out / "model").symlink_to("config.yaml")
+    link_or_copy(out / "model", out.parent / "copy")
+    assert not (out.parent / "copy").is_symlink() and (out.parent / "copy").read_text() == "run/config.yaml"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "ref/config.json", ".hidden/chat_template.jinja", "events.jsonl"])
+def test_a_text_of_gigabytes_is_named_before_a_library_reads_it(out, name):
+    """Sparse, so that it takes no room; weights may be as large."""
+    for path in (out / name, out / "model.safetensors"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.truncate(path, 3 * 2**30)
+    with pytest.raises(InputError, match=f"{name}' has 3,221,225,472 bytes, more than"):
+        check_contents(out)
+    (out / name).unlink()
+    check_contents(out)
 
 
 def test_a_pipe_is_named_where_it_would_be_read(out):
@@ -51,8 +73,7 @@ def test_a_pipe_is_named_where_it_would_be_read(out):
     with pytest.raises(
         InputError, match="output_dir='x' contains 'samples/adapter_model.safetensors', which is no reg"
     ):
-        check_links(out, "output_dir='x'")
-    check_links(out, only_links=True)
+        check_contents(out, "output_dir='x'")
 
 
 def test_no_text_is_read_from_a_pipe(out):
@@ -70,10 +91,10 @@ def test_the_hub_s_cache_keeps_its_links_to_the_blobs_of_a_repository(tmp_path):
     for blobs in (repo / "blobs", other / "blobs"):
         (blobs / "abc").write_text("weights")
     (snapshot / "config.json").symlink_to("../../blobs/abc")
-    check_links(snapshot)
+    check_contents(snapshot)
     (repo / "blobs" / "def").symlink_to(tmp_path / "secret")
     for target in ("../../../models--owner--other/blobs/abc", "../../refs/main", "../../blobs/def"):
         (snapshot / "merges.txt").unlink(missing_ok=True)
         (snapshot / "merges.txt").symlink_to(target)
         with pytest.raises(InputError, match="'merges.txt'"):
-            check_links(snapshot)
+            check_contents(snapshot)

@@ -7,9 +7,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..checkpoint_files import find_newest_checkpoint, name_staged, why_unusable
 from ..errors import InputError
-from ..files import replaced
+from ..files import check_contents, replaced
 from ..run_files import BASE_ADAPTER, ENV_FILE, read_json, recorded_run_id
-from ..run_folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, check_links, step_of
+from ..run_folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, step_of
 from .publish import RECORD_FILES, make_api
 
 
@@ -50,7 +50,7 @@ def fetch_run(
         checkpoint = None
         for name in sorted(steps, key=steps.get, reverse=True):
             down = Path(api.snapshot_download(repo, revision=commit, allow_patterns=[f"{name}/*", *RECORD]))
-            check_links(down)
+            check_contents(down)
             if why_unusable(down / name) is None:
                 checkpoint = down / name
                 break

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from ..errors import PushError
+from ..files import check_contents, link_or_copy
 from ..provenance import identify
 from ..run_files import (
     CONFIG_FILE,
@@ -30,7 +31,6 @@ from ..run_files import (
     recorded_run_id,
     run_id_in,
 )
-from ..run_folder import check_links
 from ..run_shapes import INDEX_FILES, read_shaped
 from ..text import shell_quote
 from ..vocabulary import check_tokenizer, embedding_rows, load_tokenizer
@@ -54,6 +54,7 @@ TOKENIZER_FILES = (
 EVALUATIONS = (PASSK_FILE, "drift.json")
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
+LINKED = (".safetensors", ".pt", ".bin")  # weights, to which nobody appends
 EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 
 
@@ -85,8 +86,8 @@ def files_to_push(
     """
     model_dir = Path(model_dir)
     run_dir = Path(run_dir)
-    check_links(model_dir)
-    check_links(run_dir)
+    check_contents(model_dir)
+    check_contents(run_dir)
     files = _matching(model_dir, MODEL_FILES)
     if not any(name.endswith(".safetensors") for name in files):
         raise ValueError(
@@ -183,7 +184,8 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
         for name, path in files.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            _copy_or_link(path, target)
+            copy = link_or_copy if path.suffix in LINKED else shutil.copy2
+            copy(path, target)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -199,17 +201,6 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
         if hub_id is not None:
             adapter.write_text(json.dumps(config | {"base_model_name_or_path": hub_id}, indent=2))
     return folder
-
-
-def _copy_or_link(source: Path, target: Path) -> None:
-    """Copy a file; weights, which nobody appends to, become hard links where that is possible."""
-    if source.suffix in (".safetensors", ".pt", ".bin"):
-        try:
-            os.link(source, target)
-            return
-        except OSError:  # another file system, or one without links
-            pass
-    shutil.copy2(source, target)
 
 
 def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) -> str:

@@ -8,8 +8,8 @@ from huggingface_hub import constants
 from transformers.utils import cached_file
 
 from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
+from ..files import check_contents
 from ..provenance import is_hub_name
-from ..run_folder import check_links
 from ..text import cut, nearest
 
 
@@ -50,7 +50,7 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
 
 
 def _check_folder(folder: Path, given: str) -> None:
-    check_links(folder, given)
+    check_contents(folder, given)
     if (folder / "adapter_config.json").exists():
         raise ValueError(
             f"{given} contains only an adapter, but a run starts from a complete model. For a recipe, merge the "

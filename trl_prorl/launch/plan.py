@@ -19,6 +19,7 @@ from ..anchors import ANCHORS
 from ..config import ProRLConfig
 from ..extras.growth import check_growing_optimizer
 from ..extras.vllm import RANKS, let_engine_take_adapters
+from ..files import check_contents
 from ..identity import changing_keys
 from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class, inner_of
@@ -26,7 +27,7 @@ from ..quiet import without_warning
 from ..reference import check_adapter
 from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
-from ..run_folder import RunFolder, check_links
+from ..run_folder import RunFolder
 from ..supported import check_adapters
 from ..vocabulary import readable_files
 from ..weights import whole_weights
@@ -278,7 +279,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     check_reward_names([reward_name(function) for function in functions])
     for function in functions:
         if isinstance(function, str):  # a model's name
-            check_links(function, f"reward_funcs={function!r}")
+            check_contents(function, f"reward_funcs={function!r}")
     choose_best_metric(args, functions, evaluation, given.get("callbacks") or [])
     metrics = {}
     if args.metric_for_best_model is not None and not args.stop_stall:  # with which it is the same as the next

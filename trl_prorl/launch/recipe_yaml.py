@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..files import read_text
 from ..keys import cure_of
-from ..run_files import MAX_YAML_BYTES, parse_yaml, read_text
+from ..run_files import parse_yaml
 from ..text import cut, parse_json, short
 
 
@@ -130,7 +131,7 @@ def _read_mapping(path: Path, said: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         place = "" if said.endswith(str(path)) else f", {cut(str(path))}"
         raise InputError(f"{said}: there is no such file{place}.")
-    keys = parse_yaml(read_text(path, MAX_YAML_BYTES), said)
+    keys = parse_yaml(read_text(path), said)
     if not isinstance(keys, dict):
         raise InputError(f"{said} must be a mapping of keys to values, not {short(keys)}.")
     return keys
