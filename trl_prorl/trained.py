@@ -1,7 +1,8 @@
 """
 Is what is trained what the forward pass uses? At every update gradients have to reach parameters of the optimizer. At
 the first one whose loss has a gradient, one of theirs is not zero, and the update changes a parameter. Otherwise a run
-logs losses, gradient norms and rewards like any other, and its weights stay.
+logs losses, gradient norms and rewards like any other, and its weights stay. Later updates are compared now and then:
+weights in bf16 grow, and learning rates fall, until an update is rounded away.
 """
 
 import logging
@@ -19,15 +20,20 @@ logger = logging.getLogger(__name__)
 # They update while gradients are computed, and keep none.
 UPDATE_IN_BACKWARD = ("LayerWiseDummyOptimizer", "Lomo", "AdaLomo")
 SAMPLED = 256  # entries of each parameter that are compared
-FEW = 0.1  # a smaller share of entries that change is worth a warning
+FEW = 0.1  # a smaller share of a parameter's entries that change is worth a warning
+TRAIN_FP32 = (
+    "train fp32 weights (dtype: float32; with bf16: true the forward pass stays in bf16. TRL casts the adapter of a "
+    "quantized model to bf16: in a script, set param.data = param.data.float() before train)"
+)
+EVERY = 100  # steps between two updates that are compared, after the first
 
 
 class TrainedCheck(Part):
     """
-    Checks the values of one update, and once more after a resume; and at every update, at no cost, that parameters of
-    the optimizer have a gradient: a callback may switch or merge adapters in the middle of a run. Parameters that are
-    trained in part are named in a warning. Weights that DeepSpeed or FSDP shards are not checked, nor optimizers that
-    update in the backward pass.
+    Checks the values of two updates, also after a resume, and of every 100th: LoRA's first factors have no gradient at
+    the first. And checks at every update, at no cost, that parameters of the optimizer have a gradient: a callback may
+    switch or merge adapters in the middle of a run. Parameters that are not trained, or hardly, while others are, get
+    a warning. Weights that DeepSpeed or FSDP shards are not checked, nor optimizers that update in the backward pass.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The run's.
@@ -40,11 +46,11 @@ class TrainedCheck(Part):
 
     def begin(self) -> None:
         self.is_possible = self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP)
-        self.is_due = self.is_possible  # whether the values of an update are still to be checked
+        self.is_due = self.is_possible  # whether the values of the next update are to be checked
+        self._compared = 0  # updates
         self._watched: list[torch.Tensor] = []  # the policy's log-probabilities, until their gradient is known
         self._has_signal = False
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameter, places, values there
-        self._is_slow = False  # whether the learning rate of this update is far below that of the schedule
         self._said: set[str] = set()
 
     def optimizer_made(self, optimizer) -> None:
@@ -52,8 +58,10 @@ class TrainedCheck(Part):
         if type(optimizer).__name__ in UPDATE_IN_BACKWARD:
             self.is_possible = False
             self.is_due = False
-        if all(group.get("initial_lr", group["lr"]) == 0.0 for group in optimizer.param_groups):
-            self._warn("rate", "The learning rate is 0: nothing is trained.")
+        rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups if group["params"]]
+        if 0.0 in rates:
+            zero = f"{rates.count(0.0)} of {len(rates)}"
+            self._warn("rate", f"The learning rate is 0 in {zero} groups of parameters: they are not trained.")
 
     def watch(self, logps: torch.Tensor) -> None:
         """
@@ -138,7 +146,10 @@ class TrainedCheck(Part):
         self._said.add(kind)
 
     def before_update(self, step: int, norm: float | None, rate: float) -> None:
-        """Keep values that an update changes; none if the step is skipped, which leaves no gradient."""
+        """
+        Keep values that an update changes; none if the step is skipped, which leaves no gradient, nor in a warm-up or
+        at the end of a decay, where an update may be rounded away.
+        """
         self._before = []
         overflows = norm is not None and not math.isfinite(norm)  # the scaler of fp16 skips the step
         groups = self.optimizer.param_groups
@@ -146,44 +157,46 @@ class TrainedCheck(Part):
         group = max(groups, key=lambda group: group["lr"])
         factor = rate / first if first else 1.0  # of the warm-up after a reset
         rate = group["lr"] * factor
-        if not self._has_signal or rate == 0.0 or overflows:
+        is_slow = rate < group.get("initial_lr", rate) / 2
+        if not self._has_signal or rate == 0.0 or overflows or is_slow:
             return
-        self._is_slow = rate < group.get("initial_lr", rate) / 2
         for param in self._trained():
             if param.grad is not None:
                 places = _compared_places(param.detach(), param.grad)
                 self._before.append((param, places, param.detach().reshape(-1)[places]))
 
     def update(self, step: int, model) -> None:
-        """Raise [`~trl_prorl.errors.RunError`]: the update has changed no parameter."""
+        """Raise [`~trl_prorl.errors.RunError`]: the first update that is compared has changed no parameter."""
         before = self._before
         self._before = []
-        if not before or self.accelerator.optimizer_step_was_skipped:
-            return
+        if before and not self.accelerator.optimizer_step_was_skipped:
+            self._compare(step, before, model)
+        if self._compared > 1:
+            self.is_due = (step + 1) % EVERY == 0
+
+    def _compare(self, step: int, before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], model) -> None:
         changes = [param.detach().reshape(-1)[places] != old for param, places, old in before]
         changed = any(bool(change.any()) for change in changes)
-        if not changed and self._is_slow:  # in a warm-up or at the end of a decay an update may be rounded away
-            return
-        dtype = str(before[0][0].dtype).removeprefix("torch.")
-        cure = "raise it, or train fp32 weights (dtype: float32; with bf16: true the forward pass stays in bf16)."
-        if not changed:
+        if not changed and not self._compared:
+            dtype = str(before[0][0].dtype).removeprefix("torch.")
             raise RunError(
                 f"nothing is trained: step {step} changed none of {len(before)} parameters, although gradients reach "
-                f"them. If learning_rate is too small for weights in {dtype}, {cure}"
+                f"them. If learning_rate is too small for weights in {dtype}, raise it, or {TRAIN_FP32}."
             )
-        if self._is_slow:
-            return
-        share = _changed_share([param for param, _, _ in before], changes)
-        if share < FEW and dtype in ("bfloat16", "float16"):
+        self._compared += 1
+        params = [param for param, _, _ in before]
+        shares = [change[2:].float().mean().item() if len(change) > 2 else 1.0 for change in changes]
+        low = [param.dtype in (torch.bfloat16, torch.float16) for param in params]
+        few = [param for param, share, is_low in zip(params, shares, low, strict=True) if share < FEW and is_low]
+        if few:
+            names = {param: name for name, param in model.named_parameters()}
             self._warn(
                 "rounded",
-                f"Step {step} changed about {share:.1%} of the weights that have a gradient: the others are too "
-                f"large, so an update of learning_rate={self.optimizer.param_groups[0]['lr']:g} is rounded away in "
-                f"{dtype}. "
-                f"{cure[0].upper()}{cure[1:]}",
+                f"Step {step} changed less than {FEW:.0%} of the weights of {len(few)} of {len(params)} parameters "
+                f"({names.get(few[0], 'a tensor that is not in the model')}): an update of learning_rate="
+                f"{self.optimizer.param_groups[0]['lr']:g} is rounded away in "
+                f"{str(few[0].dtype).removeprefix('torch.')}. Raise it, or {TRAIN_FP32}.",
             )
-        self.is_due = False
-        self._has_signal = False
 
     def _trained(self) -> list[torch.Tensor]:
         return [param for group in self.optimizer.param_groups for param in group["params"]]
@@ -198,10 +211,3 @@ def _compared_places(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     sizes = param.reshape(-1).abs().masked_fill(grad == 0, torch.inf)
     evenly = torch.arange(0, len(grad), max(1, len(grad) // SAMPLED), device=grad.device)
     return torch.cat([grad.abs().argmax().reshape(1), sizes.argmin().reshape(1), evenly[grad[evenly] != 0]])
-
-
-def _changed_share(params: list[torch.Tensor], changes: list[torch.Tensor]) -> float:
-    """Return the share of the parameters' entries that have changed, from those that are evenly over each."""
-    total = sum(param.numel() for param in params)
-    shares = [change[2:].float().mean().item() if len(change) > 2 else 0.0 for change in changes]
-    return sum(share * param.numel() for share, param in zip(shares, params, strict=True)) / total

@@ -141,6 +141,14 @@ def test_a_learning_rate_of_0_is_said(run, caplog, rate, times):
     assert len([line for line in caplog.messages if "learning rate is 0" in line]) == times
 
 
+def test_a_group_whose_learning_rate_is_0_is_said(make_trainer, tiny_model, caplog):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    groups = [{"params": some_of(model, "layers.0"), "lr": 0.0}, {"params": some_of(model, "layers.1")}]
+    optimizer = torch.optim.SGD(groups, lr=1e-2)
+    make_trainer(model=model, lora=False, max_steps=1, trainer_kwargs={"optimizers": (optimizer, None)}).train()
+    assert len([line for line in caplog.messages if "learning rate is 0 in 1 of 2" in line]) == 1
+
+
 @pytest.mark.parametrize("rate, dtype, times", [(1e-7, "bfloat16", 1), (1e-2, "bfloat16", 0), (1e-7, "float32", 0)])
 def test_a_rate_that_bf16_rounds_away_for_most_weights_is_said(run, tiny_model, caplog, rate, dtype, times):
     """Only weights below 1e-4 are so small that 1e-7 changes them: their neighbours are 2 ** -8 of a weight away."""
@@ -148,6 +156,44 @@ def test_a_rate_that_bf16_rounds_away_for_most_weights_is_said(run, tiny_model, 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
     run(model=model, lora=False, learning_rate=rate, max_steps=2)
     assert len([line for line in caplog.messages if "rounded away" in line]) == times
+
+
+def rounded(caplog):
+    return [line for line in caplog.messages if "rounded away" in line]
+
+
+@pytest.mark.parametrize(
+    "config, casts, named",
+    [
+        ({"modules_to_save": ["norm"]}, True, "5 of 17 "),  # bf16 copies beside an adapter in fp32
+        ({}, False, "6 of 12 "),  # as TRL casts the adapter of a quantized model
+        ({}, True, None),
+    ],
+    ids=["norms in bf16", "first factors in bf16", "fp32"],
+)
+def test_a_part_of_the_parameters_whose_updates_bf16_rounds_away_is_said(
+    run, tiny_model, caplog, config, casts, named
+):
+    """A norm's weights are ones, whose neighbours in bf16 are 2 ** -8 away."""
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    model = get_peft_model(base, LoraConfig(**LORA, **config), autocast_adapter_dtype=casts)
+    run(model=model, lora=False, learning_rate=1e-5)
+    said = rounded(caplog)
+    assert len(said) == (named is not None)
+    assert all(named in line for line in said)
+
+
+def test_weights_that_grow_until_updates_are_rounded_away_are_said(make_trainer, tiny_model, caplog, monkeypatch):
+    def grow(model):
+        for param in some_of(model, "lora_"):
+            param.data.mul_(1000.0)
+
+    monkeypatch.setattr("trl_prorl.trained.EVERY", 4)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    model = get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)
+    make_trainer(model=model, lora=False, trainer_kwargs={"callbacks": [Changing(grow)]}).train()
+    (line,) = rounded(caplog)
+    assert line.startswith("Step 4 ")
 
 
 def test_a_small_rate_of_a_warm_up_says_nothing(run):
