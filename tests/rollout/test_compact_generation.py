@@ -585,16 +585,12 @@ def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(ma
     assert trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing
 
 
-@pytest.mark.parametrize("merged, adapters", [("on", ["mine"]), ("off: 2 adapters are active", ["a", "b"])])
-def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, merged, adapters):
+def test_an_adapter_of_another_name(make_trainer, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    policy = get_peft_model(model, LoraConfig(**LORA), adapter_name=adapters[0])
-    for name in adapters[1:]:
-        policy.add_adapter(name, LoraConfig(**LORA))
-    policy.base_model.set_adapter(adapters)
+    policy = get_peft_model(model, LoraConfig(**LORA), adapter_name="mine")
     given = {"model": disturb_adapter(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
     trainer = make_trainer(compact_generation="on", **given)
-    assert str(trainer.parts["generation"].merged) == merged
+    assert trainer.parts["generation"].merged.on
     assert not_the_policy_s(trainer) == [0, 0]
 
 

@@ -470,8 +470,6 @@ def merge_obstacle(policy: torch.nn.Module) -> str | None:
     """Return why a merged copy cannot sample for a policy, in a few words; `None` if it can."""
     if not isinstance(policy, PeftModel):
         return "the model has no adapter"
-    if len(policy.active_adapters) != 1:
-        return f"{len(policy.active_adapters)} adapters are active"
     adapter = policy.active_adapters[0]
     config = policy.peft_config[adapter]
     if config.peft_type != PeftType.LORA:

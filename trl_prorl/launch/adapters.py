@@ -88,12 +88,19 @@ def check_product(config: Any | None, key: str, value: Any) -> None:
 
 def check_loaded(model: PeftModel) -> None:
     """
-    Raise an error for an adapter of which only a part was loaded, about which PEFT only warns: some of its layers are
-    trained, and others of the same name begin at zero.
+    Raise an error for several active adapters, of which a resume would activate the first alone, and for an adapter of
+    which only a part was loaded, about which PEFT only warns: some of its layers are trained, and others of the same
+    name begin at zero.
 
     Raises:
-        `ValueError`: The message names a layer that is zero.
+        `ValueError`: The message names the adapters, or a layer that is zero.
     """
+    if len(model.active_adapters) > 1:
+        raise ValueError(
+            f"the adapters {', '.join(map(repr, model.active_adapters))} of the model are active together, and one is "
+            "supported. Merge the others into the base model (docs/from-sft.md), or activate one: "
+            "model.set_adapter(NAME)."
+        )
     for adapter in model.active_adapters:
         zero = _factors_by_kind(model, adapter, zero=True)
         for kind in zero.keys() & _factors_by_kind(model, adapter, zero=False).keys():
