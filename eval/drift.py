@@ -23,13 +23,12 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.drift_curves import drift_picture, points_tables
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.table import terminal
-from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json, writing
+from trl_prorl.eval.run_folder.reading import DRIFT_FILE, write_json, writing
 from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.run_files import RUN_ID
 from trl_prorl.tasks.plugin import OWN
 
 
@@ -125,8 +124,6 @@ def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
 
 def measure_points(held_out: HeldOut, points: list[Point], samples: int, others: dict[str, HeldOut]) -> dict:
     """Measure models of a run; return the content of `drift.json`."""
-    run_id = read_env(held_out.run_dir).get(RUN_ID)
-    result = {RUN_ID: run_id} if run_id else {}
     for point in points:  # first, so that no other model is in memory while sampling
         for one in (held_out, *others.values()):
             one.samples(point, samples)
@@ -136,9 +133,8 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
             scored = nullcontext(base_model) if point is held_out.base else held_out.scored(point)
             with scored as model:
                 entries.append(measure_point(held_out, others, point, model, base_model, samples))
-    if held_out.in_training:
-        result["in_training"] = held_out.in_training
-    return result | {
+    known = {"in_training": held_out.in_training} if held_out.in_training else {}
+    return known | {
         "prompts": len(held_out.rows),
         "samples": samples,
         "split": held_out.split,

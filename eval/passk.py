@@ -43,11 +43,10 @@ from trl_prorl.eval.pages.score_sections import (
     write_pictures,
 )
 from trl_prorl.eval.pages.table import terminal
-from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json, writing
+from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_evaluation, write_json, writing
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.run_files import RUN_ID
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 
@@ -93,7 +92,7 @@ def base_and_trained(
 def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
     """Return the run's earlier result, if there is one, for this evaluation to extend."""
     run_dir = held_out.run_dir
-    earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="overwrite it with --replace")
+    earlier = read_evaluation(run_dir, PASSK_FILE)
     if not earlier:
         return earlier
     return require_same_evaluation(earlier, evaluation_settings(held_out, n), run_dir / PASSK_FILE)
@@ -132,9 +131,6 @@ def evaluate_run(
     """
     ks = sorted({*args.k, *(earlier or {"k": []})["k"]})
     result, sides = base_and_trained(held_out, args, ks)
-    run_id = read_env(held_out.run_dir).get(RUN_ID)
-    if run_id:
-        result[RUN_ID] = run_id
     trained_step = held_out.trained.step
     result["step"] = trained_step
     if held_out.name.is_own or held_out.in_training:

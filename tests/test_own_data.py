@@ -268,7 +268,7 @@ def test_the_commands_measure_what_the_script_measured(command, tmp_path):
     status, written = command("passk --run runs/mine --plugin mine.py --n 4 --replace --no-greedy")
     assert status == 0, written[-3000:]
     again = measured(tmp_path, "passk.json")
-    same = ("prompts", "n", "seed", "task", "prompt_ids", "run_id", "step")
+    same = ("prompts", "n", "seed", "task", "prompt_ids", "step")
     assert [again[key] for key in same] == [own[key] for key in same]
     assert again["base"]["correct"] == own["base"]["correct"]
     assert 0 < sum(own["base"]["correct"]) < 80

@@ -331,9 +331,8 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
     if config.get("task"):  # own rows have no splits
         words += ["--split", passk["split"]]
     words += ["--temperature", f"{passk['temperature']:g}"]
-    longest = passk.get("max_new_tokens")  # earlier releases saved none
-    if longest not in (None, config.get("max_completion_length")):
-        words += ["--max-new-tokens", longest]
+    if passk["max_new_tokens"] != config.get("max_completion_length"):
+        words += ["--max-new-tokens", passk["max_new_tokens"]]
     words += ["--seed", passk["seed"]]
     return "".join(f" {shell_quote(str(word))}" for word in words)
 

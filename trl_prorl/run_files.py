@@ -31,7 +31,7 @@ EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 RUN_ID_FILE = "prorl_run.json"
 TRAINER_STATE = "trainer_state.json"  # in a checkpoint; it holds the log of all steps
-RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
+RUN_ID = "run_id"  # its key there and in `env.json`
 STEP_OF_WEIGHTS = "step"  # also there
 # Kinds of events; of them those of resets, and those that happen at a generation boundary.
 RESET = "reset"
@@ -62,12 +62,10 @@ EVENT_KINDS = (
 )
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
-# What every line of a log file, and every result of an evaluation, holds.
+# What every line of a log file holds.
 LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
 STEPS = ("step", "step_applied")
 MAX_STEP = 2**53
-PASSK = ("split", "prompts", "n", "k", "temperature", "base", "trained")
-DRIFT = ("points",)
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 
 MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
@@ -200,7 +198,7 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:
     """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
-    return run_id_in(Path(folder) / RUN_ID_FILE)
+    return _read_run_id(Path(folder) / RUN_ID_FILE)
 
 
 def saved_step(folder: str | os.PathLike) -> int | None:
@@ -214,15 +212,10 @@ def saved_step(folder: str | os.PathLike) -> int | None:
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
     """Return the id of the run whose record a folder holds; `None` if there is none."""
-    return run_id_in(Path(run_dir) / ENV_FILE)
+    return _read_run_id(Path(run_dir) / ENV_FILE)
 
 
-def is_of_other_run(content: dict, run_id: str | None) -> bool:
-    """Return whether an evaluation says of itself that it is of another run than this one."""
-    return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
-
-
-def run_id_in(path: Path) -> str | None:
+def _read_run_id(path: Path) -> str | None:
     """Return the `run_id` of a JSON file; `None` if there is none."""
     try:
         return read_json(path).get(RUN_ID)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .run_files import read_json
+from .run_files import read_json, read_jsonl, read_yaml
 from .text import short
 
 
@@ -170,10 +170,7 @@ def greedy(prompts: int) -> Shape:
 
 
 NUMBERS = record(prompts=count(1), n=count(1, MAX_SAMPLES), k=items(count(1, MAX_SAMPLES), 1))
-SETTINGS = record(
-    {"seed": maybe(count(-MAX_COUNT)), "max_new_tokens": maybe(count(1))},
-    temperature=number(0, 1e6),
-)
+SETTINGS = record({"seed": maybe(count(-MAX_COUNT))}, temperature=number(0, 1e6), max_new_tokens=count(1))
 
 
 PART = record({"split": text}, task=text, level=scalar)
@@ -190,6 +187,7 @@ def sampled(value: Any) -> None:
 
 def passk(value: Any) -> None:
     """Take a `passk.json`."""
+    record(split=text, prompt_ids=items(text))(value)
     sampled(value)
     prompts = len(value["base"]["correct"])
     half = side(value)  # of a part, which has the evaluation's samples and k, and prompts of its own
@@ -197,17 +195,15 @@ def passk(value: Any) -> None:
         {
             "task": maybe(text),
             "level": scalar,
-            "prompt_ids": items(text, prompts, prompts),
             "in_training": maybe(count(0, value["prompts"])),
             "step": STEP,
             "steps_on_record": STEP,
-            "run_id": maybe(text),
             "greedy": maybe(greedy(prompts)),
             "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)))),
             "by": maybe(items(record(task=maybe(text), level=scalar, prompts=count(1), base=half, trained=half))),
             "others": maybe(table(lambda one: (PART(one), sampled(one)))),
         },
-        split=text,
+        prompt_ids=items(text, prompts, prompts),
     )(value)
 
 
@@ -218,7 +214,7 @@ POINT = record(
     **dict.fromkeys(("entropy", "mean_tokens"), maybe(number())),
 )
 drift = record(
-    {"prompts": count(1), "in_training": maybe(count()), "run_id": maybe(text)},
+    {"prompts": count(1), "in_training": maybe(count())},
     points=items(lambda one: (POINT(one), record({"others": maybe(table(POINT))}, step=STEP)(one))),
 )
 env = record(
@@ -297,7 +293,25 @@ def check_shape(path: Path, value: Any, line: int | None = None) -> None:
 
 
 def read_shaped(path: Path) -> dict[str, Any]:
-    """Return a JSON file of a run, with the errors of [`read_json`] and [`check_shape`]."""
-    content = read_json(path)
+    """
+    Return a YAML or JSON file of a run.
+
+    Raises:
+        `InputError`: From [`read_yaml`], [`read_json`] or [`check_shape`].
+    """
+    content = read_yaml(path) if path.suffix == ".yaml" else read_json(path)
     check_shape(path, content)
     return content
+
+
+def read_shaped_rows(path: Path, unique: str | None = None) -> list[dict[str, Any]]:
+    """
+    Return the rows of a log file.
+
+    Raises:
+        `InputError`: From [`read_jsonl`] or [`check_shape`].
+    """
+    rows = read_jsonl(path, unique=unique)
+    for line, row in enumerate(rows, start=1):
+        check_shape(path, row, line)
+    return rows

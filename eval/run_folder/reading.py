@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from trl_prorl import run_files
 from trl_prorl.errors import InputError
 from trl_prorl.files import check_contents, replaced
-from trl_prorl.run_files import RUN_ID, is_of_other_run
 from trl_prorl.run_folder import SET_ASIDE, exclusive
-from trl_prorl.run_shapes import MAX_NUMBER, check_shape
+from trl_prorl.run_shapes import MAX_NUMBER, read_shaped, read_shaped_rows
 from trl_prorl.text import cut, visible
 
 
@@ -34,8 +33,6 @@ PLAIN_RUN = (
     "it is a run of another trainer, without the log files of ProRLTrainer. For an identical run with log files, "
     "replace TRL's GRPOTrainer and GRPOConfig by ProRLTrainer and ProRLConfig(fast=False)"
 )
-# The keys that a result of each must contain.
-EVALUATIONS = {PASSK_FILE: (*run_files.PASSK, "max_new_tokens", "prompt_ids"), DRIFT_FILE: run_files.DRIFT}
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -86,9 +83,7 @@ def load_config(run_dir) -> dict:
             raise InputError(f"'{run_dir}' is not a run folder (no config.yaml); give runs in it: {shown}")
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe of the run there")
     check_contents(run_dir)
-    config = run_files.read_yaml(path)
-    check_shape(path, config)
-    return config
+    return read_shaped(path)
 
 
 def is_plain_run(folder: Path) -> bool:
@@ -105,33 +100,18 @@ def read_env(run_dir: Path) -> dict:
         InputError: If it is not JSON, or has another shape.
     """
     path = Path(run_dir) / "env.json"
-    env = run_files.read_json(path) if path.is_file() else {}
-    check_shape(path, env)
-    return env
+    return read_shaped(path) if path.is_file() else {}
 
 
-def read_evaluation(
-    run_dir: Path, file: str, env: dict, cure: str = "remove it, and evaluate this run"
-) -> dict | None:
+def read_evaluation(run_dir: Path, file: str) -> dict | None:
     """
-    Return `passk.json` or `drift.json` of a run with the given `env.json`; `None` if there is none.
+    Return `passk.json` or `drift.json` of a run; `None` if there is none.
 
     Raises:
-        InputError: If it is not JSON, lacks a key, has another shape, or belongs to another run that used the folder
-            before; with the `cure` for the latter.
+        InputError: If it is not JSON, or has another shape.
     """
     path = run_dir / file
-    if not path.is_file():
-        return None
-    content = run_files.read_json(path, EVALUATIONS[file])
-    check_shape(path, content)
-    content = with_nan(content)
-    if is_of_other_run(content, env.get(RUN_ID)):
-        raise InputError(
-            f"'{path}' belongs to another run that used this folder before ({RUN_ID} {content[RUN_ID]}; env.json has "
-            f"{env[RUN_ID]}); {cure}"
-        )
-    return content
+    return with_nan(read_shaped(path)) if path.is_file() else None
 
 
 def load_run(run_dir, name: str | None = None) -> "RecordedRun":
@@ -163,34 +143,26 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         logger.warning(
             "%s: no row between step %d and step %d (gaps: %d).", visible(str(run_dir)), first, last, len(gaps)
         )
-    env = read_env(run_dir)
     events = run_dir / "events.jsonl"
     evaluations = run_dir / "evaluations.jsonl"
     return RecordedRun(
         path=run_dir,
         name=visible(name or run_dir.resolve().name),
         config=config,
-        env=env,
+        env=read_env(run_dir),
         metrics=metrics,
-        events=_read_lines(events) if events.is_file() else None,
-        passk=read_evaluation(run_dir, PASSK_FILE, env),
-        drift=read_evaluation(run_dir, DRIFT_FILE, env),
+        events=read_shaped_rows(events) if events.is_file() else None,
+        passk=read_evaluation(run_dir, PASSK_FILE),
+        drift=read_evaluation(run_dir, DRIFT_FILE),
         evaluations=_read_rows(evaluations) if evaluations.is_file() else None,
     )
-
-
-def _read_lines(path: Path, unique: str | None = None) -> list[dict]:
-    rows = run_files.read_jsonl(path, unique=unique)
-    for line, row in enumerate(rows, start=1):
-        check_shape(path, row, line)
-    return rows
 
 
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     """Return rows of numbers; infinite and huge ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
-    rows = pd.DataFrame(_read_lines(path, unique))
+    rows = pd.DataFrame(read_shaped_rows(path, unique))
     infinite = rows.select_dtypes("number").abs() > MAX_NUMBER
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])

@@ -1,7 +1,6 @@
 """The models of a run: base, checkpoints and final model; the identity of their weights; loading them."""
 
 import filecmp
-import sys
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,13 +13,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl import vocabulary
 from trl_prorl.errors import InputError
-from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.files import file_sha256
 from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
-from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id, saved_step
+from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_jsonl, saved_step
 from trl_prorl.run_folder import steps_of
-from trl_prorl.text import visible
 from trl_prorl.weights import load_model, named_class, refuse_code
 
 
@@ -49,23 +46,16 @@ def kind_of_model(folder: Path) -> str | None:
 
 def check_trained_model(run_dir: Path, config: dict) -> None:
     """
-    Raise an error for a run folder without a trained model of the run.
+    Raise an error for a run folder without a trained model.
 
     Raises:
-        InputError: If there is none, or it belongs to another run.
+        InputError: If there is none.
     """
-    run = read_env(run_dir).get(RUN_ID)
-    saved = saved_run_id(run_dir)
     if not kind_of_model(run_dir):
         finish = "let the run finish" if config.get("task") else "let the script end with trainer.save_model()"
         raise InputError(
             f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); {finish}, or copy "
             "a checkpoint's files there"
-        )
-    if None not in (run, saved) and saved != run:
-        raise InputError(
-            f"run folder '{run_dir}' contains the model of another run ({RUN_ID} {saved}; env.json has {run}); let "
-            "the run finish, or copy the files of one of its checkpoints there"
         )
 
 
@@ -87,7 +77,7 @@ def trained_point(run_dir: Path, config: dict) -> Point:
     resumed and killed leaves older ones than its log files); without one, the last in `metrics.jsonl`.
     """
     check_trained_model(run_dir, config)
-    found, _ = checkpoints(run_dir)
+    found = checkpoints(run_dir)
     same = [step for step, path in found.items() if same_weights(path, run_dir)]
     if same:
         return Point("trained", max(same), run_dir)
@@ -95,19 +85,10 @@ def trained_point(run_dir: Path, config: dict) -> Point:
     return Point("trained", last_step(run_dir) if step is None else step, run_dir)
 
 
-def checkpoints(run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
-    """Return the checkpoints with weights in a run folder, by step: this run's, and those of other runs."""
-    run = read_env(run_dir).get(RUN_ID)
-    found = {}
-    others = {}
-    for path, step in steps_of(run_dir).items():
-        if kind_of_model(path) and weight_files(path):
-            saved = saved_run_id(path)
-            if saved == run or None in (saved, run):
-                found[step] = path
-            else:
-                others[step] = path
-    return found, others
+def checkpoints(run_dir: Path) -> dict[int, Path]:
+    """Return the checkpoints with weights in a run folder, by step."""
+    steps = steps_of(run_dir)
+    return {step: path for path, step in steps.items() if kind_of_model(path) and weight_files(path)}
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -133,11 +114,8 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
     if not wanted:
         return []
     trained = trained_point(run_dir, config)
-    found, others = checkpoints(run_dir)
+    found = checkpoints(run_dir)
     steps = sorted(found)
-    if others:
-        names = ", ".join(path.name for _, path in sorted(others.items()))
-        print(visible(f"{run_dir}: skipped {names}, from another run."), file=sys.stderr)
     if wanted != ["all"]:
         for step in wanted:
             if not step.isdigit() or int(step) not in found:

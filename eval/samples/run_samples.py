@@ -319,10 +319,7 @@ def count_of_script(run_dir: Path, prompt_ids: list[str]) -> int | None:
     Return how many of a user's prompts occur in the training set, from an evaluation of the same prompts in the
     script, which has the training set. `None` without such an evaluation.
     """
-    try:
-        earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir))
-    except InputError:  # of another run
-        return None
+    earlier = read_evaluation(run_dir, PASSK_FILE)
     if not earlier or earlier["prompt_ids"] != prompt_ids:
         return None
     return earlier.get("in_training")

@@ -370,12 +370,3 @@ def test_resets_are_told_from_other_events(read_run):
     events = [{"event": "reset", "step_applied": 5}, {"event": "growth", "step_applied": 7}]
     found = [read_run("A", seed, events=these).reset_steps() for seed, these in enumerate([events, [], None])]
     assert found == [[5], [], None]
-
-
-@pytest.mark.parametrize("file", ["passk.json", "drift.json"])
-def test_an_evaluation_of_the_run_that_had_the_folder_before_is_not_this_runs(make_run, make_rows, passk_result, file):
-    folder = make_run("A", "A", make_rows(2), env={"run_id": "2"})
-    content = passk_result([1, 2], [3, 4]) if file == "passk.json" else {"points": []}
-    (folder / file).write_text(json.dumps({**content, "run_id": "1"}))
-    with pytest.raises(InputError, match=f"{file}' .*another run.* remove it"):
-        load_run(folder)

@@ -7,15 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
-from run_record import read_rows, write_run
-from safetensors.torch import save_file
+from run_record import read_rows
 
 from trl_prorl import ProRLConfig
-from trl_prorl.hub.card import read_record
-from trl_prorl.hub.publish import files_to_push
 from trl_prorl.identity import changing_keys
 from trl_prorl.provenance import write_config, write_env
-from trl_prorl.run_files import RUN_ID_FILE, is_of_other_run, recorded_run_id, saved_run_id
+from trl_prorl.run_files import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
 def config(folder, **keys):
@@ -76,22 +73,6 @@ def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     assert env["versions"]["torch"] == torch.__version__
 
 
-SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}
-PASSK = {
-    "split": "test",
-    "prompts": 2,
-    "n": 1,
-    "k": [1],
-    "temperature": 1.0,
-    "max_new_tokens": 512,
-    "prompt_ids": ["a", "b"],
-    "seed": 0,
-    "task": "parity",
-    "base": SIDE,
-    "trained": SIDE,
-}
-
-
 def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_resume(make_trainer, tmp_path):
     def train(name, resume=None, steps=2):
         keys = {"output_dir": str(tmp_path / name)}
@@ -135,19 +116,6 @@ def test_a_second_call_of_train_is_another_run(run):
     first = recorded_run_id(trainer.args.output_dir)
     trainer.train()
     assert None is not first != recorded_run_id(trainer.args.output_dir) is not None
-
-
-def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_path):
-    write_run(tmp_path, env={"run_id": "2"}, passk={**PASSK, "run_id": "1"}, drift={"points": []})
-    (tmp_path / "config.json").write_text("{}")
-    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    assert set(files_to_push(tmp_path, tmp_path)) == {"config.json", "model.safetensors", "env.json", "drift.json"}
-    assert read_record(tmp_path).passk is None
-    (tmp_path / "passk.json").write_text(json.dumps({**PASSK, "run_id": "2"}))
-    assert "passk.json" in files_to_push(tmp_path, tmp_path)
-    assert read_record(tmp_path).passk["run_id"] == "2"
-    assert not is_of_other_run({}, "2")
-    assert not is_of_other_run({"run_id": "1"}, None)
 
 
 def test_completions_that_were_cut_off_are_the_share_that_trl_logs(make_trainer, tmp_path):

@@ -158,9 +158,3 @@ def test_none_is_allowed_of_some_and_in_an_evaluation(run):
     run(reward=[nothing, first_alone], trainer_kwargs=QUESTIONS, **keys)
     trainer = run(reward=nothing, nonfinite="skip", max_steps=1)
     assert len(read_rows(trainer.run_dir)) == 1
-
-
-def test_the_state_of_an_earlier_layout_is_read():
-    watch = Watch()
-    watch.load_state_dict({"batches": 9, "silent": 7}, {})
-    assert watch.state_dict() == {"batches": 9, "silent": 7, "cut": 0, "unscored": 0}

@@ -338,9 +338,6 @@ class SignalWatch(Part):
         doublings = self.silent / PATIENCE
         self._is_due = doublings >= 1 and doublings.is_integer() and int(doublings).bit_count() == 1
 
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        super().load_state_dict({"cut": 0, "unscored": 0, **state}, changed)  # which an earlier layout has not
-
     def _count_unscored(self, rewards: torch.Tensor) -> None:
         is_unscored = bool(rewards.isnan().all())
         self.unscored = self.unscored + 1 if is_unscored else 0

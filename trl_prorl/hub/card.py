@@ -19,7 +19,6 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 from trl import GRPOTrainer
 
-from .. import run_files
 from ..files import replaced
 from ..provenance import (
     BaseModel,
@@ -36,10 +35,9 @@ from ..run_files import (
     EVENTS_FILE,
     METRICS_FILE,
     RESETS,
-    RUN_ID,
-    is_of_other_run,
+    training_note,
 )
-from ..run_shapes import check_shape, read_shaped
+from ..run_shapes import read_shaped, read_shaped_rows
 from ..text import LICENSE, code_block, code_span, plain_markdown, shell_quote, spell_again, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
@@ -100,39 +98,25 @@ class Record:
 
 def read_record(run_dir: str | os.PathLike) -> Record:
     """
-    Read a run folder, however little it holds. The evaluation of another run that had the folder before is left out.
+    Read a run folder, which may lack any file.
 
     Raises:
         `ValueError`: A file cannot be read.
     """
     folder = Path(run_dir)
-    config = folder / CONFIG_FILE
     events = folder / EVENTS_FILE
-    env = read_if_there(folder / ENV_FILE) or {}
-    passk = read_if_there(folder / PASSK_FILE, run_files.PASSK)
-    recipe = run_files.read_yaml(config) if config.is_file() else {}
-    metrics = run_files.read_jsonl(folder / METRICS_FILE)
-    happened = run_files.read_jsonl(events) if events.is_file() else None
-    for path, content in ((config, recipe), (folder / ENV_FILE, env), (folder / PASSK_FILE, passk)):
-        if content:
-            check_shape(path, content)
-    for path, lines in ((folder / METRICS_FILE, metrics), (events, happened or [])):
-        for line, row in enumerate(lines, start=1):
-            check_shape(path, row, line)
-    if passk is not None and is_of_other_run(passk, env.get(RUN_ID)):
-        passk = None
     return Record(
-        config=remove_secrets(recipe),
-        env=env,
-        events=happened,
-        passk=passk,
-        metrics=metrics,
+        config=remove_secrets(read_if_there(folder / CONFIG_FILE) or {}),
+        env=read_if_there(folder / ENV_FILE) or {},
+        events=read_shaped_rows(events) if events.is_file() else None,
+        passk=read_if_there(folder / PASSK_FILE),
+        metrics=read_shaped_rows(folder / METRICS_FILE),
     )
 
 
-def read_if_there(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | None:
-    """Return a JSON file, which has the `needed` keys; `None` if it is not there."""
-    return run_files.read_json(path, needed) if path.is_file() else None
+def read_if_there(path: Path) -> dict[str, Any] | None:
+    """Return a file of a run; `None` if it is not there."""
+    return read_shaped(path) if path.is_file() else None
 
 
 def changes_embeddings(folder: Path) -> bool:
@@ -215,7 +199,7 @@ def model_card(
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
     adapter_config = folder / "adapter_config.json"
-    adapter_config = read_shaped(adapter_config) if adapter_config.is_file() else {}
+    adapter_config = read_if_there(adapter_config) or {}
     if adapter is None:
         adapter = bool(adapter_config)
     base = base_of(record, adapter_config)
@@ -249,7 +233,7 @@ def model_card(
             evaluation_options=evaluation_options,
             plugins=plugin_options(record.env),
             passk_rows=_passk_rows,
-            training_note=run_files.training_note,
+            training_note=training_note,
             recipe=yaml.safe_dump(record.config, sort_keys=True).strip(),
             grpo_citation=GRPOTrainer._paper["citation"],
         )
@@ -356,9 +340,8 @@ def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) ->
     """
     value, *interval = measure.trained
     base, *base_interval = measure.base
-    arguments = {"interval_95": interval, "base": base, "prompts": part["prompts"]}
-    if part.get("max_new_tokens") is not None:  # earlier releases saved none
-        arguments["max_new_tokens"] = part["max_new_tokens"]
+    arguments = {"interval_95": interval, "base": base}
+    arguments |= {key: part[key] for key in ("prompts", "max_new_tokens")}
     metric = name = measure.name
     if measure.name == "greedy":
         metric = "accuracy"
@@ -378,7 +361,7 @@ def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) ->
         dataset_type=dataset or visible(part["task"]),
         dataset_name=visible(part["task"]),
         dataset_config=None if part.get("level") is None else f"level {part['level']}",
-        dataset_split=visible(part.get("split", "")) + run_files.training_note(part),
+        dataset_split=visible(part.get("split", "")) + training_note(part),
         metric_type=metric,
         metric_name=name,
         metric_value=value,

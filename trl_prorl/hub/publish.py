@@ -25,11 +25,7 @@ from ..run_files import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
     METRICS_FILE,
-    RUN_ID,
-    is_of_other_run,
     read_yaml,
-    recorded_run_id,
-    run_id_in,
 )
 from ..run_shapes import INDEX_FILES, read_shaped
 from ..text import shell_quote
@@ -51,8 +47,7 @@ TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json vocab.json "
     "vocab.txt merges.txt spiece.model chat_template.jinja preprocessor_config.json processor_config.json"
 ).split()
-EVALUATIONS = (PASSK_FILE, "drift.json")
-RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE, *EVALUATIONS)
+RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE, PASSK_FILE, "drift.json")
 REFERENCE_FOLDER = "ref"
 LINKED = (".safetensors", ".pt", ".bin")  # weights, to which nobody appends
 EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
@@ -106,9 +101,6 @@ def files_to_push(
         files |= {f"{REFERENCE_FOLDER}/{name}": path for name, path in found.items()}
     if record:
         files |= _matching(run_dir, RECORD_FILES)
-        for name in files.keys() & set(EVALUATIONS):  # an earlier run's stay where a new one takes its folder
-            if is_of_other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
-                del files[name]
     return files
 
 

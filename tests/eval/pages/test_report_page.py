@@ -44,7 +44,16 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
         "prompt_ids": PROMPTS,
         "checkpoints": [{"step": step, **point} for step in (20, 40, 60)],
         "others": {
-            "parity@2": {"task": "parity", "level": 2, "prompts": 4, "n": 8, "k": [1], "temperature": 1.0, **sides}
+            "parity@2": {
+                "task": "parity",
+                "level": 2,
+                "prompts": 4,
+                "n": 8,
+                "k": [1],
+                "temperature": 1.0,
+                "max_new_tokens": 512,
+                **sides,
+            }
         },
     }
     row = {"kl_ref": lambda step: step % 10 / 100, "kl_old": 1e-4, "time_step": 1.0, "time_ref": 0.1}

@@ -133,7 +133,16 @@ def test_forgetting_is_paired(evaluated, trained, interval):
     base = [2, 6] * 10
     sides = {"base": {"correct": base}, "trained": {"correct": [count + trained - 4 for count in base]}}
     other = {
-        "parity@2": {"task": "parity", "level": 2, "prompts": len(base), "n": 8, "k": [1], "temperature": 1.0, **sides}
+        "parity@2": {
+            "task": "parity",
+            "level": 2,
+            "prompts": len(base),
+            "n": 8,
+            "k": [1],
+            "temperature": 1.0,
+            "max_new_tokens": 512,
+            **sides,
+        }
     }
     change = (trained - 4) / 8
     ((row,),) = [table.rows for table in page.forgetting(Frame([evaluated(others=other)])).blocks]

@@ -7,11 +7,9 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval import drift, passk, push
 from trl_prorl.eval.samples import models
 from trl_prorl.eval.samples.models import (
     Point,
-    check_trained_model,
     checkpoint_points,
     identity,
     load_point,
@@ -108,25 +106,3 @@ def test_a_run_that_was_resumed_and_killed_left_the_weights_of_its_first_end(run
     for step in (None, "80", True):
         write_run_id(run_dir, "1", step)
         assert trained_point(run_dir, config).step == 150
-
-
-def test_a_renamed_run_is_not_evaluated_with_the_weights_of_the_new_run_of_its_name(run_dir, base, tmp_path):
-    """`runs/A` became `runs/A_old` before its adapter was saved; the run that is `runs/A` now is another."""
-    old = tmp_path / "A_old"
-    record_of(old, "old", output_dir=str(run_dir), model_name_or_path=str(base), task="parity")
-    write_run_id(run_dir, "new")
-    for command in (passk.main, drift.main, push.main):
-        assert command(["--run", str(old), *(["--dry-run"] if command is push.main else [])]) == 2
-
-
-def test_a_folder_that_two_runs_had(run_dir, base, add_checkpoints, capsys):
-    """The second was stopped before it saved a model: the first one's lies there still."""
-    config = record_of(run_dir, "2", model_name_or_path=str(base))
-    add_checkpoints(run_dir, 8, 16)
-    write_run_id(run_dir / "checkpoint-8", "1")
-    check_trained_model(run_dir, config)  # copied there, or of an older version
-    assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [16]
-    assert "checkpoint-8" in capsys.readouterr().err
-    write_run_id(run_dir, "1")
-    with pytest.raises(InputError, match="the model of another run"):
-        check_trained_model(run_dir, config)
