@@ -65,11 +65,6 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
     `ValueError`: naming the value and the cure.
     """
     if isinstance(model, PeftModel):
-        if model.active_adapters != ["default"]:
-            raise ValueError(
-                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, but beta and beta_base copy "
-                "the one named 'default'. Create or load the policy's adapter with adapter_name='default'."
-            )
         peft_config = model.peft_config["default"]
     bias = getattr(peft_config, "bias", "none")
     if bias != "none":

@@ -135,16 +135,6 @@ def test_compact_samples_are_those_of_generate(make_trainer, model_of, name):
     assert trainer.generate_tokens(PROMPT.tolist(), 6) == [expected.tolist()]
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_two_adapters_that_are_active_together_are_refused(make_trainer, tiny_model, beta):
-    """A resume would activate the first alone, and go on with another policy."""
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
-    model.add_adapter("sft", LoraConfig(**LORA))
-    model.base_model.set_adapter(["default", "sft"])
-    with pytest.raises(ValueError, match="'default', 'sft'.*set_adapter"):
-        make_trainer(model=model, lora=False, beta=beta)
-
-
 VIRTUAL = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
 REFUSED = {
     "prompt tuning": (PromptTuningConfig(**VIRTUAL), "peft_type=PROMPT_TUNING"),

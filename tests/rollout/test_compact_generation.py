@@ -11,7 +11,7 @@ from packed_models import build
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA, constant, disturb_adapter, load_with_new_adapter, record_results
+from tiny_run import LORA, constant, load_with_new_adapter, record_results
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
@@ -583,15 +583,6 @@ def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(ma
     assert layers
     assert all(layer._gradient_checkpointing_func.keywords == how for layer in layers)
     assert trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing
-
-
-def test_an_adapter_of_another_name(make_trainer, tiny_model):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    policy = get_peft_model(model, LoraConfig(**LORA), adapter_name="mine")
-    given = {"model": disturb_adapter(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
-    trainer = make_trainer(compact_generation="on", **given)
-    assert trainer.parts["generation"].merged.on
-    assert not_the_policy_s(trainer) == [0, 0]
 
 
 def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model):

@@ -74,12 +74,16 @@ def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
 ANCHORS = [{"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}]
 
 
-@pytest.mark.parametrize("keys", ANCHORS)
-def test_an_adapter_of_another_name_is_refused(make_trainer, tiny_model, keys):
+@pytest.mark.parametrize("keys", [*ANCHORS, {}])
+def test_an_adapter_of_another_name_and_two_at_once_are_refused(make_trainer, tiny_model, keys):
+    """Without an anchor, too: the saved folder is evaluated as `default`, and a resume activates the first alone."""
     config = LoraConfig(target_modules=["q_proj"])
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config, adapter_name="policy")
     model.add_adapter("default", config)  # there, but not what is trained
     with pytest.raises(ValueError, match="active adapter is 'policy'"):
+        make_trainer(model=model, lora=False, **keys)
+    model.base_model.set_adapter(["default", "policy"])
+    with pytest.raises(ValueError, match="active adapter is 'default', 'policy'"):
         make_trainer(model=model, lora=False, **keys)
     model.set_adapter("default")
     make_trainer(model=model, lora=False, **keys)

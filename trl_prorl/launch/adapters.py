@@ -88,29 +88,28 @@ def check_product(config: Any | None, key: str, value: Any) -> None:
 
 def check_loaded(model: PeftModel) -> None:
     """
-    Raise an error for several active adapters, of which a resume would activate the first alone, and for an adapter of
-    which only a part was loaded, about which PEFT only warns: some of its layers are trained, and others of the same
-    name begin at zero.
+    Raise an error unless the one active adapter is named `default`, which alone is what a resume activates, the best
+    checkpoint restores, and an evaluation of the saved folder loads; and for an adapter of which only a part was
+    loaded, about which PEFT only warns: some of its layers are trained, and others of the same name begin at zero.
 
     Raises:
         `ValueError`: The message names the adapters, or a layer that is zero.
     """
-    if len(model.active_adapters) > 1:
+    if model.active_adapters != ["default"]:
         raise ValueError(
-            f"the adapters {', '.join(map(repr, model.active_adapters))} of the model are active together, and one is "
-            "supported. Merge the others into the base model (docs/from-sft.md), or activate one: "
-            "model.set_adapter(NAME)."
+            f"the active adapter is {', '.join(map(repr, model.active_adapters))}, but only one named 'default' is "
+            "trained, saved and resumed. Create or load the policy's adapter with adapter_name='default', activate it "
+            "alone, and merge others into the base model: docs/from-sft.md."
         )
-    for adapter in model.active_adapters:
-        zero = _factors_by_kind(model, adapter, zero=True)
-        for kind in zero.keys() & _factors_by_kind(model, adapter, zero=False).keys():
-            raise ValueError(
-                f"the adapter {adapter!r} of the model was loaded only partly: {zero[kind]} is zero, and other "
-                f"layers of that name are not. {LOAD_WHOLE}"
-            )
+    zero = _factors_by_kind(model, zero=True)
+    for kind in zero.keys() & _factors_by_kind(model, zero=False).keys():
+        raise ValueError(
+            f"the adapter 'default' of the model was loaded only partly: {zero[kind]} is zero, and other layers of "
+            f"that name are not. {LOAD_WHOLE}"
+        )
 
 
-def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, str]:
+def _factors_by_kind(model: PeftModel, zero: bool) -> dict[str, str]:
     """
     Return a layer of each kind, its name without numbers, whose second LoRA factor is zero, or is not. An expert that
     no token met is zero after training, too.
@@ -118,9 +117,9 @@ def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, st
     found = {}
     for name, layer in model.named_modules():
         factors = getattr(layer, "lora_B", {})
-        if adapter not in factors or "expert" in name:
+        if "default" not in factors or "expert" in name:
             continue
-        if bool(factors[adapter].weight.any()) != zero:
+        if bool(factors["default"].weight.any()) != zero:
             found[re.sub(r"\d+", "*", name)] = name
     return found
 
