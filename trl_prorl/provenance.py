@@ -15,16 +15,16 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from .embedded import shipped as embedded_base
-from .errors import InputError
 from .files import replaced
 from .launch.environment import git_commit, hardware, versions
-from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, WEIGHTS, YAML, read_json
+from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, WEIGHTS, YAML
 from .text import code_span, shell_quote, shell_words, spell_again
 
 
@@ -85,7 +85,7 @@ def write_env(
     run_id: str | None = None,
 ) -> None:
     """
-    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
+    Write `env.json`: starting model, versions, git commit, seed, hardware, variant, and how the run is computed.
 
     Args:
         run_dir (`str` or `os.PathLike`): Folder of the log files.
@@ -95,24 +95,23 @@ def write_env(
         base (`str`, *optional*): Hub name or folder of the model that the run started from.
         run_id (`str`, *optional*): The id that is also saved next to the weights.
     """
-    revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
+    revision = (args.model_init_kwargs or {}).get("revision")
+    old_logps = args.old_logps_source
+    if args.reuse_obstacle:
+        old_logps += f": {args.reuse_obstacle}"
     env = {
         RUN_ID: run_id,
         "variant": args.variant,
-        "base_model": dataclasses.asdict(identify(base)) if base else None,
-        # The same name may come to mean other weights: a folder's content changes, and so does the Hub's commit.
-        "base_weights": fingerprint(base) if base else None,
-        "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
+        "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
         "model_class": _own_class(model),
         "execution": {
-            "old_logps": args.old_logps_source + (f": {args.reuse_obstacle}" if args.reuse_obstacle else ""),
+            "old_logps": old_logps,
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
             "loss": "trl + added penalty" if args.adds_penalty else "trl",
             **execution,
         },
         "precision": args.precision_reason,
         "seed": args.seed,
-        "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
         "command": spell_command(sys.orig_argv),
@@ -136,13 +135,13 @@ def _own_class(model: "torch.nn.Module") -> str | None:
     return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
 
 
-# A file of weights of up to READ_WHOLE bytes is read whole, of a larger one BLOCKS blocks of BLOCK bytes.
-READ_WHOLE = 2**26
+# A file of weights of up to READ_WHOLE bytes is hashed whole, of a larger one its size and BLOCKS blocks.
+READ_WHOLE = 2**29
 BLOCK = 4096
 BLOCKS = 4096
 
 # A download in the Hub's cache, which is a local folder but a model of the Hub.
-SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")
+SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\](?P<commit>[0-9a-f]+)[/\\]?$")
 
 
 @dataclass(frozen=True)
@@ -153,13 +152,13 @@ class BaseModel:
     Attributes:
         name (`str`): As the run was given it; of an embedded model `embedded:TASK:SEED`.
         hub_id (`str` or `None`): Its name on the Hub; `None` if it is a local folder.
-        origin (`str` or `None`): The Hub model that a local folder's `config.json` says it was made from.
-        sha256 (`str` or `None`): Hash of the weights, of an embedded model, see [`~trl_prorl.embedded.shipped`].
+        commit (`str` or `None`): Its commit there.
+        sha256 (`str` or `None`): Hash of the weights in a local folder, from [`fingerprint`].
     """
 
     name: str
     hub_id: str | None = None
-    origin: str | None = None
+    commit: str | None = None
     sha256: str | None = None
 
     @property
@@ -173,41 +172,43 @@ class BaseModel:
         return embedded_base.is_embedded(self.name)
 
 
-def identify(name: str) -> BaseModel:
-    """Find out what a `model_name_or_path` stands for, on the machine that it is meant for."""
+def identify(name: str, revision: str | None = None) -> BaseModel:
+    """
+    Find out which model a `model_name_or_path` names, on the machine that it is meant for.
+
+    Args:
+        name (`str`): Hub name, folder, or name of an embedded model.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+    """
     embedded = embedded_base.full_name(name)
     if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
     snapshot = SNAPSHOT.search(name)
     if snapshot:
-        return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))
-    if Path(name).is_dir():
-        return BaseModel(name, origin=_origin(Path(name, "config.json")), sha256=embedded_base.weights_sha256(name))
-    return BaseModel(name, hub_id=name if is_hub_name(name) else None)
+        return BaseModel(name, snapshot["repo"].replace("--", "/"), snapshot["commit"])
+    if Path(name).is_dir() or not is_hub_name(name):
+        return BaseModel(name, sha256=fingerprint(name))
+    return BaseModel(name, name, hub_commit(name, revision))
 
 
 def fingerprint(name: str) -> str | None:
     """
-    Hash the files of the weights in a local folder: it tells them from others of the same shape.
-
-    Of large files it covers the size and blocks spread evenly over them, so that it costs no time. `None` if it is not
-    a folder with weights.
+    Hash the weights in a local folder, in the order of their names. Of one file it is the SHA-256; of files that are
+    larger than [`READ_WHOLE`] it covers the size and blocks spread evenly over them. `None` if there are none.
     """
     files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
-    if not files:
-        return None
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
         with open(path, "rb") as file:
             if size <= READ_WHOLE:
                 digest.update(file.read())
                 continue
+            digest.update(f"{size}".encode())
             for start in (*range(0, size - BLOCK, size // BLOCKS), size - BLOCK):
                 file.seek(start)
                 digest.update(file.read(BLOCK))
-    return digest.hexdigest()
+    return digest.hexdigest() if files else None
 
 
 def hub_commit(name: str, revision: str | None = None) -> str | None:
@@ -238,14 +239,6 @@ def is_hub_name(name: str) -> bool:
     except HFValidationError:
         return False
     return "/" in name
-
-
-def _origin(config: Path) -> str | None:
-    try:
-        name = read_json(config).get("_name_or_path")
-    except InputError:
-        return None
-    return name if isinstance(name, str) and is_hub_name(name) else None
 
 
 # Keys and values that a recipe or a command line may hold and a record or a card may not.
@@ -299,22 +292,13 @@ def _without_secret(word: str) -> str:
 
 def plugin_options(env: dict[str, Any]) -> str:
     """Return the `--plugin` options with which a run was started, each with a space before it."""
-    options = ""
-    before = ""
-    for word in shell_words(text_in(env, "command")):
-        option, equals, file = word.partition("=")
+    files = []
+    for before, word in pairwise(["", *shell_words(env.get("command") or "")]):
         if before == "--plugin":
-            options += f" --plugin {shell_quote(word)}"
-        elif equals and option == "--plugin":
-            options += f" --plugin {shell_quote(file)}"
-        before = word
-    return options
-
-
-def text_in(env: dict[str, Any], key: str) -> str:
-    """Return a text of `env.json`; empty if there is none."""
-    value = env.get(key)
-    return value if isinstance(value, str) else ""
+            files.append(word)
+        elif word.startswith("--plugin="):
+            files.append(word.removeprefix("--plugin="))
+    return "".join(f" --plugin {shell_quote(file)}" for file in files)
 
 
 def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
@@ -339,7 +323,7 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
 
 def script_of(env: dict[str, Any]) -> str:
     """Return the command that started a script, in parentheses with a space before it; empty if none is noted."""
-    command = spell_again(text_in(env, "command"))
+    command = spell_again(env.get("command") or "")
     return f" ({code_span(command)})" if command else ""
 
 

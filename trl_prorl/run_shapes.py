@@ -219,13 +219,13 @@ drift = record(
 )
 env = record(
     {
-        **dict.fromkeys("run_id variant base_weights base_commit model_class git_commit command".split(), maybe(text)),
-        "base_model": maybe(record(dict.fromkeys(("name", "hub_id", "origin", "sha256"), maybe(text)))),
+        **dict.fromkeys("run_id variant model_class git_commit command".split(), maybe(text)),
+        "base_model": maybe(record(dict.fromkeys(("name", "hub_id", "commit", "sha256"), maybe(text)))),
         "versions": maybe(table(maybe(text))),
         "execution": maybe(table(scalar)),
         "hardware": maybe(table(scalar)),
         **dict.fromkeys(("parameters", "trainable_parameters"), maybe(count())),
-        **dict.fromkeys(("seed", "data_seed"), maybe(count(-MAX_COUNT))),
+        "seed": maybe(count(-MAX_COUNT)),
     }
 )
 event = record(

@@ -23,25 +23,24 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
         InputError: If the base model was a local folder and is not found, has other weights now, or a link that leads
             out of the folder.
     """
-    env = read_env(run_dir)
+    noted = read_env(run_dir).get("base_model") or {}
     data = config.get("dataset_name")
     may_be_folder = "/" in (data or "")  # a folder above a run may happen to have the name of a data set
     found = {
-        "model_name_or_path": _model(run_dir, config.get("model_name_or_path"), env),
+        "model_name_or_path": _model(run_dir, config.get("model_name_or_path"), noted),
         "dataset_name": _find(run_dir, data, lambda path: path.is_file() or (may_be_folder and path.is_dir())),
     }
-    if (env.get("base_model") or {}).get("name") == config.get("model_name_or_path"):
-        found["model_revision"] = env.get("base_commit")
+    if noted.get("name") == config.get("model_name_or_path"):
+        found["model_revision"] = noted.get("commit")
     return {**config, **{key: path for key, path in found.items() if path}}
 
 
-def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
+def _model(run_dir: Path, name: str | None, noted: dict) -> str | None:
     """Return the folder of the starting model; a name on the Hub is not changed."""
     if not name:
         return None
     if is_embedded(name):
-        return _embedded(run_dir, name, env)
-    noted = env.get("base_model") or {}
+        return _embedded(run_dir, name, noted)
     was_local = noted.get("name") == name and noted.get("hub_id") is None
     looks_local = "/" in name and (was_local or not is_hub_name(name))
     if not looks_local and not Path(name, "config.json").is_file():
@@ -50,7 +49,7 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
     for path in _places(run_dir, name):
         if (path / "config.json").is_file():
             check_contents(path)
-            if env.get("base_weights") in (None, fingerprint(str(path))):
+            if noted.get("sha256") in (None, fingerprint(str(path))):
                 return str(path)
             others.append(path)
     if others:
@@ -65,13 +64,13 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
     )
 
 
-def _embedded(run_dir: Path, name: str, env: dict) -> str:
+def _embedded(run_dir: Path, name: str, noted: dict) -> str:
     """Return the folder of an embedded model, if its weights are those of the starting model."""
     try:
         found = embedded_model(name)
     except ValueError as error:
         raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
-    then = (env.get("base_model") or {}).get("sha256")
+    then = noted.get("sha256")
     now = weights_sha256(found)
     if then not in (None, now):
         raise InputError(

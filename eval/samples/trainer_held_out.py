@@ -73,14 +73,13 @@ class TrainerHeldOut(HeldOut):
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
         self.initial_adapter = trainer.initial_adapter
-        env = read_env(self.run_dir)
-        noted = (env.get("base_model") or {}).get("name")
+        noted = read_env(self.run_dir).get("base_model") or {}
         self.config = {
-            "model_name_or_path": noted,
-            "model_revision": env.get("base_commit"),
+            "model_name_or_path": noted.get("name"),
+            "model_revision": noted.get("commit"),
             "bf16": trainer.args.bf16,
         }
-        if not self.base_below and not noted:
+        if not self.base_below and not noted.get("name"):
             raise InputError("env.json has no starting model to compare with: call evaluate or drift after training")
         if not self.base_below:
             self.config = with_local_paths(self.run_dir, self.config)

@@ -148,6 +148,6 @@ def test_the_quickstart(recipe, run, tmp_path):
     assert (tmp_path / "runs" / folder / "report.html").is_file()
     if of_qwen:
         # Which model of the Hub it was: in the record of training, and of every evaluation.
-        assert json.loads((made / "env.json").read_text())["base_commit"] == COMMIT
+        assert json.loads((made / "env.json").read_text())["base_model"]["commit"] == COMMIT
         samples = [json.loads(path.read_text()) for path in (made / "samples").glob("base-*/_settings.json")]
         assert [one["model"] for one in samples] == [{"name": "Qwen/Qwen2.5-0.5B-Instruct", "commit": COMMIT}]

@@ -43,7 +43,7 @@ ENV = {
     **{"variant": "A", "seed": 0, "versions": {"trl": "1"}, "git_commit": "0"},
     "execution": {"old_logps": "forward", "merged_copy_bytes": 4},
     **{"hardware": {"cpus": 2}, "parameters": 4, "trainable_parameters": 2, "run_id": "1"},
-    "base_model": {"name": "tiny", "hub_id": None, "origin": None},
+    "base_model": {"name": "tiny", "hub_id": None, "commit": None},
     "command": "trl-prorl train x.yaml",
 }
 CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "max_steps": 4, "output_dir": "x"}

@@ -1,7 +1,6 @@
 """Run folders as model cards, read back with the Hub's own client."""
 
 import ast
-import json
 
 import pytest
 import torch
@@ -150,22 +149,22 @@ def test_greedy_and_tasks_that_were_not_trained(folder):
 def test_no_hub_name_is_invented_for_a_local_base(folder, tmp_path):
     local = tmp_path / "models" / "my-qwen"
     local.mkdir(parents=True)
-    (local / "config.json").write_text(json.dumps({"_name_or_path": "Qwen/Qwen2.5-0.5B"}))
-    card = model_card(folder(adapter=str(local)))
-    assert card.data.base_model is None
-    assert "made from [Qwen/Qwen2.5-0.5B]" in card.text
+    assert model_card(folder(adapter=str(local))).data.base_model is None
     # `models/qwen` was a folder where it was trained; here it looks like a name of the Hub.
-    noted = {"name": "models/qwen", "hub_id": None, "origin": None}
+    noted = {"name": "models/qwen", "hub_id": None}
     assert model_card(folder(adapter="models/qwen", env={"base_model": noted})).data.base_model is None
 
 
 def test_the_usage_loads_the_base_s_trained_revision(folder):
     name = "Qwen/Qwen2.5-0.5B-Instruct"
-    noted = {"base_model": {"name": name, "hub_id": name}, "base_commit": "7ae557604adf"}
+    noted = {"name": name, "hub_id": name}
     load = f'AutoModelForCausalLM.from_pretrained("{name}"'
-    assert f'{load}, revision="7ae557604adf")\n' in model_card(folder(env=noted)).text
-    assert f"{load})\n" in model_card(folder(env=noted | {"base_commit": None})).text
-    local = {"base_model": {"name": "models/qwen"}, "base_commit": "7ae557604adf"}
+    assert (
+        f'{load}, revision="7ae557604adf")\n'
+        in model_card(folder(env={"base_model": noted | {"commit": "7ae557604adf"}})).text
+    )
+    assert f"{load})\n" in model_card(folder(env={"base_model": noted})).text
+    local = {"base_model": {"name": "models/qwen", "commit": "7ae557604adf"}}
     assert "revision=" not in model_card(folder(env=local)).text
 
 
@@ -196,8 +195,8 @@ def test_no_text_of_a_stranger_acts_in_the_card(folder):
     events = [{"event": "reset", "step_applied": 2, "reason": EVIL, "optimizer_reset": EVIL}]
     others = {EVIL: PASSK | {"task": EVIL, "split": EVIL, "level": EVIL}}
     passk = PASSK | {"task": EVIL, "split": EVIL, "level": EVIL, "others": others}
-    keys = dict.fromkeys(("variant", "git_commit", "command", "model_class", "base_commit"), EVIL)
-    noted = {"name": EVIL, "hub_id": EVIL, "origin": EVIL, "sha256": EVIL}
+    keys = dict.fromkeys(("variant", "git_commit", "command", "model_class"), EVIL)
+    noted = {"name": EVIL, "hub_id": EVIL, "commit": EVIL, "sha256": EVIL}
     env = keys | {"base_model": noted, "versions": {EVIL: EVIL, "trl-prorl": EVIL}, "hardware": {"gpu": EVIL}}
     for changes in ({"task": EVIL}, {"task": None}):
         for base in (noted, noted | {"hub_id": None}):
@@ -215,7 +214,7 @@ def test_no_text_of_a_stranger_acts_in_the_card(folder):
 
 def test_the_usage_of_a_hostile_run_is_strings(folder):
     evil = 'x"); import os; os.system("touch PWNED") #'
-    card = model_card(folder(env={"base_model": {"name": evil, "hub_id": evil}, "base_commit": evil}), repo="a/b")
+    card = model_card(folder(env={"base_model": {"name": evil, "hub_id": evil, "commit": evil}}), repo="a/b")
     code = card.text.partition("```python\n")[2].partition("```")[0]
     strings = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
     assert strings.count(evil) == 2

@@ -68,7 +68,7 @@ def test_what_looks_like_a_name_and_was_a_folder(project):
     assert found == {"model_name_or_path": str(project / "models/base")}
 
 
-@pytest.mark.parametrize("read_whole", [2**26, 2**20])
+@pytest.mark.parametrize("read_whole", [2**29, 2**20])
 def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch, read_whole):
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
     monkeypatch.setattr("trl_prorl.provenance.READ_WHOLE", read_whole)
@@ -82,7 +82,7 @@ def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch
     (theirs / "model.safetensors").write_bytes(weights)
     (here / "model.safetensors").write_bytes(weights[:-9] + b"1" + weights[-8:])
     assert with_local_paths(run, config) == config  # an older record noted nothing
-    (run / "env.json").write_text(json.dumps({"base_weights": fingerprint(str(theirs))}))
+    (run / "env.json").write_text(json.dumps({"base_model": {"sha256": fingerprint(str(theirs))}}))
     assert with_local_paths(run, config) == {"model_name_or_path": str(theirs)}
     (theirs / "model.safetensors").write_bytes(weights[1:])
     with pytest.raises(InputError, match="has other weights"):
@@ -91,7 +91,7 @@ def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch
 
 def test_the_hubs_commit_that_the_run_began_from(project):
     run = project / "runs/study/A"
-    noted = {"base_model": {"name": "Qwen/A", "hub_id": "Qwen/A"}, "base_commit": "abc"}
+    noted = {"base_model": {"name": "Qwen/A", "hub_id": "Qwen/A", "commit": "abc"}}
     (run / "env.json").write_text(json.dumps(noted))
     assert with_local_paths(run, {"model_name_or_path": "Qwen/A"})["model_revision"] == "abc"
     assert "model_revision" not in with_local_paths(run, {"model_name_or_path": "Qwen/B"})
