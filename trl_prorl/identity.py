@@ -1,10 +1,8 @@
 """
-What makes a resumed run the same run: every argument that can change a number, the data, and the model it started
-from; and what a changed key does with `allow_config_change`: it acts from the checkpoint on, or it is refused.
+The identity of a run: every argument that can change a number, the data, and the starting model. With
+`allow_config_change` a changed key acts from the checkpoint on, or is refused.
 
-Most keys are read where they act, and a checkpoint holds nothing of them. The others have a rule of their own, or
-are TRL's and here: those that a checkpoint's optimizer, schedule and state would bring back, and those that cannot be
-changed in the middle of a run.
+`keys.py` declares which keys are free and which are fixed. Rules that depend on the checkpoint are here.
 
 In reading order: `check_same_run` compares a checkpoint with what is to be resumed; `check_change` refuses what could
 not act; `changing_keys` and the hashes are the identity; `restore_hyperparameters` lets changed keys act.
@@ -23,7 +21,7 @@ from peft.tuners.lora.layer import LoraLayer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .checkpoint_files import buffer_file
-from .keys import FREE_KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
+from .keys import FIXED_KEYS, FREE_KEYS, KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
 from .provenance import as_plain, remove_secrets
 from .run_files import read_json
 from .text import short
@@ -63,25 +61,9 @@ BATCH_KEYS = (
     "num_iterations",
     "processes",
 )
-OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
 SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
-OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
-OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
-# Keys that no resume can change, and why.
-FIXED = {
-    "seed": OWN_RANDOM_STATES,
-    "data_seed": OWN_RANDOM_STATES,
-    "use_peft": OTHER_SHAPES,
-    "lora_r": OTHER_SHAPES,
-    "lora_target_modules": OTHER_SHAPES,
-    "lora_target_parameters": OTHER_SHAPES,
-    "lora_modules_to_save": OTHER_SHAPES,
-    "use_dora": OTHER_SHAPES,
-    "eval_on_start": "it only acts before the first step",
-    "optim_target_modules": OTHER_OPTIMIZER,
-}
 
 
 def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
@@ -101,9 +83,13 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
     """
     changed = differences(remove_secrets(read_json(checkpoint / IDENTITY_FILE)), now)
     if changed and not allowed:
-        if not changed.keys() - LENGTHS:
-            raise ValueError(_refuse_length(changed, now))
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
+        if not changed.keys() - LENGTHS:
+            schedule = f"lr_scheduler_type={now.get('lr_scheduler_type')!r}, warmup_steps={now.get('warmup_steps')}"
+            listed += (
+                f" (with {schedule} the learning rate of every step depends on the length of the run; with constant, "
+                "or constant_with_warmup and a whole number of warmup_steps, it does not)"
+            )
         raise ValueError(
             f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore these values, or "
             "set allow_config_change: true (--allow_config_change true) to resume with the new ones (logged as an "
@@ -117,8 +103,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
     """
     Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
 
-    A key that only one of them knows is not a difference: another version of the project may have written it. Neither
-    are on and auto, which is on wherever that is possible, nor keys of evaluations that change nothing.
+    A key that only one of them has is not a difference: a script has no keys of a task. Neither are on and auto, which
+    is on wherever that is possible, nor keys of evaluations that change nothing.
     """
     left_out = {EVALUATIONS_ACT}
     if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
@@ -142,18 +128,16 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
     Raises:
         `ValueError`: The message names the key, its two values, why, and what to do.
     """
-    fixed = dict(FIXED)
-    if switched_on(changed, "elastic_reset_every"):
-        fixed["elastic_reset_every"] = "the checkpoint does not contain the moving average of the policy"
-    if switched_off(changed, "lora_growth_every"):
-        fixed["lora_growth_every"] = "the adapter of the checkpoint may have grown (a larger value is allowed)"
-    for key in CHOSEN_LATER:
-        if None not in changed.get(key, (None,)):
-            fixed[key] = "the best checkpoint was chosen by the old value"
+    fixed = dict(FIXED_KEYS)
+    for key, declared in KEYS.items():
+        if declared.cannot_start and switched_on(changed, key):
+            fixed[key] = declared.cannot_start
+        if declared.cannot_stop and switched_off(changed, key):
+            fixed[key] = declared.cannot_stop
     if now.get("beta") and not any(is_on(now.get(key)) for key in TRIGGER_KEYS):
         fixed |= {key: REFERENCE_MOVED for key in TRIGGER_KEYS if switched_off(changed, key)}
-    if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
-        fixed["optim"] = OTHER_OPTIMIZER
+    if set(changed.get("optim", ())) <= SAME_OPTIMIZER:
+        del fixed["optim"]
     schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
     if schedules & PATH_DEPENDENT_SCHEDULES:
         fixed |= dict.fromkeys(SCHEDULE_KEYS, "this schedule's learning rate depends on earlier rates")
@@ -167,22 +151,6 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
                 f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {fixed[key]}. Keep "
                 f"{old!r}, or start a new run."
             )
-
-
-def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> str:
-    """Return why a run of this schedule cannot be made longer or shorter, and what can be done."""
-    listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
-    schedule = f"lr_scheduler_type={now.get('lr_scheduler_type')!r}"
-    lasting = "constant or constant_with_warmup"
-    if now.get("lr_scheduler_type") in ENDLESS_SCHEDULES:
-        schedule += f" with warmup_steps={now.get('warmup_steps')}, a share of all steps,"
-        lasting = "constant_with_warmup with a whole number of warmup_steps"
-    return (
-        f"{listed}: with {schedule} the learning rate of every step depends on the length of the run, so the steps "
-        "already done would have used other rates. Restore it, or set allow_config_change: true to continue at the "
-        f"new schedule's rate (logged as an event). A run started with lr_scheduler_type: {lasting} can be extended "
-        "to any length."
-    )
 
 
 def changing_keys(*configs: Any) -> dict[str, Any]:

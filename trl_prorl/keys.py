@@ -122,6 +122,7 @@ class Key:
         changes (`Effect`, *optional*): What it changes in TRL's training.
         needs (`Need`, *optional*): The key without which it has no effect.
         free (`bool`, *optional*): Whether a resume may change it, because no result of a run depends on it.
+        cannot_start, cannot_stop (`str`, *optional*): Why a resume cannot switch it on, or off.
         label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
         fast (`Any`, *optional*): Its value with `fast`.
         default (`Any`), types (`tuple`): Default and types of the field, see [`declared`].
@@ -135,6 +136,8 @@ class Key:
     changes: Effect = Effect.NOTHING
     needs: Need | None = None
     free: bool = False
+    cannot_start: str = ""
+    cannot_stop: str = ""
     label: str | None = None
     fast: Any = None
     default: Any = None
@@ -530,10 +533,26 @@ class ProlongedKeys:
     optimizer_reset_alpha: Annotated[float, Key(gt=0, le=1, needs=AN_ALPHA, label="{}")] = 0.1
     optimizer_reset_schedule: Annotated[str | None, Key(("keep", "restart"), needs=A_RESET)] = None
     optimizer_reset_rewarmup_steps: Annotated[int, Key(ge=0, needs=A_RESET)] = 0
-    elastic_reset_every: Annotated[int, Key(ge=0, changes=Effect.BOUNDARY, label="every {}")] = 0
+    elastic_reset_every: Annotated[
+        int,
+        Key(
+            ge=0,
+            changes=Effect.BOUNDARY,
+            cannot_start="the checkpoint does not contain the moving average of the policy",
+            label="every {}",
+        ),
+    ] = 0
     elastic_ema: Annotated[float, Key(ge=0, lt=1, needs=needs("elastic_reset_every"), label="EMA {}")] = 0.99
 
-    lora_growth_every: Annotated[int, Key(ge=0, changes=Effect.BOUNDARY, label="growth every {}")] = 0
+    lora_growth_every: Annotated[
+        int,
+        Key(
+            ge=0,
+            changes=Effect.BOUNDARY,
+            cannot_stop="the adapter of the checkpoint may have grown (a larger value is allowed)",
+            label="growth every {}",
+        ),
+    ] = 0
     lora_growth_step: Annotated[int, Key(ge=1, needs=GROWTH, label="by {} ranks")] = 4
     lora_growth_max_rank: Annotated[int, Key(ge=1, needs=GROWTH, label="up to {}")] = 64
 
@@ -669,6 +688,19 @@ FREE_UPSTREAM_KEYS = (
     "vllm_server_timeout vllm_group_port model_name_or_path dataset_name"
 ).split()
 FREE_KEYS = {name for name, key in KEYS.items() if key.free} | {*FREE_UPSTREAM_KEYS}
+OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
+OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
+OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
+OTHER_BEST = "the best checkpoint was chosen by the old value"
+LORA_SHAPES = "use_peft lora_r lora_target_modules lora_target_parameters lora_modules_to_save use_dora".split()
+# Keys of TRL and transformers that no resume can change, and why.
+FIXED_KEYS = {
+    **dict.fromkeys(("seed", "data_seed"), OWN_RANDOM_STATES),
+    **dict.fromkeys(LORA_SHAPES, OTHER_SHAPES),
+    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), OTHER_BEST),
+    **dict.fromkeys(("optim", "optim_target_modules"), OTHER_OPTIMIZER),
+    "eval_on_start": "it only acts before the first step",
+}
 
 
 def read_bare_word(value: Any) -> Any:
