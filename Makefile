@@ -76,6 +76,7 @@ test-distributed: $(READY)
 
 soak: $(READY)
 	$(BIN)/python tests/soak/soak.py $(SOAK)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n 0 -m slow tests/checkpoint/test_kill_at_changes.py
 
 features: $(READY)
 	$(BIN)/python scripts/features.py $(if $(ONLY),--only $(ONLY))

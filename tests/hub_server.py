@@ -25,6 +25,11 @@ def constants_for(url):
     return {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, **where}
 
 
+class QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        """A client may be killed while it is answered."""
+
+
 class HubServer:
     """
     Attributes:
@@ -38,7 +43,9 @@ class HubServer:
         self.blobs = {}
         self.requests = []
         self.failures = {}
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
+        self.resets = 0
+        self.on_request = None  # is called before a request is answered
+        self.http = QuietServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
         self.thread.start()
@@ -50,6 +57,7 @@ class HubServer:
     def reset(self):
         for held in (self.repos, self.blobs, self.requests, self.failures):
             held.clear()
+        self.resets += 1
 
     def fail(self, part, status):
         """Every request whose path has this part is answered with a status."""
@@ -59,8 +67,8 @@ class HubServer:
         return self.repos[repo]["files"]
 
     def sha(self, repo):
-        """The commit: it changes with every one."""
-        return hashlib.sha1(f"{repo}{len(self.repos[repo]['commits'])}".encode()).hexdigest()
+        """The commit: it changes with every one, and with every reset, as clients cache its files."""
+        return hashlib.sha1(f"{self.resets} {repo}{len(self.repos[repo]['commits'])}".encode()).hexdigest()
 
 
 def git_oid(content):
@@ -97,6 +105,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length)
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
+        if self.hub.on_request is not None:
+            self.hub.on_request()
         for part, status in self.hub.failures.items():
             if part in path:
                 return self.answer(status, {"error": "a failure that a test ordered"})

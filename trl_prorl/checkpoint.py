@@ -149,7 +149,7 @@ class CheckpointMixin:
             `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
                 another process trains into `output_dir`, or a new run would lie in it among other files.
         """
-        self._folder = RunFolder(super()._get_output_dir(trial))
+        self._folder = RunFolder(super()._get_output_dir(trial), self.made_by_trl)
         is_main = self.is_world_process_zero()
         by_main_process(is_main, self.folder.check_usable)
         with self.hold_folder():
@@ -231,9 +231,9 @@ class CheckpointMixin:
         if not self._begins_in_its_folder():
             self.folder.check_own(self._resume.checkpoint, self.base_name())
         elif self._sets_aside:
-            self.folder.check_movable(self.base_name(), self.made_by_trl)
+            self.folder.check_movable(self.base_name())
         else:
-            self.folder.check_new(self.made_by_trl)
+            self.folder.check_new()
 
     def _begins_in_its_folder(self) -> bool:
         """
@@ -289,7 +289,7 @@ class CheckpointMixin:
         is_main = self.is_world_process_zero()
         if self._begins_in_its_folder() and self._sets_aside:
             base = self.base_name()
-            by_main_process(is_main, lambda: folder.set_aside(base, self._folder_lock, self.made_by_trl))
+            by_main_process(is_main, lambda: folder.set_aside(base, self._folder_lock))
         self._epochs_done = resume.epochs if resume is not None else 0
         checkpoint = resume.checkpoint if resume is not None else None
         # One process chooses the id for all: on several nodes, several may save.
@@ -501,12 +501,14 @@ class CheckpointMixin:
         init = self.args.model_init_kwargs
         self.args.hub_token = None  # the arguments are pickled next to the weights
         self.args.model_init_kwargs = remove_secrets(init)
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save:
+            write_run_id(folder, None)  # until they are whole
         try:
             super().save_model(output_dir, _internal_call=True)
         finally:
             self.args.hub_token = token
             self.args.model_init_kwargs = init
-        folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():  # other processes come here before it is there
             write_run_id(folder, self._run_id, self.step_of_weights)
 

@@ -9,6 +9,7 @@ fails; `find_checkpoint` finds the one to resume from; `adopt_unnamed` names wha
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ from .files import check_contents, file_sha256
 from .keys import AUTO_RESUME
 from .run_files import WEIGHTS, read_json, recorded_run_id, saved_run_id
 from .run_folder import (
-    LEFT_BEHIND,
     MANIFEST_FILE,
     WRITING,
     RunFolder,
@@ -29,7 +29,6 @@ from .run_folder import (
     is_of_run,
     rename_abandoned,
     rename_to_remove,
-    step_of,
     steps_of,
 )
 
@@ -37,6 +36,7 @@ from .run_folder import (
 logger = logging.getLogger(__name__)
 
 LAYOUT = 2  # of a checkpoint: what it holds, and where
+UNNAMED = re.compile(rf"{WRITING}\d+")
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
 
 
@@ -204,7 +204,7 @@ def find_checkpoint(
         found, skipped = find_newest_checkpoint(output_dir, content)
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
-            cure = "Leave resume_from_checkpoint out to start a new run"
+            cure = "Set resume_from_checkpoint: auto to start at step 0"
             if skipped:
                 cure = "Start a new run in another output_dir"
             raise ValueError(
@@ -252,7 +252,6 @@ def begins_again(resume_from: str | os.PathLike | bool, folder: RunFolder) -> bo
         ) from None
     if unusable and recorded_run_id(folder.path) is None:
         return False  # no run of ours wrote them
-    folder.check_movable(None)
     return True
 
 
@@ -283,10 +282,10 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
     if not folder.is_dir():
         return None, {}
     unnamed = find_unnamed(folder)
+    complete = {path.parent for path in unnamed}
     skipped = {}
-    for path in find_named(folder, LEFT_BEHIND):
-        is_complete = any(checkpoint.parent == path for checkpoint in unnamed)
-        if path.name.startswith(WRITING) and not is_complete:
+    for path in find_named(folder, UNNAMED):
+        if path not in complete:
             skipped[path.name] = "the run ended while it was being written"
     steps = {**unnamed, **steps_of(folder)}
     for path in sorted(steps, key=steps.get, reverse=True):
@@ -303,11 +302,11 @@ def find_unnamed(output_dir: Path) -> dict[Path, int]:
     steps. One whose name is taken is not among them: the run was killed before it removed the older one of this step.
     """
     found = {}
-    for folder in find_named(output_dir, LEFT_BEHIND):
-        for aside in steps_of(folder):
+    for folder in find_named(output_dir, UNNAMED):
+        for aside, step in steps_of(folder).items():
             is_free = not os.path.lexists(output_dir / aside.name)
-            if folder.name.startswith(WRITING) and is_free and why_incomplete(aside, content=False) is None:
-                found[aside] = step_of(aside)
+            if is_free and why_incomplete(aside, content=False) is None:
+                found[aside] = step
     return found
 
 

@@ -40,6 +40,7 @@ ABANDONED = "abandoned-"
 WRITING = "_writing-"
 REMOVING = "_removing-"
 LEFT_BEHIND = re.compile(rf"({WRITING}|{REMOVING}|{STAGED})\d+")
+PART = f".*.{'?' * 16}.part"  # of a file that was being written, see `replaced`
 SET_ASIDE = "set_aside"  # an empty file in the folder of a run whose name another run has taken
 COMPLETIONS = "completions"  # TRL's folder of what was sampled, for `log_completions`
 # The files that a run writes. A new run does not begin beside one of them, whoever wrote it.
@@ -63,10 +64,12 @@ class RunFolder:
 
     Args:
         path (`str` or `os.PathLike`): `output_dir`; a search for hyperparameters has a folder a trial in it.
+        own (`Collection[str]`): Names of what the run's own trainer has made in it, which hinders nothing.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, own: Collection[str] = ()):
         self.path = Path(path)
+        self.own = own
         self.given = f"output_dir={str(path)!r}"
 
     # ------------------------------------------------------------------------------- before a run begins
@@ -96,9 +99,10 @@ class RunFolder:
             return []
         hinders = []
         for path in sorted(self.path.iterdir()):
-            is_folder = path.is_dir() and path.name != WANDB
+            # TRL makes an empty `completions` with its trainer, and a kill may come before the run begins.
+            is_folder = path.is_dir() and path.name != WANDB and any(path.iterdir())
             is_written = any(path.match(pattern) for pattern in WRITTEN)
-            if is_folder or is_written:
+            if (is_folder or is_written) and path.name not in self.own:
                 hinders.append(path.name)
         return hinders
 
@@ -106,17 +110,14 @@ class RunFolder:
         """Return whether a run, ours or one of TRL's trainer, has left its traces."""
         return recorded_run_id(self.path) is not None or any(any(self.path.glob(trace)) for trace in TRACES)
 
-    def check_new(self, own: Collection[str] = ()) -> None:
+    def check_new(self) -> None:
         """
         Raise an error for a folder in which a new run would lie among other files.
-
-        Args:
-            own (`Collection[str]`): Names that do not count, because the run's own trainer has made them.
 
         Raises:
             `ValueError`: The message names the folder, what it holds, and the cures.
         """
-        names = [name for name in self.contents() if name not in own]
+        names = self.contents()
         if names and self.is_run():
             raise ValueError(
                 f"{self.given} already contains a run. Choose another output_dir, resume the run with "
@@ -130,21 +131,20 @@ class RunFolder:
                 "that a run would overwrite, and no run wrote these. Choose another output_dir, or move them."
             )
 
-    def check_movable(self, base: str | None, own: Collection[str] = ()) -> None:
+    def check_movable(self, base: str | None) -> None:
         """
         Raise an error for a folder that cannot be set aside as a whole.
 
         Args:
             base (`str`, *optional*): Hub name or folder of the model of the run that begins.
-            own (`Collection[str]`): As in [`check_new`].
 
         Raises:
             `ValueError`: The message names the folder, the reason and the cure.
         """
-        if not any(name not in own for name in self.contents()):
+        if not self.contents():
             return
         if not self.is_run():
-            self.check_new(own)
+            self.check_new()
         whole = self.path.absolute()
         model = Path(base).resolve() if base and Path(base).is_dir() else None
         reasons = {
@@ -161,20 +161,20 @@ class RunFolder:
                     "another output_dir."
                 )
 
-    def set_aside(self, base: str | None, lock: "FolderLock", own: Collection[str] = ()) -> None:
+    def set_aside(self, base: str | None, lock: "FolderLock") -> None:
         """
         Rename the folder of an earlier run to `NAME.1`, or the next free number, and log it. The run that begins has
         an empty one.
 
         Args:
-            base, own: As in [`check_movable`].
+            base: As in [`check_movable`].
             lock ([`FolderLock`]): The folder's, which is held, and is held afterwards.
 
         Raises:
             `ValueError`: It cannot be moved.
         """
-        self.check_movable(base, own)
-        if not any(name not in own for name in self.contents()):
+        self.check_movable(base)
+        if not self.contents():
             return
         aside = free_name(self.path)
         (self.path / SET_ASIDE).touch()
@@ -225,9 +225,11 @@ class RunFolder:
         return found or uuid.uuid4().hex  # which draws from none of the generators of random numbers that a run uses
 
     def clear_leftovers(self) -> None:
-        """Remove what saves, removals, uploads and setting aside left behind when they were cut short."""
+        """Remove what writing, removing, uploading and setting aside left behind when they were cut short."""
         for path in find_named(self.path, LEFT_BEHIND):
             shutil.rmtree(path)
+        for path in self.path.glob(PART):
+            path.unlink()
         (self.path / SET_ASIDE).unlink(missing_ok=True)
 
     def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:

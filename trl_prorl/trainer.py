@@ -94,7 +94,7 @@ from .rollout import (
     set_advantages,
 )
 from .run_files import RESET
-from .run_folder import RunFolder
+from .run_folder import COMPLETIONS, RunFolder
 from .trained import TrainedCheck
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 from .vocabulary import check_tokenizer, embedding_rows
@@ -185,11 +185,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
         plan.wrap()  # a reference that moves under LoRA is an adapter of the same model
-        folder = RunFolder(plan.args.output_dir)
-        before = set(folder.contents())
         with plan.loading():
             super().__init__(**plan.given)
-        self.made_by_trl = set(folder.contents()) - before  # `completions`
+        self.made_by_trl = {COMPLETIONS}.difference(RunFolder(plan.args.output_dir).contents())  # it is empty
         check_reward_names(self.reward_func_names)  # those of environments, too
         self._check_tokenizers()
         self._check_prompts()

@@ -21,6 +21,7 @@ from trl_prorl.checkpoint import log_to_json
 from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
 from trl_prorl.errors import CheckpointError
 from trl_prorl.files import file_sha256
+from trl_prorl.run_files import saved_run_id
 from trl_prorl.run_folder import RunFolder
 
 
@@ -357,6 +358,11 @@ def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trai
     trainer.save_model()
     assert (out / file).is_file()
     assert why_unusable(out / "checkpoint-4") is None
+    assert saved_run_id(out) is not None
+    trainer._save = cannot
+    with pytest.raises(CheckpointError):
+        trainer.save_model()
+    assert saved_run_id(out) is None  # its files may be of two saves, or cut
 
 
 def test_an_evaluation_names_the_step_whose_weights_came_back(make_trainer):
@@ -416,7 +422,8 @@ def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run,
 
 def test_auto_begins_without_a_checkpoint_and_goes_on_with_one(make_trainer, weights, tmp_path, capsys):
     out = str(tmp_path / "run")
-    job = {"output_dir": out, "save_strategy": "steps", "save_steps": 2}
+    # TRL makes a folder for completions with the trainer.
+    job = {"output_dir": out, "save_strategy": "steps", "save_steps": 2, "log_completions": True}
 
     def start(**keys):  # one command for each start of a preemptible job
         trainer = make_trainer(**job, **keys)

@@ -184,43 +184,6 @@ def test_two_processes_go_on_inside_a_generation_batch_and_at_its_end(train, cas
     assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-3", "checkpoint-4"]
 
 
-def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(train):
-    keys = A | {"max_steps": 4, "save_steps": 2, "save_total_limit": 1}
-    spec = {"lora": True, "prompts": 4, "keys": keys}
-    control = train("control", spec, kill_at_call=-1)
-    assert [path.name for path in control.glob("checkpoint-*")] == ["checkpoint-4"]  # save_total_limit
-    calls = int((control / "calls").read_text())
-    (control / "calls").unlink()
-    assert calls > 40
-    found = set()
-    # Two saves: from the first call of the first to the last of the second.
-    for number in [1, *range(5, calls, max(1, calls // 6)), calls - 1, calls]:
-        out = train(f"killed{number}", spec, KILLED, kill_at_call=number)
-        checkpoint, skipped = find_newest_checkpoint(out)
-        step = int(checkpoint.name.split("-")[1]) if checkpoint else 0
-        assert steps_done(out) in (2, 4)
-        assert step >= steps_done(out) - 2
-        assert all("being written" in reason for reason in skipped.values())
-        found.add((steps_done(out), step))
-    assert found - {(2, 2)} == {(2, 0), (4, 2), (4, 4)}
-    train(out.name, spec, resume=True)
-    assert_same_run(out, control)
-    assert not list(out.glob("_writing*"))
-
-
-def test_a_kill_between_the_event_of_an_end_and_its_checkpoint(train):
-    spec = {"lora": True, "prompts": 4, "keys": END}
-    control = train("control", spec, kill_at_call=-1)
-    calls = int((control / "calls").read_text())
-    (control / "calls").unlink()
-    out = train("run", spec, KILLED, kill_at_call=calls - calls // 8)  # in the middle of the last of six saves
-    assert read_events(out)[-1]["event"] == "stall"
-    assert find_newest_checkpoint(out)[0].name == "checkpoint-5"
-    train("run", spec, resume=True)
-    assert_same_run(out, control)
-    assert steps_done(out) == 6
-
-
 @pytest.mark.slow
 def test_two_processes_end_at_the_same_evaluation(train):
     out = train("run", {"ranks": 2, "lora": True, "prompts": 6, "keys": END | TWO})

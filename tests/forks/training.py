@@ -13,6 +13,8 @@ from tiny_run import LORA, SETTINGS, vowels
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.checkpoint import last_rollback
+from trl_prorl.parts import Part, make_event
 
 
 def rows(count, first):
@@ -46,26 +48,64 @@ def build(model, out, lora, prompts, keys, **given):
     return ProRLTrainer(model=model, args=args, **ours | given)
 
 
-def kill_at_call(number):
-    """SIGKILL this process at its n-th file operation inside a save: open, rename, remove, mkdir and the like."""
-    seen = {"saving": False, "calls": 0}
-    save = ProRLTrainer._save_checkpoint
+class Changes:
+    """
+    Counts what this process changes in a folder, or beside it under names that begin as the folder's, from now on; at
+    the `last` of these changes the process is killed. A file that it would open to write is then there, and empty.
+    """
 
-    def watched_save(self, *args):
-        seen["saving"] = True
-        save(self, *args)
-        seen["saving"] = False
+    def __init__(self, folder, last=None):
+        self.folder = folder
+        self.last = last
+        self.seen = []
+        sys.addaudithook(self.hook)
 
-    ProRLTrainer._save_checkpoint = watched_save
+    def hook(self, event, args):
+        if event not in CHANGES:
+            return
+        path, *others = args
+        if event == "open" and not (isinstance(others[1], int) and others[1] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return
+        path = os.fsdecode(path)
+        descriptor = args[-1] if event in ("os.remove", "os.rmdir") else -1
+        if descriptor >= 0:  # `shutil.rmtree` is in the folder
+            path = os.path.join(os.readlink(f"/proc/self/fd/{descriptor}"), path)
+        if not os.path.abspath(path).startswith(self.folder):
+            return
+        if event == "os.mkdir" and os.path.isdir(path) or event == "os.remove" and not os.path.lexists(path):
+            return  # it changes nothing
+        self.seen.append(f"{event} {os.path.relpath(path, self.folder)}")
+        if len(self.seen) == self.last:
+            if event == "open":
+                os.close(os.open(path, others[1], 0o666))
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def hook(event, args):
-        if seen["saving"] and (event in ("open", "shutil.rmtree") or event.startswith("os.")):
-            seen["calls"] += 1
-            if seen["calls"] == number:
-                os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.addaudithook(hook)
-    return seen
+CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
+
+
+class SaveAgain(TrainerCallback):
+    """Saves at the end of each epoch too, where a step may have been saved already."""
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_save = True
+
+
+class Collapse(Part):
+    """Asks after a step for a way back behind another one, if the run has not gone back yet."""
+
+    def __init__(self, out, step, last_good):
+        self.out = out
+        self.step = step
+        self.last_good = last_good
+
+    def row(self, step, row):
+        if step != self.step or last_rollback(self.out) is not None:
+            return None
+        event = make_event("entropy_collapse", step, step, "made up", 0.0, 0.0)
+        return {**event, "action": "stop", "last_good": self.last_good}
 
 
 class AtStep(TrainerCallback):
@@ -109,14 +149,20 @@ def wait_in_save(trainer, step, signals):
 
 
 def train(spec):
-    calls = kill_at_call(spec["kill_at_call"]) if "kill_at_call" in spec else None
+    changes = Changes(spec["out"], spec["killed_at"]) if "killed_at" in spec else None
     trainer = build(spec["model"], spec["out"], spec["lora"], spec["prompts"], spec["keys"])
     for key, act in (("kill_at_step", kill), ("hold_at_step", hold)):
         if key in spec:
             trainer.add_callback(AtStep(spec[key], act))
     if "wait_in_save" in spec:
         wait_in_save(trainer, *spec["wait_in_save"])
+    if spec.get("saves_again"):
+        trainer.add_callback(SaveAgain())
+    if "collapse" in spec:
+        trainer.parts["collapse"] = Collapse(trainer.run_dir, *spec["collapse"])
     trainer.train(resume_from_checkpoint=spec.get("resume"))
     trainer.save_model()
-    if calls is not None:
-        Path(spec["out"], "calls").write_text(str(calls["calls"]))
+    if trainer.args.push_to_hub:
+        trainer._finish_current_push()
+    if changes is not None and trainer.is_world_process_zero():
+        Path(spec["changes"]).write_text("\n".join(changes.seen))

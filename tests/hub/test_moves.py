@@ -77,6 +77,8 @@ def test_a_run_moves_to_another_machine(online, run, make_trainer, tmp_path, mon
     moments, expected = (torch.load(folder / "optimizer.pt")["state"] for folder in (ours, theirs))
     for index, state in expected.items():
         assert all(moments[index][name].equal(value) for name, value in state.items())
+    (moved / "_writing-6").mkdir()
+    (moved / "checkpoint-6").rename(moved / "_writing-6" / "checkpoint-6")  # killed before it had its name
     go_on()  # what is here is as new
     assert [event["checkpoint"] for event in read_events(moved, "resume")] == ["checkpoint-3", "checkpoint-6"]
     shutil.rmtree(moved / "checkpoint-6")

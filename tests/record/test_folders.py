@@ -354,9 +354,9 @@ def test_a_resume_keeps_folders_that_are_not_of_the_run(by_script, tmp_path):
 
 
 def test_leftovers_are_the_run_s_own(tmp_path):
-    names = ["_writing-x/a", "_writing-checkpoint-2/a", "_push-mine/a", "elsewhere/a"]
+    names = ["_writing-x/a", "_writing-checkpoint-2/a", "_push-mine/a", "elsewhere/a", ".mine.part"]
     before = fill(tmp_path, names)
-    fill(tmp_path, ["_writing-2/checkpoint-2/a", "_removing-1/a", "_push-2/a"])
+    fill(tmp_path, ["_writing-2/checkpoint-2/a", "_removing-1/a", "_push-2/a", ".env.json.0123456789abcdef.part"])
     RunFolder(tmp_path).clear_leftovers()
     assert hash_files(tmp_path) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(name.split("/")[0] for name in names)

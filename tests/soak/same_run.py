@@ -2,7 +2,6 @@
 
 import json
 import operator
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from trl_prorl.run_files import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
-# What a run has set aside, a folder when it went back to a checkpoint or began again, or a line that was cut; and what
-# it had written of a file when it was killed.
-SET_ASIDE = re.compile(r"abandoned-|\w+\.\d+\.jsonl$|(.+/)?\.[^/]+\.part$")
+ABANDONED = "abandoned-"  # begins the names of the checkpoints behind which a run has gone back
 # Paths and times stand in these, and nothing that a resume reads.
 OF_THIS_PLACE = frozenset(["README.md", "training_args.bin", "manifest.json", "env.json", RUN_ID_FILE])
 
@@ -73,9 +70,9 @@ def content(path: Path) -> Any:
 
 
 def files(run: Path) -> set[str]:
-    """Files of a run, relative to it, without those set aside."""
+    """Files of a run, relative to it, without those that it abandoned."""
     found = (str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
-    return {name for name in found if not SET_ASIDE.match(name)}
+    return {name for name in found if not name.startswith(ABANDONED)}
 
 
 def differences(out: Path, control: Path) -> list[str]:

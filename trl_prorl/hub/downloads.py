@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ..checkpoint_files import find_newest_checkpoint, name_staged, why_unusable
+from ..checkpoint_files import adopt_unnamed, find_newest_checkpoint, name_staged, why_unusable
 from ..errors import InputError
 from ..files import check_contents, replaced
 from ..run_files import BASE_ADAPTER, ENV_FILE, read_json, recorded_run_id
@@ -63,6 +63,7 @@ def fetch_run(
         )
     step = steps[checkpoint.name]
     is_same = recorded_run_id(folder.path) == recorded_run_id(down)
+    adopt_unnamed(folder.path)
     newest, _ = find_newest_checkpoint(folder.path)
     if is_same and newest is not None and step_of(newest) >= step:
         return newest
