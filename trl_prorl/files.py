@@ -22,6 +22,7 @@ STAGED = "_push-"  # begins the name of a folder that a push in the background r
 WANDB = "wandb"  # its client fills the folder with links to its own cache, and no command reads or writes there
 # Bytes that are read of a text, by the end of its name. Weights and tables, which are not read whole, have no limit.
 LIMITS = {
+    "run.lock": 2**12,
     "trainer_state.json": 2**29,  # the log of all steps
     ".jsonl": 2**29,  # some 300,000 rows
     ".json": 2**26,

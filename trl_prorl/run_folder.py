@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .files import STAGED, WANDB, free_name, open_own
+from .files import STAGED, WANDB, free_name, open_own, read_text
 from .run_files import METRICS_FILE, RUN_ID_FILE, recorded_run_id, saved_run_id
 from .tasks.plugin import check_not_loading
 
@@ -30,7 +30,7 @@ LOCK_FILE = "run.lock"
 SECONDS = 0.5  # a look at the lock takes it for a moment, see `check_free`
 HOLDER = "process "  # begins what the file says
 # What may be in the file: that, after a power loss zeros, and filelock's own where the kernel has no locks.
-LOCK_CONTENT = re.compile(rb"process |\0*$|\d+\n")
+LOCK_CONTENT = re.compile(r"process |\0*$|\d+\n")
 MAX_NAMES = 5  # in one message
 MANIFEST_FILE = "manifest.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -87,7 +87,7 @@ class RunFolder:
         if not there.is_dir() or not os.access(there, os.W_OK):
             raise ValueError(f"{self.given} cannot be used: {there} is not a writable folder. Choose another folder.")
         lock = self.path / LOCK_FILE
-        is_ours = not lock.is_symlink() and (not lock.is_file() or LOCK_CONTENT.match(lock.read_bytes()))
+        is_ours = not lock.is_symlink() and (not lock.exists() or LOCK_CONTENT.match(read_text(lock)))
         if not is_ours:
             raise ValueError(
                 f"{self.given} contains {LOCK_FILE}, which no run wrote. Choose another output_dir, or move this file."

@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pandas as pd
 
-from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.pairs import verdicts
 from trl_prorl.eval.analysis.sampled_scores import SIDES
@@ -29,7 +28,7 @@ def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     """
     try:
         return _find_first_samples(run, side)
-    except (InputError, RunError, ValueError, TypeError, KeyError) as error:  # files of anybody, of any columns
+    except (ValueError, TypeError, KeyError) as error:  # files of anybody, of any columns
         logger.warning("%s: its samples cannot be shown: %s", visible(str(run.path)), visible(cut(str(error))))
         return None
 

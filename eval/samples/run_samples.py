@@ -181,7 +181,7 @@ class HeldOut:
         try:
             check_contents(run_dir)
             frame = theirs.frame_in_line()
-        except (InputError, RunError) as error:
+        except InputError as error:
             print(visible(f"{run_dir}: its samples of the base are not used: {error}."))
             return pd.DataFrame(columns=COLUMNS)
         prompts = {name: shown_prompt(self.rows[self.places[name]]) for name in wanted}

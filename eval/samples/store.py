@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from trl_prorl.errors import InputError, RunError
+from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.files import replaced
 from trl_prorl.run_files import read_json
@@ -89,15 +89,15 @@ class SampleStore:
         Return all samples, a row each, with the columns `COLUMNS`, sorted by prompt and number.
 
         Raises:
-            `RunError`: If a file cannot be read.
+            `InputError`: If a file cannot be read.
         """
         frames = []
         for path in self._files():
             try:
                 frames.append(_checked(pd.read_parquet(path).reindex(columns=list(COLUMNS))))
             except (OSError, ValueError) as error:
-                raise RunError(
-                    f"{path} cannot be read ({error}): remove it, and its samples will be drawn again"
+                raise InputError(
+                    f"'{path}' cannot be read ({error}): remove it, and its samples will be drawn again"
                 ) from error
         if not frames:
             return pd.DataFrame(columns=COLUMNS)

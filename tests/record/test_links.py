@@ -6,6 +6,7 @@ import pytest
 
 from trl_prorl.errors import InputError
 from trl_prorl.files import check_contents, link_or_copy, read_text
+from trl_prorl.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -74,6 +75,20 @@ def test_a_pipe_is_named_where_it_would_be_read(out):
         InputError, match="output_dir='x' contains 'samples/adapter_model.safetensors', which is no reg"
     ):
         check_contents(out, "output_dir='x'")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "huge"])
+def test_a_lock_of_a_stranger_neither_hangs_a_run_nor_fills_the_memory(out, kind):
+    lock = out / "run.lock"
+    if kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        lock.touch()
+        os.truncate(lock, 8 * 2**30)
+    with pytest.raises(InputError, match="run.lock'"):
+        RunFolder(out).check_usable()
 
 
 def test_no_text_is_read_from_a_pipe(out):

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from run_record import hash_files
 
-from trl_prorl.errors import InputError, RunError
+from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
 from trl_prorl.eval.samples import sampling
 from trl_prorl.eval.samples.local_paths import with_local_paths
@@ -239,5 +239,5 @@ def test_samples_of_other_types_are_one_line(tmp_path, values):
     sound = dict.fromkeys(COLUMNS, None) | {"prompt_id": "a", "sample": 0, "completion": "c"}
     frame = pd.DataFrame([{"other": 1} if values is None else sound | values])
     frame.to_parquet(store.folder / "part.parquet")
-    with pytest.raises(RunError, match="part.parquet"):
+    with pytest.raises(InputError, match="part.parquet"):
         store.frame()

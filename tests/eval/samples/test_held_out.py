@@ -98,7 +98,7 @@ def test_a_damaged_file_is_removed_as_its_line_says_and_its_samples_are_drawn_ag
     whole = drawn(2, 4, batch_size=2)
     (first, *_) = sorted(run_dir.glob("samples/*/part-*-0000.parquet"))
     first.write_bytes(b"damaged")
-    with pytest.raises(RunError, match="remove it"):
+    with pytest.raises(InputError, match="remove it"):
         drawn(2, 4, batch_size=2)
     first.unlink()
     assert drawn(2, 4, batch_size=2) == whole
