@@ -1,7 +1,8 @@
-"""Write `docs/reference.md` from the keys, their docstrings, the refusals and the keys of the log files.
+"""Write `docs/reference.md`, from the keys, their docstrings, the refusals and the keys of the log files, and
+`docs/supported.md`, from the lists of what is trained.
 
-python docs/make_reference.py            # write it
-python docs/make_reference.py --check    # exit code 1 if it is not current
+python docs/make_reference.py            # write them
+python docs/make_reference.py --check    # exit code 1 if one is not current
 """
 
 import argparse
@@ -21,15 +22,16 @@ sys.path.insert(0, str(CHECKOUT))  # of several checkouts this one, whichever is
 from trl import GRPOConfig  # noqa: E402
 
 import trl_prorl  # noqa: E402
+from trl_prorl import supported  # noqa: E402
 from trl_prorl.columns import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
 from trl_prorl.launch.help import describe, own_keys  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
 from trl_prorl.run_files import EVENT_KINDS  # noqa: E402
-from trl_prorl.supported import ADAPTERS, INITIALISATIONS  # noqa: E402
 
 
 PAGE = Path(__file__).parent / "reference.md"
+SUPPORTED_PAGE = Path(__file__).parent / "supported.md"
 COMMAND = "python docs/make_reference.py"
 TRL_DOCS = "https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig"
 OURS = KEYS | TASK_KEYS
@@ -190,13 +192,106 @@ def trl_table() -> list[str]:
     return ["| key | default | meaning |", "|---|---|---|", *rows]
 
 
-def adapter_table() -> list[str]:
-    """Write a row for each kind of adapter: its options, and the values of the initialisation of LoRA."""
-    rows = ["| kind (`peft_type`) | options, besides `target_modules` |", "|---|---|"]
-    for kind, options in ADAPTERS.items():
-        rows.append(f"| {kind} | {', '.join(f'`{option}`' for option in options)} |")
-    values = ", ".join(f"`{value!r}`" for value in INITIALISATIONS)
-    return [*rows, "", f"`init_lora_weights` is one of {values}."]
+SUPPORTED = """# What is supported
+
+Every member of these lists is trained by a test. What is not listed raises an error in one line that names what is.
+Where only speed is at stake, the run goes on without the acceleration and says so.
+
+## Adapters
+
+Full fine-tuning, and these adapters of PEFT. Other kinds and options raise an error: no test shows that they are
+sampled, moved, saved and resumed as they are trained. TRL's own GRPOTrainer accepts them.
+
+{adapters}
+
+`init_lora_weights` is one of {initialisations}.
+
+## Models for `fast`
+
+Causal language models are trained. `fast` serves these families (`model_type`), with the implementations of attention
+(`attn_implementation`) in the table, and rotary positions (`rope_type`) of the kinds {positions}.
+
+{families}
+
+## Losses
+
+{losses}
+
+- `importance_sampling_level`: {levels}
+- `kl_estimator`: {estimators}
+- `advantage_estimator`: `null` (TRL's), {advantages}
+
+## Optimizers
+
+Any optimizer trains. An `optimizer_reset` needs one of these, or a subclass, that remembers what the
+[treatment](methods.md#adams-state) changes.
+
+{optimizers}
+
+## Learning-rate schedules
+
+{schedules}
+
+## Versions
+
+The newest versions with which all tests passed: {versions}. [Older and newer ones](compatibility.md).
+
+This page is generated: edit `trl_prorl/supported.py` and run `{command}`.
+"""
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def code(names: typing.Iterable[object]) -> str:
+    """Return names as code, separated by commas; a dash for none."""
+    return ", ".join(f"`{name}`" for name in names) or "–"
+
+
+def yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def make_supported_page() -> str:
+    """Return the page of what is supported."""
+    families = [
+        [f"`{name}`", code(family.shared_prompts), code(family.compact), code(family.graphed)]
+        for name, family in supported.FAMILIES.items()
+    ]
+    losses = [
+        [f"`{name}`", supported.AGGREGATIONS[loss.aggregation], yes_or_no(loss.clipped)]
+        for name, loss in supported.LOSS_TYPES.items()
+    ]
+    optimizers = []
+    for name, optimizer in supported.OPTIMIZERS.items():
+        remembered = [supported.MEMORY[part] for part in supported.MEMORY if part in optimizer.memory]
+        if optimizer.first_needs:
+            remembered[0] += f" (with `{optimizer.first_needs}`)"
+        optimizers.append([f"`{name}`", ", ".join(remembered), yes_or_no(optimizer.grows)])
+    schedules = [
+        [f"`{name}`", yes_or_no(schedule.restarts), yes_or_no(schedule.is_endless)]
+        for name, schedule in supported.SCHEDULES.items()
+    ]
+    return SUPPORTED.format(
+        adapters=table(
+            ["kind (`peft_type`)", "options, in addition to `target_modules`"],
+            [[name, code(options)] for name, options in supported.ADAPTERS.items()],
+        ),
+        initialisations=code(map(repr, supported.INITIALISATIONS)),
+        families=table(["`model_type`", "`pack_groups`", "`compact_generation`", "CUDA graph"], families),
+        positions=code(supported.POSITIONS),
+        losses=table(["`loss_type`", "weights of tokens", "has a clipped ratio (`loss_mode`)"], losses),
+        levels=code(supported.IMPORTANCE_LEVELS),
+        estimators=code(supported.KL_ESTIMATORS),
+        advantages=code(supported.ADVANTAGES),
+        optimizers=table(["class", "remembers", "`lora_growth_every`"], optimizers),
+        schedules=table(["`lr_scheduler_type`", "a reset can restart it", "a run can be made longer"], schedules),
+        versions=", ".join(f"{name} {version}" for name, version in supported.VERSIONS.items()),
+        command=COMMAND,
+    )
 
 
 def make_page() -> str:
@@ -217,13 +312,6 @@ def make_page() -> str:
         f"The most important ones. All keys: [GRPOConfig]({TRL_DOCS}).",
         "",
         *trl_table(),
-        "",
-        "## Adapters",
-        "",
-        "Full fine-tuning, and these adapters of PEFT. Other kinds and options raise an error: no test shows that "
-        "they are sampled, moved, saved and resumed as they are trained.",
-        "",
-        *adapter_table(),
         "",
         "## metrics.jsonl",
         "",
@@ -256,13 +344,12 @@ def main(argv: list[str] | None = None) -> int:
     if CHECKOUT not in package.parents:  # it was imported before this file
         print(f"error: {PAGE} would describe {package.parent}: run {COMMAND} in a process of its own", file=sys.stderr)
         return 2
-    page = make_page()
-    if args.check:
-        if PAGE.read_text() == page:
-            return 0
-        print(f"{PAGE} is not current: run {COMMAND}", file=sys.stderr)
-        return 1
-    PAGE.write_text(page)
+    for page, content in {PAGE: make_page(), SUPPORTED_PAGE: make_supported_page()}.items():
+        if not args.check:
+            page.write_text(content)
+        elif page.read_text() != content:
+            print(f"{page} is not current: run {COMMAND}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -46,7 +46,7 @@ from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
 from trl_prorl.files import check_contents, file_sha256, link_or_copy
 from trl_prorl.hub.publish import REFERENCE_FOLDER, files_to_push
-from trl_prorl.identity import ENDLESS_SCHEDULES, IDENTITY_FILE, changing_keys, check_same_run
+from trl_prorl.identity import IDENTITY_FILE, changing_keys, check_same_run
 from trl_prorl.keys import cure_of
 from trl_prorl.launch.ending import as_bad_input, end_interrupted
 from trl_prorl.launch.recipe import parse_recipe
@@ -70,6 +70,7 @@ from trl_prorl.run_folder import (
     step_of,
     steps_of,
 )
+from trl_prorl.supported import ENDLESS_SCHEDULES
 from trl_prorl.tasks.registry import PLUGINS
 from trl_prorl.text import nearest, shell_quote, visible
 

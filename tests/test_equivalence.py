@@ -10,8 +10,7 @@ from run_record import without_times
 from tiny_run import MovedEveryGeneration
 from trl import GRPOTrainer
 
-
-LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+from trl_prorl.supported import LOSS_TYPES
 
 
 @pytest.mark.gpu

@@ -27,6 +27,8 @@ import math
 import torch
 from trl.trainer.utils import nanstd
 
+from .supported import ADVANTAGES
+
 
 EPSILON = 1e-4  # as TRL adds it to every standard deviation
 ROUNDING = 1e-6  # of a float32 sum of rewards, relative
@@ -87,18 +89,19 @@ def best_of_group(groups: torch.Tensor) -> torch.Tensor:
     return torch.where(groups.isnan() | best_of_others.isinf(), math.nan, best - best_of_others)
 
 
-ESTIMATORS = {
-    "raw": raw,
-    "centered": centered,
-    "group_normalized": group_normalized,
-    "batch_normalized": batch_normalized,
-    "global_normalized": global_normalized,
-    "rloo": rloo,
-    "max": best_over_mean,
-    "best_of_group": best_of_group,
-}
-OVER_BATCH = ("batch_normalized", "global_normalized")
-UNGROUPED = ("raw", "global_normalized")  # a completion is not compared with its group
+FUNCTIONS = (
+    raw,
+    centered,
+    group_normalized,
+    batch_normalized,
+    global_normalized,
+    rloo,
+    best_over_mean,
+    best_of_group,
+)
+ESTIMATORS = dict(zip(ADVANTAGES, FUNCTIONS, strict=True))
+OVER_BATCH = tuple(name for name, estimator in ADVANTAGES.items() if estimator.over_batch)
+UNGROUPED = tuple(name for name, estimator in ADVANTAGES.items() if not estimator.by_group)
 
 
 def estimate(

@@ -49,7 +49,6 @@ from .identity import (
     BATCH_KEYS,
     EVALUATIONS_ACT,
     IDENTITY_FILE,
-    PATH_DEPENDENT_SCHEDULES,
     changing_keys,
     check_same_run,
     hyperparameters,
@@ -72,6 +71,7 @@ from .run_files import (
     write_run_id,
 )
 from .run_folder import COMPLETIONS, FolderLock, RunFolder, by_main_process, step_of
+from .supported import PATH_DEPENDENT_SCHEDULES
 from .weights import load_checkpoint, whole_weights
 
 

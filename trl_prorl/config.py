@@ -26,6 +26,7 @@ from .keys import (
 )
 from .kl import gradient_bias
 from .refusals import REFUSALS, check_device, check_folders_and_beta
+from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
 from .variants import variant_of
@@ -195,7 +196,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         of an update: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
         """
         has_entropy_bonus = self.entropy_coef != 0.0 or self.use_adaptive_entropy
-        if self.loss_type == "bnpo" or has_entropy_bonus or self.top_entropy_quantile < 1.0:
+        averages = LOSS_TYPES[self.loss_type].aggregation
+        if averages == "batch_mean" or has_entropy_bonus or self.top_entropy_quantile < 1.0:
             return 1
         return math.gcd(self.gradient_accumulation_steps, self.steps_per_generation)
 

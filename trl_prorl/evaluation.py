@@ -22,10 +22,7 @@ from .meter import StageTimer, weighted_mean
 from .pass_at_k import as_verdict, pass_at_k
 from .rewards import guard_reward
 from .rollout import groups_without_signal, weighted_sum
-
-
-# TRL's losses that are means over the tokens of a batch; the others are means over its completions.
-TOKEN_LOSSES = ("bnpo", "dapo", "cispo", "vespo")
+from .supported import TOKEN_LOSSES
 
 
 def count_rows(dataset: Any, n: int) -> int | None:

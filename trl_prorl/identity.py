@@ -24,6 +24,7 @@ from .checkpoint_files import buffer_file
 from .keys import FIXED_KEYS, FREE_KEYS, KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
 from .provenance import as_plain, remove_secrets
 from .run_files import read_json
+from .supported import ENDLESS_SCHEDULES, PATH_DEPENDENT_SCHEDULES
 from .text import short
 
 
@@ -41,15 +42,11 @@ EVALUATION_KEYS = frozenset(
 )
 # The trainer chooses them if they are not given, see `choose_best_metric` in launch/checks.py.
 CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
-# With these the rates of the past do not depend on the length of the run.
-ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
 ROWS_HASHED = 20_000
 VALUES_HASHED = 64  # at each end of a tensor
 # The same state, computed by another kernel.
 SAME_OPTIMIZER = {"adamw_torch", "adamw_torch_fused"}
-# Their rate depends on the rates before, and not on the step alone.
-PATH_DEPENDENT_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 # How a generation batch is cut into micro-batches and steps.
 BATCH_KEYS = (

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from .anchors import ANCHOR_KEYS, ANCHORS
 from .extras.length_rewards import LENGTH_REWARDS
+from .supported import ADVANTAGES, KL_ESTIMATORS
 from .text import cut, nearest
 from .treatments import names_with_alpha
 
@@ -214,16 +215,6 @@ GROWTH = needs("lora_growth_every")
 COSINE = needs("length_reward", value="cosine")
 # A script may have registered treatments.
 AN_ALPHA = Need(lambda values: values.get("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
-ADVANTAGES = (
-    "raw",
-    "centered",
-    "group_normalized",
-    "batch_normalized",
-    "global_normalized",
-    "rloo",
-    "max",
-    "best_of_group",
-)
 
 
 def effects(values: Values) -> Effect:
@@ -512,7 +503,7 @@ class ProlongedKeys:
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
     beta_base: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_base={}")] = 0.0
     base_anchor_every: Annotated[int, Key(ge=1, needs=needs("beta_base"))] = 1
-    kl_estimator: Annotated[str, Key(("k1", "k2", "k3"), changes=Effect.KL, needs=IN_LOSS)] = "k3"
+    kl_estimator: Annotated[str, Key(KL_ESTIMATORS, changes=Effect.KL, needs=IN_LOSS)] = "k3"
     kl_clamp: Annotated[float | None, Key(gt=0, changes=Effect.KL, needs=IN_LOSS)] = None
     kl_in: Annotated[str, Key(("loss", "reward"), changes=Effect.KL, needs=IN_REWARD, label="KL in {}")] = "loss"
     ref_compute: Annotated[str, Key(("cached", "naive_epoch"), changes=Effect.STEP, needs=needs("beta"))] = "cached"
@@ -573,7 +564,7 @@ class ProlongedKeys:
     ] = None
     prompt_pool: Annotated[bool, Key(changes=Effect.STEP)] = False
     prompt_pool_retire: Annotated[float, Key(gt=0, le=1, needs=needs("prompt_pool"))] = 0.9
-    advantage_estimator: Annotated[str | None, Key(ADVANTAGES, changes=Effect.STEP)] = None
+    advantage_estimator: Annotated[str | None, Key(tuple(ADVANTAGES), changes=Effect.STEP)] = None
     loss_mode: Annotated[str | None, Key(("no_ratio", "unclipped", "clipped"), changes=Effect.STEP, label="{}")] = None
 
     entropy_floor: Annotated[float | None, Key(gt=0)] = None

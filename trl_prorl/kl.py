@@ -14,6 +14,7 @@ import torch
 from .anchors import ANCHORS, Anchor, OldPolicyAnchor
 from .keys import switched_off
 from .parts import Part
+from .supported import IMPORTANCE_LEVELS, KL_ESTIMATORS, LOSS_TYPES
 
 
 def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -54,9 +55,6 @@ def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 # `tests/objective/test_kl.py` by enumerating every completion.
 
 
-ESTIMATORS = ("k1", "k2", "k3")
-
-
 def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
     r"""
     Estimate the KL of each token. With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 =
@@ -65,7 +63,7 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
     Args:
         logps, anchor_logps (`torch.Tensor` of shape `(B, T)`):
             Log-probabilities of the sampled tokens under the policy and under the anchor.
-        estimator (`str`, *optional*, defaults to `"k3"`): One of [`ESTIMATORS`].
+        estimator (`str`, *optional*, defaults to `"k3"`): One of [`KL_ESTIMATORS`].
 
     Returns `torch.Tensor` of shape `(B, T)`: In nats.
     """
@@ -80,7 +78,7 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
         return log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio.square()
-    raise ValueError(f"kl_estimator={estimator!r} is not one of {', '.join(ESTIMATORS)}.")
+    raise ValueError(f"kl_estimator={estimator!r} is not one of {', '.join(KL_ESTIMATORS)}.")
 
 
 def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
@@ -105,7 +103,7 @@ def kl_penalty(
     Args:
         logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
         anchor_logps (`torch.Tensor` of shape `(B, T)`): The anchor's, whose gradient is cut off.
-        estimator (`str`, *optional*, defaults to `"k3"`): One of [`ESTIMATORS`].
+        estimator (`str`, *optional*, defaults to `"k3"`): One of [`KL_ESTIMATORS`].
         importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
             π_θ/π_old *with* gradient (TRL's `use_bias_correction_kl`).
         clamp (`float`, *optional*): The bound of the estimate, in nats.
@@ -143,7 +141,7 @@ def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.T
         tokens = mask.sum(-1, keepdim=True).clamp(min=1.0)
         mean = (log_ratio * mask).sum(-1, keepdim=True) / tokens
         return torch.exp(mean)
-    raise ValueError(f"importance_sampling_level={level!r} is neither 'token' nor 'sequence'.")
+    raise ValueError(f"importance_sampling_level={level!r} is not one of {', '.join(IMPORTANCE_LEVELS)}.")
 
 
 def gradient_bias(
@@ -153,16 +151,14 @@ def gradient_bias(
     Return why the penalty's expected gradient differs from the gradient of the per-token reverse KL.
 
     Args:
-        estimator (`str`): One of [`ESTIMATORS`].
+        estimator (`str`): One of [`KL_ESTIMATORS`].
         corrected (`bool`): Whether the estimate is multiplied by the importance ratio.
-        level (`str`): The ratio's level, `"token"` or `"sequence"`.
+        level (`str`): The ratio's level, one of [`IMPORTANCE_LEVELS`].
         on_policy (`bool`): Whether π_θ = π_old wherever the penalty is evaluated.
         clamp (`float`, *optional*): The bound of the estimate.
 
-    Returns `str` or `None`: `None` if it does not differ. Raises `ValueError`: nothing is known of the estimator.
+    Returns `str` or `None`: `None` if it does not differ.
     """
-    if estimator not in ("k1", "k2", "k3"):  # not `ESTIMATORS`: a new one is to be thought about here
-        raise ValueError(f"the gradient of kl_estimator={estimator!r} is not known: say here when it is exact.")
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
         return f"a sequence-level ratio makes no estimator unbiased; for an unbiased gradient set {exact}"
@@ -186,9 +182,6 @@ def _clamp_bias(clamp: float | None) -> str | None:
 #
 # Writing it as weights keeps it linear, so a penalty added afterwards is normalised exactly as if TRL's own loss had
 # contained it.
-
-
-WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
 
 
 class Aggregation:
@@ -226,7 +219,7 @@ class Aggregation:
         Convert a term of the loss into what TRL logs: that of a micro-batch by itself, or its share in the window that
         the loss averages over. `term` is a scalar; `accumulation` as in [`Aggregation.weights`].
         """
-        by_itself = accumulation is not None and self.args.loss_type not in WINDOW_LOSSES
+        by_itself = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
         return term * accumulation if by_itself else term
 
 
@@ -242,27 +235,27 @@ def token_weights(
 
     Args:
         mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
-        loss_type (`str`): TRL's.
+        loss_type (`str`): One of [`~trl_prorl.supported.LOSS_TYPES`].
         accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step; 1 in an evaluation.
         max_completion_length (`int`, *optional*):
-            What `dr_grpo` (arXiv 2503.20783) divides by instead of a number of tokens.
+            What `dr_grpo` (arXiv 2503.20783) divides by, and not a number of tokens.
         items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process,
-            for the losses that average over all of them: `dapo` (arXiv 2503.14476), `cispo`, `vespo`.
+            for the losses that average over all of them.
 
-    Returns `torch.Tensor` of shape `(B, T)`. Raises `ValueError`: the loss type is not known.
+    Returns `torch.Tensor` of shape `(B, T)`.
     """
     mask = mask.float()
-    if loss_type in ("grpo", "sapo"):
-        return mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / mask.size(0) / accumulation_steps
-    if loss_type == "bnpo":
-        return mask / mask.sum().clamp(min=1.0) / accumulation_steps
-    if loss_type == "dr_grpo":
-        return mask / (mask.size(0) * max_completion_length) / accumulation_steps
-    if loss_type in WINDOW_LOSSES:
-        return mask / items_per_window
-    if loss_type == "luspo":
-        return mask / mask.size(0) / accumulation_steps
-    raise ValueError(f"loss_type={loss_type!r} is not supported: its aggregation is unknown.")
+    match LOSS_TYPES[loss_type].aggregation:
+        case "row_mean":
+            return mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / mask.size(0) / accumulation_steps
+        case "row_sum":
+            return mask / mask.size(0) / accumulation_steps
+        case "batch_mean":
+            return mask / mask.sum().clamp(min=1.0) / accumulation_steps
+        case "length":
+            return mask / (mask.size(0) * max_completion_length) / accumulation_steps
+        case "window":
+            return mask / items_per_window
 
 
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

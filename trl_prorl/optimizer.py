@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers.optimization import Adafactor
 
+from .supported import MEMORY, OPTIMIZERS, find_optimizer
 from .treatments import TREATMENTS, treatment_of
 
 
@@ -41,9 +41,6 @@ SECOND_MOMENTS = (
 # bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update recomputes.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
-MEMORY = {"first": "the first moment", "second": "the second moment", "step": "the step count"}
-
-ADAFACTORS = (torch.optim.Adafactor, Adafactor)
 
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
@@ -110,7 +107,7 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
     if treatment.changes and not treatment.changes & memory:
         what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
         why = f"but {name} has none, so nothing would be reset"
-        if treatment.changes == {"step"} and issubclass(cls, ADAFACTORS):
+        if treatment.changes == {"step"} and find_optimizer(cls).endswith("Adafactor"):
             why = f"but {name} forgets its second moment when that is 0, so this would be the same as hard"
         useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
         raise ValueError(
@@ -126,34 +123,27 @@ def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> s
     Raises:
         `ValueError`: It has none, or its state is not understood.
     """
-    if issubclass(cls, torch.optim.SGD):
-        if not momentum:
-            raise ValueError(
-                f"optimizer_reset has no effect with {full_name(cls)} without momentum: pass optimizers=(SGD(..., "
-                "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
-            )
-        return {"first"}
-    if issubclass(cls, ADAFACTORS):
-        if issubclass(cls, Adafactor) and beta1 is not None:
-            return {"first", "second"}
-        return {"second"}
-    if holds_codes(cls) or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
-        return {"first", "second", "step"}
-    raise ValueError(
-        f"optimizer_reset does not support {full_name(cls)}: use torch's Adam, AdamW, Adafactor or SGD with momentum "
-        "(optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: adamw_8bit, "
-        "paged_adamw_8bit), or set optimizer_reset: keep."
-    )
+    name = find_optimizer(cls)
+    if name is None:
+        raise ValueError(
+            f"optimizer_reset does not support {full_name(cls)}. Set optimizer_reset: keep, or use one of "
+            f"{', '.join(OPTIMIZERS)} (optim: adamw_torch, adafactor, adamw_8bit, …)."
+        )
+    memory = set(OPTIMIZERS[name].memory)
+    given = {"momentum": momentum, "beta1": beta1}
+    if not given.get(OPTIMIZERS[name].first_needs, True):
+        memory.remove("first")
+    if not memory:
+        raise ValueError(
+            f"optimizer_reset has no effect with {full_name(cls)} without momentum: pass optimizers=(SGD(..., "
+            "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
+        )
+    return memory
 
 
 def full_name(cls: type) -> str:
     """Return a class's name, with its module."""
     return f"{cls.__module__}.{cls.__name__}"
-
-
-def holds_codes(cls: type) -> bool:
-    """Return whether an optimizer is of bitsandbytes' Adam family, whose moments are codes of 8 bits."""
-    return cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
 
 
 def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

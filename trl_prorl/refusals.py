@@ -12,14 +12,12 @@ from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_availab
 
 from .advantages import UNGROUPED
 from .keys import TRIGGER_KEYS, Key, Need, Values, check_values
+from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, PATH_DEPENDENT_SCHEDULES, SCHEDULES
 from .treatments import TREATMENTS
 
 
 if TYPE_CHECKING:
     from .config import ProRLConfig
-
-
-CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def refuse_kl(args: "ProRLConfig") -> None:
@@ -70,6 +68,8 @@ def refuse_resets(args: "ProRLConfig") -> None:
       `num_iterations` must be a multiple of the other.
     - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
     - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
+    - `optimizer_reset: hard`, or `optimizer_reset_schedule: restart`, with an `lr_scheduler_type` that
+      [cannot be restarted](supported.md#learning-rate-schedules).
     - `ref_reset_stall`, `ref_reset_drop` or `stop_stall` with `eval_strategy: "no"`, or with a `ref_reset_metric` that
       no evaluation measures.
     """
@@ -97,6 +97,13 @@ def refuse_resets(args: "ProRLConfig") -> None:
         raise ValueError(
             "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or another "
             f"optimizer_reset: {others}."
+        )
+    schedule = args.lr_scheduler_type.value
+    if args.restarts_schedule and not SCHEDULES[schedule].restarts:
+        raise ValueError(
+            f"lr_scheduler_type={schedule!r} cannot be started again, as optimizer_reset={args.optimizer_reset!r} or "
+            f"optimizer_reset_schedule={args.optimizer_reset_schedule} asks. Set optimizer_reset_schedule: keep, or "
+            f"lr_scheduler_type to one of {', '.join(name for name, each in SCHEDULES.items() if each.restarts)}."
         )
     if args.sync_ref_model:
         raise ValueError(
@@ -222,12 +229,16 @@ def refuse_losses(args: "ProRLConfig") -> None:
     """
     Check losses and guards:
 
-    - `loss_mode` with a `loss_type` other than `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo`: it has no clipped ratio.
+    - a `loss_type` or an `importance_sampling_level` that [the lists](supported.md#losses) do not have.
+    - `loss_mode` with a `loss_type` that has no clipped ratio (`cispo`, `sapo`, `vespo`).
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
     - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler already skips steps.
     - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
     - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
     """
+    for name, listed in (("loss_type", LOSS_TYPES), ("importance_sampling_level", IMPORTANCE_LEVELS)):
+        if getattr(args, name) not in listed:
+            raise ValueError(f"{name}={getattr(args, name)!r} is not supported. Set it to one of {', '.join(listed)}.")
     if args.loss_mode is not None and args.loss_type not in CLIPPED_LOSSES:
         raise ValueError(
             f"loss_mode={args.loss_mode!r} needs a loss with a clipped ratio, but loss_type={args.loss_type!r} has "
@@ -249,7 +260,7 @@ def refuse_losses(args: "ProRLConfig") -> None:
             f"{args.save_strategy.value!r} and save_only_model={args.save_only_model}. Set save_strategy: steps, "
             "save_steps, and save_only_model: false."
         )
-    if args.rollback and args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+    if args.rollback and args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES:
         raise ValueError(
             f"rollback={args.rollback} lowers the learning rate, but lr_scheduler_type="
             f"{args.lr_scheduler_type.value!r} sets it itself. Set lr_scheduler_type: constant, or another schedule."

@@ -1,16 +1,20 @@
 """
-What the trainer trains. Each list stands here once: the checks and the pages read it, and the tests that train its
-members are parametrised by it. What is not listed is refused in one line, because nobody has seen that it is trained,
-sampled, saved and resumed as the same model.
+What the trainer trains. Each list stands here once: keys, checks, help and docs/supported.md read it, and the tests
+that run its members are parametrised by it. What is not listed is refused in one line, or runs without an acceleration
+where only speed is at stake. Nothing slow is imported.
 """
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import InputError
 from .text import short
 
+
+PAGE = "docs/supported.md"
+
+# ----------------------------------------------------------------------------------------------------------- adapters
 
 OF_ANY_ADAPTER = (
     "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode target_modules"
@@ -27,13 +31,217 @@ ADAPTERS: dict[str, list[str]] = {
     "OFT": ["oft_block_size"],
     "VERA": ["r"],
 }
-# Types of (text) models whose scores in training are those of their own forward. Others are compared at the start.
-MODEL_TYPES = (
-    "gemma gemma2 gemma3_text gemma4_text gpt2 granite granitemoehybrid lfm2 llama mamba mistral mixtral qwen2 qwen3 "
-    "qwen3_5_text qwen3_next"
-).split()
 # Initialisations of LoRA. Others change the base model's weights, which no checkpoint contains.
 INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+
+# ----------------------------------------------------------------------------------------------------------- families
+
+
+class Family(NamedTuple):
+    """
+    A family of models, and the implementations of attention (`attn_implementation`) with which `fast` serves it.
+
+    Attributes:
+        shared_prompts (`tuple[str, ...]`): A prompt is scored once for all its completions (`pack_groups`).
+        compact (`tuple[str, ...]`): A prompt is sampled once for all its completions (`compact_generation`).
+        graphed (`tuple[str, ...]`): On a GPU, compact generation records a token as a CUDA graph.
+        has_state (`bool`): Whether layers carry a state from token to token.
+    """
+
+    shared_prompts: tuple[str, ...] = ()
+    compact: tuple[str, ...] = ()
+    graphed: tuple[str, ...] = ()
+    has_state: bool = False
+
+
+SDPA = ("sdpa",)
+BOTH = ("sdpa", "eager")
+ATTENDING = Family(SDPA, BOTH)
+FULLY_ATTENDING = Family(SDPA, BOTH, graphed=SDPA)
+WITH_STATE = Family(SDPA, BOTH, has_state=True)
+# By `model_type` of the model itself, as its configuration has it.
+FAMILIES = {
+    "gemma": FULLY_ATTENDING,
+    "gemma2": Family(compact=("eager",)),
+    "gemma3_text": ATTENDING,
+    "gemma4_text": ATTENDING,
+    "gpt2": Family(compact=BOTH),
+    "granite": FULLY_ATTENDING,
+    "granitemoehybrid": WITH_STATE,
+    "lfm2": WITH_STATE,
+    "llama": FULLY_ATTENDING,
+    "mamba": Family(compact=("eager",), has_state=True),
+    "mistral": ATTENDING,
+    "mixtral": ATTENDING,
+    "olmo2": ATTENDING,
+    "phi3": ATTENDING,
+    "qwen2": FULLY_ATTENDING,
+    "qwen3": FULLY_ATTENDING,
+    "qwen3_5": WITH_STATE,
+    "qwen3_5_text": WITH_STATE,
+    "qwen3_moe": ATTENDING,
+    "qwen3_next": WITH_STATE,
+    "smollm3": ATTENDING,
+}
+MODEL_TYPES = tuple(FAMILIES)
+# Rotary positions (`rope_type`). With others, frequencies depend on the longest row of a call.
+POSITIONS = ("default", "linear", "llama3", "yarn", "proportional")
+
+# ------------------------------------------------------------------------------------------------------------- losses
+
+
+class Loss(NamedTuple):
+    """
+    A loss type of TRL.
+
+    Attributes:
+        aggregation (`str`): How its per-token losses become one number: a name of [`AGGREGATIONS`].
+        clipped (`bool`): Whether it clips the importance ratio, which `loss_mode` replaces.
+    """
+
+    aggregation: str
+    clipped: bool
+
+
+AGGREGATIONS = {
+    "row_mean": "mean of a row's tokens, then of rows",
+    "row_sum": "sum of a row's tokens, then the mean of rows",
+    "batch_mean": "mean of the micro-batch's tokens",
+    "length": "sum over rows · `max_completion_length`",
+    "window": "mean of the tokens of an accumulation window, over all processes",
+}
+LOSS_TYPES = {
+    "grpo": Loss("row_mean", clipped=True),
+    "bnpo": Loss("batch_mean", clipped=True),
+    "dr_grpo": Loss("length", clipped=True),
+    "dapo": Loss("window", clipped=True),
+    "luspo": Loss("row_sum", clipped=True),
+    "sapo": Loss("row_mean", clipped=False),
+    "cispo": Loss("window", clipped=False),
+    "vespo": Loss("window", clipped=False),
+}
+# Means over the tokens of a batch; the others are means over its completions.
+TOKEN_LOSSES = tuple(name for name, loss in LOSS_TYPES.items() if loss.aggregation in ("batch_mean", "window"))
+CLIPPED_LOSSES = tuple(name for name, loss in LOSS_TYPES.items() if loss.clipped)
+IMPORTANCE_LEVELS = ("token", "sequence")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+
+
+class Advantage(NamedTuple):
+    """
+    An estimator of advantages (`advantage_estimator`).
+
+    Attributes:
+        over_batch (`bool`): Whether it takes a mean or a deviation of the batch.
+        by_group (`bool`): Whether it compares a completion with the others of its prompt.
+    """
+
+    over_batch: bool = False
+    by_group: bool = True
+
+
+ADVANTAGES = {
+    "raw": Advantage(by_group=False),
+    "centered": Advantage(),
+    "group_normalized": Advantage(),
+    "batch_normalized": Advantage(over_batch=True),
+    "global_normalized": Advantage(over_batch=True, by_group=False),
+    "rloo": Advantage(),
+    "max": Advantage(),
+    "best_of_group": Advantage(),
+}
+
+# ------------------------------------------------------------------------------------------- optimizers and schedules
+
+
+class Optimizer(NamedTuple):
+    """
+    An optimizer.
+
+    Attributes:
+        memory (`frozenset[str]`): What it remembers, of [`MEMORY`].
+        first_needs (`str`, *optional*): The argument without which it has no first moment.
+        grows (`bool`): Whether `lora_growth_every` can lengthen its state.
+    """
+
+    memory: frozenset[str]
+    first_needs: str | None = None
+    grows: bool = False
+
+
+MEMORY = {"first": "the first moment", "second": "the second moment", "step": "the step count"}
+ADAM_MEMORY = frozenset(MEMORY)
+BITSANDBYTES = "Adam Adam8bit AdamW AdamW8bit PagedAdam PagedAdam8bit PagedAdamW PagedAdamW8bit".split()
+# By package and class. A subclass counts as its base.
+OPTIMIZERS = {
+    "torch.Adam": Optimizer(ADAM_MEMORY, grows=True),
+    "torch.AdamW": Optimizer(ADAM_MEMORY, grows=True),
+    "torch.SGD": Optimizer(frozenset(["first"]), first_needs="momentum", grows=True),
+    "torch.Adafactor": Optimizer(frozenset(["second"])),
+    "transformers.Adafactor": Optimizer(ADAM_MEMORY - {"step"}, first_needs="beta1"),
+    **{f"bitsandbytes.{name}": Optimizer(ADAM_MEMORY) for name in BITSANDBYTES},
+}
+
+
+def find_optimizer(cls: type) -> str | None:
+    """Return the name in [`OPTIMIZERS`] of a class of optimizers, or of its nearest base; `None` if it has none."""
+    for base in cls.__mro__:
+        name = f"{base.__module__.partition('.')[0]}.{base.__name__}"
+        if name in OPTIMIZERS:
+            return name
+    return None
+
+
+class Schedule(NamedTuple):
+    """
+    A schedule of the learning rate.
+
+    Attributes:
+        restarts (`bool`): Whether a reset can start it again.
+        is_endless (`bool`): Whether the rate of a step does not depend on the length of the run.
+        follows_rates (`bool`): Whether its rate depends on the rates before, and not on the step alone.
+    """
+
+    restarts: bool = True
+    is_endless: bool = False
+    follows_rates: bool = False
+
+
+# By transformers' names (`lr_scheduler_type`).
+SCHEDULES = {
+    "linear": Schedule(),
+    "cosine": Schedule(),
+    "cosine_with_restarts": Schedule(),
+    "polynomial": Schedule(),
+    "constant": Schedule(is_endless=True),
+    "constant_with_warmup": Schedule(is_endless=True),
+    "inverse_sqrt": Schedule(),
+    "cosine_with_min_lr": Schedule(),
+    "cosine_warmup_with_min_lr": Schedule(),
+    "warmup_stable_decay": Schedule(),
+    "reduce_lr_on_plateau": Schedule(restarts=False, follows_rates=True),
+    "greedy": Schedule(restarts=False, follows_rates=True),
+}
+ENDLESS_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.is_endless)
+PATH_DEPENDENT_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.follows_rates)
+
+# ------------------------------------------------------------------------------------------------------------ metrics
+
+# What an evaluation measures beside rewards and pass@k, by the first part of a name.
+EVALUATED = frozenset(
+    "reward reward_std loss frac_reward_zero_std entropy kl kl_old kl_base num_tokens policy_loss entropy_coef "
+    "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling "
+    "vespo prorl".split()
+)
+# Of one of several sets: TRL's other metrics are of all of them, under the same name.
+EVALUATED_BY_SET = frozenset("loss runtime samples_per_second steps_per_second".split())
+
+# ----------------------------------------------------------------------------------------------------------- versions
+
+VERSIONS = {"trl": "1.16.0", "transformers": "5.24.0", "peft": "0.21.2"}  # the newest with which all tests passed
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
 
 
 def check_adapters(configs: Mapping[str, Any]) -> None:

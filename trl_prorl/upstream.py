@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from packaging.version import Version
 
 from .errors import InputError
+from .supported import VERSIONS
 
 
 logger = logging.getLogger(__name__)
 
-TESTED = {"trl": "1.16.0", "transformers": "5.24.0"}  # the newest versions with which all tests passed
 CLASSES = {
     "GRPOTrainer": "trl.trainer.grpo_trainer",
     "Trainer": "transformers.trainer",
@@ -228,7 +228,7 @@ def check_upstream(trainer: type, facts: tuple[Fact, ...] = FACTS) -> None:
 @cache
 def tell_of_untested() -> None:
     """Log a warning if a library is newer than the newest tested version."""
-    for library, tested in TESTED.items():
+    for library, tested in VERSIONS.items():
         installed = version(library)
         if _minor(installed) > _minor(tested):
             logger.warning(
@@ -243,14 +243,14 @@ def tell_of_untested() -> None:
 def with_cure(error: ImportError) -> ImportError:
     """Return an import error with the version that fits, if a name of TRL or transformers has moved."""
     library = (error.name or "").partition(".")[0]
-    if library not in TESTED or error.name == library:  # else it is not installed
+    if library not in VERSIONS or error.name == library:  # else it is not installed
         return error
     return ImportError(misfit(library, error.msg), name=error.name, path=error.path)
 
 
 def misfit(library: str, what: str) -> str:
     """Return the error for a library in which something has changed."""
-    cure = f"Install the newest tested version, {TESTED[library]}: {_cure(library)}."
+    cure = f"Install the newest tested version, {VERSIONS[library]}: {_cure(library)}."
     return f"{library} {version(library)} is not supported: {what}. {cure}"
 
 
@@ -319,7 +319,7 @@ def _minor(of: str) -> tuple[int, ...]:
 
 
 def _cure(library: str) -> str:
-    return f'pip install "{library}=={".".join(map(str, _minor(TESTED[library])))}.*"'
+    return f'pip install "{library}=={".".join(map(str, _minor(VERSIONS[library])))}.*"'
 
 
 def _refuse(owner: type, what: str) -> None:

@@ -34,8 +34,9 @@ FIELDS = [
 ]
 
 
-def test_the_page_is_current():
+def test_the_pages_are_current():
     assert generator.PAGE.read_text() == generator.make_page(), f"run {generator.COMMAND}"
+    assert generator.SUPPORTED_PAGE.read_text() == generator.make_supported_page(), f"run {generator.COMMAND}"
 
 
 def test_docstring_and_dataclass_agree():

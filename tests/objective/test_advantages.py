@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLConfig
 from trl_prorl.advantages import ESTIMATORS, estimate
 from trl_prorl.kl import token_weights
+from trl_prorl.supported import LOSS_TYPES
 
 
 GROUPS = [1.0, 0.0, 0.0, 3.0], [0.5, 0.5, 0.5, 0.5]
@@ -229,19 +230,19 @@ def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss
 TWO_ROWS = torch.tensor([[1, 1, 0], [1, 0, 0]])
 
 
-@pytest.mark.parametrize(
-    "loss_type, keys, first, second",
-    [
-        ("grpo", {}, 1 / 8, 1 / 4),
-        ("sapo", {}, 1 / 8, 1 / 4),
-        ("bnpo", {}, 1 / 6, 1 / 6),
-        ("dr_grpo", {"max_completion_length": 5}, 1 / 20, 1 / 20),
-        ("dapo", {"items_per_window": 12.0}, 1 / 12, 1 / 12),
-        ("luspo", {}, 1 / 4, 1 / 4),
-    ],
-)
-def test_weights_by_hand_with_two_accumulation_steps(loss_type, keys, first, second):
-    """Of each token of the first row, and of the second."""
+# The weight of each token of the first row, and of the second.
+WEIGHTS_BY_HAND = {
+    "row_mean": ({}, 1 / 8, 1 / 4),
+    "batch_mean": ({}, 1 / 6, 1 / 6),
+    "length": ({"max_completion_length": 5}, 1 / 20, 1 / 20),
+    "window": ({"items_per_window": 12.0}, 1 / 12, 1 / 12),
+    "row_sum": ({}, 1 / 4, 1 / 4),
+}
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_weights_by_hand_with_two_accumulation_steps(loss_type):
+    keys, first, second = WEIGHTS_BY_HAND[LOSS_TYPES[loss_type].aggregation]
     weights = token_weights(TWO_ROWS, loss_type, accumulation_steps=2, **keys)
     assert torch.allclose(weights, torch.tensor([[first, first, 0.0], [second, 0.0, 0.0]]))
 
@@ -257,4 +258,4 @@ def test_a_row_without_tokens_weighs_nothing_and_breaks_nothing():
 
 def test_unknown_loss_is_refused():
     with pytest.raises(ValueError, match="loss_type='ppo'"):
-        token_weights(TWO_ROWS, "ppo")
+        ProRLConfig(use_cpu=True, bf16=False, loss_type="ppo")

@@ -12,6 +12,7 @@ from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.fast.packing import PackedScorer
 from trl_prorl.kl import Anchors, token_weights
 from trl_prorl.meter import Meter
+from trl_prorl.supported import IMPORTANCE_LEVELS, LOSS_TYPES
 
 
 # Of one scoring after another, so that log-ratios of both signs overflow in fp32, whose exp does so beyond 88.
@@ -84,11 +85,8 @@ def configured(**keys):
     return ProRLConfig(**{**defaults, "report_to": "none", "num_generations": 4, **keys})
 
 
-LOSSES = "grpo bnpo dr_grpo dapo cispo sapo luspo vespo".split()
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", IMPORTANCE_LEVELS)
 @pytest.mark.parametrize("clamp", [None, 10.0])
 @pytest.mark.parametrize(
     "estimator, corrected", [("k1", True), ("k2", False), ("k2", True), ("k3", False), ("k3", True)]
@@ -104,7 +102,7 @@ def test_every_estimator_anchor_and_aggregation(estimator, corrected, clamp, lev
     batch["tool_mask"] = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]])
     batch["advantages"] = torch.tensor([1.0, 0.0, -1.0])
     counts = (batch["completion_mask"] * batch["tool_mask"]).bool() & (batch["advantages"] != 0.0)[:, None]
-    for loss_type in LOSSES:
+    for loss_type in LOSS_TYPES:
         weights = token_weights(batch["completion_mask"] * batch["tool_mask"], loss_type, 1.0, 4, 7.0)
         for anchor in ("old", "ref", "base"):
             found = []

@@ -1,15 +1,18 @@
 """Resets of optimizer state: hand-computed numbers, and real optimizers."""
 
+import copy
 from contextlib import nullcontext
 from functools import partial
 
 import bitsandbytes
 import pytest
 import torch
+import transformers
 from run_record import read_events
 from transformers.optimization import Adafactor
 
 from trl_prorl.optimizer import changes, check_optimizer, reset_optimizer, reset_scaler
+from trl_prorl.supported import BITSANDBYTES, OPTIMIZERS
 from trl_prorl.treatments import TREATMENTS, Treatment
 
 
@@ -84,7 +87,9 @@ def test_state_and_first_update_by_hand(device, kind, mode, alpha):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("make, values", [("AdamW8bit", 100), ("AdamW8bit", 8192), ("PagedAdamW8bit", 2**17)])
+@pytest.mark.parametrize(
+    "make, values", [*((name, 8192) for name in BITSANDBYTES), ("AdamW8bit", 100), ("PagedAdamW8bit", 2**17)]
+)
 @pytest.mark.parametrize("mode, alpha", ALL_MODES)
 def test_first_update_of_bitsandbytes_by_hand(device, mode, alpha, make, values):
     # One gradient for all values: every block holds its own maximum, which the 8-bit codes represent exactly. States
@@ -196,6 +201,37 @@ UNDERSTOOD += [(ADAM, "step"), (SGD, "hard"), (SGD, "asym"), (OF_ONE_GROUP, "har
 def test_an_optimizer_that_is_not_understood_or_lacks_what_is_changed_is_refused(optimizer, mode, message):
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         check_optimizer(optimizer, mode)
+
+
+def optimizer_named(name):
+    """One that has all that the list says of it."""
+    package, _, name = name.partition(".")
+    modules = {"torch": torch.optim, "transformers": transformers.optimization, "bitsandbytes": bitsandbytes.optim}
+    keys = {"SGD": {"lr": LR, "momentum": 0.9}}
+    if package == "transformers":
+        keys["Adafactor"] = {"lr": LR, "relative_step": False, "beta1": 0.9}
+    param = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = getattr(modules[package], name)([param], **keys.get(name, {}))
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    return optimizer, param
+
+
+@pytest.mark.parametrize("mode", [mode for mode in TREATMENTS if mode != "keep"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_of_the_list_is_treated_or_refused_by_what_it_remembers(name, mode):
+    optimizer, param = optimizer_named(name)
+    treated = TREATMENTS[mode].changes & OPTIMIZERS[name].memory
+    with nullcontext() if treated else pytest.raises(ValueError, match=f"optimizer_reset='{mode}'"):
+        check_optimizer(optimizer, mode)
+    if treated:
+        before = copy.deepcopy(optimizer.state[param])
+        reset_optimizer(optimizer, mode, 0.5)
+        after = optimizer.state[param]
+        assert any(
+            not torch.equal(torch.as_tensor(value), torch.as_tensor(after.get(key, 0)))
+            for key, value in before.items()
+        )
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])

@@ -32,6 +32,7 @@ from trl_prorl import (
     Trigger,
 )
 from trl_prorl.optimizer import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
+from trl_prorl.supported import SCHEDULES
 
 
 def steps(trainer):
@@ -519,18 +520,26 @@ def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
     make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here
 
 
-SCHEDULES = {
-    name: partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
-    for name in ("linear", "cosine", "constant_with_warmup")
+MORE = {
+    "cosine_with_min_lr": {"min_lr": 0.01},
+    "cosine_warmup_with_min_lr": {"min_lr": 0.01},
+    "warmup_stable_decay": {"num_decay_steps": 4},
 }
-SCHEDULES["recursive"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
+RESTARTED = {
+    name: partial(
+        get_scheduler, name, num_warmup_steps=2, num_training_steps=10, scheduler_specific_kwargs=MORE.get(name)
+    )
+    for name, schedule in SCHEDULES.items()
+    if schedule.restarts
+}
+RESTARTED["recursive"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", RESTARTED)
 def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = SCHEDULES[name](optimizer)
+    schedule = RESTARTED[name](optimizer)
     start = snapshot_schedule(schedule)
     if wrapped:
         optimizer, schedule = Accelerator(cpu=True).prepare(optimizer, schedule)
@@ -544,7 +553,7 @@ def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
         return seen
 
     first = rates(6)
-    assert len(set(first)) > 1
+    assert len(set(first)) > 1 or name == "constant"
     restart_schedule(schedule, start)
     assert rates(6) == pytest.approx(first)
     restart_schedule(schedule, start)  # the snapshot is not used up

@@ -11,7 +11,7 @@ from trl_prorl.fast import prefix
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
 from trl_prorl.fast.probes import generation_obstacle, known_packing_obstacle
-from trl_prorl.supported import MODEL_TYPES
+from trl_prorl.supported import FAMILIES, POSITIONS
 
 
 DELTA = {
@@ -27,11 +27,12 @@ GRANITE = {**MOE, "num_local_experts": 0, "shared_intermediate_size": 48, "posit
 EYES = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 4, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
 
 
-def qwen3_5(**sizes):
+def qwen3_5(attention="sdpa", **sizes):
     """A Qwen3.5 as its checkpoints have it: with a vision tower."""
     torch.manual_seed(0)
     eyes = {**EYES, "num_position_embeddings": 16}
     config = Qwen3_5Config(text_config={**SIZES, **DELTA, **sizes}, vision_config=eyes, tie_word_embeddings=True)
+    config._attn_implementation = attention
     model = Qwen3_5ForConditionalGeneration(config)
     with torch.no_grad():
         for param in model.parameters():
@@ -40,38 +41,45 @@ def qwen3_5(**sizes):
     return model
 
 
-MODELS = {
-    "qwen3_5": qwen3_5,
-    "qwen3_next": lambda: build("qwen3_next", **DELTA, **MOE),
-    "lfm2": lambda: build("lfm2", num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]),
-    "granite 4": lambda: build("granitemoehybrid", layer_types=["mamba", "attention"], **MAMBA, **GRANITE),
-    "gemma3": lambda: build("gemma3_text", head_dim=8, num_hidden_layers=7, sliding_window=8),
-    "gemma4": lambda: build(
-        "gemma4_text",
-        head_dim=8,
-        global_head_dim=8,
-        num_kv_shared_layers=0,
-        num_hidden_layers=6,
-        sliding_window=8,
-        hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=SIZES["vocab_size"],
-    ),
-    "mistral": lambda: build("mistral", sliding_window=8),
-    "llama": lambda: build("llama"),
-    "qwen3": lambda: build("qwen3", head_dim=8),
-    "gemma": lambda: build("gemma", head_dim=8),
-    "granite": lambda: build("granite", attention_multiplier=0.1),  # instead of head_dim ** -0.5
-    "mixtral": lambda: build("mixtral", **MOE),
-}
-SAMPLED = MODELS | {
-    "qwen2": build,
-    "gemma2": lambda: build("gemma2", attention="eager", head_dim=8, sliding_window=4),
-    "gpt2": lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48),
-    "mamba": lambda: build("mamba", attention=None, state_size=4),
+# What a tiny model of each family is made of.
+SIZES_OF = {
+    "gemma": {"head_dim": 8},
+    "gemma2": {"head_dim": 8, "sliding_window": 4},
+    "gemma3_text": {"head_dim": 8, "num_hidden_layers": 7, "sliding_window": 8},
+    "gemma4_text": {
+        "head_dim": 8,
+        "global_head_dim": 8,
+        "num_kv_shared_layers": 0,
+        "num_hidden_layers": 6,
+        "sliding_window": 8,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": SIZES["vocab_size"],
+    },
+    "gpt2": {"num_key_value_heads": None, "intermediate_size": None, "n_inner": 48},
+    "granite": {"attention_multiplier": 0.1},  # instead of head_dim ** -0.5
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], **MAMBA, **GRANITE},
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "mamba": {"state_size": 4},
+    "mistral": {"sliding_window": 8},
+    "mixtral": MOE,
+    "qwen3": {"head_dim": 8},
+    "qwen3_5_text": {**DELTA, "initializer_range": 0.015},
+    "qwen3_moe": {"head_dim": 8, **MOE},
+    "qwen3_next": {**DELTA, **MOE},
+    "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary positions
 }
 
 
-TYPES = {"qwen3_5_text": "qwen3_5", "granitemoehybrid": "granite 4", "gemma3_text": "gemma3", "gemma4_text": "gemma4"}
+def tiny(kind, attention=None):
+    attention = attention or FAMILIES[kind].compact[0]
+    if kind == "qwen3_5":
+        return qwen3_5(attention)
+    return build(kind, attention, **SIZES_OF.get(kind, {}))
+
+
+def served(acceleration):
+    """Each family that is listed for an acceleration, with each implementation of attention."""
+    return [(kind, attention) for kind, family in FAMILIES.items() for attention in getattr(family, acceleration)]
 
 
 def gradients(model, value):
@@ -82,11 +90,11 @@ def gradients(model, value):
 
 @needs_states
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("kind", MODELS)
-def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
+@pytest.mark.parametrize("kind, attention", served("shared_prompts"))
+def test_values_and_gradients_are_trls(kind, attention, lora, monkeypatch):
     """Prompts of unequal length, one of them a single token; completions that end in different blocks of queries."""
     monkeypatch.setattr(prefix, "QUERY_BLOCK", 16)
-    model = with_head(MODELS[kind]())
+    model = with_head(tiny(kind, attention))
     if lora:
         adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, adapter)
@@ -112,10 +120,10 @@ def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
             assert (ours[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6 * largest, name
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [kind for kind, _ in served("shared_prompts")])
 def test_a_batch_without_a_completion_has_a_gradient_of_zero(kind):
     """As if all were truncated, and left out of the loss."""
-    model = with_head(MODELS[kind]())
+    model = with_head(tiny(kind))
     accept_prefixes(model)
     logps, _ = packed_logps(model, *batch_of([(5, [3, 2])], masked=(0, 1)))
     assert not logps.any()
@@ -124,10 +132,22 @@ def test_a_batch_without_a_completion_has_a_gradient_of_zero(kind):
 
 
 @needs_states
-@pytest.mark.parametrize("kind", SAMPLED)
-def test_compact_samples_are_those_of_generate(kind):
-    model = SAMPLED[kind]().eval()
+@pytest.mark.parametrize("kind, attention", served("compact"))
+def test_compact_samples_are_those_of_generate(kind, attention):
+    model = tiny(kind, attention).eval()
+    assert model.config.model_type == kind
     assert generation_obstacle(model) is None
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_positions_that_are_listed_do_not_depend_on_the_longest_row(kind):
+    more = {"linear": {"factor": 2.0}, "yarn": {"factor": 4.0, "original_max_position_embeddings": 32}}
+    more["llama3"] = more["yarn"] | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = build("llama", rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **more.get(kind, {})})
+    assert generation_obstacle(model) is None
+    model = with_head(model)
+    batch = batch_of([(40, [70, 3]), (5, [20, 16])])
+    torch.testing.assert_close(packed_logps(model, *batch)[0], padded_logps(model, *batch)[0], atol=2e-5, rtol=0)
 
 
 def test_a_window_that_attention_does_not_get_is_refused():
@@ -174,10 +194,9 @@ def test_all_linear_leaves_a_vision_tower_alone(make_trainer, tiny_model, tmp_pa
 
 
 @needs_states
-@pytest.mark.parametrize("kind", MODEL_TYPES)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_a_type_that_is_listed_is_scored_as_by_its_own_forward(kind):
-    model = with_head(SAMPLED[TYPES.get(kind, kind)]()).eval()
-    assert model.config.get_text_config().model_type == kind
+    model = with_head(tiny(kind)).eval()
     ids, mask, keep = batch_of([(5, [20, 16])])
     with torch.no_grad():
         own = model(input_ids=ids, attention_mask=mask).logits[:, -keep - 1 : -1].log_softmax(-1)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from trl_prorl.upstream import TESTED
+from trl_prorl.supported import VERSIONS
 
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def test_ci_installs_the_tested_version_which_is_the_lower_bound_and_the_newest(
     tested, newest = map(Requirement, workflow["jobs"]["supported"]["strategy"]["matrix"]["trl"])
     bound = next(each for each in map(Requirement, requires("trl-prorl")) if each.name == "trl" and not each.marker)
     assert f"{str(tested.specifier)[2:-2]}.0" in bound.specifier
-    assert TESTED["trl"] in tested.specifier
+    assert VERSIONS["trl"] in tested.specifier
     assert newest == Requirement("trl")
 
 

@@ -15,6 +15,7 @@ from peft.tuners.lora.layer import LoraLayer
 from ..optimizer import STEP
 from ..parts import Part, make_event
 from ..run_files import GROWTH, read_json
+from ..supported import OPTIMIZERS, find_optimizer
 
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -310,8 +311,10 @@ def check_growing_optimizer(cls: type) -> None:
     Raises:
         `ValueError`: The message names the optimizer and those that are understood.
     """
-    if not issubclass(cls, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)):
+    name = find_optimizer(cls)
+    if name is None or not OPTIMIZERS[name].grows:
+        growing = ", ".join(other for other, optimizer in OPTIMIZERS.items() if optimizer.grows)
         raise ValueError(
-            f"lora_growth_every does not support {cls.__module__}.{cls.__name__}: use torch's Adam, AdamW or SGD "
-            "(optim: adamw_torch)."
+            f"lora_growth_every does not support {cls.__module__}.{cls.__name__}. Use one of {growing} (optim: "
+            "adamw_torch), or remove lora_growth_every."
         )

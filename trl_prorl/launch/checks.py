@@ -11,6 +11,7 @@ from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_c
 
 from ..errors import InputError
 from ..evaluation import draw_sizes, find_verifier
+from ..supported import EVALUATED, EVALUATED_BY_SET, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
 
 
@@ -43,7 +44,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         `ValueError`: No metric can be chosen.
     """
     stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
-    by_rate = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+    by_rate = args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
     chooses = args.load_best_model_at_end or args.save_strategy == "best"
     metric = args.metric_for_best_model
     if metric is None and (chooses or stops or by_rate):
@@ -113,16 +114,6 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
         )
 
 
-# Metrics of an evaluation, by the first part of their names. Rewards and pass@k are compared by their full names.
-MEASURED = frozenset(
-    "reward reward_std loss frac_reward_zero_std entropy kl kl_old kl_base num_tokens policy_loss entropy_coef "
-    "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling "
-    "vespo prorl".split()
-)
-# Of one of several sets: TRL's metrics are of all of them, under the same name.
-MEASURED_OF_A_SET = frozenset("loss runtime samples_per_second steps_per_second".split())
-
-
 def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
     """
     Raise an error for a metric that no evaluation measures, before the run: the first evaluation may come hours later.
@@ -143,12 +134,12 @@ def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int,
     means = [f"rewards/{get_callable_name(function)}/mean" for function in functions]
     deviations = [name.replace("/mean", "/std") for name in means]
     rewards = {*means, *deviations}
-    measured = MEASURED.union(passes)
+    measured = EVALUATED.union(passes)
     named = ("reward", *passes, *means, "loss")
     prefixes = ["eval_"]
     if isinstance(evaluation, dict):
         rewards = set()
-        measured = MEASURED_OF_A_SET.union(passes)
+        measured = EVALUATED_BY_SET.union(passes)
         named = (*passes, "loss")
         prefixes = [f"eval_{name}_" for name in evaluation]
     for key, metric in metrics.items():

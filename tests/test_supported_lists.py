@@ -1,0 +1,67 @@
+"""Each list of `trl_prorl/supported.py` stands once in the code."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import trl_prorl
+from trl_prorl import supported
+
+
+PACKAGE = Path(trl_prorl.__file__).parent
+FOLDERS = (PACKAGE, PACKAGE / "eval", PACKAGE / "tasks", PACKAGE / "recipes")  # the last three are links
+FILES = sorted({path for folder in FOLDERS for path in folder.rglob("*.py") if path != PACKAGE / "supported.py"})
+LISTS = {
+    name: frozenset(value)
+    for name, value in vars(supported).items()
+    if name.isupper() and isinstance(value, (dict, tuple, list, frozenset)) and name != "VERSIONS"
+}
+# Ordinary words: a pair of them is no list of what an evaluation measures.
+FEWEST = {"EVALUATED": 4, "EVALUATED_BY_SET": 3}
+
+
+def literal_lists(code):
+    """The strings of each literal tuple, list, set and dict (its keys), and of a text that is split, with the line."""
+    for node in ast.walk(ast.parse(code)):
+        elements = []
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            elements = node.elts
+        elif isinstance(node, ast.Dict):
+            elements = node.keys
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+            if isinstance(node.func.value, ast.Constant):
+                yield node.lineno, str(node.func.value.value).split()
+        strings = [part.value for part in elements if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        if elements and len(strings) == len(elements):
+            yield node.lineno, strings
+
+
+def second_lists(code):
+    """Literal lists of two elements or more that are all members of one list."""
+    found = []
+    for line, strings in literal_lists(code):
+        of = [name for name, members in LISTS.items() if members.issuperset(strings)]
+        of = [name for name in of if len(set(strings)) >= FEWEST.get(name, 2)]
+        if of:
+            found.append((line, strings, of))
+    return found
+
+
+def test_there_are_lists_and_files():
+    assert {"ADAPTERS", "LOSS_TYPES", "SCHEDULES", "OPTIMIZERS", "IMPORTANCE_LEVELS"} <= LISTS.keys()
+    assert len(FILES) > 100
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_list_stands_a_second_time(path):
+    assert second_lists(path.read_text()) == []
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_second_list_of_each_kind_is_found(name):
+    members = [member for member in LISTS[name] if isinstance(member, str)][:4]
+    if len(members) < 2:
+        pytest.skip("one member")
+    texts = [f"x = {tuple(members)!r}", f"x = {dict.fromkeys(members)!r}", f"x = {' '.join(members)!r}.split()"]
+    assert all(name in found[0][2] for found in map(second_lists, texts))
