@@ -229,7 +229,7 @@ class CheckpointMixin:
 
     def _check_folder(self) -> None:
         if not self._begins_in_its_folder():
-            self.folder.check_own(self._resume.checkpoint, self.base_name())
+            self.folder.check_own(self._resume.checkpoint)
         elif self._sets_aside:
             self.folder.check_movable(self.base_name())
         else:
@@ -443,9 +443,7 @@ class CheckpointMixin:
 
     def _remove_oldest(self) -> None:
         state = self.state
-        self.folder.remove_oldest(
-            state.global_step, self.args.save_total_limit, state.best_model_checkpoint, self._run_id
-        )
+        self.folder.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint)
 
     def _note_failure(self):
         """

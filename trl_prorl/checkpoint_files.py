@@ -20,13 +20,13 @@ from safetensors import SafetensorError
 from .errors import CheckpointError, InputError, RunError
 from .files import check_contents, file_sha256
 from .keys import AUTO_RESUME
-from .run_files import WEIGHTS, read_json, recorded_run_id, saved_run_id
+from .run_files import read_json, recorded_run_id, saved_run_id
 from .run_folder import (
     MANIFEST_FILE,
     WRITING,
     RunFolder,
     find_named,
-    is_of_run,
+    is_written,
     rename_abandoned,
     rename_to_remove,
     steps_of,
@@ -129,7 +129,7 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
     """
     Give a checkpoint, written aside on the same file system, its name.
 
-    One that is there already is replaced if it is of the same run, and else renamed.
+    One that is there already is replaced. A folder that no run wrote is renamed.
 
     Args:
         aside (`Path`): The folder that was written.
@@ -147,11 +147,11 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
         sync(path)
     old = None
     if final.exists():
-        if is_of_run(final, saved_run_id(aside)):
+        if is_written(final):
             old = rename_to_remove(final)
         else:
             now = rename_abandoned(final)
-            logger.warning("%s belonged to another run. It was renamed to %s.", final, now.name)
+            logger.warning("%s was written by no run. It was renamed to %s.", final, now.name)
     aside.rename(final)  # a kill before it leaves `aside`, which is complete: `adopt_unnamed` names it
     sync(final.parent)
     if old is not None:
@@ -244,12 +244,11 @@ def begins_again(resume_from: str | os.PathLike | bool, folder: RunFolder) -> bo
     newest, unusable = find_newest_checkpoint(folder.path, content=False)
     if newest is not None:
         return False
-    model = finished_model(folder.path)
-    if model is not None:
+    if saved_run_id(folder.path) is not None:  # a run writes it last
         raise FinishedError(
-            f"{folder.given} contains a finished run ({model}) without a complete checkpoint, so there is nothing to "
-            "resume. Choose another output_dir. To continue a run later, set save_strategy: steps."
-        ) from None
+            f"{folder.given} contains a finished run without a complete checkpoint, so there is nothing to resume. "
+            "Choose another output_dir. To continue a run later, set save_strategy: steps."
+        )
     if unusable and recorded_run_id(folder.path) is None:
         return False  # no run of ours wrote them
     return True
@@ -257,17 +256,6 @@ def begins_again(resume_from: str | os.PathLike | bool, folder: RunFolder) -> bo
 
 class FinishedError(ValueError):
     """A run that is to be resumed is finished, and has no checkpoint."""
-
-
-def finished_model(folder: Path) -> Path | None:
-    """Return a model file of a finished run; `None` if the run is not finished."""
-    if recorded_run_id(folder) is not None and saved_run_id(folder) is None:
-        return None  # a run writes this id last
-    for pattern in WEIGHTS:
-        for path in sorted(folder.glob(pattern)):
-            if path.name != "training_args.bin":
-                return path
-    return None
 
 
 def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:

@@ -183,16 +183,12 @@ class RunFolder:
             "%s contained an earlier run, which was moved to %s. Delete it if you do not need it.", self.given, aside
         )
 
-    def check_own(self, checkpoint: Path, base: str | None) -> None:
+    def check_own(self, checkpoint: Path) -> None:
         """
-        Raise an error for a resume in this folder that would overwrite what is not its run's.
-
-        Args:
-            checkpoint (`Path`): The run continues from here, in this folder.
-            base (`str`, *optional*): Hub name or folder of the model that the run started from.
+        Raise an error for a checkpoint of this folder that is of another run than its log files.
 
         Raises:
-            `ValueError`: The log files are another run's, or the folder is the starting model's.
+            `ValueError`: The message names the folder, the checkpoint and the cure.
         """
         saved = saved_run_id(checkpoint)
         recorded = recorded_run_id(self.path)
@@ -200,12 +196,6 @@ class RunFolder:
             raise ValueError(
                 f"{self.given} contains the log files of a different run than {checkpoint.name}, which would be lost. "
                 "Set resume_from_checkpoint to its path, and choose another output_dir."
-            )
-        is_here = base is not None and Path(base).is_dir() and Path(base).resolve() == self.path.resolve()
-        if is_here and saved_run_id(self.path) is None:  # else it is a run's own model
-            raise ValueError(
-                f"{self.given} is the folder of the starting model, which the trained model would overwrite. Choose "
-                "another output_dir, and set resume_from_checkpoint to the path of the checkpoint."
             )
 
     # --------------------------------------------------------------------------------------- checkpoints
@@ -256,26 +246,23 @@ class RunFolder:
             )
         return renamed
 
-    def remove_oldest(
-        self, step: int, limit: int | None, best: str | os.PathLike | None, run_id: str | None = None
-    ) -> None:
+    def remove_oldest(self, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
         """
         Remove the oldest checkpoints of a run beyond a limit, but neither the newest nor the best.
 
-        A folder that the run did not write stays, and does not count. Later ones are not of this run: no resume could
-        take them, or they would be abandoned. Their steps give the order, not the times at which folders were changed:
-        the removal changes a folder as well, and a kill may come in its middle.
+        A folder without a manifest stays, and does not count. Later ones are not of this run: no resume could take
+        them, or they would be abandoned. Their steps give the order, not the times at which folders were changed: the
+        removal changes a folder as well, and a kill may come in its middle.
 
         Args:
             step (`int`): The optimizer step of the newest.
             limit (`int`, *optional*): `None`, 0 or less means no limit, as in transformers.
             best (`str` or `os.PathLike`, *optional*): The best checkpoint.
-            run_id (`str`, *optional*): The id of the run.
         """
         if limit is None or limit <= 0:
             return
         steps = steps_of(self.path)
-        own = [path for path in sorted(steps, key=steps.get) if steps[path] <= step and is_of_run(path, run_id)]
+        own = [path for path in sorted(steps, key=steps.get) if steps[path] <= step and is_written(path)]
         kept = {Path(path).resolve() for path in (self.path / f"checkpoint-{step}", best) if path}
         surplus = len(own) - max(limit, len(kept))
         removable = [path for path in own if path.resolve() not in kept]
@@ -300,13 +287,9 @@ def steps_of(output_dir: Path) -> dict[Path, int]:
     return {path: step_of(path) for path in find_named(output_dir, CHECKPOINT)}
 
 
-def is_of_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Return whether a folder is a checkpoint that the run of this id has written."""
-    found = saved_run_id(checkpoint)
-    if found is not None and run_id is not None:
-        return found == run_id
-    # TRL's own trainer writes no id, and a power loss may have taken ours.
-    return any((checkpoint / name).is_file() for name in (MANIFEST_FILE, "trainer_state.json"))
+def is_written(checkpoint: Path) -> bool:
+    """Return whether a run has written a folder of a checkpoint's name."""
+    return (checkpoint / MANIFEST_FILE).is_file()
 
 
 def rename_abandoned(checkpoint: Path) -> Path:

@@ -170,7 +170,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
         folder.check_movable(base)
         return AUTO_RESUME
     if folder.has_checkpoint(checkpoint):
-        folder.check_own(checkpoint, base)
+        folder.check_own(checkpoint)
         check_record(folder.path)
     else:
         check_begin()

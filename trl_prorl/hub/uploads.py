@@ -77,21 +77,19 @@ class Uploads:
         if not trainer.is_world_process_zero():
             return
         adapter = is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
-        output_dir = trainer.run_dir
-        weights_dir = output_dir
+        folder = weights_dir = trainer.run_dir
         config_file = ADAPTER_CONFIG if adapter else "config.json"
-        if not (output_dir / config_file).is_file():  # the model is not saved yet
-            weights_dir = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+        if not (folder / config_file).is_file():  # the model is not saved yet
+            weights_dir = folder / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         card = model_card(
-            trainer.run_dir,
-            output_dir,
+            folder,
             repo=trainer.hub_model_id or self.args.hub_model_id,
             weights_dir=weights_dir,
             adapter=adapter,
             tags=[*trainer._tag_names, *_as_list(tags)],
             datasets=_as_list(dataset_name),
         )
-        write_card(card, output_dir)
+        write_card(card, folder)
 
     def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
         """Push what `output_dir` holds, with the files of [`~trl_prorl.hub.publish`]."""
@@ -143,16 +141,16 @@ class Uploads:
 
     def _stage(self, model_dir: Path, whole: str | None = None) -> Path:
         """Copy what is pushed, and with it all files of a checkpoint if the repository has a folder for `whole`."""
-        output_dir = self.trainer.run_dir
-        files = files_to_push(model_dir, self.trainer.run_dir, reference=self.args.hub_push_reference)
-        files[CARD_FILE] = output_dir / CARD_FILE  # PEFT's own lies in a checkpoint
+        folder = self.trainer.run_dir
+        files = files_to_push(model_dir, folder, reference=self.args.hub_push_reference)
+        files[CARD_FILE] = folder / CARD_FILE  # PEFT's own lies in a checkpoint
         if whole is not None:
             for path in model_dir.rglob("*"):
                 if path.is_file():
                     files[f"{whole}/{path.relative_to(model_dir).as_posix()}"] = path
-            for path in (self.trainer.run_dir / BASE_ADAPTER).glob("*"):
+            for path in (folder / BASE_ADAPTER).glob("*"):
                 files[f"{BASE_ADAPTER}/{path.name}"] = path
-        return stage(files, output_dir / f"{STAGED}{self.trainer.state.global_step}")
+        return stage(files, folder / f"{STAGED}{self.trainer.state.global_step}")
 
     def _make_upload(self, api: HfApi, staged: Path, message: str, revision: str | None, whole: str | None = None):
         return partial(
