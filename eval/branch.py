@@ -55,12 +55,11 @@ from trl_prorl.run_files import (
     BASE_ADAPTER,
     CONFIG_FILE,
     ENV_FILE,
-    EVALUATIONS_FILE,
-    EVENTS_FILE,
-    METRICS_FILE,
+    LOG_FILES,
     RUN_ID_FILE,
+    is_before,
     read_json,
-    read_jsonl,
+    read_log,
     recorded_run_id,
 )
 from trl_prorl.run_folder import (
@@ -205,9 +204,9 @@ def copy_run(run_dir: Path, checkpoint: Path, target: Path) -> None:
         shutil.copy2(run_dir / name, aside)
     if (run_dir / BASE_ADAPTER).is_dir():
         shutil.copytree(run_dir / BASE_ADAPTER, aside / BASE_ADAPTER)
-    for name, step in ((METRICS_FILE, "step"), (EVENTS_FILE, "step_applied"), (EVALUATIONS_FILE, "step")):
+    for name in LOG_FILES:
         if (run_dir / name).is_file():
-            rows = [row for row in read_jsonl(run_dir / name, growing=True) if row[step] <= at]
+            rows = [row for row in read_log(run_dir, name) if is_before(row, at)]
             (aside / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     aside.rename(target)
 

@@ -29,7 +29,7 @@ ONEDNN = {"AVX512": "AVX512_CORE"}.get(CAPABILITY, CAPABILITY)
 os.environ |= {"MKL_CBWR": CAPABILITY, "ONEDNN_MAX_CPU_ISA": ONEDNN}
 
 import trl_prorl  # noqa: E402, F401
-from trl_prorl.run_files import METRICS_FILE, read_jsonl  # noqa: E402
+from trl_prorl.run_files import METRICS_FILE, read_log  # noqa: E402
 from trl_prorl.train import build, parse_recipe, train  # noqa: E402
 
 
@@ -50,7 +50,7 @@ def first_steps(arm: str, steps: int) -> dict[str, list[float]]:
         begin = time.process_time()
         train(trainer, resume)
         seconds = (time.process_time() - begin) / steps
-        rows = read_jsonl(Path(folder, "run", METRICS_FILE))
+        rows = read_log(Path(folder, "run"), METRICS_FILE)
     columns = {name: [row[name] for row in rows] for name in COLUMNS if name in rows[0]}
     return {
         "loss": [row["loss"] for row in trainer.state.log_history if "loss" in row],

@@ -11,17 +11,43 @@ TIMED = ("time", "second", "memory", "utilization")
 
 
 def read_rows(run, file="metrics.jsonl"):
-    """Read a JSON Lines file of a run: its objects in their order. `run` is a trainer or its folder."""
-    folder = run.args.output_dir if hasattr(run, "args") else run
-    return [json.loads(line) for line in Path(folder, file).read_text().splitlines()]
+    """
+    Read a log file of a run, without what a resume or a roll-back has left behind. `run`: a trainer or a folder.
+    """
+    folder = Path(run.args.output_dir if hasattr(run, "args") else run)
+    rows = read_lines(folder / file)
+    events = folder / "events.jsonl"
+    for start in read_lines(events) if events.exists() else []:
+        if start["event"] in ("resume", "rollback"):
+            rows = [row for row in rows if row["attempt"] >= start["attempt"] or stays(row, start["step_applied"])]
+    return [{key: value for key, value in row.items() if key != "attempt"} for row in rows]
 
 
-def write_run(folder, config=None, metrics=None, events=None, **others):
+def read_lines(path):
+    """Read a JSON Lines file; a line that was cut off is left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def stays(row, step):
+    """Return whether a row is of before the checkpoint of a step; a reset there came after the save."""
+    kind = row.get("event")
+    if kind in ("reset", "elastic_reset", "growth"):
+        return row["step_applied"] < step
+    return kind == "rollback" or row.get("step", row.get("step_applied")) <= step
+
+
+def write_run(folder, config=None, metrics=None, events=None, evaluations=None, **others):
     """Write a run folder as a training leaves it: recipe, record, `env`, `passk`, …; `None` leaves a file out."""
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    for name, rows in (("metrics", metrics), ("events", events)):
+    for name, rows in (("metrics", metrics), ("events", events), ("evaluations", evaluations)):
         if rows is not None:
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, content in others.items():

@@ -25,8 +25,8 @@ class Watcher(Part):
         self.calls.append(("boundary", step))
         return told("boundary", step)
 
-    def batch(self, batch, measured, tokens):
-        self.calls.append(("batch", len(batch["advantages"]), measured["reward"] > 0, tokens))
+    def batch(self, batch):
+        self.calls.append(("batch", len(batch["advantages"])))
 
     def micro_batch(self, found):
         self.calls.append(("micro-batch", found.logps.shape == found.batch["completion_mask"].shape))
@@ -57,7 +57,7 @@ def test_the_moments_of_a_step_and_the_event_that_ends_a_run(make_trainer, stops
         n: [("micro-batch", True), ("next", n, True, 5e-3), ("update", n, n - 1, True), ("row", n, n, n)]
         for n in range(1, steps + 1)
     }
-    sampled = {n: [("boundary", n - 1), ("batch", 8, True, 48)] for n in (1, 3)}
+    sampled = {n: [("boundary", n - 1), ("batch", 8)] for n in (1, 3)}
     assert part.calls == [call for n in of_step for call in sampled.get(n, []) + of_step[n]]
     found = [(e["event"], e["step_applied"]) for e in read_rows(trainer, "events.jsonl")]
     seen = [("seen", 3)] if stops_at == 3 else []

@@ -31,7 +31,6 @@ class Anchor:
         words (`str`): What it is, in a message or a table.
         column (`str`): The key under which a batch holds its log-probabilities, shape `(B, T)`.
         kl_key (`str`): The key of its KL in `metrics.jsonl`.
-        metric (`str`): The name of its KL in the trainer's log, as TRL would call it.
         measured_when (`str`), never_scored (`str`): When the record has its KL, and where its forwards are 0.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
         copies_policy (`bool`): Whether it holds a copy of the policy as the run begins.
@@ -45,7 +44,6 @@ class Anchor:
     words: str
     column: str
     kl_key: str
-    metric: str
     measured_when: str
     never_scored: str
     works_in_reward = True
@@ -102,7 +100,6 @@ class ReferenceAnchor(Anchor):
     words = "the reference"
     column = "ref_per_token_logps"
     kl_key = "kl_ref"
-    metric = "kl"
     measured_when = "`beta` > 0"
     never_scored = "in B and plain"
 
@@ -135,7 +132,6 @@ class OldPolicyAnchor(Anchor):
     words = "π_old"
     column = "old_per_token_logps"
     kl_key = "kl_old"
-    metric = "kl_old"
     measured_when = "batches that are trained on after an update"
     never_scored = "with `reuse_old_logps`, where possible"
     works_in_reward = False  # as a batch is sampled, its KL is 0
@@ -171,7 +167,6 @@ class BaseAnchor(Anchor):
     words = "the starting model"
     column = "base_per_token_logps"
     kl_key = "kl_base"
-    metric = "kl_base"
     measured_when = "`beta_base`, on the batches it scores"
     never_scored = "without `beta_base`"
     copies_policy = True

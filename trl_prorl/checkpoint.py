@@ -6,8 +6,8 @@ In reading order:
 - `CheckpointMixin` is a part of [`ProRLTrainer`]: begin, or go on; save; push.
 - `Resume` says where a run goes on, and what of its log files stays.
 - A roll-back on its way: `RollbackRequest`, and which checkpoint counts after a kill in the middle of one.
-- What a checkpoint has in addition to TRL's: samples that are still to be trained on (`save_buffer`), TRL's metrics
-  since its last log (`log_to_json`), the state of a run's parts (`read_state`). Parts write their tensors themselves.
+- What a checkpoint has in addition to TRL's: samples that are still to be trained on (`save_buffer`), TRL's table of
+  completions (`completions_to_json`), the state of a run's parts (`read_state`). Parts write their tensors themselves.
 - `keep_parameters`: what is loaded goes into the parameters that there are.
 
 `checkpoint_files.py` writes complete checkpoints only and finds them; `identity.py` says whether it is the same run.
@@ -59,13 +59,11 @@ from .parts import Part
 from .provenance import remove_secrets, write_config, write_env
 from .quiet import without_warning
 from .run_files import (
-    AT_BOUNDARY,
     BASE_ADAPTER,
     EVENTS_FILE,
     NONFINITE,
     RESUME,
     ROLLBACK,
-    check_record,
     read_json,
     read_jsonl,
     write_run_id,
@@ -180,7 +178,7 @@ class CheckpointMixin:
     def _prepare_resume(self) -> None:
         folder = self.folder
         check_contents(folder.path, folder.given)
-        check_record(folder.path)
+        read_jsonl(folder.path / EVENTS_FILE)  # a resume reads them, to continue their attempts
         adopt_unnamed(folder.path)
 
     def _train_with_rollbacks(self, *args, **kwargs):
@@ -302,7 +300,7 @@ class CheckpointMixin:
                 self.recorder.open(self.run_dir)
             else:
                 resume.abandoned = list(folder.abandon_newer(resume.checkpoint, resume.skipped))
-                self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
+                self.recorder.open(self.run_dir, resumes=True)
                 self.recorder.event(resume.event)
             # Before any other file with content: it has the id by which they are known as this run's.
             write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
@@ -355,7 +353,7 @@ class CheckpointMixin:
         self._generations = state["generations"]
         is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
         self._step = 0 if is_cut_anew else state["micro_batches"]
-        restore_log(state["log"], self._metrics["train"], self._logs)
+        restore_completions(state["completions"], self._logs)
         self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
     def _go_on_with_state(self, checkpoint: Path) -> None:
@@ -469,12 +467,11 @@ class CheckpointMixin:
             self.state.save_to_json(str(folder / "trainer_state.json"))
         for part in self.parts.values():
             part.save(folder)
-        completions = self._logs if self.log_completions else None
         state = {
             "generations": self._generations,
             "micro_batches": self._step,
             "parts": self.parts.state_dict(),
-            "log": log_to_json(self._metrics["train"], completions),
+            "completions": completions_to_json(self._logs) if self.log_completions else {},
         }
         (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
@@ -568,16 +565,6 @@ class Resume:
     began: float
     abandoned: list[str] = field(default_factory=list)
 
-    def keeps_row(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row of `metrics.jsonl` was there at the checkpoint."""
-        return row["step"] <= self.step
-
-    def keeps_event(self, event: Mapping[str, Any]) -> bool:
-        """Return whether an event was there at the checkpoint."""
-        if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
-            return event["step_applied"] < self.step
-        return event["step_applied"] <= self.step
-
     @property
     def event(self) -> dict[str, Any]:
         """Event of this resume for `events.jsonl`."""
@@ -667,28 +654,18 @@ def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
     return batches
 
 
-def log_to_json(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
-    """
-    Convert what TRL has gathered for its next log to JSON values.
-
-    Args:
-        metrics (`Mapping[str, list[float]]`): TRL's metrics of training since its last log.
-        completions (`Mapping[str, Any]`, *optional*): TRL's table of completions, which it writes with every log.
-    """
-    state: dict[str, Any] = {"metrics": dict(metrics), "completions": None}
-    if completions is not None:
-        table = {name: list(map(strip_images_from_messages, completions[name])) for name in ("prompt", "completion")}
-        table["advantages"] = list(completions["advantages"])
-        for name in ("rewards", "extra"):
-            table[name] = {column: list(values) for column, values in completions[name].items()}
-        state["completions"] = table
-    return state
+def completions_to_json(completions: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert TRL's table of completions, which it writes with every log, to JSON values."""
+    table = {name: list(map(strip_images_from_messages, completions[name])) for name in ("prompt", "completion")}
+    table["advantages"] = list(completions["advantages"])
+    for name in ("rewards", "extra"):
+        table[name] = {column: list(values) for column, values in completions[name].items()}
+    return table
 
 
-def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
-    """Put the values that [`log_to_json`] returned into TRL's metrics and its table."""
-    metrics.update(state["metrics"])
-    for name, values in (state["completions"] or {}).items():
+def restore_completions(table: Mapping[str, Any], completions: Mapping[str, Any]) -> None:
+    """Put the values of [`completions_to_json`] into TRL's table."""
+    for name, values in table.items():
         if isinstance(values, dict):
             for column, column_values in values.items():
                 completions[name][column].extend(column_values)

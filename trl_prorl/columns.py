@@ -61,6 +61,7 @@ BY_PRECEDENCE = ", else ".join(f"`{anchor.key}`" for anchor in ANCHORS)
 # the main process.
 METRICS = {
     "step": RecordKey("optimizer steps", "number of this step, from 1"),
+    "attempt": RecordKey("", "how often the run had been resumed or rolled back: 0, 1, …"),
     "reward": RecordKey("reward", "mean reward of the step's generation batch (weighted sum of all reward functions)"),
     "reward_std": RecordKey("reward", "standard deviation of the reward, as TRL logs it"),
     "frac_reward_zero_std": RecordKey(
@@ -116,6 +117,10 @@ METRICS = {
         "KL of the reference to π_old (k2 estimate): how far the reference lags behind",
         f"`beta` > 0 and {REUSED}",
     ),
+    "kl": RecordKey(
+        TOKEN, "KL of the policy to the active anchor as in the loss, by `kl_estimator`", "an anchor in the loss"
+    ),
+    "loss": RecordKey("loss", "the loss, its KL term included"),
     "kl_penalty": RecordKey(
         "loss", "the KL term of the loss, with coefficient and normaliser", "an anchor", logged=True
     ),
@@ -157,18 +162,22 @@ METRICS = {
     **{f"time_{anchor.name}": RecordKey(SECONDS, f"scoring by {anchor.words}") for anchor in ANCHORS},
     "time_reset": RecordKey(SECONDS, "resets and adapter growth"),
     "time_update": RecordKey(SECONDS, "forward, backward, optimizer, data loading"),
-    "time_eval": RecordKey(SECONDS, "evaluation after the step, and before the first one; not part of `time_step`"),
     "time_load": RecordKey(SECONDS, "reading a checkpoint; not part of `time_step`", "the first step after a resume"),
     "time_meter": RecordKey(SECONDS, "this bookkeeping itself"),
     "time_ended": RecordKey("s since 1970", "end of the step; shows which runs trained at the same time"),
     "ref_time_fraction": RecordKey("share", "`time_ref` / `time_step`", logged=True),
     "peak_memory_gib": RecordKey("GiB", "peak memory allocated during the step", GPU),
     "gpu_utilization": RecordKey("%", "GPU utilization, mean over readings", "a GPU, and nvidia-ml-py"),
+    "…": RecordKey(
+        "", "every other metric of TRL's log, under its name there: `completions/min_length`, `clip_ratio/low_mean`, …"
+    ),
 }
 
 # One row per evaluation during training. K is 1, 2, 4 … up to the completions of a prompt.
 EVALUATIONS = {
     "step": RecordKey("optimizer steps", "number of steps done; 0 with `eval_on_start`"),
+    "attempt": RecordKey("", "as in `metrics.jsonl`"),
+    "time_eval": RecordKey(SECONDS, "duration of the evaluation"),
     "eval_pass@K": RecordKey("share", "pass@K: unbiased estimate, mean over prompts", VERIFIER),
     "eval_pass@K/TASK": RecordKey("share", "pass@K on the prompts of one task", "several names in a column `task`"),
     "eval_reward": RecordKey("reward", "mean reward (weighted sum of all reward functions)"),
@@ -188,6 +197,7 @@ REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 # One row per event.
 EVENTS = {
     "event": RecordKey("", "its kind", events=EVENT_KINDS),
+    "attempt": RecordKey("", "as in `metrics.jsonl`; a `resume` or `rollback` has a new one", events=EVENT_KINDS),
     "step_requested": RecordKey("optimizer steps", "when it was asked for", events=EVENT_KINDS),
     "step_applied": RecordKey("optimizer steps", "when it happened", events=EVENT_KINDS),
     "reason": RecordKey(

@@ -5,7 +5,7 @@ A reward function has an attribute `batch_verifier`, which is called with the sa
 completion, whatever the reward. Recipes have it from their task's `verify`. With it a training batch has `gold`, too.
 """
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -16,12 +16,13 @@ from transformers.trainer_utils import has_length
 from trl.trainer.utils import nanstd
 
 from .errors import EvaluationError, RewardError
-from .kl import completion_mask
+from .kl import Penalty, completion_mask, zero_masked
 from .launch.dropout import own_random_state
-from .meter import StageTimer, weighted_mean
+from .meter import Means, StageTimer
 from .pass_at_k import as_verdict, pass_at_k
+from .record import token_means
 from .rewards import guard_reward
-from .rollout import groups_without_signal, weighted_sum
+from .rollout import EQUAL_GROUPS, Outcome, groups_without_signal, weighted_sum
 from .supported import TOKEN_LOSSES
 
 
@@ -31,18 +32,6 @@ def count_rows(dataset: Any, n: int) -> int | None:
     the last batch is filled with prompts from the set's beginning, which must not count twice.
     """
     return len(dataset) * n if has_length(dataset) else None
-
-
-def average_losses(losses: Sequence[tuple[float, float]]) -> float | None:
-    """
-    Average the losses of batches, each with the rows or tokens that it is a mean over; `None` where all batches are
-    alike, so that the plain mean is right.
-    """
-    finite = [(loss, weight) for loss, weight in losses if math.isfinite(loss)]
-    if len({weight for _, weight in finite}) <= 1:
-        return None
-    values, weights = zip(*finite, strict=True)
-    return weighted_mean(values, weights)
 
 
 def measure_rewards(
@@ -173,6 +162,68 @@ class Verdicts:
         return {f"{prefix}_{name}": value for name, value in measured.items()}
 
 
+class EvaluatedRows:
+    """
+    Gathers the batches of one evaluation, and computes their metrics over all rows.
+
+    With several processes the last batch may be filled with prompts from the set's beginning. Rewards, entropy and KL
+    leave these out; TRL's own metrics and the loss, which are means of a batch, include them.
+
+    Args:
+        names (`Sequence[str]`): Of the F reward functions.
+        weights (`torch.Tensor` of shape `(F,)`): Theirs.
+        aggregation (`str`): TRL's `multi_objective_aggregation`.
+    """
+
+    def __init__(self, names: Sequence[str], weights: torch.Tensor, aggregation: str):
+        self.names = names
+        self.weights = weights
+        self.aggregation = aggregation
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        self.means = Means()
+        self._rewards: list[torch.Tensor] = []  # (N, F) of each batch
+        self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)  # over the tokens of each row
+        self._tokens: list[torch.Tensor] = []  # of each row
+
+    def add_samples(self, outcome: Outcome) -> None:
+        """Add the samples of a batch: rewards `(N, F)`, and TRL's metrics of them."""
+        self._rewards.append(outcome.rewards.detach().cpu().float())
+        for name, value in outcome.of_trl.items():
+            self.means.add(name, value, outcome.counts.get(name, len(outcome.rewards)))
+
+    def add_losses(
+        self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
+    ) -> None:
+        """
+        Add the losses of a batch: TRL's metrics of it; of each of the N rows the number of tokens, and sums over them.
+        """
+        self._tokens.append(tokens)
+        for name, of_rows in sums.items():
+            self._sums[name].append(of_rows)
+        of_tokens = token_means(level)
+        for name, value in of_trl.items():
+            weight = tokens.sum().item() if name in of_tokens else len(tokens)
+            if weight:
+                self.means.add(name, value, weight)
+
+    def metrics(self, rows: int | None, group_size: int) -> dict[str, float]:
+        """Compute the metrics by name, of the first `rows` completions, `group_size` of each prompt."""
+        metrics = self.means.values_by_name()
+        if self._rewards:
+            rewards = torch.cat(self._rewards)[:rows]
+            metrics.pop(EQUAL_GROUPS, None)
+            metrics |= measure_rewards(rewards, self.names, self.weights, group_size, self.aggregation)
+        if self._tokens:
+            tokens = torch.cat(self._tokens)[:rows].sum().item()
+            for name, of_rows in self._sums.items():
+                if tokens:
+                    metrics[name] = torch.cat(of_rows)[:rows].double().sum().item() / tokens
+        return metrics
+
+
 class EvaluationMixin:
     """Is the part of [`ProRLTrainer`] that evaluates while it trains: in the order of an evaluation."""
 
@@ -192,23 +243,15 @@ class EvaluationMixin:
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         self.verdicts.begin()
-        self.evaluated_rewards.clear()
-        self.evaluated_losses.clear()
+        self.evaluated.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
         share = self.share_in_training(dataloader.dataset)
         if share:
             output.metrics[f"{metric_key_prefix}_in_training"] = share
-        loss = average_losses(self.evaluated_losses)
-        if loss is not None:
-            output.metrics[f"{metric_key_prefix}_loss"] = loss
-        self._metrics["eval"].pop("frac_reward_zero_std", None)  # of one completion there is none
-        if self.evaluated_rewards:
-            n = self.num_generations_eval
-            rewards = torch.cat(self.evaluated_rewards)[: count_rows(dataloader.dataset, n)]
-            aggregation = self.multi_objective_aggregation
-            measured = measure_rewards(rewards, self.reward_func_names, self.reward_weights, n, aggregation)
-            self._metrics["eval"].update({name: [value] for name, value in measured.items()})
+        rows = count_rows(dataloader.dataset, self.num_generations_eval)
+        measured = self.evaluated.metrics(rows, self.num_generations_eval)
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
@@ -220,7 +263,6 @@ class EvaluationMixin:
         timer = StageTimer(self.accelerator.device)
         with timer.stage("eval"):
             metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
-        self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
         watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
         best = self.args.metric_for_best_model
         if best is not None:
@@ -233,7 +275,7 @@ class EvaluationMixin:
         sets = ()
         if isinstance(self.eval_dataset, dict):
             sets = self.eval_dataset
-        self.recorder.evaluation(self.state.global_step, metrics, sets)
+        self.recorder.evaluation(self.state.global_step, metrics, sets, timer.seconds["eval"])
         return metrics
 
     def _determine_best_metric(self, metrics, trial):
@@ -259,17 +301,22 @@ class EvaluationMixin:
         return saves  # `save_strategy: best` asks for it
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
-        """Sample a batch of an evaluation by TRL's method, and keep its rewards."""
-        before = self.means.lengths("eval")
+        """Sample a batch of an evaluation by TRL's method, and keep what is measured of it."""
         batch, outcome = self._sample_as_trl(inputs)
-        self.means.add_batch("eval", before, outcome.counts, len(outcome.rewards))
-        self.evaluated_rewards.append(outcome.rewards.detach().cpu().float())
+        self.evaluated.add_samples(outcome)
         return batch
 
-    def _keep_evaluated(self, inputs, loss: torch.Tensor) -> None:
-        """Keep the loss of a batch of an evaluation, and of how many tokens or rows it and other values are means."""
-        of_rows = self.accelerator.gather(completion_mask(inputs).sum(dim=1))
-        tokens = of_rows.sum().item()
-        self.means.add_tokens("eval", [tokens])
-        weight = tokens if self.loss_type in TOKEN_LOSSES else len(of_rows)
-        self.evaluated_losses.append((self.accelerator.gather(loss.detach()).mean().item(), weight))
+    def _keep_evaluated(self, inputs, loss: torch.Tensor, entropies, penalty: Penalty | None, of_trl) -> None:
+        """Keep what a batch of an evaluation measures of its tokens; entropies `(B, T)`."""
+        mask = completion_mask(inputs)
+        sums = {"entropy": (zero_masked(entropies, mask) * mask).sum(dim=1)}
+        if penalty is not None and self.args.adds_penalty:
+            active = penalty.by_anchor.get(self.anchors.active.name)
+            if active is not None:
+                sums["kl"] = (active.detach() * mask).sum(dim=1)
+        tokens = self.accelerator.gather(mask.sum(dim=1))
+        of_rows = {name: self.accelerator.gather(values) for name, values in sums.items()}
+        of_trl = {name: value for name, value in of_trl.items() if name not in sums}
+        self.evaluated.add_losses(of_trl, tokens, of_rows, self.importance_sampling_level)
+        weight = tokens.sum().item() if self.loss_type in TOKEN_LOSSES else len(tokens)
+        self.evaluated.means.add("loss", self.accelerator.gather(loss.detach()).mean().item(), weight)

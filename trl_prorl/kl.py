@@ -5,7 +5,7 @@ the penalties of a run's anchors with the adaptation to `kl_target`.
 Pure functions first, tensors in, tensors out; the part [`Anchors`], which has the coefficients, comes last.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -420,22 +420,6 @@ class Anchors(Part):
             return None
         weighted = sum(self[name].coefficient * penalty for name, penalty in penalties.items())
         return Penalty(penalties, (weighted * weights).sum())
-
-    def means(
-        self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
-    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """
-        Average every penalty over the tokens of all processes, over which `total` sums. Returns the means and their
-        tokens by the anchor's metric, scalars on the device.
-        """
-        means = {}
-        for name, penalty in penalties.items():
-            penalty_here = (penalty.detach() * mask).sum()
-            tokens_here = mask.sum().float()
-            penalty_sum, tokens = total(torch.stack([penalty_here, tokens_here]))
-            metric = self[name].metric
-            means[metric] = (penalty_sum / tokens.clamp(min=1.0), tokens)
-        return means
 
     def row(self, step: int, row: Mapping[str, float]) -> None:
         """Keep the active anchor's KL for the next adaptation."""

@@ -3,7 +3,7 @@ What a step costs and measures: forward calls, tokens, stage times and means ove
 never 0.
 
 In reading order: `Meter` makes a row of `metrics.jsonl`; `StageTimer` has the times; `measure_gpu` and `Utilization`
-ask a GPU; `weighted_mean` is the mean of means of unequal numbers of rows or tokens.
+ask a GPU; `Means` is the mean of means of unequal numbers of rows or tokens.
 """
 
 import logging
@@ -327,12 +327,56 @@ class Utilization:
         return self.readings
 
 
-def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Average values by their weights, without NaN; `None` if nothing has a weight."""
-    pairs = zip(values, weights, strict=True)
-    counted = [(value, weight) for value, weight in pairs if weight and not math.isnan(value)]
-    if not counted:
-        return None
-    if len({weight for _, weight in counted}) == 1:  # TRL's arithmetic, to the bit
-        return sum(value for value, _ in counted) / len(counted)
-    return sum(value * weight for value, weight in counted) / sum(weight for _, weight in counted)
+# Of these names the smallest, largest or newest value counts.
+EXTREMES = {
+    "completions/min_length": min,
+    "completions/min_terminated_length": min,
+    "clip_ratio/low_min": min,
+    "sampling/importance_sampling_ratio/min": min,
+    "completions/max_length": max,
+    "completions/max_terminated_length": max,
+    "clip_ratio/high_max": max,
+    "sampling/sampling_logp_difference/max": max,
+    "sampling/importance_sampling_ratio/max": max,
+    "num_tokens": max,  # so far
+}
+
+
+class Means(dict):
+    """
+    Means by name, each over the rows or tokens of all values that were added; minima and maxima of `EXTREMES`.
+
+    Holds sums, which JSON can keep: by name, the number of values, their sum, the sum of their weights, their sum by
+    weight, and whether their weights are all equal.
+    """
+
+    def add(self, name: str, value: float, weight: float = 1.0) -> None:
+        """
+        Add a mean over `weight` rows or tokens. NaN and infinity do not count. A mean over nothing, given as
+        0 by TRL, counts only if there is no other.
+        """
+        if not math.isfinite(value):
+            return
+        count, total, weights, weighted, equal = self.get(name, (0, 0.0, 0.0, 0.0, True))
+        if not weights:
+            self[name] = [1, value, weight, value * weight, True]
+            return
+        if not weight:
+            return
+        if name in EXTREMES:
+            self[name][1] = EXTREMES[name](total, value)
+            return
+        equal = equal and weight * count == weights
+        self[name] = [count + 1, total + value, weights + weight, weighted + value * weight, equal]
+
+    def merge(self, others: "Means") -> None:
+        """Add the means of others, each with all its weight."""
+        for name, value in others.values_by_name().items():
+            self.add(name, value, others[name][2])
+
+    def values_by_name(self) -> dict[str, float]:
+        """Return the means. Where all weights are equal they are plain means, to the bit."""
+        means = {}
+        for name, (count, total, weights, weighted, equal) in self.items():
+            means[name] = total / count if equal else weighted / weights
+        return means

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from .kl import Penalty
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -24,8 +26,8 @@ class MicroBatch:
         logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
         entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows that were computed; `None` means all.
-        penalty (`torch.Tensor`, *optional*): A scalar: what entered the loss of the anchors' KL.
-        trl_metrics (`Mapping[str, float]`): TRL's newest metrics, those of this loss among them.
+        penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL, and what of it entered the loss.
+        of_trl (`Mapping[str, float]`): TRL's metrics of this loss.
         sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Of the model that was sampled, where it is not
             the policy to the last bit and this is the first pass.
     """
@@ -35,8 +37,8 @@ class MicroBatch:
     logps: "torch.Tensor"
     entropies: "torch.Tensor"
     rows: "torch.Tensor | None" = None
-    penalty: "torch.Tensor | None" = None
-    trl_metrics: Mapping[str, float] = field(default_factory=dict)
+    penalty: "Penalty | None" = None
+    of_trl: Mapping[str, float] = field(default_factory=dict)
     sampler_logps: "torch.Tensor | None" = None
 
 
@@ -89,15 +91,8 @@ class Part:
         Returns `dict` or `None`: an event for `events.jsonl`.
         """
 
-    def batch(self, batch: Mapping[str, "torch.Tensor"], measured: Mapping[str, float], tokens: int) -> None:
-        """
-        Called after a generation batch was sampled, rewarded and scored.
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`): This process's rows.
-            measured (`Mapping[str, float]`): Values for `metrics.jsonl`, over all processes.
-            tokens (`int`): Tokens sampled by all processes.
-        """
+    def batch(self, batch: Mapping[str, "torch.Tensor"]) -> None:
+        """Called after a generation batch was sampled, rewarded and scored, with this process's rows."""
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Called after the loss of each micro-batch."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .config import ProRLConfig
 
 
+EQUAL_GROUPS = "frac_reward_zero_std"  # TRL's metric
+
+
 @dataclass
 class Outcome:
     """
@@ -40,7 +43,8 @@ class Outcome:
         lengths (`list[int]`): Their numbers of tokens, without those that no model sampled.
         seconds (`float`): How long all reward functions took.
         measured (`dict[str, float]`): Its entries in `metrics.jsonl`.
-        counts (`dict[str, int]`): The rows that an entry is a mean of, where those are not all.
+        of_trl (`dict[str, float]`): TRL's metrics of the batch.
+        counts (`dict[str, int]`): The rows that one of these is a mean of, where those are not all.
     """
 
     rewards: torch.Tensor
@@ -55,6 +59,7 @@ class Outcome:
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
+    of_trl: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -125,10 +130,27 @@ class Outcome:
             values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
         return values
 
+    def keep_metrics(self, of_trl: dict[str, float], weights: torch.Tensor, aggregation: str) -> None:
+        """
+        Keep TRL's metrics of the batch, and count the rows of its means.
+
+        TRL's share of groups of equal rewards compares standard deviations of the batch, unless `scale_rewards` is
+        `"group"` or `"none"`, so that the share is replaced.
+        """
+        self.of_trl = {name: value for name, value in of_trl.items() if name != EQUAL_GROUPS}
+        constant = self.constant_groups(weights, aggregation)
+        if constant is not None:
+            self.of_trl[EQUAL_GROUPS] = constant
+        rows = len(self.rewards)
+        ended = round(rows * (1.0 - of_trl.get("completions/clipped_ratio", 0.0)))
+        for kind in ("mean", "min", "max"):
+            self.counts[f"completions/{kind}_terminated_length"] = ended
+        if "tools/call_frequency" in of_trl:
+            self.counts["tools/failure_frequency"] = round(rows * of_trl["tools/call_frequency"])
+
     def constant_groups(self, weights: torch.Tensor, aggregation: str) -> float | None:
         """
-        Return the share of groups whose rewards are all equal, `None` where a group is one completion. TRL's own
-        compares standard deviations of the batch, unless `scale_rewards` is `"group"` or `"none"`.
+        Return the share of groups whose rewards are all equal, `None` where a group is one completion.
         """
         if self.group_size == 1:
             return None

@@ -65,6 +65,8 @@ AT_BOUNDARY = (*RESETS, GROWTH)
 # What every line of a log file holds.
 LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
 STEPS = ("step", "step_applied")
+ATTEMPT = "attempt"
+STARTS = (RESUME, ROLLBACK)  # begin a new attempt
 MAX_STEP = 2**53
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 
@@ -72,112 +74,130 @@ MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
 LONG_TEXT = 64  # characters of a text that count like one value more
 
 
-def check_record(run_dir: str | os.PathLike) -> None:
-    """
-    Read the log files that a resume continues.
-
-    Raises:
-        `InputError`: A line cannot be read; the message names it.
-    """
-    for file in LOG_FILES:
-        read_jsonl(Path(run_dir) / file)
-
-
-def read_jsonl(path: str | os.PathLike, unique: str | None = None, growing: bool = False) -> list[dict[str, Any]]:
+def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
     Read a file that holds one object on each line, with the keys of `LOG_FILES`; a missing file is empty.
 
-    A last line that is cut off, because the run is still writing or the power failed, is left out with a warning.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        unique (`str`, *optional*): A key of which no two lines may have the same value.
-        growing (`bool`): Whether the file is still being written, so that half a line at its end needs no warning.
-
     Raises:
-        `InputError`: Any other line is not JSON, no object, or lacks a key.
+        `InputError`: A line is not JSON, no object, or lacks a key.
+    """
+    return [row for _, row in numbered_rows(path)]
+
+
+def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
+    """
+    Read the rows of [`read_jsonl`] with their line numbers. A line that a kill or a power failure has cut off is left
+    out: the last line of the file, or of an attempt.
     """
     if not Path(path).exists():
         return []
+    needed = LOG_FILES.get(Path(path).name, ())
     text = read_text(path)
     lines = text.rstrip(BLANK + "\n").split("\n")
     rows = []
-    seen = {}
+    torn = None  # the error of a line that may be cut off
     for place, line in enumerate(lines, start=1):
         where = f"'{path}' line {place}"
         try:
             row = parse_json(line)
         except ValueError as error:
-            may_be_cut = line == "" or line.startswith("{") or not text.endswith("\n")
-            if place == len(lines) and may_be_cut and isinstance(error, json.JSONDecodeError):
-                if line and not growing:
-                    logger.warning(
-                        "%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), place
-                    )
-                break
-            raise InputError(f"{where} is not JSON ({error}); remove the line") from error
-        needed = LOG_FILES.get(Path(path).name, ())
+            unreadable = InputError(f"{where} is not JSON ({error}); remove the line")
+            may_be_cut = line.strip(BLANK) == "" or line.startswith("{") or not text.endswith("\n")
+            if not may_be_cut or not isinstance(error, json.JSONDecodeError):
+                raise unreadable from error
+            torn = unreadable
+            continue
         _check_keys(row, needed, where, "remove the line")
         for key in needed:
             if key in STEPS and (type(row[key]) is not int or not 0 <= row[key] <= MAX_STEP):
                 raise InputError(
                     f"{where} has {key}: {short(row[key])}, not a whole number from 0 on; remove the line"
                 )
-        value = repr(row.get(unique))
-        if unique is not None and seen.setdefault(value, place) != place:
-            raise InputError(f"{where}: {unique} {value} is already in line {seen[value]}; remove one of the two")
-        rows.append(row)
+        attempt = attempt_of(row)
+        if type(attempt) is not int or not 0 <= attempt <= MAX_STEP:
+            raise InputError(f"{where} has {ATTEMPT}: {short(attempt)}, not a whole number from 0 on; remove the line")
+        if torn is not None and (not rows or attempt_of(rows[-1][1]) >= attempt):
+            raise torn  # the process that cut it off wrote on
+        torn = None
+        rows.append((place, row))
+    if torn is not None and lines[-1]:
+        logger.warning("%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), len(lines))
     return rows
+
+
+def attempt_of(row: dict[str, Any]) -> int:
+    """Return how often the run had been resumed or rolled back when it wrote a row."""
+    return row.get(ATTEMPT, 0)
+
+
+def read_log(
+    folder: str | os.PathLike, file: str, check: Callable[[Path, dict, int], None] | None = None
+) -> list[dict[str, Any]]:
+    """
+    Read the rows of a log file that are part of the run.
+
+    A resume at step `s` is an event with a new `attempt`. Rows of earlier attempts beyond `s` are of steps that were
+    computed again, and are left out. So is what happened at `s` itself before a generation, because it happened after
+    the checkpoint was saved. A roll-back always stays.
+
+    Args:
+        folder (`str` or `os.PathLike`): The run's folder.
+        file (`str`): One of `LOG_FILES`.
+        check (`Callable`, *optional*): Called with the path, each row and its line number.
+
+    Raises:
+        `InputError`: A line cannot be read.
+    """
+    path = Path(folder) / file
+    rows = numbered_rows(path)
+    events = rows if file == EVENTS_FILE else numbered_rows(Path(folder) / EVENTS_FILE)
+    starts = [(attempt_of(event), event["step_applied"]) for _, event in events if event["event"] in STARTS]
+    attempts = {attempt_of(row) for _, row in rows}
+    ends = {each: min((step for attempt, step in starts if attempt > each), default=MAX_STEP) for each in attempts}
+    kept = []
+    for place, row in rows:
+        if check is not None:
+            check(path, row, place)
+        if row.get("event") == ROLLBACK or is_before(row, ends[attempt_of(row)]):
+            kept.append(row)
+    return kept
+
+
+def is_before(row: dict[str, Any], step: int) -> bool:
+    """Return whether a row was written before the checkpoint of a step."""
+    if row.get("event") in AT_BOUNDARY:
+        return row["step_applied"] < step
+    return row.get("step", row.get("step_applied")) <= step
+
+
+def next_attempt(folder: str | os.PathLike) -> int:
+    """Return the number of the attempt that a resume of the run in a folder begins."""
+    return 1 + max((attempt_of(event) for event in read_jsonl(Path(folder) / EVENTS_FILE)), default=0)
 
 
 class JsonLines:
     """
-    Writes a file with one JSON object on each line, line by line.
+    Appends objects to a file, one on each line. A last line that was cut off gets its end first.
 
     Args:
         path (`str` or `os.PathLike`): The file.
-        keep (`Callable`, *optional*): Continues a file: the lines for which this is true stay, those that a run cut
-            short left behind are dropped. `None` begins a new file.
-
-    Raises:
-        `InputError`: A line of a file that is continued cannot be read.
+        begins (`bool`): Whether the file must be new.
     """
 
-    def __init__(self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None):
+    def __init__(self, path: str | os.PathLike, begins: bool):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if keep is None:
-            self.path.touch(exist_ok=False)
-        else:
-            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path) if keep(row)]
-            with replaced(self.path) as aside:
-                aside.write_text("".join(rows))
+        self.path.touch(exist_ok=not begins)
+        with open(self.path, "rb+") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
     def write(self, row: dict[str, Any]) -> None:
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
-
-    def add_to_last(self, step: int, key: str, amount: float) -> bool:
-        """
-        Add to a value of the last row, if it is the row of this step.
-
-        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
-
-        Returns:
-            `bool`: Whether it is.
-        """
-        text = self.path.read_bytes()
-        start = text.rfind(b"\n", 0, -1) + 1
-        row = json.loads(text[start:] or b"{}")
-        if row.get("step") != step:
-            return False
-        row[key] = row.get(key, 0.0) + amount
-        line = (json.dumps(row) + "\n").encode()
-        with open(self.path, "r+b", buffering=0) as file:
-            file.seek(start)
-            file.write(line)
-            file.truncate()
-        return True
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:

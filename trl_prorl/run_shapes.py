@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .run_files import read_json, read_jsonl, read_yaml
+from .run_files import read_json, read_log, read_yaml
 from .text import short
 
 
@@ -304,14 +304,11 @@ def read_shaped(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_shaped_rows(path: Path, unique: str | None = None) -> list[dict[str, Any]]:
+def read_shaped_rows(folder: Path, file: str) -> list[dict[str, Any]]:
     """
-    Return the rows of a log file.
+    Return the rows of a log file that are part of the run.
 
     Raises:
-        `InputError`: From [`read_jsonl`] or [`check_shape`].
+        `InputError`: From [`read_log`] or [`check_shape`].
     """
-    rows = read_jsonl(path, unique=unique)
-    for line, row in enumerate(rows, start=1):
-        check_shape(path, row, line)
-    return rows
+    return read_log(folder, file, check_shape)

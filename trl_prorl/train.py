@@ -36,7 +36,7 @@ from .launch.ending import (
 )
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
-from .run_files import check_record
+from .run_files import EVENTS_FILE, read_jsonl
 from .run_folder import FolderLock, RunFolder, by_main_process, check_free
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
@@ -171,7 +171,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
         return AUTO_RESUME
     if folder.has_checkpoint(checkpoint):
         folder.check_own(checkpoint)
-        check_record(folder.path)
+        read_jsonl(folder.path / EVENTS_FILE)
     else:
         check_begin()
     check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)

@@ -40,9 +40,8 @@ from .assembly import (
     warn_of_unused_defaults,
 )
 from .checkpoint import CheckpointMixin
-from .columns import METRICS
 from .errors import RewardError
-from .evaluation import EvaluationMixin, Verdicts
+from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts
 from .extras.vllm import keep_weights
 from .finite import FiniteGuard
 from .hub.uploads import Uploads
@@ -50,7 +49,6 @@ from .keys import Effect
 from .kl import (
     Aggregation,
     Anchors,
-    Penalty,
     completion_mask,
     without_ratio,
     zero_masked,
@@ -76,7 +74,7 @@ from .launch.terminal import Terminal, write_event_line
 from .launch.training_prompts import TrainingPrompts
 from .meter import Meter
 from .parts import MicroBatch, Parts
-from .record import OF_TRL, OF_TRLS_REWARDS, Means, Recorder
+from .record import Recorder, take
 from .reference import (
     AdapterReference,
     AnchorModels,
@@ -93,7 +91,6 @@ from .rollout import (
     keep_groups_together,
     set_advantages,
 )
-from .run_files import RESET
 from .run_folder import COMPLETIONS, RunFolder
 from .trained import TrainedCheck
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
@@ -222,9 +219,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration.score, not has_images(self))
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
-        self.means = Means(args, self._metrics, self.meter)
-        self.evaluated_rewards: list[torch.Tensor] = []  # of each batch of an evaluation
-        self.evaluated_losses: list[tuple[float, float]] = []
+        self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
@@ -242,7 +237,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         parts = {
             "anchors": self.anchors,
             "recorder": self.recorder,
-            "means": self.means,
             "guard": self.guard,
             "trained_check": self.trained_check,  # after the guard, which may skip an update
             **optional,
@@ -400,15 +394,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         set_advantages(batch["advantages"], outcome, self.reward_weights, process, self.args, logged, kl_in_reward)
         batch.update(outcome.rows(process, len(batch["advantages"])))
         self._generations += 1
-        trl_metrics = self._metrics["train"]
-        measured = {name: trl_metrics[trl_name][-1] for name, trl_name in OF_TRL.items() if trl_name in trl_metrics}
-        measured.update(outcome.measured)
-        of_rewards = [name for name in trl_metrics if name.startswith(OF_TRLS_REWARDS)]
-        measured.update({name: trl_metrics[name][-1] for name in of_rewards})
-        tokens = int(self.accelerator.gather(outcome.tokens).sum())
-        self.recorder.rewarded(outcome.counts, outcome.seconds)
+        self.recorder.generation(outcome, batch["advantages"])
         for part in self.parts.values():
-            part.batch(batch, measured, tokens)
+            part.batch(batch)
         return self._keep_groups_together(batch) if self.acceleration.packs else batch
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -466,27 +454,20 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 batch = super()._generate_and_score_completions(inputs)
         finally:
             self._makes_batch = False
+        self._outcome.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
         return batch, self._outcome
+
+    def _take_metrics(self) -> dict[str, float]:
+        """Take the metrics that TRL has appended to its lists."""
+        return take(self._metrics["train" if self.model.training else "eval"])
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        Sample by TRL's method. Returns its batch, and the outcome of the sampling. TRL's metrics leave out what is
-        sampled `again`: the groups of further rounds of dynamic sampling are selected.
+        Sample by TRL's method. Returns its batch, and the outcome of the sampling; `again` if dynamic sampling does so
+        for a further round.
         """
-        lengths = self.means.lengths("train")
         with self.guard.sampling(inputs, self.state.global_step + 1):
-            batch, outcome = self._sample_as_trl(inputs)
-        if again:
-            for name, values in self._metrics["train"].items():
-                del values[lengths.get(name, 0) :]
-            return batch, outcome
-        constant = outcome.constant_groups(self.reward_weights, self.multi_objective_aggregation)
-        if constant is None:
-            self._metrics["train"].pop("frac_reward_zero_std", None)
-        else:
-            self._metrics["train"]["frac_reward_zero_std"][-1] = constant
-        self.means.add_batch("train", lengths, outcome.counts, len(outcome.rewards))
-        return batch, outcome
+            return self._sample_as_trl(inputs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         began = time.perf_counter()
@@ -561,7 +542,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         loss = trl_loss
         if adds_penalty and penalty is not None:
             loss = trl_loss + penalty.loss
-            self._log_penalty(inputs, penalty, accumulation)
+        of_trl = self._take_metrics()
+        if adds_penalty and penalty is not None and self._entropy_bonus_enabled:
+            # TRL logs the loss without its entropy bonus.
+            share = self.aggregation.logged(penalty.loss.detach(), accumulation)
+            of_trl["policy_loss"] += self.accelerator.gather(share).nanmean().item()
 
         if training:
             self.trained_check.watch(policy_pass.logps)
@@ -575,15 +560,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 logps=logps,
                 entropies=policy_pass.entropies,
                 rows=policy_pass.rows,
-                penalty=None if penalty is None else penalty.loss,
-                trl_metrics={name: values[-1] for name, values in self._metrics["train"].items() if values},
+                penalty=penalty,
+                of_trl=of_trl,
                 sampler_logps=sampler_logps,
             )
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.micro_batch(micro_batch)
         else:
-            self._keep_evaluated(inputs, loss)
+            self._keep_evaluated(inputs, loss, policy_pass.entropies, penalty, of_trl)
         return loss
 
     def _complete_anchors(self, inputs) -> None:
@@ -629,25 +614,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         finally:
             self._policy_pass = None
 
-    def _log_penalty(self, inputs, penalty: Penalty, accumulation: float | None) -> None:
-        """
-        Log TRL's metric `kl`, which its loss leaves out when its KL term is off, one for each other anchor, and the
-        share of the KL in `policy_loss`, which TRL logs together with an entropy bonus.
-        """
-        mode = "train" if self.model.training else "eval"
-        logged = self._metrics[mode]
-        mask = completion_mask(inputs)
-        if self.args.drop_zero_rows:  # which have no penalty
-            mask = mask * (inputs["advantages"].unsqueeze(1) != 0.0)
-        means = self.anchors.means(penalty.by_anchor, mask, self.recorder.total)
-        for metric, (mean, tokens) in means.items():
-            training = self.model.training  # a step reads all of its own at once
-            logged[metric].append(mean if training else mean.item())
-            self.means.add(mode, metric, tokens if training else tokens.item())
-        if self._entropy_bonus_enabled:
-            share = self.aggregation.logged(penalty.loss.detach(), accumulation)
-            logged["policy_loss"][-1] += self.accelerator.gather(share).nanmean().item()
-
     # ------------------------------------------------------------------------- a step: its update, and its row
 
     def _get_grad_norm(self, model, grad_norm=None):
@@ -683,29 +649,24 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
             part.update(step, self.model)
-        self.means.read()
-        row = self.recorder.finish_step(step, self.guard.skips)
+        row = self.recorder.finish_step(step, self.guard.skips, self._take_metrics())
         for part in self.parts.values():
             event = part.row(step, row)
             if event is not None:
                 self._event(event)
                 if event.get("action") == "stop":
                     self._stop(event)
-        for name, key in METRICS.items():
-            if key.logged and name in row:
-                self._metrics["train"][f"prorl/{name}"].append(row[name])
 
     def _event(self, event: dict) -> None:
         for part in self.parts.values():
             part.event(event)
         self.terminal.say(write_event_line(event))
-        if event["event"] == RESET:
-            self._metrics["train"]["prorl/resets"].append(1.0)
 
     # ---------------------------------------------------------------------------------- beside the steps
 
     def log(self, logs, start_time=None):
-        self.means.combine("train" if self.model.training else "eval")
+        if self.model.training:
+            logs.update(self.recorder.take_log())
         number = self.num_completions_to_print
         if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
             self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed

@@ -47,7 +47,7 @@ class Row:
         seconds = self.run.measured("time_step") if self.timed else None
         if seconds is None:
             return None
-        validation = self.run.total("time_eval") or 0.0
+        validation = self.run.validation_seconds
         return seconds.to_numpy() + validation / len(seconds)
 
     @property

@@ -10,7 +10,7 @@ from trl_prorl import kl
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.kl import completion_mask
 from trl_prorl.launch.terminal import LORA_RATES
-from trl_prorl.run_files import METRICS_FILE, read_jsonl
+from trl_prorl.run_files import METRICS_FILE, read_log
 
 
 STEPS = 2
@@ -43,7 +43,7 @@ def first_steps(trainer, tell: Callable[[str], None]) -> list[dict]:
     """
     trainer.add_callback(StopAfter(STEPS, tell))
     trainer.train()
-    return read_jsonl(trainer.run_dir / METRICS_FILE)
+    return read_log(trainer.run_dir, METRICS_FILE)
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:

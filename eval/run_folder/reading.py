@@ -132,10 +132,14 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
             raise InputError(
                 f"'{run_dir / file}' is missing; give the folder of a run that was trained for at least one step"
             )
-    metrics = _read_rows(run_dir / "metrics.jsonl", unique="step")
+    metrics = _read_rows(run_dir, run_files.METRICS_FILE)
     if metrics.empty:
         raise InputError(f"'{run_dir / 'metrics.jsonl'}' has no step; train the run first")
     metrics = metrics.sort_values("step", ignore_index=True)
+    twice = metrics["step"][metrics["step"].duplicated()]
+    if len(twice):
+        path = run_dir / run_files.METRICS_FILE
+        raise InputError(f"'{path}' has step {twice.iloc[0]} twice; remove one of the two lines")
     gaps = metrics["step"][metrics["step"].diff() > 1]
     if len(gaps):
         first = metrics["step"][gaps.index[0] - 1]
@@ -151,22 +155,22 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         config=config,
         env=read_env(run_dir),
         metrics=metrics,
-        events=read_shaped_rows(events) if events.is_file() else None,
+        events=read_shaped_rows(run_dir, run_files.EVENTS_FILE) if events.is_file() else None,
         passk=read_evaluation(run_dir, PASSK_FILE),
         drift=read_evaluation(run_dir, DRIFT_FILE),
-        evaluations=_read_rows(evaluations) if evaluations.is_file() else None,
+        evaluations=_read_rows(run_dir, run_files.EVALUATIONS_FILE) if evaluations.is_file() else None,
     )
 
 
-def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
+def _read_rows(run_dir: Path, file: str) -> "pd.DataFrame":
     """Return rows of numbers; infinite and huge ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
-    rows = pd.DataFrame(read_shaped_rows(path, unique))
+    rows = pd.DataFrame(read_shaped_rows(run_dir, file))
     infinite = rows.select_dtypes("number").abs() > MAX_NUMBER
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])
-        logger.warning("%s: infinite or huge values are ignored: %s.", visible(str(path)), ", ".join(keys))
+        logger.warning("%s: infinite or huge values are ignored: %s.", visible(str(run_dir / file)), ", ".join(keys))
         rows[keys] = rows[keys].mask(infinite[keys])
     return rows
 

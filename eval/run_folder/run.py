@@ -136,6 +136,13 @@ class RecordedRun:
         values = self.measured(key)
         return None if values is None else float(values.sum())
 
+    @property
+    def validation_seconds(self) -> float:
+        """Seconds of all evaluations during training."""
+        if self.evaluations is None or "time_eval" not in self.evaluations:
+            return 0.0
+        return float(self.evaluations["time_eval"].sum())
+
     def stage_total(self, stage: str) -> float | None:
         """
         Return the seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not

@@ -16,7 +16,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.files import file_sha256
 from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
-from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_jsonl, saved_step
+from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step
 from trl_prorl.run_folder import steps_of
 from trl_prorl.weights import load_model, named_class, refuse_code
 
@@ -67,7 +67,7 @@ def base_point(run_dir: Path) -> Point:
 
 def last_step(run_dir: Path) -> int | None:
     """Return the last optimizer step in `metrics.jsonl`, or `None` without one."""
-    return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE)), default=None)
+    return max((row["step"] for row in read_log(run_dir, METRICS_FILE)), default=None)
 
 
 def trained_point(run_dir: Path, config: dict) -> Point:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import error_lines, read_events
+from run_record import error_lines, read_events, read_rows
 
 
 sys.path.append(str(Path(__file__).parents[1] / "soak"))
@@ -18,8 +18,7 @@ from trl_prorl.checkpoint_files import find_newest_checkpoint  # noqa: E402
 
 
 def steps_done(out):
-    file = Path(out, "metrics.jsonl")
-    return file.read_text().count("\n") if file.exists() else 0
+    return len(read_rows(out)) if Path(out, "metrics.jsonl").exists() else 0
 
 
 def assert_same_run(out, control):

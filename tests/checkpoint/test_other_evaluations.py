@@ -10,7 +10,7 @@ from tiny_run import BEST, QUESTIONS
 from transformers import EarlyStoppingCallback
 
 from trl_prorl import ReferenceResetCallback, Trigger
-from trl_prorl.run_files import EVALUATIONS_FILE, read_jsonl
+from trl_prorl.run_files import EVALUATIONS_FILE, read_log
 
 
 def draws(completions, **columns):
@@ -72,9 +72,9 @@ def test_evaluations_after_the_checkpoint_leave_the_record_of_a_run_that_evaluat
     keys = {**ARMS["B"], **EVALUATED}
     whole = run(**keys)
     out = Path(whole.args.output_dir)
-    assert [row["step"] for row in read_jsonl(out / EVALUATIONS_FILE)] == [2, 4, 6]
+    assert [row["step"] for row in read_log(out, EVALUATIONS_FILE)] == [2, 4, 6]
     resume(whole, 3, **{**keys, "eval_strategy": "no", "output_dir": str(out)})
-    assert [row["step"] for row in read_jsonl(out / EVALUATIONS_FILE)] == [2]
+    assert [row["step"] for row in read_log(out, EVALUATIONS_FILE)] == [2]
 
 
 @pytest.mark.parametrize("sets", [1, 2])

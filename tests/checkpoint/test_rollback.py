@@ -90,7 +90,7 @@ def test_the_way_back_is_exact(make_trainer, run, largest_difference, arm):
     assert largest_difference(whole, back) == 0.0
     assert logged(back) == logged(whole)
     if "eval_strategy" in ARMS[arm]:
-        assert rows(back, "evaluations.jsonl") == rows(whole, "evaluations.jsonl")
+        assert without_times(rows(back, "evaluations.jsonl")) == without_times(rows(whole, "evaluations.jsonl"))
     assert [row["step"] for row in rows(back)] == list(range(1, 13))
     assert Path(back.args.output_dir, "abandoned-checkpoint-8").is_dir()
     assert Path(back.args.output_dir, "checkpoint-8").is_dir()  # written again
@@ -104,7 +104,7 @@ def test_the_rate_is_lower_from_then_on(make_trainer, run, arm):
     trainer.parts["fault"] = Fault(10, last_good=9)
     trainer.parts["another"] = Fault(12, last_good=6)
     trainer.train()
-    (event,) = events(trainer, "rollback")  # the first one went back less far, to where the run is not any more
+    _, event = events(trainer, "rollback")  # the first one went back less far
     assert (event["checkpoint"], event["rollbacks"], event["rate_factor"]) == ("checkpoint-4", 2, 0.25)
     rates = [row["lr"] for row in rows(trainer)]
     assert rates[:4] == before[:4]
@@ -148,7 +148,7 @@ def dying(trainer):
     return {
         "before the event": (trainer, "_event", die),
         "after the event": (part, "sync_event", die),
-        "after the renaming": (trainer.recorder, "open", lambda *args: die() if args[1:] else opened(*args)),
+        "after the renaming": (trainer.recorder, "open", lambda *args, **keys: die() if keys else opened(*args)),
         "a step later": (part, "row", lambda now, found: die() if trainer._resume and now == 5 else row(now, found)),
     }
 

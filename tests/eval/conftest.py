@@ -106,7 +106,7 @@ def read_run(make_run, make_rows):
     days = itertools.count(1)
 
     def make(variant, seed=0, name=None, steps=4, base=None, trained=None, passk=None, config=None, env=None, **keys):
-        files = {key: keys.pop(key) for key in ("events", "drift") if key in keys}
+        files = {key: keys.pop(key) for key in ("events", "evaluations", "drift") if key in keys}
         if trained is not None:
             files["passk"] = build_passk_result(base or [1] * len(trained), trained, **(passk or {}))
         files |= {"config": config, "env": {"seed": seed, **(env or {})}}

@@ -21,7 +21,7 @@ from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.eval.samples.run_samples import check_run
 from trl_prorl.hub.card import model_card
-from trl_prorl.run_files import JsonLines, check_record, read_jsonl, read_yaml
+from trl_prorl.run_files import JsonLines, next_attempt, read_jsonl, read_yaml
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
@@ -89,15 +89,13 @@ def readers(folders):
     """Everything that reads the run folder, pictures aside; each ends, or raises an `InputError`."""
     run = folders / "damaged"
     other = folders / "sound"
-    record = run / "metrics.jsonl"
     return {
         "report": lambda: build_report(Frame([load_run(run), load_run(other)]), "report"),
         "card": lambda: model_card(run, run, repo="a/b"),
         "compare": lambda: compare_runs([load_run(run), load_run(other)], [1]),
         "passk": lambda: check_run(run),
         "push": lambda: check_trained_model(run, {}),
-        "resume": lambda: check_record(run),
-        "continue": lambda: record.exists() and JsonLines(shutil.copy(record, run / "copy.jsonl"), lambda row: True),
+        "resume": lambda: next_attempt(run),
     }
 
 
@@ -162,7 +160,7 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
         ("metrics.jsonl", b'{"step": 1}\n5\n', "line 2 contains 5,"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 2, "re\n{"step": 3}\n', "line 2 is not JSON"),
         ("metrics.jsonl", b'{"step": 1}\n' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"\n", "line 2"),
-        ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n', "line 2: step 1"),
+        ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n', "step 1 twice"),
         ("metrics.jsonl", b"", "no step"),
         ("events.jsonl", b'{"event": "reset"}\n', "line 1 has no 'step_applied'"),
         ("config.yaml", b"a: &a {b: *a}", "not YAML"),
@@ -331,8 +329,12 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
             assert read_jsonl(path) == rows[: len(lines) + is_whole], (cut, end)
             assert ("truncated" in caplog.text) == (begun != b"" and not is_whole), (cut, end)
     path.write_bytes(whole[:-9])
-    JsonLines(path, lambda row: True).write({"step": 9})
-    assert read_jsonl(path) == [*rows[:-1], {"step": 9}]
+    JsonLines(path, begins=False).write({"step": 4, "attempt": 1})
+    assert read_jsonl(path) == [*rows[:-1], {"step": 4, "attempt": 1}]
+    path.write_bytes(whole[:-9])
+    JsonLines(path, begins=False).write({"step": 4})
+    with pytest.raises(InputError, match="line 4 is not JSON"):
+        read_jsonl(path)  # no kill cuts a line of a process that writes on
 
 
 def test_a_last_line_with_a_huge_number_is_not_taken_for_one_that_is_cut_off(tmp_path, caplog):

@@ -75,7 +75,9 @@ def test_the_first_micro_batch_of_a_step_that_is_not_finite_is_named_before_the_
         return MicroBatch(batch=batch, loss=torch.tensor(loss), logps=ones, entropies=ones)
 
     accelerator = SimpleNamespace(scaler=None, num_processes=1, reduce=lambda tensor, reduction: tensor)
-    args = SimpleNamespace(nonfinite="stop", kl_clamp=None, drop_zero_rows=False, log_update_norm=False)
+    args = SimpleNamespace(nonfinite="stop", kl_clamp=None, drop_zero_rows=False, skip_zero_rows=False)
+    args.log_update_norm = False
+    args.importance_sampling_level = "token"
     meter = Meter(torch.device("cpu"))
     recorder = Recorder(args, meter, Anchors(SimpleNamespace(beta=0.1, beta_old=0.0, beta_base=0.0)), accelerator)
     decoder = SimpleNamespace(batch_decode=lambda ids, **keys: [f"prompt {number}" for (number,) in ids.tolist()])

@@ -74,13 +74,8 @@ def epoch():
 
 
 def record():
-    """Rows that are computed again stand in the record twice."""
-    log = recorder.JsonLines
-
-    def keeps_all(path, keep):
-        return log(path, keep and (lambda row: True))
-
-    recorder.JsonLines = keeps_all
+    """A resume writes on as the attempt before it, so that rows that are computed again stand in the record twice."""
+    recorder.next_attempt = lambda folder: 0
 
 
 def hashes():

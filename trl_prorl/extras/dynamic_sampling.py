@@ -8,6 +8,7 @@ without a single right answer would count as decided.
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -232,16 +233,18 @@ class DynamicSampling(Part):
         names = ("groups_replaced", "groups_generated_again", "groups_undecided")
         measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
-        outcome = Outcome(
+        # Verdicts and completions are those of the first round, not of the groups that the batch has now.
+        outcome = replace(
+            first,
             rewards=self.accelerator.gather(rewards),
-            group_size=size,
             tokens=sum(outcome.tokens for outcome in drawn),
-            tasks=first.tasks,
-            interrupted=first.interrupted,
             rounds=[each for outcome in drawn for each in outcome.rounds],
+            correct=[],
+            completions=[],
+            ids=[],
+            lengths=[],
             seconds=sum(outcome.seconds for outcome in drawn),
             measured={**first.measured, **measured},
-            counts=first.counts,
         )
         return batch, outcome
 
@@ -306,7 +309,7 @@ class SignalWatch(Part):
         """Return whether no batch so far had a signal."""
         return self.silent == self.batches > 0
 
-    def batch(self, batch: Mapping[str, torch.Tensor], *measured: Any) -> None:
+    def batch(self, batch: Mapping[str, torch.Tensor]) -> None:
         counts = completion_mask(batch).any(dim=1)
         rewards, counts = self.accelerator.gather((batch["rewards"], counts))
         self.observe(rewards, counts)

@@ -108,9 +108,9 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     return Record(
         config=remove_secrets(read_if_there(folder / CONFIG_FILE) or {}),
         env=read_if_there(folder / ENV_FILE) or {},
-        events=read_shaped_rows(events) if events.is_file() else None,
+        events=read_shaped_rows(folder, EVENTS_FILE) if events.is_file() else None,
         passk=read_if_there(folder / PASSK_FILE),
-        metrics=read_shaped_rows(folder / METRICS_FILE),
+        metrics=read_shaped_rows(folder, METRICS_FILE),
     )
 
 

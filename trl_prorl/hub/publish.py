@@ -22,9 +22,7 @@ from ..provenance import identify
 from ..run_files import (
     CONFIG_FILE,
     ENV_FILE,
-    EVALUATIONS_FILE,
-    EVENTS_FILE,
-    METRICS_FILE,
+    LOG_FILES,
     read_yaml,
 )
 from ..run_shapes import INDEX_FILES, read_shaped
@@ -47,7 +45,7 @@ TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json vocab.json "
     "vocab.txt merges.txt spiece.model chat_template.jinja preprocessor_config.json processor_config.json"
 ).split()
-RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE, PASSK_FILE, "drift.json")
+RECORD_FILES = (CONFIG_FILE, ENV_FILE, *LOG_FILES, PASSK_FILE, "drift.json")
 REFERENCE_FOLDER = "ref"
 LINKED = (".safetensors", ".pt", ".bin")  # weights, to which nobody appends
 EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")

@@ -58,7 +58,8 @@ def test_overview_table_by_hand(read_run):
     """A validates for 12 s after two of its four steps of 2 s, so that its steps cost 8 s."""
     held_out = {"base": [0, 2, 0, 2], "trained": [8, 4, 8, 4]}
     control = read_run("control", time_step=2.0, time_ref=0.5, ref_forward_calls=10, **held_out)
-    a = read_run("A", time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0), events=[])
+    validated = [{"step": step, "time_eval": 12.0} for step in (2, 4)]
+    a = read_run("A", time_step=2.0, evaluations=validated, events=[])
     b = read_run("B", time_step=1.0, time_ref=0.0, ref_forward_calls=0, events=None)
     assert overview_table(Frame([control, a, b])).rows == [
         ["control0", "0.12 → 0.75 [0.70, 0.80]", "0", "40", "25", "2.00", "1.00"],
