@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from run_record import modification_times, read_events, read_rows, without_times
-from tiny_run import QUESTIONS
+from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import TrainerCallback
 
 
@@ -45,13 +45,20 @@ MOVES = {
 }
 
 
+BEST_OF_ALL = BEST | {"eval_steps": 1, "save_steps": 1}
+REWARDS = (0.1, 0.9, 0.2, 0.3, 0.4, 0.5)  # of its evaluations: the checkpoint of step 2 is the best
+
+
 @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
-def test_a_run_moves_to_another_machine(online, run, make_trainer, tmp_path, monkeypatch, strategy):
+def test_a_run_moves_to_another_machine(online, make_trainer, tmp_path, monkeypatch, strategy):
     """Its push of step 4 fails, it is killed in step 5, and goes on from step 3 in an empty folder."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    control = run(**MOVES, trainer_kwargs=QUESTIONS)
-    keys = MOVES | {"push_to_hub": True, "hub_strategy": strategy}
+    moves = MOVES | (BEST_OF_ALL if strategy == "all_checkpoints" else {})
+    control = set_evaluations(make_trainer(**moves, trainer_kwargs=QUESTIONS), *REWARDS)
+    control.train()
+    keys = moves | {"push_to_hub": True, "hub_strategy": strategy}
     first = make_trainer(output_dir=str(tmp_path / "first"), **keys, trainer_kwargs=QUESTIONS)
+    set_evaluations(first, *REWARDS)
     first.add_callback(KilledPush(online, first, 4))
     with pytest.raises(KeyboardInterrupt):
         first.train()
@@ -61,13 +68,17 @@ def test_a_run_moves_to_another_machine(online, run, make_trainer, tmp_path, mon
 
     def go_on():
         trainer = make_trainer(output_dir=str(moved), **keys, trainer_kwargs=QUESTIONS)
+        set_evaluations(trainer, *REWARDS[3 if strategy == "all_checkpoints" else 1 :])
         trainer.train(resume_from_checkpoint="hub:someone/moves")
         trainer._finish_current_push()
         return trainer
 
     (moved / "_writing-3").mkdir(parents=True)  # left by a process that was killed while it copied
     shutil.copy(tmp_path / "first" / "env.json", moved)
-    go_on()
+    shutil.rmtree(tmp_path / "first")  # on another machine its paths lead nowhere
+    went_on = go_on()
+    if strategy == "all_checkpoints":
+        assert went_on.step_of_weights == control.step_of_weights == 2
     assert [event["checkpoint"] for event in read_events(moved, "resume")] == ["checkpoint-3"]
     for file in ("metrics.jsonl", "evaluations.jsonl"):
         assert without_times(read_rows(moved, file)) == without_times(read_rows(control.run_dir, file))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ..checkpoint_files import adopt_unnamed, find_newest_checkpoint, name_staged, why_unusable
+from ..checkpoint_files import adopt_unnamed, find_newest_checkpoint, name_staged, why_incomplete, why_unusable
 from ..errors import InputError
 from ..files import check_contents, replaced
-from ..run_files import BASE_ADAPTER, ENV_FILE, read_json, recorded_run_id
+from ..run_files import BASE_ADAPTER, ENV_FILE, TRAINER_STATE, read_json, recorded_run_id
 from ..run_folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, step_of
 from .publish import RECORD_FILES, make_api
 
@@ -22,6 +22,7 @@ def fetch_run(
 ) -> Path:
     """
     Bring a run's log files and its newest complete checkpoint from the Hub into a folder, and return the checkpoint.
+    The best one so far comes along, if it was pushed.
 
     If the folder has a checkpoint of the same run that is as new, that one is returned. An older copy of the run is
     set aside. The folder is touched once all files are there.
@@ -53,6 +54,10 @@ def fetch_run(
             check_contents(down)
             if why_unusable(down / name) is None:
                 checkpoint = down / name
+                best = Path(read_json(checkpoint / TRAINER_STATE)["best_model_checkpoint"] or "").name
+                if best in steps:
+                    api.snapshot_download(repo, revision=commit, allow_patterns=f"{best}/*")
+                    check_contents(down)
                 break
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise InputError(f"{given} cannot be read ({' '.join(str(error).split())[:300]}).") from error
@@ -63,19 +68,22 @@ def fetch_run(
         )
     step = steps[checkpoint.name]
     is_same = recorded_run_id(folder.path) == recorded_run_id(down)
-    adopt_unnamed(folder.path)
-    newest, _ = find_newest_checkpoint(folder.path)
-    if is_same and newest is not None and step_of(newest) >= step:
-        return newest
+    if is_same:
+        adopt_unnamed(folder.path)
+        newest, _ = find_newest_checkpoint(folder.path)
+        if newest is not None and step_of(newest) >= step:
+            return newest
     if is_same or overwrite:
         folder.set_aside(None, lock)
     else:
         folder.check_new()
-    return _copy_run(down, checkpoint, folder.path, step)
+    _copy_record(down, folder.path)
+    if best in steps and steps[best] < step and why_incomplete(down / best) is None:
+        _copy_checkpoint(down / best, folder.path, steps[best])
+    return _copy_checkpoint(checkpoint, folder.path, step)
 
 
-def _copy_run(down: Path, checkpoint: Path, folder: Path, step: int) -> Path:
-    """Copy log files, then the checkpoint, which gets its name when it is there completely."""
+def _copy_record(down: Path, folder: Path) -> None:
     with replaced(folder / ENV_FILE) as aside:
         shutil.copyfile(down / ENV_FILE, aside)  # first: it says whose the other files are
     for pattern in RECORD:
@@ -83,6 +91,10 @@ def _copy_run(down: Path, checkpoint: Path, folder: Path, step: int) -> Path:
             target = folder / path.relative_to(down)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
+
+
+def _copy_checkpoint(checkpoint: Path, folder: Path, step: int) -> Path:
+    """Copy a checkpoint, which gets its name when it is there completely."""
     aside = folder / f"{WRITING}{step}" / f"checkpoint-{step}"
     shutil.copytree(checkpoint, aside)
     return name_staged(aside, folder)
