@@ -22,6 +22,7 @@ LINK = re.compile(r"\[`~?([\w.]+)`\]")
 GROUPS = {
     "Train": ("ProRLConfig", "ProRLTrainer", "task_reward", "embedded_model", "load_model"),
     "Evaluate": ("evaluate", "drift", "preflight"),
+    "Beside TRL's own trainer": ("RunRecorder",),
     "Tasks": ("Task", "get_task"),
     "Reset triggers": ("ReferenceResetCallback", "Trigger", "Reason", "Periodic", "KLSpike", "Stall"),
 }

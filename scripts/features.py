@@ -38,6 +38,8 @@ os.environ.update(QUIET)  # before NumPy and PyTorch begin
 
 import yaml  # noqa: E402
 
+from trl_prorl.run_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, read_log  # noqa: E402
+
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".yaml")
@@ -225,7 +227,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 def record_of(name: str) -> dict[str, Any]:
     """Return what `see` may name: the record of `runs/NAME` in the current folder, and what reads other files."""
     run = Path("runs", name)
-    rows = read_lines(run / "metrics.jsonl")
+    rows = read_log(run, METRICS_FILE)
     env = run / "env.json"
     config = run / "config.yaml"
 
@@ -235,13 +237,13 @@ def record_of(name: str) -> dict[str, Any]:
     return {
         "run": run,
         "rows": rows,
-        "events": read_lines(run / "events.jsonl"),
-        "evaluations": read_lines(run / "evaluations.jsonl"),
+        "events": read_log(run, EVENTS_FILE),
+        "evaluations": read_log(run, EVALUATIONS_FILE),
         "env": json.loads(env.read_text()) if env.exists() else {},
         "config": yaml.safe_load(config.read_text()) if config.exists() else {},
         "printed": Path("logs", name).read_text(),
         "has": has,
-        "of": lambda other: read_lines(Path("runs", other, "metrics.jsonl")),
+        "of": lambda other: read_log(Path("runs", other), METRICS_FILE),
         "lines": read_lines,
         "load": lambda file: json.loads(Path(file).read_text()),
         "isclose": math.isclose,

@@ -32,8 +32,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # trajectory.py has fixed the rest, before 
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from compare_commits import unpack  # noqa: E402
-from features import PAUSE, forked, import_libraries, read_lines, run_here  # noqa: E402
+from features import PAUSE, forked, import_libraries, run_here  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+
+from trl_prorl.run_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, read_log  # noqa: E402
 
 
 LIST = Path(__file__).with_suffix(".yaml")
@@ -109,18 +111,17 @@ def do(name: str, command: list[str], killed: bool, ranks: int) -> None:
 
 def read_run(run: Path) -> dict[str, Any]:
     """Return the hash of the weights that a run saved, and its rows, events and evaluations without times."""
-    rows = {row["step"]: row for row in read_lines(run / "metrics.jsonl")}  # of a step written twice, the later one
+    rows = read_log(run, METRICS_FILE)
     columns = {}
-    for row in rows.values():
+    for row in rows:
         for column in steady(row):
-            columns[column] = [shown(one.get(column)) for one in rows.values()]
-    events = [steady(event) for event in read_lines(run / "events.jsonl") if event["event"] != "resume"]
-    evaluations = {row["step"]: steady(row) for row in read_lines(run / "evaluations.jsonl")}
+            columns[column] = [shown(one.get(column)) for one in rows]
+    events = [steady(event) for event in read_log(run, EVENTS_FILE) if event["event"] != "resume"]
     return {
         "weights": hash_weights(run),
         "rows": columns,
         "events": events,
-        "evaluations": list(evaluations.values()),
+        "evaluations": [steady(row) for row in read_log(run, EVALUATIONS_FILE)],
     }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .eval.preflight import preflight
     from .launch.recipe import task_reward
     from .resets import ReferenceResetCallback
+    from .run_recorder import RunRecorder
     from .trainer import ProRLTrainer
     from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
     from .weights import load_model
@@ -28,6 +29,7 @@ __all__ = [
     "ProRLTrainer",
     "Reason",
     "ReferenceResetCallback",
+    "RunRecorder",
     "Stall",
     "Trigger",
     "drift",
@@ -46,6 +48,7 @@ _MODULES = {
     "ProRLConfig": "config",
     "ProRLTrainer": "trainer",
     "ReferenceResetCallback": "resets",
+    "RunRecorder": "run_recorder",
     "drift": "eval.drift",
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",

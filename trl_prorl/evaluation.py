@@ -212,6 +212,8 @@ class EvaluatedRows:
     def metrics(self, rows: int | None, group_size: int) -> dict[str, float]:
         """Compute the metrics by name, of the first `rows` completions, `group_size` of each prompt."""
         metrics = self.means.values_by_name()
+        if self.means.is_plain("loss"):
+            del metrics["loss"]  # Trainer's is right, and leaves out rows that only fill a batch
         if self._rewards:
             rewards = torch.cat(self._rewards)[:rows]
             metrics.pop(EQUAL_GROUPS, None)

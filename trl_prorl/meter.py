@@ -374,6 +374,10 @@ class Means(dict):
         for name, value in others.values_by_name().items():
             self.add(name, value, others[name][2])
 
+    def is_plain(self, name: str) -> bool:
+        """Return whether all values of a mean have the same weight."""
+        return name in self and self[name][4]
+
     def values_by_name(self) -> dict[str, float]:
         """Return the means. Where all weights are equal they are plain means, to the bit."""
         means = {}

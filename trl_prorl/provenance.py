@@ -95,22 +95,34 @@ def write_env(
         base (`str`, *optional*): Hub name or folder of the model that the run started from.
         run_id (`str`, *optional*): The id that is also saved next to the weights.
     """
-    revision = (args.model_init_kwargs or {}).get("revision")
     old_logps = args.old_logps_source
     if args.reuse_obstacle:
         old_logps += f": {args.reuse_obstacle}"
-    env = {
+    execution = {
+        "old_logps": old_logps,
+        "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
+        "loss": "trl + added penalty" if args.adds_penalty else "trl",
+        **execution,
+    }
+    env = _describe_run(args, model, args.variant, base, run_id)
+    _write_env(run_dir, {**env, "execution": execution, "precision": args.precision_reason})
+
+
+def write_plain_env(
+    run_dir: str | os.PathLike, args: Any, model: "torch.nn.Module", variant: str, run_id: str
+) -> None:
+    """Write `env.json` of a run of TRL's own trainer. Arguments as in [`write_env`]."""
+    base = getattr(getattr(model, "config", None), "_name_or_path", None)
+    _write_env(run_dir, _describe_run(args, model, variant, base, run_id))
+
+
+def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str | None, run_id: str | None) -> dict:
+    revision = (args.model_init_kwargs or {}).get("revision")
+    return {
         RUN_ID: run_id,
-        "variant": args.variant,
+        "variant": variant,
         "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
         "model_class": _own_class(model),
-        "execution": {
-            "old_logps": old_logps,
-            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
-            "loss": "trl + added penalty" if args.adds_penalty else "trl",
-            **execution,
-        },
-        "precision": args.precision_reason,
         "seed": args.seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
@@ -119,6 +131,9 @@ def write_env(
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
+
+
+def _write_env(run_dir: str | os.PathLike, env: dict[str, Any]) -> None:
     with replaced(Path(run_dir, ENV_FILE)) as path:
         path.write_text(json.dumps(env, indent=2) + "\n")
 

@@ -1,0 +1,59 @@
+"""TRL's own trainer leaves the log files of a run, and goes on with them after a resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from run_record import read_lines, read_rows, without_times
+from trl import GRPOTrainer
+
+from trl_prorl import RunRecorder
+from trl_prorl.eval.run_folder.reading import load_run
+
+
+KEYS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "beta": 0.1, "logging_steps": 1}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+QUESTIONS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(2)]})
+
+
+def recorded(make_trainer, folder, **keys):
+    given = {"callbacks": [RunRecorder()], "eval_dataset": QUESTIONS}
+    return make_trainer(GRPOTrainer, **KEYS, **keys, output_dir=str(folder), trainer_kwargs=given)
+
+
+def test_a_plain_run_has_the_rows_of_ours(make_trainer, run, tmp_path):
+    """The policy, the data and the seeds are the same, so the numbers are, under our names."""
+    plain = recorded(make_trainer, tmp_path / "plain")
+    plain.train()
+    ours = run(**KEYS, fast=False, num_iterations=2)
+    rows = read_rows(tmp_path / "plain")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    generated = [(row, other) for row, other in zip(rows, read_rows(ours), strict=True) if "reward" in row]
+    assert len(generated) == 2
+    for row, other in generated:
+        for name in ("reward", "reward_std", "completion_length", "truncated_fraction", "grad_norm", "loss", "lr"):
+            assert row[name] == pytest.approx(other[name], rel=1e-6), name
+        assert "kl_ref" not in row and row["time_step"] > 0
+    read = load_run(tmp_path / "plain")
+    assert read.variant == "TRL" and read.seed == plain.args.seed and read.events == []
+
+
+def test_a_resume_writes_on_and_a_new_run_does_not(make_trainer, tmp_path):
+    whole = recorded(make_trainer, tmp_path / "whole", **EVALUATED)
+    whole.train()
+    again = recorded(make_trainer, tmp_path / "whole", **EVALUATED)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    lines = read_lines(tmp_path / "whole" / "metrics.jsonl")
+    assert [(row["step"], row["attempt"]) for row in lines] == [(1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (4, 1)]
+    kept = read_rows(tmp_path / "whole")
+    assert [row["step"] for row in kept] == [1, 2, 3, 4]
+    assert without_times(kept[3])["lr"] == lines[3]["lr"]
+    assert [event["step_applied"] for event in read_rows(tmp_path / "whole", "events.jsonl")] == [2]
+    read = load_run(tmp_path / "whole")
+    assert list(read.evaluations["step"]) == [2, 4] and read.validation_seconds > 0
+    before = Path(tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="output_dir"):
+        recorded(make_trainer, tmp_path / "whole", **EVALUATED).train()
+    assert Path(tmp_path / "whole" / "metrics.jsonl").read_bytes() == before
+    assert json.loads((tmp_path / "whole" / "env.json").read_text())["variant"] == "TRL"

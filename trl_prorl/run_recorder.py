@@ -1,0 +1,107 @@
+"""
+`RunRecorder`: the log files of a run, for a trainer that is not ours.
+
+A callback sees what a trainer logs. Metrics that mean the same have our names; columns that only `ProRLTrainer`
+measures are missing.
+"""
+
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from .provenance import write_config, write_plain_env
+from .record import COLUMNS, SPEEDS
+from .run_files import (
+    ATTEMPT,
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    RESUME,
+    JsonLines,
+    next_attempt,
+    recorded_run_id,
+)
+
+
+RECORDED = "TRL"  # the variant of such a run in `env.json`
+NAMES = {**COLUMNS, "learning_rate": "lr"}  # of the log, by our columns
+OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, and in no row
+
+
+class RunRecorder(TrainerCallback):
+    """
+    Writes the log files, `env.json` and `config.yaml` of TRL's `GRPOTrainer` or a subclass, so that `trl-prorl report`,
+    `compare` and `why` show its run beside others.
+
+    A row has the values of one log: set `logging_steps=1`. A resume writes on in the same files.
+
+    Raises:
+        `ValueError`: A new training begins in a folder that has the log files of another run.
+
+    Example:
+
+    ```python
+    trainer = GRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=rows, callbacks=[RunRecorder()])
+    ```
+    """
+
+    def __init__(self):
+        self.metrics: JsonLines | None = None  # on the main process, during a training
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir)
+        resumes = state.global_step > 0
+        if not resumes and (folder / METRICS_FILE).exists():
+            raise ValueError(
+                f"output_dir={args.output_dir!r} has the {METRICS_FILE} of another run. Choose another output_dir, or "
+                "resume that run with resume_from_checkpoint=True."
+            )
+        self.attempt = next_attempt(folder) if resumes else 0
+        self.metrics = JsonLines(folder / METRICS_FILE, begins=not resumes)
+        events = JsonLines(folder / EVENTS_FILE, begins=not resumes)
+        self.evaluations = JsonLines(folder / EVALUATIONS_FILE, begins=not resumes)
+        if resumes:
+            step = state.global_step
+            events.write({"event": RESUME, ATTEMPT: self.attempt, "step_requested": step, "step_applied": step})
+        run_id = recorded_run_id(folder) or uuid.uuid4().hex
+        write_plain_env(folder, args, model, RECORDED, run_id)
+        write_config(folder, args)
+        self._seconds: list[float] = []  # of the steps since the last log
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.metrics is not None:
+            self._seconds.append(time.perf_counter() - self._began)
+
+    def on_log(self, args, state, control, logs: Mapping[str, float] | None = None, **kwargs):
+        if self.metrics is None or "loss" not in logs:  # a summary, or an evaluation
+            return
+        row = {"step": state.global_step, ATTEMPT: self.attempt}
+        for name, value in logs.items():
+            if isinstance(value, int | float) and name not in OF_TRAINER:
+                row[NAMES.get(name, name)] = value
+        if self._seconds:
+            row["time_step"] = sum(self._seconds) / len(self._seconds)
+        row["time_ended"] = time.time()
+        self._seconds = []
+        self.metrics.write(row)
+
+    def on_evaluate(self, args, state, control, metrics: Mapping[str, float] | None = None, **kwargs):
+        if self.metrics is None:  # by a script, before the training
+            return
+        row = {"step": state.global_step, ATTEMPT: self.attempt}
+        for name, value in metrics.items():
+            if name.startswith("eval_") and not name.endswith(SPEEDS):
+                row[name] = value
+        row["time_eval"] = metrics.get("eval_runtime")
+        self.evaluations.write(row)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.metrics = None
