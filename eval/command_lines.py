@@ -271,6 +271,13 @@ def report(argv=None) -> argparse.Namespace:
     return args
 
 
+def why(argv=None) -> argparse.Namespace:
+    parser = Parser(prog=program_name("why"), description="Say why a run does not learn: step, evidence and cure.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUNS_HELP)
+    args = parser.parse_args(argv)
+    return _find_runs(args)
+
+
 def compare(argv=None) -> argparse.Namespace:
     parser = Parser(
         prog=program_name("compare"),

@@ -17,6 +17,7 @@ COMMANDS = {
     "preflight": ("eval.preflight", "check before training: can a recipe learn, does it fit, how long?"),
     "passk": ("eval.passk", "evaluate held-out pass@k, before and after training"),
     "report": ("eval.report", "write one page that compares several runs"),
+    "why": ("eval.why", "say why a run does not learn: step, evidence, cure"),
     "drift": ("eval.drift", "measure the KL to the starting model"),
     "compare": ("eval.compare", "test whether runs differ significantly in pass@k"),
     "branch": ("eval.branch", "try continuations of a run from a checkpoint, such as a reset"),

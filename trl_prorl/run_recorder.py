@@ -33,8 +33,8 @@ OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, and in no row
 
 class RunRecorder(TrainerCallback):
     """
-    Writes the log files, `env.json` and `config.yaml` of TRL's `GRPOTrainer` or a subclass, so that `trl-prorl report`,
-    `compare` and `why` show its run beside others.
+    Writes the log files, `env.json` and `config.yaml` of a run of TRL's `GRPOTrainer`, or of a subclass. `report`,
+    `compare` and `why` show the run beside others.
 
     A row has the values of one log: set `logging_steps=1`. A resume writes on in the same files.
 

@@ -1,0 +1,192 @@
+"""
+Why does a run not learn? The first cause of trouble in its log files, with the step, the evidence and the cure.
+
+    trl-prorl why runs/a
+
+Reads a run of `ProRLTrainer`, or one that `RunRecorder` has written. Exit code 0: no cause was found; 1: one was.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pandas as pd
+
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.command import command
+from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
+from trl_prorl.extras.guard_gap import WINDOW
+
+
+SHORT, LONG = 10, 20  # steps of a moving average
+SOLVED = 0.9  # accuracy from which on a run has little left to learn
+EQUAL_GROUPS = 0.95  # share of groups
+CUT = 0.9  # share of completions
+FALL = 0.1  # of the accuracy
+NO_ENTROPY = 0.005  # nats per token
+CLIPPED = 0.1  # share of tokens
+APART = 0.1  # nats per token
+COLLAPSED = 0.5  # of the best reward
+IDLE = 1e-4  # the KL term of the loss, of which advantages are about 1
+STRONG = 1e-3
+GAIN = 0.03  # of the reward
+
+
+class Found(NamedTuple):
+    """
+    A sign of trouble.
+
+    Attributes:
+        step (`int`): The optimizer step at which it shows.
+        evidence (`str`): The numbers.
+    """
+
+    step: int
+    evidence: str
+
+
+class Rule(NamedTuple):
+    """A cause of trouble: its name, how to find it in a run, and what to change."""
+
+    cause: str
+    find: Callable[[RecordedRun], Found | None]
+    cure: str
+
+
+def average(run: RecordedRun, key: str, steps: int) -> pd.Series:
+    """Return the moving average of a column by step; empty if it was not measured."""
+    values = run.measured(key)
+    return pd.Series(dtype=float) if values is None else values.rolling(steps).mean().dropna()
+
+
+def unsolved(run: RecordedRun, values: pd.Series) -> pd.Series:
+    """Leave out the steps at which the run solves its prompts."""
+    accuracy = average(run, "gold", SHORT)
+    solved = accuracy[accuracy >= SOLVED].index
+    return values.drop(values.index.intersection(solved))
+
+
+def first(values: pd.Series, evidence: str) -> Found | None:
+    """Return the first of some values, with `evidence` as the format of its number."""
+    return None if values.empty else Found(int(values.index[0]), evidence.format(values.iloc[0]))
+
+
+def nonfinite(run: RecordedRun) -> Found | None:
+    skips = run.measured("nonfinite_skips")
+    return None if skips is None else first(skips[skips > 0], "{:.0f} updates skipped because of NaN or infinity")
+
+
+def in_training(run: RecordedRun) -> Found | None:
+    share = run.measured("eval_in_training")
+    return None if share is None else first(share[share > 0], "{:.0%} of the evaluation prompts are training prompts")
+
+
+def no_signal(run: RecordedRun) -> Found | None:
+    share = unsolved(run, average(run, "frac_reward_zero_std", LONG))
+    return first(share[share >= EQUAL_GROUPS], "in {:.0%} of the groups all completions got the same reward")
+
+
+def all_cut(run: RecordedRun) -> Found | None:
+    share = average(run, "truncated_fraction", SHORT)
+    return first(share[share >= CUT], "{:.0%} of the completions are cut at max_completion_length")
+
+
+def apart(run: RecordedRun) -> Found | None:
+    distance = average(run, "mean_abs_dlogp_sampler", SHORT)
+    if distance.empty:
+        distance = average(run, "sampling/sampling_logp_difference/mean", SHORT)
+    return first(distance[distance >= APART], "sampler and policy differ by {:.2g} nats per token")
+
+
+def rate_too_high(run: RecordedRun) -> Found | None:
+    clipped = average(run, "clip_region_mean", SHORT)
+    found = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
+    reward = average(run, "reward", SHORT)
+    best = reward.cummax()
+    fallen = reward[(best > 0) & (reward < COLLAPSED * best)]
+    return found or first(fallen, "the reward fell below half of its best, to {:.2g}")
+
+
+def hacked(run: RecordedRun) -> Found | None:
+    accuracy = average(run, "gold", WINDOW)
+    reward = average(run, "reward", WINDOW)
+    best = accuracy.cummax()
+    at_best = reward.where(accuracy == best).ffill()
+    falls = (best - accuracy)[(best - accuracy > FALL) & (reward >= at_best)]
+    return first(falls, "the accuracy fell by {:.2f} while the reward did not fall")
+
+
+def no_entropy(run: RecordedRun) -> Found | None:
+    entropy = unsolved(run, average(run, "entropy", SHORT))
+    return first(entropy[entropy < NO_ENTROPY], "the entropy is {:.2g} nats per token")
+
+
+def gain(run: RecordedRun) -> float:
+    """Return how much the reward has risen, from the first to the last steps."""
+    reward = average(run, "reward", LONG)
+    return 0.0 if reward.empty else reward.iloc[-1] - reward.iloc[0]
+
+
+def too_strong(run: RecordedRun) -> Found | None:
+    penalty = average(run, "kl_penalty", LONG)
+    if len(penalty) < LONG or gain(run) >= GAIN:
+        return None
+    return first(penalty[penalty >= STRONG], "the KL term is {:.2g}, and the reward has not risen")
+
+
+def idle(run: RecordedRun) -> Found | None:
+    penalty = average(run, "kl_penalty", LONG)
+    if penalty.empty or run.measured(OWN_KL) is None or penalty.max() >= IDLE:
+        return None
+    return first(penalty[-1:], "the KL term never exceeded 1e-4; at the end it is {:.1g}")
+
+
+RULES = (
+    Rule("NaN or infinity", nonfinite, "lower learning_rate; train in bf16 or fp32; read events.jsonl for the tensor"),
+    Rule("evaluation on training rows", in_training, "give eval_dataset other prompts: its scores are not held out"),
+    Rule("completions are cut", all_cut, "raise max_completion_length; check the end token and the chat template"),
+    Rule(
+        "no signal",
+        no_signal,
+        "read completions and rewards (log_completions: true); easier or harder prompts, a higher temperature, more "
+        "num_generations, or prompt_pool",
+    ),
+    Rule("sampler and policy apart", apart, "one precision for both; TRL's importance sampling correction for vLLM"),
+    Rule("learning rate too high", rate_too_high, "lower learning_rate or num_iterations; go on before the fall"),
+    Rule("reward hacking", hacked, "repair the reward; guard_gap: 0.1; a KL to the starting model (beta)"),
+    Rule("entropy gone", no_entropy, "a higher temperature, a KL, or clip-higher (epsilon_high: 0.28)"),
+    Rule("KL too strong", too_strong, "lower beta, or reset the reference (ref_reset_every)"),
+    Rule("KL idle", idle, "raise beta, or leave it out: nothing holds the policy, and a reference costs time"),
+)
+
+
+def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
+    """Return the causes of trouble in a run, the earliest first; of one step, in the order of `RULES`."""
+    found = [(rule, rule.find(run)) for rule in RULES]
+    return sorted([pair for pair in found if pair[1] is not None], key=lambda pair: pair[1].step)
+
+
+def explain(run: RecordedRun) -> str:
+    """Return the first cause of trouble in a run, in words."""
+    causes = find_causes(run)
+    last = int(run.metrics["step"].iloc[-1])
+    if not causes:
+        return f"{run.name}: no cause of trouble was found in {last} steps"
+    rule, found = causes[0]
+    lines = [f"{run.name}: {rule.cause}, from step {found.step} of {last}", f"  {found.evidence}", f"  {rule.cure}"]
+    if causes[1:]:
+        lines.append("  later: " + ", ".join(f"{rule.cause} (step {found.step})" for rule, found in causes[1:]))
+    return "\n".join(lines)
+
+
+@command
+def main(argv=None) -> int:
+    """Entry point."""
+    args = command_lines.why(argv)
+    runs = [load_run(folder) for folder in args.runs]
+    print("\n".join(map(explain, runs)))
+    return int(any(map(find_causes, runs)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
