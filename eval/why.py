@@ -101,7 +101,7 @@ def apart(run: RecordedRun) -> Found | None:
 def rate_too_high(run: RecordedRun) -> Found | None:
     clipped = average(run, "clip_region_mean", SHORT)
     found = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
-    reward = average(run, "reward", SHORT)
+    reward = average(run, "reward", LONG)  # the best of many short averages is luck
     best = reward.cummax()
     fallen = reward[(best > 0) & (reward < COLLAPSED * best)]
     return found or first(fallen, "the reward fell below half of its best, to {:.2g}")

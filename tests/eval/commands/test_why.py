@@ -1,0 +1,68 @@
+"""Which cause of trouble is named, from rows that show one."""
+
+import pytest
+
+from trl_prorl.eval.why import RULES, explain, find_causes, main
+
+
+HEALTHY = {
+    "reward": lambda step: 0.2 + step / 200,
+    "gold": lambda step: 0.2 + step / 200,
+    "frac_reward_zero_std": 0.4,
+    "truncated_fraction": 0.05,
+    "entropy": 0.3,
+    "clip_region_mean": 0.01,
+    "kl_penalty": 0.005,
+    "kl_ref": 0.05,
+    "mean_abs_dlogp_sampler": 0.001,
+    "nonfinite_skips": 0,
+}
+# By cause: what the rows of 100 steps show, and the step at which it does.
+SIGNS = {
+    "NaN or infinity": ({"nonfinite_skips": lambda step: int(step >= 30)}, 30),
+    "evaluation on training rows": ({"evaluations": [{"step": 5, "eval_in_training": 0.25}]}, 5),
+    "completions are cut": ({"truncated_fraction": lambda step: float(step > 50)}, 59),  # nine of ten
+    "no signal": ({"frac_reward_zero_std": lambda step: float(step > 30)}, 49),  # 19 of 20
+    "sampler and policy apart": ({"mean_abs_dlogp_sampler": 0.2}, 10),
+    "learning rate too high": ({"clip_region_mean": lambda step: 0.5 * (step > 20)}, 22),
+    "reward hacking": ({"gold": lambda step: 0.5 - step / 300}, None),
+    "entropy gone": ({"entropy": lambda step: 0.3 if step < 60 else 0.001}, 69),
+    "KL too strong": ({"reward": 0.2, "gold": 0.2}, 20),
+    "KL idle": ({"kl_penalty": 1e-6}, 100),
+}
+
+
+def test_every_rule_has_a_sign():
+    assert SIGNS.keys() == {rule.cause for rule in RULES}
+
+
+@pytest.mark.parametrize("cause", SIGNS)
+def test_a_sign_is_named_and_nothing_else(read_run, cause):
+    sign, step = SIGNS[cause]
+    run = read_run("control", steps=100, config={"beta": 0.1}, **HEALTHY | sign)
+    ((rule, found),) = find_causes(run)
+    assert rule.cause == cause
+    assert step in (found.step, None)
+
+
+def test_a_run_that_solves_its_prompts_is_in_no_trouble(read_run):
+    solved = {"gold": 0.99, "reward": 0.99, "frac_reward_zero_std": 0.99, "entropy": 0.001, "kl_penalty": 5e-4}
+    assert find_causes(read_run("control", steps=100, **HEALTHY | solved)) == []
+
+
+def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_run, make_rows, capsys):
+    values = HEALTHY | SIGNS["learning rate too high"][0] | SIGNS["entropy gone"][0]
+    ill = make_run("ill", "control", make_rows(steps=100, **values))
+    well = make_run("well", "control", make_rows(steps=100, **HEALTHY))
+    assert main([str(ill), str(well)]) == 1
+    first, *_, later, of_well = capsys.readouterr().out.splitlines()
+    assert "learning rate too high" in first and "22" in first
+    assert "entropy gone" in later and "69" in later
+    assert "well" in of_well
+    assert main([str(well)]) == 0
+
+
+def test_columns_that_are_missing_name_nothing(read_run):
+    run = read_run("plain", steps=100, reward=0.5)
+    assert find_causes(run) == []
+    assert explain(run)
