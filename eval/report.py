@@ -55,6 +55,7 @@ CONTENTS = (
     caveats.section,
 )
 TITLE = "Prolonged GRPO"  # the beginning of every report
+BEGINNING = 1000  # characters of a page, with its title
 PAGES = ("report.md", "report.html")
 
 
@@ -69,8 +70,13 @@ def check_own(out: Path) -> None:
     if out.is_file() and not is_page(out):
         raise InputError(f"--out {out} is a file; give a folder, or a page whose name ends in .html")
     for page in pages:
-        if page.is_file() and TITLE not in page.read_text(encoding="utf-8", errors="replace"):
+        if page.is_file() and TITLE not in _beginning(page):
             raise InputError(f"{page} was not written by this command and would be overwritten; give another --out")
+
+
+def _beginning(page: Path) -> str:
+    with open(page, encoding="utf-8", errors="replace") as opened:
+        return opened.read(BEGINNING)
 
 
 def build_report(frame: Frame, command: str, left_out: Sequence[str] = ()) -> Report:

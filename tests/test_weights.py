@@ -1,6 +1,7 @@
 """Every weight comes from its file, and every tensor of the file is used; else one line names file and keys."""
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import load_base_model, load_point, trained_point
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.weights import copy_tensors
+from trl_prorl.weights import copy_tensors, load_checkpoint
 
 
 TEXT = {
@@ -327,3 +328,73 @@ def test_an_adapter_of_tied_embeddings_is_merged_as_it_was_trained(keys, save_mo
     (tmp_path / "adapter" / "config.yaml").write_text("{}")
     card = model_card(tmp_path / "adapter").text
     assert ("merge_and_unload" not in card) == (keys in OF_EMBEDDINGS.values())
+
+
+KERNELS = [
+    {"attn_implementation": "a-stranger/kernel"},
+    {"_attn_implementation": "paged|a-stranger/kernel"},
+    {"attn_implementation": {"": "sdpa", "text_config": "a-stranger/kernel@main"}},
+    {"text_config": {"attn_implementation": "a-stranger/kernel"}},
+]
+
+
+@pytest.mark.parametrize("keys", KERNELS)
+def test_a_kernel_that_a_configuration_names_is_refused(keys, tiny_model, tmp_path, make_trainer):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    loads = {
+        "evaluation": lambda: load_model(folder),
+        "training": lambda: make_trainer(model=str(folder)),
+        "reward": lambda: make_trainer(reward=str(folder)),
+        "resume": lambda: load_checkpoint(AutoModelForCausalLM.from_pretrained(tiny_model), folder),
+    }
+    for load in loads.values():
+        with pytest.raises(InputError, match="attn_implementation.*a-stranger/kernel") as refused:
+            load()
+        assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_attention_that_a_loader_is_given_wins(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | KERNELS[0]))
+    assert load_model(folder, attn_implementation="eager").config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("claim", [{"r": 10**9}, {"rank_pattern": {"q_proj": 10**9}}])
+def test_the_rank_that_an_adapter_claims_allocates_nothing(claim, tiny_model, tmp_path):
+    """Of 10⁹ one layer would take 128 GB, and more than 4 GB are an error here."""
+    load_with_new_adapter(tiny_model).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | claim))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**32, hard))
+    try:
+        with pytest.raises(InputError, match="adapter_config.json.*1000000000"):
+            load_model(tiny_model, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rms_norm_eps": "x"},
+        {"dtype": "no_dtype"},
+        {"num_attention_heads": 0},
+        {"hidden_act": "os.system"},
+        {"architectures": ["pipeline"]},
+        {"architectures": "x"},
+        {"pad_token_id": 10**9},
+    ],
+    ids=str,
+)
+def test_a_value_of_another_kind_in_a_configuration_is_one_line(keys, tiny_model, tmp_path, make_trainer):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    with pytest.raises(InputError) as refused:
+        make_trainer(model=str(folder))
+    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)

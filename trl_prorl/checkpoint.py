@@ -70,6 +70,7 @@ from .run_files import (
 )
 from .run_folder import COMPLETIONS, FolderLock, RunFolder, by_main_process, step_of
 from .supported import PATH_DEPENDENT_SCHEDULES
+from .text import visible
 from .weights import load_checkpoint, whole_weights
 
 
@@ -254,7 +255,7 @@ class CheckpointMixin:
         if means_newest(resume_from):
             checkpoint = checkpoint_after_rollback(checkpoint, self.run_dir)
         for name, reason in skipped.items():
-            logger.warning("Skipping checkpoint %s: %s.", name, reason)
+            logger.warning("%s", visible(f"Skipping checkpoint {name}: {reason}."))
         changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
         state = read_json(checkpoint / "trainer_state.json")
         best = find_best_beside(checkpoint, state["best_model_checkpoint"])

@@ -103,7 +103,7 @@ def guard_reward(
     """
     Wrap a reward function so that it raises [`RewardError`] in place of any other error.
 
-    The function gets lists of its own, see [`own_copy`]. A reward model is left as it is, see [`settle_models`].
+    The function gets lists of its own, see [`own_columns`]. A reward model is left as it is, see [`settle_models`].
 
     Args:
         function (`Callable`): The reward function, which may be asynchronous.
@@ -181,7 +181,7 @@ class RewardGuard:
 
     def call(self, columns: dict[str, Any]) -> list:
         prompts = columns.get("prompts", [])
-        own = own_copy(columns)
+        own = own_columns(columns)
         try:
             # A generator runs only when it is read.
             rewards = call_within(self.seconds, lambda: read_generator(self.function(**own)))
@@ -196,7 +196,7 @@ class RewardGuard:
         limit = asyncio.timeout(self.seconds)
         try:
             async with limit:
-                rewards = await self.function(**own_copy(columns))
+                rewards = await self.function(**own_columns(columns))
         except Exception as error:
             if limit.expired():
                 raise self._too_late(prompts) from own_traceback(error)
@@ -253,11 +253,15 @@ class RewardGuard:
 SCALARS = {int, float, bool, str, bytes, type(None)}
 
 
+def own_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    """Copy the columns of a batch by [`own_copy`], without environments, whose state a reward function may change."""
+    return {name: values if name == "environments" else own_copy(values) for name, values in columns.items()}
+
+
 def own_copy(value: Any) -> Any:
     """
     Copy lists, tuples, sets, dicts, arrays and tensors, nested ones too: a function that edits its arguments in place
-    must not change those of another. Anything else is shared, classes of a user's that derive from these included: an
-    environment, an image, the trainer's state.
+    must not change those of another. Anything else is shared: an image, the trainer's state.
     """
     if type(value) is list and SCALARS.issuperset(map(type, value)):
         return value.copy()  # the ids of tokens, thirty times faster
@@ -265,6 +269,11 @@ def own_copy(value: Any) -> Any:
         return type(value)(map(own_copy, value))
     if type(value) is dict:
         return {name: own_copy(each) for name, each in value.items()}
+    if isinstance(value, list | dict):  # of another class, as a defaultdict
+        own = copy.copy(value)
+        for key in own if isinstance(own, dict) else range(len(own)):
+            own[key] = own_copy(own[key])
+        return own
     if isinstance(value, np.ndarray):
         return copy.deepcopy(value)  # rows of several lengths are an array of arrays
     if isinstance(value, torch.Tensor):

@@ -68,6 +68,8 @@ STEPS = ("step", "step_applied")
 ATTEMPT = "attempt"
 STARTS = (RESUME, ROLLBACK)  # begin a new attempt
 MAX_STEP = 2**53
+MAX_LINES = 2**20  # of a log file
+MAX_LINE = 2**20  # characters; a row has some 2,000
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 
 MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
@@ -93,11 +95,15 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
         return []
     needed = LOG_FILES.get(Path(path).name, ())
     text = read_text(path)
+    if text.count("\n") > MAX_LINES:
+        raise InputError(f"'{path}' has more than the {MAX_LINES:,} lines that are read; remove the first ones")
     lines = text.rstrip(BLANK + "\n").split("\n")
     rows = []
     torn = None  # the error of a line that may be cut off
     for place, line in enumerate(lines, start=1):
         where = f"'{path}' line {place}"
+        if len(line) > MAX_LINE:
+            raise InputError(f"{where} has {len(line):,} characters, more than {MAX_LINE:,}; remove the line")
         try:
             row = parse_json(line)
         except ValueError as error:

@@ -17,6 +17,8 @@ from .text import short
 
 Shape = Callable[[Any], None]
 MAX_SAMPLES = 100_000  # of a prompt: pass@k of 10⁹ takes for ever
+MAX_PROMPTS = 100_000
+MAX_PARTS = 1000  # of an evaluation: values of k, tasks, checkpoints
 MAX_COUNT = 2**53  # larger integers are no floats
 INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
 MAX_NUMBER = 1e100  # the square of a larger one may be no float
@@ -92,7 +94,7 @@ def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
 
     def check(value: Any) -> None:
         if not isinstance(value, list) or not least <= len(value) <= most:
-            size = f" of {least}" if least == most else f" of at least {least}" if least else ""
+            size = f" of {least}" if least == most else f" of {least} to {most:,}" if most < math.inf else ""
             raise Misfit(value, f"a list{size}")
         for place, one in enumerate(value):
             _inside(place, shape, one)
@@ -100,12 +102,12 @@ def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
     return check
 
 
-def table(shape: Shape) -> Shape:
-    """Take an object of any keys."""
+def table(shape: Shape, most: float = math.inf) -> Shape:
+    """Take an object of any keys, of at most so many."""
 
     def check(value: Any) -> None:
-        if not isinstance(value, dict):
-            raise Misfit(value, "an object")
+        if not isinstance(value, dict) or len(value) > most:
+            raise Misfit(value, "an object" if math.isinf(most) else f"an object of at most {most:,} keys")
         for key, one in value.items():
             _inside(key, shape, one)
 
@@ -152,7 +154,7 @@ def side(part: dict, prompts: int | None = None) -> Shape:
     scores = {}
     for k in part["k"]:
         scores |= {f"pass@{k}": number(0, 1), f"interval@{k}": INTERVAL}
-    correct = items(count(0, part["n"]), prompts or 1, prompts or math.inf)
+    correct = items(count(0, part["n"]), prompts or 1, prompts or MAX_PROMPTS)
     check = record({"mean_tokens": number(0), "truncated": number(0, 1), **scores}, correct=correct)
 
     def check_pairs(value: Any) -> None:
@@ -169,7 +171,7 @@ def greedy(prompts: int) -> Shape:
     return record({"gain": GAIN, "base": one, "trained": one})
 
 
-NUMBERS = record(prompts=count(1), n=count(1, MAX_SAMPLES), k=items(count(1, MAX_SAMPLES), 1))
+NUMBERS = record(prompts=count(1, MAX_PROMPTS), n=count(1, MAX_SAMPLES), k=items(count(1, MAX_SAMPLES), 1, MAX_PARTS))
 SETTINGS = record({"seed": maybe(count(-MAX_COUNT))}, temperature=number(0, 1e6), max_new_tokens=count(1))
 
 
@@ -191,6 +193,7 @@ def passk(value: Any) -> None:
     sampled(value)
     prompts = len(value["base"]["correct"])
     half = side(value)  # of a part, which has the evaluation's samples and k, and prompts of its own
+    by = record(task=maybe(text), level=scalar, prompts=count(1), base=half, trained=half)
     record(
         {
             "task": maybe(text),
@@ -199,9 +202,9 @@ def passk(value: Any) -> None:
             "step": STEP,
             "steps_on_record": STEP,
             "greedy": maybe(greedy(prompts)),
-            "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)))),
-            "by": maybe(items(record(task=maybe(text), level=scalar, prompts=count(1), base=half, trained=half))),
-            "others": maybe(table(lambda one: (PART(one), sampled(one)))),
+            "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)), most=MAX_PARTS)),
+            "by": maybe(items(by, most=MAX_PARTS)),
+            "others": maybe(table(lambda one: (PART(one), sampled(one)), MAX_PARTS)),
         },
         prompt_ids=items(text, prompts, prompts),
     )(value)
@@ -215,7 +218,7 @@ POINT = record(
 )
 drift = record(
     {"prompts": count(1), "in_training": maybe(count())},
-    points=items(lambda one: (POINT(one), record({"others": maybe(table(POINT))}, step=STEP)(one))),
+    points=items(lambda one: (POINT(one), record({"others": maybe(table(POINT))}, step=STEP)(one)), most=MAX_PARTS),
 )
 env = record(
     {

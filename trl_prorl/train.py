@@ -9,7 +9,6 @@ if __name__ == "__main__":  # first, so that help and errors come before the slo
 
     raise SystemExit(main())
 
-import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -220,10 +219,11 @@ def run(
     except (RunError, BrokenPipeError):
         raise
     except Exception as error:
-        is_input = isinstance(error, ValueError | OSError | ImportError | re.error | pickle.UnpicklingError)
+        is_input = isinstance(error, ValueError | OSError | ImportError)
         if is_input and (trainer is None or not trainer.has_begun):
             raise InputError(str(error)) from error
-        if (trainer is None or trainer.state.global_step == 0) and is_refusal_of_library(error):
+        is_early = trainer is None or not trainer.has_begun or trainer.state.global_step == 0
+        if is_early and is_refusal_of_library(error):
             raise InputError(str(error)) from error
         if isinstance(error, InputError | OSError):
             raise RunError(str(error)) from error

@@ -4,6 +4,7 @@ vocabulary is missing, and no library compares a vocabulary with the rows of the
 """
 
 import json
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ NAMES = (
     "vocab",
 )
 POINTER = b"version https://git-lfs.github.com/spec/"
+LOADERS = ("from_pretrained", "create_model_from_path", "load_tokenizer")
 POINTER_BYTES = 1024  # a pointer is shorter
 SPACE = "▁"  # sentencepiece's, which is in each vocabulary that transformers makes up for its classes
 
@@ -48,6 +50,7 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
     """
     with readable_files(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer("text")  # a value of another type in tokenizer_config.json is used here
     check_tokenizer(tokenizer)
     return tokenizer
 
@@ -55,8 +58,9 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
 @contextmanager
 def readable_files(source: str | Path) -> Iterator[None]:
     """
-    Name the file if a model or a tokenizer cannot be loaded because a JSON file of its folder is damaged. A pointer of
-    Git LFS is named before: as a chat template it would be every prompt, and transformers ignores it in place of a
+    Name the file if a model or a tokenizer cannot be loaded because a JSON file of its folder is damaged; name the
+    folder if a library's loader fails in another way, as for a value of another type. A pointer of Git LFS is named
+    before: as a chat template it would be every prompt, and transformers ignores it in place of a
     generation_config.json.
 
     Raises:
@@ -71,12 +75,20 @@ def readable_files(source: str | Path) -> Iterator[None]:
         raise
     except Exception as error:  # tokenizers raises no class of its own
         file = _damaged_file(Path(source))
-        if file is None:
+        is_refusal = isinstance(error, ValueError | OSError | ImportError | RuntimeError)
+        if file is None and (is_refusal or not _is_of_loader(error)):
             raise
         reason = cut(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+        if file is None:
+            raise InputError(f"{source} cannot be loaded ({reason}): {CURE}.") from error
         raise InputError(
             f"{file} is missing, truncated, corrupt or a pointer of Git LFS ({reason}): {CURE}."
         ) from error
+
+
+def _is_of_loader(error: Exception) -> bool:
+    """Return whether an error was raised while a library loaded a model or a tokenizer."""
+    return any(frame.f_code.co_name in LOADERS for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _find_pointer(folder: Path) -> Path | None:

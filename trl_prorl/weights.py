@@ -29,7 +29,7 @@ from transformers import (
 
 from .errors import InputError
 from .run_shapes import INDEX_FILES, read_shaped
-from .text import cut
+from .text import cut, short
 
 
 SHOWN = 2  # names of tensors in a message
@@ -136,15 +136,37 @@ def load_model(
     init.setdefault("trust_remote_code", False)
     place = {key: init[key] for key in ("revision", "trust_remote_code") if key in init}
     with whole_weights(name), refuse_code(name):
-        kind = kind or named_class(AutoConfig.from_pretrained(name, **place))
+        config = read_config(name, "attn_implementation" in init, **place)
+        kind = kind or named_class(config)
         model = kind.from_pretrained(name, **init)
     if adapter is None:
         return model
     with whole_weights(adapter), refuse_code(adapter):
+        _check_ranks(Path(adapter))
         model = PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
     if not is_trainable:
         untie_adapted(model)
     return model
+
+
+def _check_ranks(adapter: Path) -> None:
+    """
+    Raise an [`InputError`] for a rank beyond every side of the tensors in an adapter's file: PEFT allocates factors of
+    the rank that the configuration claims before it reads the file.
+    """
+    file = adapter / SAFETENSORS_WEIGHTS_NAME
+    if not file.is_file():
+        return
+    config = read_shaped(adapter / "adapter_config.json")
+    with safe_open(file, framework="pt") as tensors:
+        sides = [side for key in tensors.keys() for side in tensors.get_slice(key).get_shape()]  # noqa: SIM118
+    most = max(sides, default=0)
+    for rank in (config.get("r"), *(config.get("rank_pattern") or {}).values()):
+        if isinstance(rank, int) and rank > most:
+            raise InputError(
+                f"{adapter / 'adapter_config.json'} has a rank of {short(rank)}, and its factors are missing in "
+                f"{file.name}, where no tensor has a side of more than {most}: save or download the adapter again."
+            )
 
 
 def untie_adapted(model: PeftModel) -> None:
@@ -161,6 +183,56 @@ def untie_adapted(model: PeftModel) -> None:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         base.config.tie_word_embeddings = False
         base.config.get_text_config().tie_word_embeddings = False
+
+
+def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreTrainedConfig:
+    """
+    Return the configuration of a model, checked before the model is loaded.
+
+    Args:
+        name (`str` or `Path`): Folder or Hub name of the model.
+        sets_attention (`bool`): Whether the loader is given an `attn_implementation`, which wins.
+        **place (`Any`): Arguments of `from_pretrained`, such as `revision`.
+
+    Raises:
+        InputError: The model is an encoder-decoder, or would download a kernel from the Hub and run it.
+    """
+    if not sets_attention:
+        refuse_kernel(name, **place)
+    config = AutoConfig.from_pretrained(name, **place)
+    check_decoder(config, name)
+    return config
+
+
+def check_decoder(config: PreTrainedConfig, name: str | Path) -> None:
+    """Raise an [`InputError`] for an encoder-decoder, whose completions are not the rest of a row."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"model={str(name)!r} is an encoder-decoder (model_type {config.model_type!r}): causal language models "
+            "are supported, whose completions continue the prompt."
+        )
+
+
+def refuse_kernel(name: str | Path, **place) -> None:
+    """Raise an [`InputError`] for a model whose configuration would download a kernel from the Hub and run it."""
+    keys, _ = PreTrainedConfig.get_config_dict(name, **place)
+    kernel = _find_kernel(keys)
+    if kernel is not None:
+        raise InputError(
+            f"{name}: attn_implementation={short(kernel)} in its config.json is a kernel that would be downloaded and "
+            "run: remove it there, or pass attn_implementation."
+        )
+
+
+def _find_kernel(keys: Mapping[str, Any]) -> Any:
+    """Return the attention of a configuration, at any depth, that names a repository of the Hub; `None` for others."""
+    for key, value in keys.items():
+        if "attn_implementation" in key and "/" in str(value):
+            return value
+        inner = _find_kernel(value) if isinstance(value, dict) else None
+        if inner is not None:
+            return inner
+    return None
 
 
 def named_class(config: PreTrainedConfig) -> type:
@@ -233,6 +305,7 @@ def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
         InputError: The weights are not those of the model.
     """
     with whole_weights(folder), torch.random.fork_rng():
+        read_config(folder)
         saved = type(model).from_pretrained(folder, dtype="auto", trust_remote_code=False)
     model.load_state_dict(saved.state_dict())
 

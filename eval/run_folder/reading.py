@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 PASSK_FILE = "passk.json"
 DRIFT_FILE = "drift.json"
+MAX_COLUMNS = 2000  # of a table of rows; a run with many rewards has some 200
+MAX_CELLS = 10**8
 MAX_REASONS = 3  # in one sentence
 PLAIN_RUN = (
     "it is a run of another trainer, without the log files of ProRLTrainer. For an identical run with log files, "
@@ -166,11 +168,19 @@ def _read_rows(run_dir: Path, file: str) -> "pd.DataFrame":
     """Return rows of numbers; infinite and huge ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
-    rows = pd.DataFrame(read_shaped_rows(run_dir, file))
+    lines = read_shaped_rows(run_dir, file)
+    columns = len({key for row in lines for key in row})
+    if columns > MAX_COLUMNS or columns * len(lines) > MAX_CELLS:
+        raise InputError(
+            f"'{run_dir / file}' has {columns:,} different keys in {len(lines):,} lines, more than {MAX_COLUMNS:,} or "
+            f"more than {MAX_CELLS:,} cells; remove those of other runs"
+        )
+    rows = pd.DataFrame(lines)
     infinite = rows.select_dtypes("number").abs() > MAX_NUMBER
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])
-        logger.warning("%s: infinite or huge values are ignored: %s.", visible(str(run_dir / file)), ", ".join(keys))
+        said = f"{run_dir / file}: infinite or huge values are ignored: {', '.join(keys)}."
+        logger.warning("%s", visible(cut(said, 500)))
         rows[keys] = rows[keys].mask(infinite[keys])
     return rows
 

@@ -242,6 +242,21 @@ def load_tokenizer(folder: Path):
     """
     with refuse_code(folder):
         tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad({"input_ids": [[0]]})
     return tokenizer
+
+
+@torch.no_grad()
+def check_computes(model, source: Path | str) -> None:
+    """
+    Compute the logits of one token.
+
+    Raises:
+        InputError: The model cannot compute them, or they are not finite.
+    """
+    with refuse_code(source):
+        logits = model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device)).logits
+    if not torch.isfinite(logits).all():
+        raise InputError(f"the model in {source} computes NaN or infinity: save or download it again.")

@@ -19,6 +19,7 @@ from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import (
     Point,
     base_point,
+    check_computes,
     checkpoint_points,
     evaluation_dtype,
     identity,
@@ -233,6 +234,7 @@ class HeldOut:
         """Return a model that the tokenizer fits."""
         model = load_point(point, self.config)
         check_tokenizer(self.tokenizer, embedding_rows(model.config))
+        check_computes(model, point.folder or self.config["model_name_or_path"])
         return model
 
     @contextmanager

@@ -19,9 +19,11 @@ from trl_prorl.fast.probes import generation_obstacle, merge_obstacle, replay_ob
 from trl_prorl.launch.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rewards import DeadlineExceeded, call_within
+from trl_prorl.text import visible
 
 
 logger = logging.getLogger(__name__)
+MAX_PROMPT = 2**20  # characters
 TEMPLATE_SECONDS = 60.0  # for the prompts of a batch; a thousand take less than one
 
 
@@ -98,7 +100,18 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
     def fill() -> list[str]:
         return [tokenizer.apply_chat_template(row["prompt"], **settings) for row in rows]
 
-    return tokenizer(fill_template(fill, tokenizer.name_or_path), add_special_tokens=False)["input_ids"]
+    source = tokenizer.name_or_path
+    texts = fill_template(fill, source)
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_PROMPT:
+        raise InputError(
+            f"the chat template of the tokenizer in '{source}' makes a prompt of {longest:,} characters, more than "
+            f"{MAX_PROMPT:,}; replace its chat_template"
+        )
+    found = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    if [] in found:
+        raise InputError(f"the tokenizer in '{source}' makes no token of a prompt; replace its chat_template")
+    return found
 
 
 def fill_template(fill: Callable[[], list[str]], source: str) -> list[str]:
@@ -150,7 +163,7 @@ class TokensOnBar(StoppingCriteria):
 @cache
 def warn_of_unused(line: str) -> None:
     """Log once which settings of a model's generation config are not used."""
-    logger.warning("%s", line)
+    logger.warning("%s", visible(line))
 
 
 def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, dict | None]:

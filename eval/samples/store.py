@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import write_json
@@ -28,6 +30,8 @@ from trl_prorl.text import visible
 SAMPLES_FOLDER = "samples"  # in a run folder
 SETTINGS_FILE = "_settings.json"  # parquet readers skip files whose names begin with an underscore
 WHOLE = "samples.parquet"
+BATCH = 1024  # rows
+MAX_BYTES = 2**32  # of the samples in a file, unpacked
 COLUMNS = (
     "prompt_id",
     "sample",
@@ -94,8 +98,8 @@ class SampleStore:
         frames = []
         for path in self._files():
             try:
-                frames.append(_checked(pd.read_parquet(path).reindex(columns=list(COLUMNS))))
-            except (OSError, ValueError) as error:
+                frames.append(_checked(_read(path).reindex(columns=list(COLUMNS))))
+            except Exception as error:  # a file of anybody, of which pandas and pyarrow raise what they like
                 raise InputError(
                     f"'{path}' cannot be read ({error}): remove it, and its samples will be drawn again"
                 ) from error
@@ -151,6 +155,20 @@ class SampleStore:
     def _write(self, frame: pd.DataFrame, name: str) -> None:
         with replaced(self.folder / name) as aside:
             frame.to_parquet(aside, index=False)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Return a parquet file; a `ValueError` if it unpacks to more than `MAX_BYTES`: a kilobyte may hold terabytes."""
+    batches = []
+    size = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH, columns=list(COLUMNS)):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > MAX_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_BYTES:,} bytes")
+        whole = pa.Table.from_batches(batches) if batches else file.read(columns=list(COLUMNS))
+    return whole.to_pandas()
 
 
 def _checked(frame: pd.DataFrame) -> pd.DataFrame:

@@ -182,6 +182,12 @@ KINDS = [
     *[("passk.json", ("seed",), value) for value in ("0; x", {})],
     ("passk.json", ("k",), [10**9]),
     ("passk.json", ("k",), [None]),
+    ("passk.json", ("k",), [1] * 2000),
+    ("passk.json", ("prompts",), 10**6),
+    ("passk.json", ("checkpoints",), [{"step": 1, **SIDE}] * 2000),
+    ("passk.json", ("by",), [{"task": "parity", "level": 1, "prompts": 3, "base": SIDE, "trained": SIDE}] * 2000),
+    ("passk.json", ("others",), {str(number): PASSK["others"]["x"] for number in range(2000)}),
+    ("drift.json", ("points",), [{**POINT, "mean_tokens": 2, "step": 1}] * 2000),
     ("passk.json", ("temperature",), float("nan")),
     ("passk.json", ("trained", "correct"), [None, None, None]),
     ("passk.json", ("trained", "correct"), [0, 1, 3]),
@@ -271,6 +277,33 @@ def test_a_file_of_gigabytes_is_not_read(folders, readers, file, size):
                 readers[name]()
     finally:
         path.write_bytes(whole)
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+LARGE = {
+    "lines": b"".join(b'{"step":%d}\n' % step for step in range(2**20 + 2)),
+    "a line": lines([{"step": 1} | dict.fromkeys(map(str, range(10**5)), 1.0)]),
+    "different keys": lines({"step": step, f"key {step}": 1.0} for step in range(2100)),
+    "cells": lines(
+        [*({"step": step} for step in range(10**5)), {"step": 10**5} | dict.fromkeys(map(str, range(1500)))]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_small_log_that_is_a_large_table_is_one_line(folders, readers, name):
+    (line,) = read_damaged(folders, {"report": readers["report"]}, "metrics.jsonl", LARGE[name])
+    assert "metrics.jsonl" in line
+
+
+def test_a_key_of_a_row_writes_nothing_to_the_terminal(folders, readers, caplog):
+    rows = [{**row, "\x1b]0;\x07\u202e": float("inf")} for row in FILES["metrics.jsonl"]]
+    read_damaged(folders, {"report": readers["report"]}, "metrics.jsonl", lines(rows))
+    assert "infinite or huge" in caplog.text
+    assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 @pytest.mark.filterwarnings("ignore")

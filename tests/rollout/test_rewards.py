@@ -5,6 +5,7 @@ import functools
 import math
 import re
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -369,6 +370,10 @@ def test_a_reward_that_edits_its_arguments_changes_no_other_reward_no_verdict_an
     assert 0.0 < seen[0][0][0] < 1.0
 
 
+class OwnList(list):
+    """A user's list."""
+
+
 def ragged():
     """Rows of several lengths as a data set of format "numpy" has them: an array of arrays."""
     rows = np.empty(2, dtype=object)
@@ -383,8 +388,10 @@ def ragged():
         (ragged, lambda value: value[0].fill(1.0), lambda value: value[0].sum()),
         (lambda: ([], 0), lambda value: value[0].append(1), lambda value: len(value[0])),
         (set, lambda value: value.add(1), len),
+        (lambda: defaultdict(list, at=[]), lambda value: value["at"].append(1), lambda value: len(value["at"])),
+        (lambda: OwnList([[]]), lambda value: value[0].append(1), lambda value: len(value[0])),
     ],
-    ids=["tensor in a dict", "array of arrays", "tuple", "set"],
+    ids=["tensor in a dict", "array of arrays", "tuple", "set", "defaultdict", "list of a user's class"],
 )
 def test_what_is_nested_in_a_column_is_copied(make, edit, read):
     def change(column, **columns):

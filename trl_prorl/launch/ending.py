@@ -5,6 +5,8 @@ The start and the end of a command: its first line, one-line errors instead of t
 import argparse
 import functools
 import os
+import pickle
+import re
 import select
 import signal
 import sys
@@ -51,8 +53,8 @@ def announce(line: str) -> None:
 def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
     """
     Within this context, end the process with one line on stderr instead of a traceback. Exit codes: 2 for bad input, 1
-    for a run that had to stop, 130 for Ctrl-C, and 141 (without a line) if the reader of stdout has left, for example
-    `head`. An unexpected error keeps its traceback.
+    for a run that had to stop, or a file that cannot be read or written, 130 for Ctrl-C, and 141 (without a line) if
+    the reader of stdout has left, for example `head`. An unexpected error keeps its traceback.
 
     Args:
         kept (`str`): For Ctrl-C: what was saved, and how to continue.
@@ -71,12 +73,13 @@ def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
         raise Ended(READER_LEFT) from None
     except KeyboardInterrupt:
         end_interrupted(kept)
-    except (RunError, InputError) as error:
-        if debug:
+    except (RunError, InputError, OSError) as error:
+        is_of_file = not isinstance(error, OSError) or error.filename is not None  # a full disk, a folder in its place
+        if debug or not is_of_file:
             raise
         if not any(getattr(one, "said_elsewhere", False) for one in (error, error.__cause__)):
             print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
-        raise Ended(STOPPED if isinstance(error, RunError) else BAD_INPUT) from None
+        raise Ended(BAD_INPUT if isinstance(error, InputError) else STOPPED) from None
     finally:
         if _reader_has_left():  # otherwise Python prints an error when it flushes at exit
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -106,7 +109,10 @@ def command(main: Callable, kept: str = NOTHING_CHANGED) -> Callable[..., int]:
 
 @contextmanager
 def as_bad_input() -> Iterator[None]:
-    """Turn each `ValueError`, `OSError` and `ImportError` into an [`InputError`]: so early, none of them is a bug."""
+    """
+    Turn each `ValueError`, `OSError` and `ImportError` into an [`InputError`], and what a library refuses: so early,
+    none of them is a bug.
+    """
     try:
         yield
     except (InputError, RunError, BrokenPipeError):
@@ -117,6 +123,10 @@ def as_bad_input() -> Iterator[None]:
         raise InputError(str(with_cure(error))) from error
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
+    except Exception as error:
+        if not is_refusal_of_library(error):
+            raise
+        raise InputError(str(error)) from error
 
 
 def is_refusal_of_library(error: Exception) -> bool:
@@ -126,7 +136,8 @@ def is_refusal_of_library(error: Exception) -> bool:
     """
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     is_theirs = frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
-    return is_theirs and isinstance(error, ValueError | TypeError | RuntimeError | ImportError | OSError)
+    is_refusal = is_theirs and isinstance(error, ValueError | TypeError | RuntimeError | ImportError | OSError)
+    return is_refusal or isinstance(error, re.error | pickle.UnpicklingError)
 
 
 def _reader_has_left() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import set_seed
 from peft import PeftConfig, PeftModel, get_peft_model
-from transformers import AutoConfig, AutoProcessor, PreTrainedModel, Trainer
+from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
@@ -30,7 +30,7 @@ from ..resets import ReferenceResetCallback, check_one_value
 from ..run_folder import RunFolder
 from ..supported import check_adapters
 from ..vocabulary import readable_files
-from ..weights import whole_weights
+from ..weights import check_decoder, read_config, refuse_kernel, whole_weights
 from .adapters import (
     check_growing_config,
     check_head,
@@ -131,7 +131,7 @@ class Plan:
             check_adapter(model, config)
         if isinstance(model, str):
             given["model"] = find_model(model, "model", args.model_init_kwargs)
-        _check_decoder(given["model"], args)
+        _check_model(given["model"], args)
         if config is not None:
             given["peft_config"] = _adapter_of_text(args, given)
         return cls(
@@ -280,6 +280,8 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     for function in functions:
         if isinstance(function, str):  # a model's name
             check_contents(function, f"reward_funcs={function!r}")
+            if "attn_implementation" not in (args.model_init_kwargs or {}):
+                refuse_kernel(function, **_place(args))
     choose_best_metric(args, functions, evaluation, given.get("callbacks") or [])
     metrics = {}
     if args.metric_for_best_model is not None and not args.stop_stall:  # with which it is the same as the next
@@ -298,20 +300,19 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
         check_measured(metrics, functions, args.num_generations_eval or args.num_generations, evaluation)
 
 
-def _check_decoder(model: PreTrainedModel | str, args: ProRLConfig) -> None:
-    """Raise an error for an encoder-decoder, whose completions are not the rest of a row."""
+def _check_model(model: PreTrainedModel | str, args: ProRLConfig) -> None:
+    """Raise an error for a model that [`~trl_prorl.weights.read_config`] refuses."""
     if isinstance(model, str):
-        init = args.model_init_kwargs or {}
-        place = {key: init[key] for key in PLACE if key in init}
+        is_set = "attn_implementation" in (args.model_init_kwargs or {})
         with readable_files(model):
-            config = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code, **place)
+            read_config(model, is_set, trust_remote_code=args.trust_remote_code, **_place(args))
     else:
-        config = model.config
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"model={get_config_model_id(config)!r} is an encoder-decoder (model_type {config.model_type!r}): causal "
-            "language models are supported, whose completions continue the prompt."
-        )
+        check_decoder(model.config, get_config_model_id(model.config))
+
+
+def _place(args: ProRLConfig) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that select a model's files."""
+    return {key: value for key, value in (args.model_init_kwargs or {}).items() if key in PLACE}
 
 
 def _check_full_reference(args: ProRLConfig) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from PIL import Image
@@ -76,6 +77,24 @@ def test_somebody_else_s_file_is_not_overwritten(demo, name):
     assert report.main(["--runs", str(demo / "A"), "--out", str(out)]) == 2
     assert (demo / name).read_text() == "mine"
     assert not list(demo.glob("*.png"))
+
+
+def test_a_page_of_gigabytes_is_not_read(demo):
+    (demo / "report.md").touch()
+    os.truncate(demo / "report.md", 50 * 2**30)
+    assert report.main(["--runs", str(demo / "A"), "--out", str(demo)]) == 2
+
+
+@pytest.mark.parametrize("name", ["report.html", "*.svg"])
+def test_a_folder_in_place_of_a_page_is_one_line(demo, name, capsys):
+    assert report.main(["--runs", str(demo / "A"), "--out", str(demo)]) == 0
+    file = next(demo.glob(name))
+    file.unlink()
+    file.mkdir()
+    capsys.readouterr()
+    assert report.main(["--runs", str(demo / "A"), "--out", str(demo)]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert file.name in line
 
 
 def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, tmp_path, capsys):

@@ -17,6 +17,7 @@ from run_record import hash_files
 from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
 from trl_prorl.eval.samples import sampling
+from trl_prorl.eval.samples import store as store_module
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer
 from trl_prorl.eval.samples.run_samples import HeldOut
@@ -207,6 +208,36 @@ def test_a_chat_template_that_loops_or_is_not_allowed_is_one_line(base, monkeypa
         sampling.prompt_ids(tokenizer, [{"prompt": [{"role": "user", "content": "7"}]}])
 
 
+@pytest.mark.parametrize(
+    "template, said", [("", "makes no token"), ("{{ 'a ' * 10 ** 6 }}", "makes a prompt of 2,000,000 characters")]
+)
+def test_a_chat_template_that_makes_no_prompt_or_a_huge_one_is_one_line(base, template, said):
+    tokenizer = load_tokenizer(base)
+    tokenizer.chat_template = template
+    with pytest.raises(InputError, match=said):
+        sampling.prompt_ids(tokenizer, [{"prompt": [{"role": "user", "content": "7"}]}])
+
+
+@pytest.mark.parametrize(
+    "file, keys",
+    [
+        ("adapter_config.json", {"lora_alpha": 1e308}),
+        ("base/config.json", {"rms_norm_eps": float("nan")}),
+        ("base/config.json", {"return_dict": False}),
+        ("base/config.json", {"is_encoder_decoder": True}),
+    ],
+    ids=str,
+)
+def test_a_model_that_computes_nothing_is_one_line(run_dir, base, task, capsys, file, keys):
+    shutil.copytree(base, run_dir / "base")
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | {"model_name_or_path": "./base"}))
+    found = json.loads((run_dir / file).read_text())
+    (run_dir / file).write_text(json.dumps(found | keys))
+    assert passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"]) == 2
+    assert str(run_dir) in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("content", ["[", "[]", "5", "[" * 100_000, '{"r": "x", "peft_type": "LORA"}', "{}"])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "adapter_config.json"])
 def test_a_damaged_file_of_a_model_is_one_line(run_dir, base, name, content):
@@ -239,5 +270,22 @@ def test_samples_of_other_types_are_one_line(tmp_path, values):
     sound = dict.fromkeys(COLUMNS, None) | {"prompt_id": "a", "sample": 0, "completion": "c"}
     frame = pd.DataFrame([{"other": 1} if values is None else sound | values])
     frame.to_parquet(store.folder / "part.parquet")
+    with pytest.raises(InputError, match="part.parquet"):
+        store.frame()
+
+
+def test_samples_that_unpack_to_gigabytes_are_one_line(tmp_path, monkeypatch):
+    """64 texts of a megabyte, in a file of some kilobytes, where 16 MB are allowed; and a column of categories."""
+    monkeypatch.setattr(store_module, "MAX_BYTES", 2**24)
+    store = SampleStore(tmp_path, "base", {})
+    store.folder.mkdir()
+    sound = dict.fromkeys(COLUMNS, None) | {"prompt_id": "a", "completion": "c" * 2**20}
+    frame = pd.DataFrame([sound | {"sample": number} for number in range(64)])
+    file = store.folder / "part.parquet"
+    frame.to_parquet(file, compression="zstd")
+    assert file.stat().st_size < 10**5
+    with pytest.raises(InputError, match="part.parquet.*unpacks to more than"):
+        store.frame()
+    frame.assign(completion="c").astype({"completion": "category"}).to_parquet(file)
     with pytest.raises(InputError, match="part.parquet"):
         store.frame()

@@ -111,6 +111,16 @@ def test_a_pointer_that_transformers_reads_or_ignores_is_named(make_trainer, mod
     assert name in error_of(passk.main, ["--run", str(run_dir)], capsys)
 
 
+@pytest.mark.parametrize(
+    "key, value", [("model_max_length", "x"), ("model_max_length", [1]), ("model_input_names", "x")]
+)
+def test_a_value_of_another_kind_in_a_tokenizer_is_one_line(run_dir, key, value, capsys):
+    file = run_dir / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    for main in (passk.main, drift.main):
+        assert str(run_dir) in error_of(main, ["--run", str(run_dir)], capsys)
+
+
 @pytest.mark.parametrize("of", ["name", "object"])
 def test_more_tokens_than_the_embedding_has_rows(make_trainer, model, of):
     index = add_token(model)
