@@ -213,6 +213,8 @@ Causal language models are trained. `fast` serves these families (`model_type`),
 
 {families}
 
+Models with learned positions get those of their tokens, which TRL does not pass: {learned}.
+
 ## Losses
 
 {losses}
@@ -283,6 +285,7 @@ def make_supported_page() -> str:
         initialisations=code(map(repr, supported.INITIALISATIONS)),
         families=table(["`model_type`", "`pack_groups`", "`compact_generation`", "CUDA graph"], families),
         positions=code(supported.POSITIONS),
+        learned=code(supported.LEARNED_POSITIONS),
         losses=table(["`loss_type`", "weights of tokens", "has a clipped ratio (`loss_mode`)"], losses),
         levels=code(supported.IMPORTANCE_LEVELS),
         estimators=code(supported.KL_ESTIMATORS),

@@ -83,7 +83,9 @@ FAMILIES = {
     "qwen3_next": WITH_STATE,
     "smollm3": ATTENDING,
 }
-MODEL_TYPES = tuple(FAMILIES)
+# Their positions are learned. They get those of their tokens, which TRL does not pass.
+LEARNED_POSITIONS = ("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "xglm")
+MODEL_TYPES = tuple(dict.fromkeys([*FAMILIES, *LEARNED_POSITIONS]))
 # Rotary positions (`rope_type`). With others, frequencies depend on the longest row of a call.
 POSITIONS = ("default", "linear", "llama3", "yarn", "proportional")
 

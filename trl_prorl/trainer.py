@@ -74,6 +74,7 @@ from .launch.terminal import Terminal, write_event_line
 from .launch.training_prompts import TrainingPrompts
 from .meter import Meter
 from .parts import MicroBatch, Parts
+from .positions import with_positions
 from .record import Recorder, take
 from .reference import (
     AdapterReference,
@@ -92,6 +93,7 @@ from .rollout import (
     set_advantages,
 )
 from .run_folder import COMPLETIONS, RunFolder
+from .supported import LEARNED_POSITIONS
 from .trained import TrainedCheck
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 from .vocabulary import check_tokenizer, embedding_rows
@@ -195,6 +197,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         args = self.args
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
+        self._learns_positions = policy.config.get_text_config().model_type in LEARNED_POSITIONS
         self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = run_identity(self, plan, policy)
@@ -285,7 +288,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
         """Compute log-probabilities as TRL does."""
-        return super()._get_per_token_logps_and_entropies(policy, input_ids, attention_mask, logits_to_keep)[0]
+        return self._trl_score(policy, input_ids, attention_mask, logits_to_keep)[0]
+
+    def _trl_score(self, model, *rows, **kwargs) -> tuple:
+        """Call TRL's method, with positions for a model that needs them."""
+        if self._learns_positions:
+            model = with_positions(model)
+        return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
 
     def add_callback(self, callback):
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
@@ -491,7 +500,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
         # TRL asks for the policy in its loss, for anchors while it makes a generation batch; an evaluation or a script
         # asks for any model.
-        trl_score = super()._get_per_token_logps_and_entropies
+        trl_score = self._trl_score
         rows = (input_ids, attention_mask, logits_to_keep)
         if self._policy_pass is not None:
             is_counted = self.model.training
@@ -502,9 +511,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
         """Score a batch under an anchor, in chunks of `batch_size` rows. Returns log-probabilities `(B, T)`."""
-        trl_score = super()._get_per_token_logps_and_entropies
         with checkpointing_off(self.model):
-            return self.scorer.score_anchor(anchor, trl_score, self.model, batch, batch_size)
+            return self.scorer.score_anchor(anchor, self._trl_score, self.model, batch, batch_size)
 
     # -------------------------------------------------------------------------------------- a step: its loss
 

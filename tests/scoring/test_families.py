@@ -1,5 +1,7 @@
 """Families of models, also with states and windows: packed rows against TRL, compact samples against `generate`."""
 
+from functools import partial
+
 import pytest
 import torch
 from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logps, with_head
@@ -11,7 +13,8 @@ from trl_prorl.fast import prefix
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
 from trl_prorl.fast.probes import generation_obstacle, known_packing_obstacle
-from trl_prorl.supported import FAMILIES, POSITIONS
+from trl_prorl.positions import with_positions
+from trl_prorl.supported import FAMILIES, LEARNED_POSITIONS, POSITIONS
 
 
 DELTA = {
@@ -197,12 +200,50 @@ def test_all_linear_leaves_a_vision_tower_alone(make_trainer, tiny_model, tmp_pa
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_type_that_is_listed_is_scored_as_by_its_own_forward(kind):
     model = with_head(tiny(kind)).eval()
-    ids, mask, keep = batch_of([(5, [20, 16])])
-    with torch.no_grad():
-        own = model(input_ids=ids, attention_mask=mask).logits[:, -keep - 1 : -1].log_softmax(-1)
-    scored = mask[:, -keep:] == 1
-    expected = own.gather(-1, ids[:, -keep:, None])[..., 0][scored]
-    torch.testing.assert_close(padded_logps(model, ids, mask, keep)[0][scored], expected, atol=2e-5, rtol=0)
+    ids, mask, keep = batch_of([(5, [20, 16]), (9, [12])])  # the first prompt is padded on the left
+    found = padded_logps(with_positions(model) if kind in LEARNED_POSITIONS else model, ids, mask, keep)[0]
+    for row, its_mask, logps in zip(ids, mask, found, strict=True):
+        alone = row[its_mask == 1]
+        with torch.no_grad():
+            own = model(input_ids=alone[None]).logits[0, :-1].log_softmax(-1)
+        expected = own.gather(-1, alone[1:, None])[:, 0]
+        scored = logps[its_mask[-keep:] == 1]
+        torch.testing.assert_close(scored, expected[-len(scored) :], atol=2e-5, rtol=0)
+
+
+NO_DROPOUT = dict.fromkeys(["attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout"], 0.0)
+NO_DROPOUT |= dict.fromkeys(["activation_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
+LOCAL = {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8}
+LEARNED = {
+    "gpt2": partial(build, "gpt2", **SIZES_OF["gpt2"]),
+    "gpt_bigcode": partial(build, "gpt_bigcode", num_key_value_heads=1, n_inner=48, **NO_DROPOUT),
+    "gpt_neo": partial(build, "gpt_neo", "eager", **LOCAL),
+    "xglm": partial(build, "xglm", "eager", num_layers=2, attention_heads=2, ffn_dim=48, **NO_DROPOUT),
+    "biogpt": partial(build, "biogpt", **NO_DROPOUT),
+}
+
+
+@pytest.mark.parametrize("kind", LEARNED_POSITIONS)
+def test_a_type_with_learned_positions_is_trained_as_it_is_sampled(make_trainer, tiny_model, kind, monkeypatch):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id}
+    trainer = make_trainer(model=LEARNED[kind](**sizes), lora=False, beta=0.1, beta_old=0.1, disable_dropout=True)
+    ids, mask, keep = batch_of([(5, [20, 16]), (9, [12])])
+    prompts = ids[:, :-keep]
+    keys = {"attention_mask": mask[:, :-keep], "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    keys |= {"output_logits": True, "return_dict_in_generate": True}
+    drawn = trainer.model.eval().generate(input_ids=prompts, **keys)
+    logits = torch.stack(drawn.logits, dim=1)
+    completions = drawn.sequences[:, prompts.shape[1] :]
+    expected = logits.log_softmax(-1).gather(-1, completions[..., None])[..., 0]
+    whole = torch.cat([mask[:, :-keep], torch.ones_like(completions)], dim=1)
+    rows = (drawn.sequences, whole, completions.shape[1])
+    for model in (trainer.model, trainer.ref_model):
+        found = trainer._get_per_token_logps_and_entropies(model, *rows)[0]
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    monkeypatch.setattr("trl_prorl.launch.own_head.MODEL_TYPES", ())
+    with pytest.raises(InputError, match=f"'{kind}'.* differs .* nats"):  # as an unknown type would be
+        make_trainer(model=LEARNED[kind](**sizes), lora=False, disable_dropout=True)
 
 
 CAPPED = {"recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64}}

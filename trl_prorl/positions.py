@@ -1,0 +1,22 @@
+"""
+Positions in left-padded rows. TRL passes none, and a model with learned positions then counts the padding: a prompt
+that is shorter than the longest of its batch is scored at other positions than `generate` samples it at.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+
+def with_positions(model: Callable) -> Callable:
+    """Return a model's forward that gets the positions of its tokens, as `generate` passes them."""
+
+    def forward(attention_mask: torch.Tensor, **inputs):
+        return model(attention_mask=attention_mask, position_ids=token_positions(attention_mask), **inputs)
+
+    return forward
+
+
+def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Number the tokens of each row `(B, T)` from 0; padding on the left has position 0."""
+    return (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
