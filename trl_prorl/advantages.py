@@ -1,11 +1,10 @@
 """
-Advantages from the rewards of a batch of groups: pure functions from rewards of shape `(N,)` to advantages of shape
-`(N,)`.
+Advantages from the rewards of a batch of groups: pure functions from rewards `(N,)` to advantages `(N,)`.
 
-If all rewards of a group are equal, every advantage is exactly 0, except with `raw` and `global_normalized`, which
-compares with the batch. This needs care: in float32 the mean of eight times 17/97 is not 17/97, and `group_normalized`
-would raise the difference to 10⁻³. A completion that no reward function could score has the reward NaN; it counts in
-no mean and gets the advantage 0.
+If all rewards of a group are equal, every advantage is exactly 0, except with `raw` and with `global_normalized`,
+which compares with the batch. Rounding needs care: in float32 the mean of eight times 17/97 is not 17/97, and
+`group_normalized` would amplify the difference to 10⁻³. A completion that no reward function could score has the
+reward NaN; it counts in no mean and gets the advantage 0.
 
 | name | advantage of completion i of a group of G | source |
 |---|---|---|
@@ -15,7 +14,7 @@ no mean and gets the advantage 0.
 | `batch_normalized` | `centered`, over its standard deviation in the batch | REINFORCE++-baseline, arXiv 2501.03262 |
 | `global_normalized` | r_i − mean of the batch, over its standard deviation | REINFORCE++, arXiv 2501.03262 |
 | `rloo` | r_i − mean of the other G−1, which is G/(G−1) times `centered` | RLOO, arXiv 2402.14740 |
-| `max` | r_i − mean of the group for the best of it, all of them where they tie; 0 for the others | – |
+| `max` | r_i − mean of the group for the best of it, also if several tie; 0 for the others | – |
 | `best_of_group` | best of the group − best of the other G−1: the gradient of the best of G | arXiv 2503.19595 |
 
 `max` pushes nothing down: only the best of a group have an advantage, and it is never negative. It is the gradient of
@@ -30,8 +29,8 @@ from trl.trainer.utils import nanstd
 from .supported import ADVANTAGES
 
 
-EPSILON = 1e-4  # as TRL adds it to every standard deviation
-ROUNDING = 1e-6  # of a float32 sum of rewards, relative
+EPSILON = 1e-4  # added by TRL to every standard deviation
+ROUNDING = 1e-6  # relative, of a float32 sum of rewards
 
 
 def raw(groups: torch.Tensor) -> torch.Tensor:
@@ -69,7 +68,7 @@ def all_equal(groups: torch.Tensor) -> torch.Tensor:
     """
     least = groups.nan_to_num(nan=torch.inf).amin(dim=1)
     greatest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)
-    # −∞ − ∞ if nothing was scored.
+    # −∞ − ∞ if no reward was given
     return greatest - least <= ROUNDING * torch.maximum(least.abs(), greatest.abs())
 
 
@@ -85,7 +84,7 @@ def best_of_group(groups: torch.Tensor) -> torch.Tensor:
     others.diagonal(dim1=1, dim2=2).fill_(-math.inf)
     best = known.amax(dim=1, keepdim=True)
     best_of_others = others.amax(dim=2)
-    # A completion alone in its group has no other to compare with.
+    # A single completion has no other to compare with.
     return torch.where(groups.isnan() | best_of_others.isinf(), math.nan, best - best_of_others)
 
 
@@ -111,11 +110,11 @@ def estimate(
     Estimate the advantages of a batch of rewards.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N,)`): Rewards, NaN where there is none; a group's stand side by side.
+        rewards (`torch.Tensor` of shape `(N,)`): Rewards, group by group; NaN if missing.
         group_size (`int`): G.
         estimator (`str`): A name of the table above.
-        batch (`torch.Tensor`, *optional*): Rewards whose mean and deviation an estimator over a batch takes, if they
-            are not `rewards`.
+        batch (`torch.Tensor`, *optional*): Rewards for the mean and deviation of an estimator over a batch, if not
+        `rewards`.
 
     Returns `torch.Tensor` of shape `(N,)`.
     """

@@ -1,16 +1,16 @@
 """
-The anchors: one class for each policy to which the KL of the trained policy may be penalised. All else follows.
+Anchors: the policies to which the trained policy's KL can be penalised, one class each.
 
-| class | key | whose log-probabilities | when they are computed |
+| class | key | log-probabilities of | computed |
 |---|---|---|---|
 | `ReferenceAnchor` | `beta` | π_ref, which resets move | once per generation batch, or in every pass over it |
-| `OldPolicyAnchor` | `beta_old` | π_old, which sampled the batch | the loss has them, or once per generation batch |
-| `BaseAnchor` | `beta_base` | the policy as the run started | on every `base_anchor_every`-th generation batch |
+| `OldPolicyAnchor` | `beta_old` | π_old, which sampled the batch | by the loss, or once per generation batch |
+| `BaseAnchor` | `beta_base` | the starting model | on every `base_anchor_every`-th generation batch |
 
-A new anchor is a class here, listed in [`ANCHORS`], and a key. Scoring, loss, record, guards, adaptation of the
-coefficient, checks and reports walk over that list.
+For a new anchor, add a class here, list it in [`ANCHORS`], and add a key. Scoring, loss, log, guards, coefficient
+adaptation, checks and reports read that list.
 
-Nothing is imported that takes long: the configuration and the reports read this list.
+The module imports nothing slow, because the configuration and the reports read the list.
 """
 
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 class Anchor:
     """
-    An anchor of a run, with its coefficient in force. The constructor takes the run's [`ProRLConfig`].
+    An anchor with its current coefficient. The constructor takes the run's [`ProRLConfig`].
 
     Attributes:
-        name (`str`): Its short name: stages of a step, its counts and times in `metrics.jsonl` are named after it.
+        name (`str`): Short name, used for stages of a step and for counts and times in `metrics.jsonl`.
         key (`str`): The key of [`ProRLConfig`] with its coefficient.
-        words (`str`): What it is, in a message or a table.
-        column (`str`): The key under which a batch holds its log-probabilities, shape `(B, T)`.
-        kl_key (`str`): The key of its KL in `metrics.jsonl`.
-        measured_when (`str`), never_scored (`str`): When the record has its KL, and where its forwards are 0.
+        words (`str`): Label in messages and tables.
+        column (`str`): Key of its log-probabilities in a batch, shape `(B, T)`.
+        kl_key (`str`): Key of its KL in `metrics.jsonl`.
+        measured_when (`str`), never_scored (`str`): When its KL is logged, and when its forwards are 0.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
-        copies_policy (`bool`): Whether it holds a copy of the policy as the run begins.
-        coefficient (`float`): In force; 0 means that there is no KL term.
-        model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Scores as the
-            anchor; `None` without one.
+        copies_policy (`bool`): Whether it keeps a copy of the starting policy.
+        coefficient (`float`): Current value; 0 means no KL term.
+        model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*):
+            Model that scores as the anchor.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Anchor:
         self.begin()
 
     def begin(self) -> None:
-        """A training begins: the coefficient is that of the configuration."""
+        """Called as a training starts: take the configured coefficient."""
         self.coefficient: float = getattr(self.args, self.key)
 
     @property
@@ -68,14 +68,12 @@ class Anchor:
         raise NotImplementedError
 
     def needs_scoring(self, generation: int) -> bool:
-        """
-        Return whether its model has to score generation batch `generation`, counted from 0, unless TRL had it scored.
-        """
+        """Return whether its model must score generation batch `generation`, counted from 0, if TRL did not."""
         return self.is_on
 
     @property
     def is_left_to_loss(self) -> bool:
-        """Return whether the loss provides its log-probabilities, so that a generation batch needs none."""
+        """Return whether the loss provides its log-probabilities."""
         return False
 
     @property
@@ -116,13 +114,13 @@ class ReferenceAnchor(Anchor):
 
 class OldPolicyAnchor(Anchor):
     """
-    π_old, the policy that sampled the batch. Where its log-probabilities come from, [`ProRLConfig.old_logps_source`]:
+    π_old, the policy that sampled the batch. [`ProRLConfig.old_logps_source`] is the source of its log-probabilities:
 
     | source | when | how |
     |---|---|---|
     | `"policy"` | every batch is trained on once, by one update | the policy's own, of the same pass |
-    | `"first_pass"` | `reuse_old_logps`, and no update comes within the first pass | the loss keeps the policy's |
-    | `"forward"` | else | a forward pass of the policy as soon as the batch is sampled |
+    | `"first_pass"` | `reuse_old_logps`, and no update within the first pass | the loss keeps the policy's |
+    | `"forward"` | else | a forward pass of the policy right after sampling |
 
     TRL's ratio and `beta_old` use the same column of the batch.
     """
@@ -134,7 +132,7 @@ class OldPolicyAnchor(Anchor):
     kl_key = "kl_old"
     measured_when = "batches that are trained on after an update"
     never_scored = "with `reuse_old_logps`, where possible"
-    works_in_reward = False  # as a batch is sampled, its KL is 0
+    works_in_reward = False  # the KL is 0 when a batch is sampled
 
     def make_model(self, models):
         return models.policy_itself()  # before the first update on its samples
@@ -152,7 +150,7 @@ class OldPolicyAnchor(Anchor):
 
     def logps(self, batch, policy_logps):
         """
-        Return the log-probabilities of π_old. Before the first update on a batch without that column, the policy is
+        Return the log-probabilities of π_old. A batch without that column was not updated on yet, so the policy is
         π_old.
         """
         kept = batch.get(self.column)
@@ -181,6 +179,6 @@ class BaseAnchor(Anchor):
         return self.is_on and self.column in batch
 
 
-# In the order in which `kl_target` looks for the active one.
+# in the order in which `kl_target` chooses the active one
 ANCHORS: tuple[type[Anchor], ...] = (ReferenceAnchor, OldPolicyAnchor, BaseAnchor)
 ANCHOR_KEYS = tuple(anchor.key for anchor in ANCHORS)

@@ -1,8 +1,7 @@
 """
-The KL terms of a loss: which tokens count, the KL estimators and their gradients, the weights of TRL's loss types, and
-the penalties of a run's anchors with the adaptation to `kl_target`.
+KL terms of a loss: estimators, loss weights, the anchors' penalties and the adaptation to `kl_target`.
 
-Pure functions first, tensors in, tensors out; the part [`Anchors`], which has the coefficients, comes last.
+Pure functions on tensors come first; the part [`Anchors`], which has the coefficients, comes last.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,16 +17,15 @@ from .supported import IMPORTANCE_LEVELS, KL_ESTIMATORS, LOSS_TYPES
 
 
 def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return 1 where a token of a completion counts, shape `(B, T)`: not padding, and not written by a tool."""
+    """Return 1 for each completion token that counts, shape `(B, T)`: neither padding nor written by a tool."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
-    Set values `(B, T)` to 0 where the mask, of numbers or bools, is 0. A product with the mask would not do: at a
-    token that does not count, such as one that a tool wrote, the exponential of a log-ratio may be infinite, and 0 · ∞
-    is NaN, in a gradient too.
+    Set values `(B, T)` to 0 at masked tokens. A product with the mask is not enough: the exponential of a masked
+    log-ratio may be infinite, and 0 · ∞ is NaN, also in a gradient.
     """
     return torch.where(mask.bool(), values, 0.0)
 
@@ -35,10 +33,9 @@ def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 # KL estimators between the policy and an anchor: their values and, through autograd, their gradients.
 #
-# Pure tensors in, tensors out. `logps` are always the policy's log-probabilities of the sampled tokens (with
-# gradient), `anchor_logps` the anchor's (without gradient), and the estimated quantity is the per-token reverse KL at
-# the visited states, KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no
-# estimator here contains it.
+# `logps` are the policy's log-probabilities of the sampled tokens (with gradient), `anchor_logps` the anchor's
+# (without). The estimated quantity is the per-token reverse KL at the visited states, KL(π_θ(·|s) ‖ π_anchor(·|s)).
+# The KL of whole sequences has one more term, through the states; no estimator here contains it.
 #
 # In a loss the *gradient* of an estimator matters, not its value. With samples from π_old and the per-token importance
 # ratio r = exp(logπ_θ − logπ_old):
@@ -49,16 +46,16 @@ def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 # | k2 | exact on-policy, biased off-policy | biased |
 # | k3 | biased | exact per token, on- and off-policy |
 #
-# With a ratio of whole sequences, no estimator is exact. A bound on the estimate (`kl_clamp`; verl and NeMo RL bound
-# k3 at 10) takes the gradient of the tokens beyond it away. The values are from J. Schulman's note "Approximating KL
-# Divergence" (2020, http://joschu.net/blog/kl-approx.html); the statements on gradients are checked in
-# `tests/objective/test_kl.py` by enumerating every completion.
+# With a sequence-level ratio no estimator is exact. A clamp on the estimate (`kl_clamp`; verl and NeMo RL clamp k3 at
+# 10) removes the gradient of the tokens beyond it. Values are from J. Schulman's note "Approximating KL Divergence"
+# (2020, http://joschu.net/blog/kl-approx.html). `tests/objective/test_kl.py` checks the gradients by enumerating all
+# completions.
 
 
 def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
     r"""
-    Estimate the KL of each token. With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 =
-    exp(−d) − 1 + d.
+    Estimate the KL of each token. With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 = exp(−d)
+    − 1 + d.
 
     Args:
         logps, anchor_logps (`torch.Tensor` of shape `(B, T)`):
@@ -71,7 +68,7 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
         raise ValueError(f"logps {tuple(logps.shape)} and anchor_logps {tuple(anchor_logps.shape)} differ in shape.")
     if estimator == "k3":
         reverse = anchor_logps - logps
-        # In TRL's order of operations, so that the two agree to the last bit.
+        # TRL's order of operations, for bit-identical results
         return torch.exp(reverse) - reverse - 1
     log_ratio = logps - anchor_logps
     if estimator == "k1":
@@ -83,8 +80,8 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
 
 def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
     """
-    Find the tokens whose estimates lie outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`]. NaN
-    does not: it has to be seen.
+    Return whether each token's estimate is outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`].
+    NaN is not outside, so it stays visible.
     """
     return kl_values(logps.detach(), anchor_logps.detach(), estimator).abs() > clamp
 
@@ -97,22 +94,20 @@ def kl_penalty(
     clamp: float | None = None,
 ) -> torch.Tensor:
     """
-    Compute the per-token penalty that enters the loss: the estimate, bounded if asked for, times the importance ratio
-    if there is one.
+    Compute the per-token penalty of a loss: the estimate, optionally clamped, optionally times the importance ratio.
 
     Args:
         logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
-        anchor_logps (`torch.Tensor` of shape `(B, T)`): The anchor's, whose gradient is cut off.
+        anchor_logps (`torch.Tensor` of shape `(B, T)`): The anchor's log-probabilities; detached.
         estimator (`str`, *optional*, defaults to `"k3"`): One of [`KL_ESTIMATORS`].
         importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
             π_θ/π_old *with* gradient (TRL's `use_bias_correction_kl`).
-        clamp (`float`, *optional*): The bound of the estimate, in nats.
+        clamp (`float`, *optional*): Bound of the estimate, in nats.
 
     Returns `torch.Tensor` of shape `(B, T)`.
 
-    A bounded token carries no gradient, through its ratio neither. The ratio's own gradient would have the wrong sign
-    where the policy has lost a token that the anchor likes: the whole gradient of k3 · r there is r · log(π/π_anchor),
-    which raises the token, and the ratio's share alone, clamp · r, lowers it further.
+    A clamped token has no gradient, not even through its ratio. If the policy has lost a token that the anchor likes,
+    the full gradient of k3 · r is r · log(π/π_anchor), which raises the token; clamp · r alone would lower it further.
     """
     anchor_logps = anchor_logps.detach()
     if clamp is None:
@@ -120,7 +115,7 @@ def kl_penalty(
         return values if importance_ratio is None else values * importance_ratio
     bound = kl_values(logps.detach(), anchor_logps, estimator).clamp(-clamp, clamp)
     beyond = beyond_clamp(logps, anchor_logps, estimator, clamp)
-    # Not `Tensor.clamp`, whose gradient of 0 times an exponential that overflowed is NaN.
+    # `Tensor.clamp` would give NaN: its gradient of 0 times an exponential that overflowed
     logps_within = torch.where(beyond, anchor_logps, logps)
     values = torch.where(beyond, bound, kl_values(logps_within, anchor_logps, estimator))
     if importance_ratio is None:
@@ -131,8 +126,8 @@ def kl_penalty(
 def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
     """
     Compute π_θ/π_old per token, `(B, T)`, or for `level="sequence"` its geometric mean over a sequence, `(B, 1)`
-    (GSPO, arXiv 2507.18071), with gradient in θ. All arguments have shape `(B, T)`; the mask is 1 where a token
-    counts.
+    (GSPO, arXiv 2507.18071), with gradient in θ. All arguments have shape `(B, T)`; the mask is 1 for tokens that
+    count.
     """
     log_ratio = logps - old_logps.detach()
     if level == "token":
@@ -154,10 +149,10 @@ def gradient_bias(
         estimator (`str`): One of [`KL_ESTIMATORS`].
         corrected (`bool`): Whether the estimate is multiplied by the importance ratio.
         level (`str`): The ratio's level, one of [`IMPORTANCE_LEVELS`].
-        on_policy (`bool`): Whether π_θ = π_old wherever the penalty is evaluated.
-        clamp (`float`, *optional*): The bound of the estimate.
+        on_policy (`bool`): Whether π_θ = π_old in every evaluation of the penalty.
+        clamp (`float`, *optional*): Bound of the estimate.
 
-    Returns `str` or `None`: `None` if it does not differ.
+    Returns `str` or `None`: `None` if the gradient is exact.
     """
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
@@ -178,19 +173,18 @@ def _clamp_bias(clamp: float | None) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# How TRL's loss types turn per-token losses into one number: every aggregation is a weighted sum over tokens.
+# TRL's loss types: every aggregation is a weighted sum over tokens.
 #
-# Writing it as weights keeps it linear, so a penalty added afterwards is normalised exactly as if TRL's own loss had
-# contained it.
+# Weights are linear, so a penalty added later is normalised as if TRL's own loss contained it.
 
 
 class Aggregation:
     """
-    Aggregates the loss of a run as TRL does, which counts the tokens of a window over all processes.
+    Aggregates a loss as TRL does, which counts the tokens of a window over all processes.
 
     Args:
         args ([`ProRLConfig`]): The configuration.
-        processes (`int`): The number of processes.
+        processes (`int`): Number of processes.
     """
 
     def __init__(self, args, processes: int):
@@ -216,8 +210,8 @@ class Aggregation:
 
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
         """
-        Convert a term of the loss into what TRL logs: that of a micro-batch by itself, or its share in the window that
-        the loss averages over. `term` is a scalar; `accumulation` as in [`Aggregation.weights`].
+        Convert a scalar term of the loss to the scale of TRL's log: the micro-batch's own value, or its share of the
+        window. `accumulation` as in [`Aggregation.weights`].
         """
         by_itself = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
         return term * accumulation if by_itself else term
@@ -231,16 +225,16 @@ def token_weights(
     items_per_window: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     """
-    Compute the weights w such that TRL's loss of a micro-batch is Σ w · per_token_loss.
+    Compute weights w such that TRL's loss of a micro-batch is Σ w · per_token_loss.
 
     Args:
-        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count.
         loss_type (`str`): One of [`~trl_prorl.supported.LOSS_TYPES`].
         accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step; 1 in an evaluation.
         max_completion_length (`int`, *optional*):
-            What `dr_grpo` (arXiv 2503.20783) divides by, and not a number of tokens.
-        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process,
-            for the losses that average over all of them.
+            Divisor of `dr_grpo` (arXiv 2503.20783), in place of a token count.
+        items_per_window (`torch.Tensor` or `float`, *optional*):
+            Tokens of one accumulation window on this process, for losses that average over the window.
 
     Returns `torch.Tensor` of shape `(B, T)`.
     """
@@ -260,9 +254,8 @@ def token_weights(
 
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
-    Make a batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is
-    that of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
-    sampled.
+    Make a batch for `loss_mode: no_ratio`. Without π_old, TRL uses the policy itself: the ratio is 1 and its gradient
+    that of the log-probability. TRL's off-policy mask still compares with the policy that sampled.
     """
     changed = dict(batch)
     old = changed.pop(OldPolicyAnchor.column, None)
@@ -272,9 +265,7 @@ def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The KL terms of a run: the coefficient of every anchor, the penalties of a batch, and `kl_target`'s adaptation.
-#
-# Arithmetic on batches of log-probabilities; `anchors.py` says what an anchor is.
+# KL terms of a run: coefficients, penalties of a batch, adaptation to `kl_target`
 
 
 def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
@@ -286,7 +277,7 @@ def next_coefficient(coefficient: float, kl: float, target: float, steps: int, h
         coefficient (`float`): β.
         kl, target (`float`): In nats per token.
         steps (`int`): Optimizer steps since the last call.
-        horizon (`float`): The steps in which a persistent error of 20 % or more moves β by about 20 %.
+        horizon (`float`): Steps in which a persistent error of 20 % or more moves β by about 20 %.
 
     Returns `float`: The new coefficient, which is positive.
     """
@@ -300,9 +291,8 @@ class Penalty:
     The KL terms of a micro-batch.
 
     Attributes:
-        by_anchor (`dict[str, torch.Tensor]`):
-            By its name, the penalty of each anchor that acts, without its coefficient, shape `(B, T)`.
-        loss (`torch.Tensor`): The scalar that enters the loss.
+        by_anchor (`dict[str, torch.Tensor]`): Penalty `(B, T)` of each active anchor, without its coefficient.
+        loss (`torch.Tensor`): Scalar that enters the loss.
     """
 
     by_anchor: dict[str, torch.Tensor]
@@ -310,7 +300,7 @@ class Penalty:
 
 
 class Anchors(Part):
-    """Every anchor of a run, in the order in which `kl_target` looks for the active one."""
+    """All anchors of a run, in the order in which `kl_target` chooses the active one."""
 
     def __init__(self, args):
         self.args = args
@@ -334,7 +324,7 @@ class Anchors(Part):
             anchor.model = anchor.make_model(models)
 
     def to_score(self, batch: Mapping[str, torch.Tensor], generation: int) -> list[Anchor]:
-        """Return the anchors that still have to score a finished generation batch, which is counted from 0."""
+        """Return the anchors that must still score generation batch `generation`, counted from 0."""
         return [anchor for anchor in self if anchor.needs_scoring(generation) and anchor.column not in batch]
 
     @property
@@ -353,8 +343,8 @@ class Anchors(Part):
 
     def in_reward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """
-        Compute what `kl_in: reward` takes off the reward of each completion, shape `(B,)`: Σ coefficient · k1 over
-        anchors and tokens, of the policy that sampled. Returns `None` if the KL is in the loss.
+        Compute the deduction of `kl_in: reward` from each completion's reward, shape `(B,)`: Σ coefficient · k1 of the
+        sampling policy, over anchors and tokens. Returns `None` if the KL is in the loss.
         """
         if self.args.kl_in == "loss":
             return None
@@ -399,8 +389,8 @@ class Anchors(Part):
 
     def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
         """
-        Find the tokens whose estimates, of any anchor that acts on a batch, lie beyond `kl_clamp`, shape `(B, T)`;
-        arguments as in [`Anchors.penalties`].
+        Return whether any active anchor's estimate of a token exceeds `kl_clamp`, shape `(B, T)`; arguments as in
+        [`Anchors.penalties`].
         """
         beyond = torch.zeros_like(logps, dtype=torch.bool)
         for anchor in self.acting(batch):
@@ -411,9 +401,8 @@ class Anchors(Part):
         self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
     ) -> Penalty | None:
         """
-        Compute the KL terms of a micro-batch: Σ coefficient · penalty over anchors and tokens; arguments as in
-        [`Anchors.penalties`], and the weight of each token in the loss, shape `(B, T)`. Returns `None` if no anchor
-        acts.
+        Compute the KL terms of a micro-batch: Σ coefficient · penalty over anchors and tokens. `weights` `(B, T)` are
+        the tokens' weights in the loss; other arguments as in [`Anchors.penalties`]. Returns `None` if no anchor acts.
         """
         penalties = self.penalties(batch, logps, level)
         if not penalties:
@@ -428,7 +417,7 @@ class Anchors(Part):
             self._kl_since_generation.append(row[active.kl_key])
 
     def boundary(self, step: int) -> None:
-        """Move the active coefficient towards `kl_target`, if there is one."""
+        """Move the active coefficient towards `kl_target`, if set."""
         values = self._kl_since_generation
         self._kl_since_generation = []
         if self.args.kl_target is None or not values:

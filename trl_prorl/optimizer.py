@@ -1,6 +1,6 @@
 """
-What a reset does to the optimizer: a treatment (treatments.py) of its memory, in pure functions on one parameter's
-state; then the learning rate.
+Optimizer treatment at a reset (treatments.py) as pure functions on one parameter's state, and the learning rate after
+it.
 
 | optimizer | first moment | second moment |
 |---|---|---|
@@ -11,8 +11,8 @@ state; then the learning rate.
 | bitsandbytes Adam family, from 4,096 values on | `absmax1` of `state1` | `absmax2` of `state2` |
 | the same, below | `state1`, in fp32 | `state2`, in fp32 |
 
-An 8-bit state is scaled through its block maxima `absmax`, which is exact. The uint8 codes are never touched, because
-code 0 does not stand for zero. docs/methods.md ("The updates after a reset") has the size of the updates that follow.
+An 8-bit state is scaled exactly through its block maxima `absmax`. The uint8 codes are never touched, because code 0
+does not stand for zero. docs/methods.md ("The updates after a reset") gives the size of the updates that follow.
 """
 
 import copy
@@ -38,19 +38,19 @@ SECOND_MOMENTS = (
     "state2",
     "absmax2",
 )
-# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update recomputes.
+# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, recomputed by every update
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
 
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    List the factors of a treatment on one parameter's entry in `optimizer.state`, by key, as far as they are not 1.
+    Return a treatment's factors other than 1 on one parameter's entry in `optimizer.state`, by key.
 
     The entry is empty before the first update.
 
     Raises:
-        `ValueError`: An entry's meaning is not known.
+        `ValueError`: The meaning of an entry is unknown.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -75,7 +75,7 @@ def apply_changes(state: dict[str, Any], by_key: Mapping[str, float]) -> None:
     for key, factor in by_key.items():
         value = state[key]
         if key == MOMENTUM and factor == 0.0:
-            del state[key]  # as in a new SGD, whose first update takes the gradient without dampening
+            del state[key]  # as in a new SGD; its first update applies no dampening
         elif not isinstance(value, torch.Tensor):
             state[key] = type(value)(value * factor)
         elif factor == 0.0:
@@ -85,7 +85,7 @@ def apply_changes(state: dict[str, Any], by_key: Mapping[str, float]) -> None:
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if one parameter's state has an entry whose meaning is not known."""
+    """Raise `ValueError` if one parameter's state has an unknown entry."""
     unknown = set(state) - {*FIRST_MOMENTS, *SECOND_MOMENTS, *NOT_MEMORY, STEP}
     if unknown:
         raise ValueError(f"optimizer state {sorted(unknown)} is unknown, so trl-prorl cannot reset it.")
@@ -93,13 +93,12 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Raise an error, before any training, for an optimizer that lacks what a treatment changes, or whose state is not
-    understood.
+    Check, before training, that an optimizer's state is known and has the memory that a treatment changes.
 
-    SGD without momentum has nothing to reset, transformers' Adafactor without β1 no first moment.
+    SGD without momentum has nothing to reset; transformers' Adafactor without β1 has no first moment.
 
     Raises:
-        `ValueError`: The message names the optimizer and the cure.
+        `ValueError`: Naming the optimizer and the cure.
     """
     memory = memory_of(cls, momentum, beta1)
     treatment = treatment_of(mode)
@@ -118,10 +117,10 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
 
 def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> set[str]:
     """
-    Return which parts of [`MEMORY`] an optimizer has.
+    Return the parts of [`MEMORY`] that an optimizer has.
 
     Raises:
-        `ValueError`: It has none, or its state is not understood.
+        `ValueError`: It has none, or its state is unknown.
     """
     name = find_optimizer(cls)
     if name is None:
@@ -142,12 +141,12 @@ def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> s
 
 
 def full_name(cls: type) -> str:
-    """Return a class's name, with its module."""
+    """Return a class's name with its module."""
     return f"{cls.__module__}.{cls.__name__}"
 
 
 def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer within Accelerate's wrapper, or itself."""
+    """Return the optimizer within Accelerate's wrapper, or the optimizer itself."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -172,7 +171,7 @@ def plan_reset(
         alpha (`float`): `optimizer_reset_alpha`.
 
     Raises:
-        `ValueError`: A state is not understood.
+        `ValueError`: A state is unknown.
     """
     if mode == "keep":
         return []
@@ -181,7 +180,7 @@ def plan_reset(
 
 
 def apply_reset(plan: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
-    """Carry out a plan of `plan_reset`, in place: tensors keep their storage."""
+    """Apply a plan of `plan_reset` in place: tensors keep their storage."""
     for state, by_key in plan:
         apply_changes(state, by_key)
 
@@ -197,18 +196,18 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The learning rate after a reset: the schedule starts again, or warms up again.
+# The learning rate after a reset: a restarted schedule, or a new warm-up
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    """Take the state that `restart_schedule` needs, of a schedule that has not been stepped."""
+    """Return the state that `restart_schedule` needs, from a schedule before its first step."""
     rates = [group["lr"] for group in scheduler.optimizer.param_groups]
     return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
 
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     """
-    Put a schedule, and the learning rates it has set, back to its start: warm-up and decay run again.
+    Reset a schedule and its learning rates to their start: warm-up and decay run again.
 
     Args:
         scheduler: The schedule, or Accelerate's wrapper of it.
@@ -242,10 +241,7 @@ def rewarmup_factor(updates: int | None, steps: int) -> float:
 
 
 class Rewarmup:
-    """
-    Scales an optimizer's learning rates during each update, see `rewarmup_factor`, and leaves them as the schedule set
-    them.
-    """
+    """Scales an optimizer's learning rates during each update, see `rewarmup_factor`, and restores them afterwards."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int):
         self.steps = steps
@@ -257,11 +253,11 @@ class Rewarmup:
 
     @property
     def factor(self) -> float:
-        """The factor on the next update."""
+        """Factor on the next update."""
         return rewarmup_factor(self.updates, self.steps)
 
     def begin(self) -> None:
-        """Begin the warm-up: a reset was applied."""
+        """Start the warm-up after a reset."""
         self.updates = 0
 
     def _before(self, optimizer, args, kwargs) -> None:
@@ -278,5 +274,5 @@ class Rewarmup:
 
 
 def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step of an optimizer changes anything: a skipped one has no gradient."""
+    """Return whether a step changes anything: a skipped step has no gradient."""
     return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])

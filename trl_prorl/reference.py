@@ -1,15 +1,14 @@
 """
-The models that the policy is compared with, and who scores a batch: the moving reference π_ref (a frozen LoRA adapter
-named `ref`, or a snapshot of a full model), the starting model, and the [`Scorer`], which counts every forward.
+The models that the policy is compared with, and the [`Scorer`], which scores batches and counts every forward.
 
-| the policy | its reference | who makes it |
+| policy | reference | made by |
 |---|---|---|
-| a full model | a second model | TRL, from the policy's path; a copy of a policy of another class |
+| a full model | a second model | TRL, from the policy's path; a copy if the policy is of another class |
 | a `PeftModel` | the frozen adapter `ref` | TRL copies the adapter `default` |
 | a model and a `peft_config`, no resets | the model without its adapter | TRL |
 | a model and a `peft_config`, with resets | the frozen adapter `ref` | `Plan.wrap` makes a `PeftModel` for TRL |
 
-A reference that resets can move is set to the policy as the run begins, and by each reset.
+A reference that resets can move is set to the policy at the start of the run and by each reset.
 """
 
 import logging
@@ -44,12 +43,12 @@ SNAPSHOT_FILE = "reference.safetensors"
 
 
 def shard_file(folder: Path) -> Path:
-    """Return the file in which this process has its part of a sharded reference."""
+    """Return the file of this process's part of a sharded reference."""
     return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
 
 
 def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """List a model's parameters and saved buffers by name, each once: tied weights are one tensor of two names."""
+    """List a model's parameters and saved buffers by name, tied weights once."""
     tensors = {}
     seen = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -61,8 +60,8 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def check_adapter(model: Any, peft_config: Any | None) -> None:
     """
-    Raise an error, before a model is loaded, for an adapter that cannot coexist with a reference or a base. Raises
-    `ValueError`: naming the value and the cure.
+    Check, before a model is loaded, that an adapter can coexist with a reference or a base. Raises `ValueError`:
+    naming the value and the cure.
     """
     if isinstance(model, PeftModel):
         peft_config = model.peft_config["default"]
@@ -75,9 +74,11 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
 
 
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
-    """Return the trained parameters of the model itself, by name: without its adapter they stay as they are now."""
+    """
+    Return the trained parameters of the model itself, by name. They stay as they are when the adapter is disabled.
+    """
     marks = [f".{name}." for name in policy.peft_config]
-    prefix = getattr(policy.base_model, "prefix", None)  # of an adapter that has no name, as `adaption_`
+    prefix = getattr(policy.base_model, "prefix", None)  # of an adapter without a name, such as `adaption_`
     if prefix:
         marks.append(f".{prefix}")
     outside = {}
@@ -89,15 +90,15 @@ def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]
 
 def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
     """
-    Raise an error for trained parameters outside the adapter that no checkpoint would contain, or that would move a
-    reference or starting model which is the model with another adapter or without one.
+    Check trained parameters outside the adapter: a checkpoint must contain them, and they must not move a reference or
+    starting model that shares the policy's base.
 
     Args:
         policy (`torch.nn.Module`): The policy, unwrapped.
-        anchors (`list[str]`): The keys that have such a reference or base.
+        anchors (`list[str]`): Keys with such a reference or starting model.
 
     Raises:
-        `ValueError`: The line names a parameter and the cure.
+        `ValueError`: Naming a parameter and the cure.
     """
     if not isinstance(policy, PeftModel):
         return
@@ -123,9 +124,9 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
 def frozen_adapter(model, name: str) -> str:
     """
     Add a frozen copy of a [`~peft.PeftModel`]'s adapter `default` under another name, and return the name. The copy
-    shares the configuration object of `default`, as TRL's own `ref` does.
+    shares the configuration object of `default`, as TRL's `ref` does.
     """
-    # The new adapter begins with random values, which must not change the run.
+    # The new adapter starts from random values, which must not advance the run's random state.
     with torch.random.fork_rng():
         model.add_adapter(name, model.peft_config["default"])
     for ref, policy in AdapterReference(model, name).pairs():
@@ -135,12 +136,11 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is newly built
-    and filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the
-    original.
+    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. It is built anew: a
+    policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the original.
     """
     config = model.config
-    with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
+    with torch.random.fork_rng():  # as in `frozen_adapter`
         settings = {"dtype": decoder_dtype(model), "attn_implementation": config._attn_implementation}
         copy = type(model)._from_config(config, **settings)
     if cast_lm_head_to_fp32:
@@ -152,7 +152,7 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
 
 
 def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
-    """Log a warning if the policy is not the model of its path, which TRL has loaded as the reference."""
+    """Warn if the policy differs from the model at its path, which TRL has loaded as the reference."""
     own = unique_tensors(policy)
     loaded = unique_tensors(reference)
     if own.keys() == loaded.keys() and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
@@ -166,14 +166,14 @@ def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: s
 
 class AnchorModels:
     """
-    Makes the models that score as anchors of a policy, as TRL has built it.
+    Makes the models that score as anchors of a policy.
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]): The trainer of the policy and of TRL's reference.
+        trainer ([`~trl.GRPOTrainer`]): Trainer of the policy and of TRL's reference.
         policy (`torch.nn.Module`): The policy, unwrapped.
         moves (`bool`): Whether resets move the reference.
-        fresh_adapter (`bool`): Whether the policy's adapter changes nothing as the run begins.
-        wrapped_by_trl (`bool`): Whether TRL has made that adapter, of a `peft_config`.
+        fresh_adapter (`bool`): Whether the policy's adapter has no effect at the start of the run.
+        wrapped_by_trl (`bool`): Whether TRL has made that adapter from a `peft_config`.
     """
 
     def __init__(self, trainer, policy, moves: bool, fresh_adapter: bool, wrapped_by_trl: bool):
@@ -184,42 +184,45 @@ class AnchorModels:
         self.wrapped_by_trl = wrapped_by_trl
 
     def policy_itself(self) -> "Policy":
-        """Return the policy, whatever its weights are."""
+        """Return the policy with its current weights."""
         return Policy()
 
     def make_reference(self) -> "AdapterReference | SnapshotReference":
-        """Take, replace or move the reference that TRL has made, see the table of this file."""
+        """Use, replace or move the reference that TRL has made, see the table of this file."""
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
             is_other = type(reference.ref_model) is not type(self.policy)
             if is_other and self.moves and not trainer.is_fsdp_enabled:
-                # TRL's is of the class that the path names, and a script's policy need not be.
+                # TRL uses the class of the path's config; a script's policy may be of another.
                 reference = self.copy_of_policy("ref")
                 trainer.ref_model = reference.ref_model
-            # TRL loads that model from the policy's path, which is not the policy if that was changed in memory.
+            # TRL loads from the policy's path, but the policy may have been changed in memory.
             if self.moves and not trainer.is_fsdp_enabled:
                 reference.move(1.0)
             elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
                 warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
-            # A later TRL may make it for its own sync. Nothing else moves it: the reference is the base model.
+            # A later TRL may create `ref` for its own sync. Nothing else moves it: the reference is the base model.
             self.policy.delete_adapter("ref")
         if "ref" not in self.policy.peft_config:  # given a `peft_config`, TRL uses the base model
             return AdapterReference(self.policy, None)
         reference = AdapterReference(self.policy)
-        reference.move(1.0)  # TRL's copy leaves out the factors of embeddings
+        reference.move(1.0)  # TRL's copy lacks the factors of embeddings
         return reference
 
     def initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
-        """Take what scores as the policy does now: the model without its adapter, if that changes nothing yet."""
+        """
+        Return a model that scores as the policy does now: the base model if the adapter has no effect yet, else a
+        copy.
+        """
         if is_peft_model(self.policy) and self.fresh_adapter:
             return AdapterReference(self.policy, None)
         return self.copy_of_policy(name)
 
     def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
-        """Copy the policy as it is now: its adapter, under a name, or the whole model."""
+        """Copy the current policy: its adapter, under a name, or the whole model."""
         if is_peft_model(self.policy):
             return AdapterReference(self.policy, frozen_adapter(self.policy, name))
         copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
@@ -227,59 +230,59 @@ class AnchorModels:
 
 
 class Policy:
-    """Is the policy in the place of an anchor's model: a forward of it scores as π_old before the first update."""
+    """The policy as an anchor's model: it scores as π_old before the first update."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
         return nullcontext(policy)
 
 
 class Reference:
-    """A frozen model that can be set to the policy; [`AdapterReference`] and [`SnapshotReference`] are two ways."""
+    """A frozen model that can be set to the policy: an [`AdapterReference`] or a [`SnapshotReference`]."""
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pair (reference, policy) of every parameter, and of every buffer of its own."""
+        """Return pairs (reference, policy) of all parameters and of the reference's own buffers."""
 
     def scores_as(self, model) -> bool:
-        """Return whether a forward of this model, as it now is, scores as the reference."""
+        """Return whether a forward of this model currently scores as the reference."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
         """Return a context with a model that scores as the reference. `policy` is the (wrapped) policy."""
 
     def save(self, folder: Path) -> None:
-        """Write it into a checkpoint; an adapter is saved by PEFT, with the model."""
+        """Write it into a checkpoint. PEFT saves an adapter with the model."""
 
     def save_shards(self, folder: Path) -> None:
-        """Write this process's part of it, under FSDP, which saves nothing that is frozen."""
+        """Write this process's part under FSDP, which saves no frozen parameters."""
 
     def is_in(self, folder: Path) -> bool:
-        """Return whether a checkpoint has it."""
+        """Return whether a checkpoint contains it."""
         return True
 
     def load(self, folder: Path) -> None:
-        """Read it from a checkpoint; an adapter is loaded by PEFT, with the model."""
+        """Read it from a checkpoint. PEFT loads an adapter with the model."""
 
     @torch.no_grad()
     def move(self, mix: float) -> None:
         """
-        Set reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and
-        1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
-        their product; 0 does nothing.
+        Set reference ← mix · policy + (1 − mix) · reference in place, parameter by parameter: 1 copies, 0 does
+        nothing, values between are Polyak averaging (TR-DPO, arXiv 2404.09656). For LoRA it averages the factors A and
+        B, not their product.
         """
         if mix == 0.0:
             return
-        # Tensor by tensor: torch's foreach copy does not know the DTensors of FSDP2.
+        # One tensor at a time: torch's foreach copy does not support the DTensors of FSDP2.
         for ref, policy in self.pairs():
             if mix == 1.0 or not ref.is_floating_point():
                 ref.data.copy_(policy.data)
             else:
-                ref.data.lerp_(policy.data.to(ref.dtype), mix)  # of a quantised model, TRL keeps the policy's in bf16
+                ref.data.lerp_(policy.data.to(ref.dtype), mix)  # TRL keeps a quantised model's policy in bf16
 
 
 class AdapterReference(Reference):
     """
-    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`; the name `None` is the model without
-    any adapter, which cannot be moved. It shares the base weights with the policy, so a copy moves a few MB, and PEFT
-    saves and loads it with the policy.
+    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`; the name `None` is the model without an
+    adapter, which cannot be moved. It shares the policy's base weights, so a copy moves a few MB. PEFT saves and loads
+    it with the policy.
     """
 
     def __init__(self, model, name: str | None = "ref"):
@@ -296,7 +299,7 @@ class AdapterReference(Reference):
         return pairs
 
     def _shards(self) -> dict[str, torch.Tensor]:
-        """Return the parts of its tensors in this process, by place: none without FSDP, none without an adapter."""
+        """Return this process's parts of its tensors, by place; empty without FSDP or without an adapter."""
         shards = {}
         if self.name is not None:
             for place, (ref, _) in enumerate(self.pairs()):
@@ -314,7 +317,7 @@ class AdapterReference(Reference):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Read this process's part; PEFT loads a whole one. Raises `ValueError`: the checkpoint has none."""
+        """Read this process's part; PEFT loads an unsharded one. Raises `ValueError`: the checkpoint has none."""
         shards = self._shards()
         if not shards:
             return
@@ -328,7 +331,7 @@ class AdapterReference(Reference):
         for module in self.model.modules():
             if isinstance(module, BaseTunerLayer):
                 return module.disable_adapters if self.name is None else self.name in module.active_adapters
-        # An adapter of prompts has no such layer.
+        # Prompt adapters have no such layer.
         return self.name is None and self.model._adapters_disabled
 
     @contextmanager
@@ -365,22 +368,21 @@ class SnapshotReference(Reference):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Read the snapshot of a checkpoint."""
         copy_tensors(folder / SNAPSHOT_FILE, unique_tensors(self.ref_model))
 
 
 class InitialAdapter:
     """
-    The policy of a run with an adapter as it was before the first step, which is the base of evaluations: on the host,
-    what training changes of it.
+    The starting policy of a run with an adapter, as evaluations' base: a host copy of the parameters that training
+    changes.
 
     Args:
-        policy ([`~peft.PeftModel`]): Before the first step.
-        is_trained (`bool`): Whether the run begins from the adapter as it is. A new one is switched off for the base,
-            and what is trained outside it (`bias`) is kept.
+        policy ([`~peft.PeftModel`]): The policy before the first step.
+        is_trained (`bool`): Whether the run starts from an adapter as it is. A new adapter is disabled for the base,
+        and only parameters trained outside it (`bias`) are copied.
 
     Attributes:
-        values (`dict[str, torch.Tensor]`): The parameters of then, by name.
+        values (`dict[str, torch.Tensor]`): The initial parameters, by name.
     """
 
     def __init__(self, policy: PeftModel, is_trained: bool):
@@ -393,7 +395,7 @@ class InitialAdapter:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Make the policy the one of that time while this lasts."""
+        """Set the policy to the starting policy within this context."""
         trained = dict(self.policy.named_parameters())
         now = {name: trained[name].data for name in self.values}
         self._set(trained, {name: value.to(now[name].device) for name, value in self.values.items()})
@@ -401,7 +403,7 @@ class InitialAdapter:
             with ExitStack() as stack:
                 if not self.is_trained:
                     with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # PEFT says that a trained bias stays: it was set back
+                        warnings.simplefilter("ignore")  # PEFT warns that a trained bias stays, but it was set back
                         stack.enter_context(self.policy.disable_adapter())
                 yield
         finally:
@@ -413,9 +415,8 @@ class InitialAdapter:
 
     def save(self, folder: Path) -> None:
         """
-        Write the adapter that the run started from into a folder; PEFT loads it on top of the base model. An adapter
-        of another name than `default`, or one of several, is not written: no evaluation reads such a run from its
-        files.
+        Write the starting adapter into a folder; PEFT loads it on top of the base model. An adapter not named
+        `default`, or one of several, is not written: evaluations do not read such runs from files.
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
@@ -424,11 +425,11 @@ class InitialAdapter:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who scores a batch, how cheaply, and how often: the policy in TRL's loss, and the anchors of its KL terms.
+# Scoring of batches by the policy in TRL's loss and by the anchors of the KL terms.
 #
-# TRL asks for log-probabilities in three places: for π_old and for the reference while it makes a generation batch,
-# and for the policy in its loss. Wherever that is sound, its first two requests get an empty answer, and the finished
-# batch is scored under each anchor that it still lacks:
+# TRL requests log-probabilities of π_old and of the reference while it makes a generation batch, and of the policy in
+# its loss. If sound, the first two requests get an empty answer, and the finished batch is scored under each missing
+# anchor:
 #
 #     TRL makes a generation batch ── asks for π_old, π_ref ──→ answer_request    log-probabilities, or nothing
 #     the batch is finished ────────────────────────────────→ score_anchor       once for each anchor that it lacks
@@ -438,16 +439,14 @@ class InitialAdapter:
 @dataclass
 class PolicyPass:
     """
-    Describes one scoring of a micro-batch by the policy: B rows, T tokens. TRL's loss asks for it without saying what
-    we need to know, so the trainer keeps this object while TRL computes its loss.
+    One scoring of a micro-batch by the policy: B rows, T tokens. The trainer keeps this object while TRL computes its
+    loss, because TRL's call has no such information.
 
     Attributes:
-        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts in the loss; elsewhere log-probabilities become
-            0.
-        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
-        plan_key (`torch.Tensor`, *optional*): Lives as long as the micro-batch, and says that it is the same one: as
-            long the plan of its packed rows is kept.
-        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for rows that are left out.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count in the loss; other log-probabilities become 0.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): Rows to compute; `None` means all.
+        plan_key (`torch.Tensor`, *optional*): Tensor that lives as long as the micro-batch; key of its packing plan.
+        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
 
@@ -461,15 +460,15 @@ class PolicyPass:
 
 class Scorer:
     """
-    Scores completions, and counts the calls of each model that does.
+    Scores completions, and counts the calls of each model.
 
     Args:
-        args ([`ProRLConfig`]): What to cache, reuse or defer.
+        args ([`ProRLConfig`]): The configuration.
         meter ([`~trl_prorl.meter.Meter`]): Counts calls and seconds.
         anchors ([`~trl_prorl.kl.Anchors`]): The anchors, with their models.
-        score_packed (`Callable`, *optional*): Scores as TRL's method does, with every prompt computed once for all its
-            completions, and a `plan_key`, see [`PolicyPass`]. By default TRL's method scores.
-        text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
+        score_packed (`Callable`, *optional*): Scores as TRL's method does, but computes each prompt once for all its
+        completions; accepts a `plan_key`, see [`PolicyPass`]. By default TRL's method scores.
+        text_only (`bool`): Whether a batch contains only token ids, so it can be scored again from the buffer.
     """
 
     def __init__(
@@ -485,21 +484,21 @@ class Scorer:
         self.anchors = anchors
         self.score_packed = score_packed
         self.text_only = text_only
-        # Of batches that are still in use, by their advantages: to choose rows, the host waits for the device.
+        # Chosen rows of batches in use, by their advantages: choosing rows synchronizes with the GPU.
         self._rows = WeakTensorKeyDictionary()
 
     # Requests of TRL while it makes a generation batch.
 
     def answer_request(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
-        Answer TRL's request for π_old or the reference. It does not say for which of them: the model that it would
-        call does.
+        Answer TRL's request for log-probabilities of π_old or the reference. The model that TRL would call shows
+        which.
 
         Args:
             trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
-            model (`Callable`): The model that TRL would score with, and after it TRL's other arguments.
+            model (`Callable`): The model that TRL would score with, followed by TRL's other arguments.
 
-        Returns `tuple`: TRL's result, three times `None` where the log-probabilities come later.
+        Returns `tuple`: TRL's result, or three times `None` if the log-probabilities come later.
         """
         reference = self.anchors["ref"]
         anchor = self.anchors["old"]
@@ -511,19 +510,20 @@ class Scorer:
 
     def comes_later(self, anchor: Anchor) -> bool:
         """
-        Return whether TRL needs no log-probabilities of an anchor yet: the loss or the finished batch provides them.
+        Return whether TRL does not need an anchor's log-probabilities yet, because the loss or the finished batch
+        provides them.
         """
         if anchor.is_left_to_loss:
             return True
         can_wait = self.text_only and not self.args.is_trl
         return can_wait and not anchor.is_needed_at_once
 
-    # A request of TRL in its loss.
+    # Request of TRL in its loss.
 
     def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
         """
-        Choose the rows of a micro-batch of training that the policy computes: those that carry a gradient, if
-        `skip_zero_rows` asks for it and nothing needs all of them. Returns places of shape `(R,)`; `None` means all.
+        Choose the rows of a training micro-batch that the policy computes: with `skip_zero_rows`, those with a
+        gradient, unless something needs all. Returns indices of shape `(R,)`; `None` means all.
         """
         if not self.args.skip_zero_rows:
             return None
@@ -544,11 +544,11 @@ class Scorer:
         return self._rows[advantages]
 
     def score(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
-        """Score as TRL asks, uncounted: for an evaluation, whose batches are used at once, or for a script."""
+        """Score as TRL does, uncounted: for an evaluation, which uses its batches at once, or for a script."""
         return (self.score_packed or trl_score)(model, *args, **kwargs)
 
     def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
-        """Return what scores: packed rows by the plan that is kept of a batch, or TRL's method."""
+        """Return the scoring function: packed, with the batch's plan, or TRL's method."""
         return trl_score if self.score_packed is None else partial(self.score_packed, plan_key=plan_key)
 
     def score_policy(
@@ -558,12 +558,12 @@ class Scorer:
         Score a micro-batch by the policy, and keep the result in its [`PolicyPass`].
 
         Args:
-            policy_pass ([`PolicyPass`]): What is asked for.
-            counts (`bool`): Whether the call is counted; those of an evaluation are not.
+            policy_pass ([`PolicyPass`]): The requested scoring.
+            counts (`bool`): Whether the call is counted; calls of an evaluation are not.
             trl_score, model: As in [`Scorer.answer_request`].
 
         Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
-        `ValueError`: TRL's loss asks for a part of the micro-batch, or asks twice.
+        `ValueError`: TRL's loss scores a part of the micro-batch, or scores it twice.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
         if counts:
@@ -584,8 +584,8 @@ class Scorer:
         score, policy_pass: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs
     ) -> tuple:
         """
-        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the
-        mean entropy of the computed rows, which leaves the mean as it is.
+        Score the rows with a gradient. Skipped rows get the old policy's log-probabilities (ratio 1) and the computed
+        rows' mean entropy, which preserves the mean.
         """
         rows = policy_pass.rows
         some_logps, some_entropies, aux_loss = score(
@@ -594,7 +594,7 @@ class Scorer:
         mask = policy_pass.mask[rows]
         mean_entropy = (some_entropies * mask).sum() / mask.sum().clamp(min=1)
         shape = (len(input_ids), logits_to_keep)
-        if policy_pass.fill is None:  # the first pass; later passes leave out the same rows
+        if policy_pass.fill is None:  # the first pass; later passes skip the same rows
             fill = some_logps.new_zeros(shape)
         else:
             fill = policy_pass.fill.to(some_logps.dtype)
@@ -602,7 +602,7 @@ class Scorer:
         entropies = mean_entropy.expand(shape).index_copy(0, rows, some_entropies)
         return logps, entropies, aux_loss
 
-    # Scoring without TRL.
+    # Scoring outside TRL.
 
     @torch.no_grad()
     def score_anchor(
@@ -612,14 +612,14 @@ class Scorer:
         Score a batch under an anchor.
 
         Args:
-            anchor ([`~trl_prorl.anchors.Anchor`]): Whose model scores.
+            anchor ([`~trl_prorl.anchors.Anchor`]): The anchor; its model scores.
             trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
-            policy (`Callable`): The policy as it is wrapped.
+            policy (`Callable`): The wrapped policy.
             batch (`Mapping`): Prompts `(B, P)` and completions `(B, T)`, each with its mask.
-            size (`int`, *optional*): Rows in a forward; all by default.
+            size (`int`, *optional*): Rows per forward; all by default.
 
-        Returns `torch.Tensor` of shape `(B, T)`: Log-probabilities, in nats. Raises `ValueError`: the batch has more
-        than text.
+        Returns `torch.Tensor` of shape `(B, T)`: Log-probabilities, in nats. Raises `ValueError`: the batch is not
+        only text.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
@@ -644,7 +644,7 @@ class Scorer:
         plan_key: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple:
-        """Score once under an anchor, as a stage of its own."""
+        """Score once under an anchor, as a separate stage."""
         score = self._with_plan(trl_score, plan_key)
         with self.meter.timer.stage(anchor.name):
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)
@@ -652,9 +652,9 @@ class Scorer:
 
 def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    Find the rows that carry a gradient where no penalty acts: those with an advantage other than 0 or, if there are
-    none, the shortest row, because the backward pass (and the other processes in it) needs a gradient, even one of
-    zero. Returns bools of shape `(B,)`.
+    Return which rows carry a gradient if no penalty acts: those with a non-zero advantage or, if there are none, the
+    shortest row, because the backward pass (and the other processes in it) needs a gradient, even of zero. Returns
+    bools of shape `(B,)`.
     """
     has_gradient = batch["advantages"] != 0.0
     shortest = batch["completion_mask"].sum(dim=1).argmin()

@@ -1,6 +1,6 @@
 """
-Resets: a callback observes and may request one; at the next generation boundary the part [`Resets`] moves the
-reference and treats the optimizer. An optimizer state that is not understood raises before anything is changed.
+Resets: a callback observes and may request one. At the next generation boundary, [`Resets`] moves the reference and
+treats the optimizer. An unknown optimizer state raises an error before anything is changed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,12 +28,11 @@ class ReferenceResetCallback(TrainerCallback):
     Requests a reset of the reference when one of its triggers fires.
 
     [`ProRLTrainer`] creates one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` to use other triggers.
-    A trainer that was made with resets takes more by `trainer.add_callback(callback)`.
+    A trainer that was created with resets accepts more through `trainer.add_callback(callback)`.
 
     Args:
         triggers (`Iterable[Trigger]`): [`Periodic`], [`KLSpike`], [`Stall`], or your own subclasses of [`Trigger`].
-        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps from a reset to the first after which a trigger
-            may fire again.
+        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps after a reset in which no trigger fires.
 
     Example:
 
@@ -48,7 +47,7 @@ class ReferenceResetCallback(TrainerCallback):
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
         self.triggers = TriggerSet(triggers, cooldown)
         self.requests: list[Reason] = []
-        self.in_training = False  # an evaluation before or after the training is no validation
+        self.in_training = False  # an evaluation before or after training is not a validation
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.in_training = True
@@ -61,37 +60,37 @@ class ReferenceResetCallback(TrainerCallback):
             self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
 
     def observe_row(self, step: int, row: Mapping[str, float]) -> None:
-        """Observe the row of a step: it has the means over tokens that triggers watch."""
+        """Observe the row of a step, which has the means over tokens that triggers watch."""
         self.requests += self.triggers.observe_step(step, row.get)
 
     def take_requests(self) -> list[Reason]:
-        """Return the requests made since the last call, and forget them."""
+        """Return the requests since the last call, and clear them."""
         taken = self.requests
         self.requests = []
         return taken
 
     def metrics(self) -> list[str]:
-        """Name the evaluation metrics that its triggers watch, as far as they have an attribute `metric`."""
+        """Return the evaluation metrics that its triggers watch, from their attribute `metric`."""
         return [trigger.metric for trigger in self.triggers.triggers if hasattr(trigger, "metric")]
 
     @property
     def watches_evaluations(self) -> bool:
-        """Return whether an evaluation can make it request a reset."""
+        """Return whether an evaluation can trigger a reset."""
         kinds = [type(trigger) for trigger in self.triggers.triggers]
         return any(kind.observe_evaluation is not Trigger.observe_evaluation for kind in kinds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the waiting requests and the memory of the triggers, as JSON values."""
+        """Return the pending requests and the triggers' state, as JSON values."""
         return {"requests": [request.to_dict() for request in self.requests], "triggers": self.triggers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the callback of another process stopped."""
+        """Restore the state of an earlier process."""
         self.requests = [Reason(**request) for request in state["requests"]]
         self.triggers.load_state_dict(state["triggers"])
 
 
 def check_one_value(metric: str, eval_dataset) -> None:
-    """Raise `ValueError` for a metric that is watched and has a value for each of several evaluation sets."""
+    """Raise `ValueError` if a watched metric has one value for each of several evaluation sets."""
     sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
     if not metric.startswith(sets):
         raise ValueError(
@@ -102,23 +101,23 @@ def check_one_value(metric: str, eval_dataset) -> None:
 
 
 def configured_callback(args) -> ReferenceResetCallback:
-    """Make the callback that the keys of a [`ProRLConfig`] ask for."""
+    """Make the callback of a [`ProRLConfig`]'s keys."""
     return ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The part: gather the requests, agree between processes, apply.
+# The part: gather requests, synchronize processes, apply.
 
 
 class Resets(Part):
     """
-    Applies resets, and keeps the requests that wait for one.
+    Applies resets, and keeps pending requests.
 
     Args:
         args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        accelerator: Accelerate's.
+        accelerator ([`~accelerate.Accelerator`]): The run's.
         timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
-        possible (`bool`): Whether the trainer was made for resets.
+        possible (`bool`): Whether the trainer was created for resets.
         handler: Holds the trainer's callbacks, which a user may change.
     """
 
@@ -130,11 +129,11 @@ class Resets(Part):
         self.handler = handler
         self.optimizer = None
         self.schedule = None
-        self.reference: Any = None  # of reference.py, if a reference moves
-        self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
+        self.reference: Any = None  # a model of reference.py, if a reference moves
+        self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may create itself
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
-        self.configured: ReferenceResetCallback | None = None  # the callback of the keys, if they ask for one
+        self.configured: ReferenceResetCallback | None = None  # the callback of the keys, if any
         self._has_moved = False  # whether a reset has moved the reference
         self._requests: list[Reason] = []
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
@@ -150,10 +149,10 @@ class Resets(Part):
 
     def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
         """
-        Take on a callback of the trainer.
+        Register a callback of the trainer.
 
         Raises:
-            `ValueError`: The callback could request no reset, or its metric has more than one value.
+            `ValueError`: The callback cannot request a reset, or its metric has several values.
         """
         if not self.possible:
             raise ValueError(
@@ -175,10 +174,10 @@ class Resets(Part):
 
     @property
     def rate_factor(self) -> float:
-        """The factor of the re-warm-up on the learning rate of the next update."""
+        """Re-warm-up factor on the learning rate of the next update."""
         return self.rewarmup.factor if self.rewarmup is not None else 1.0
 
-    # Requests, and their application.
+    # Requests and their application.
 
     def request(self, reason: Reason) -> None:
         """See [`ProRLTrainer.request_reset`]."""
@@ -190,7 +189,7 @@ class Resets(Part):
         self._requests.append(reason)
 
     def _waiting(self) -> list[Reason]:
-        """Collect the main process's requests, those of its callbacks and those of the user, on every process."""
+        """Collect the main process's requests, from its callbacks and the user, on every process."""
         for callback in self.callbacks:
             self._requests.extend(callback.take_requests())
         requests = self._requests
@@ -205,10 +204,10 @@ class Resets(Part):
 
     def boundary(self, step: int) -> dict[str, Any] | None:
         """
-        Agree, move the reference, treat the optimizer. All waiting requests make one reset.
+        Synchronize the requests, move the reference, treat the optimizer. All pending requests make one reset.
 
         Returns:
-            `dict` or `None`: The event; `None` if nothing was requested.
+            `dict` or `None`: The event; `None` without a request.
         """
         args = self.args
         if not self.possible:
@@ -249,11 +248,11 @@ class Resets(Part):
         event["seconds_sync"] = sync.seconds
         return event
 
-    # A part of the run.
+    # Hooks of a part.
 
     @property
     def _saves_reference(self) -> bool:
-        """Whether the reference may be another than the one that the run begins with."""
+        """Whether the reference may differ from the initial one."""
         return self.reference is not None and (self.possible or self.args.sync_ref_model)
 
     def begin(self) -> None:
@@ -284,7 +283,7 @@ class Resets(Part):
         self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
         for callback, its_state in zip(self._own_callbacks(), state["callbacks"], strict=False):
             callback.load_state_dict(its_state)
-        # The keys may ask for one now and not then, or the other way round.
+        # The configured callback may be new or gone since the checkpoint.
         if self.configured is not None and state["configured"] is not None:
             self.configured.load_state_dict(state["configured"])
         if self.rewarmup is not None:
@@ -299,6 +298,6 @@ class Resets(Part):
             self.reference.save_shards(folder)
 
     def load(self, folder, changed: Mapping[str, Any]) -> None:
-        # A run whose reference could not move has written none. A complete checkpoint lacks nothing that was written.
+        # A run with a fixed reference writes none. A complete checkpoint lacks nothing that was written.
         if self._saves_reference and self.reference.is_in(folder):
             self.reference.load(folder)

@@ -1,6 +1,6 @@
 """
-What a reset does to an optimizer's memory: one object for each treatment, of which everything else is made. A new one
-is an entry of `TREATMENTS`, and a sentence in `ProRLConfig`'s `optimizer_reset`.
+Treatments of an optimizer's memory at a reset. To add one, add an entry to `TREATMENTS` and a sentence to
+`ProRLConfig`'s `optimizer_reset`.
 
 | treatment | first moment m | second moment v | step count | source |
 |---|---|---|---|---|
@@ -9,17 +9,17 @@ is an entry of `TREATMENTS`, and a sentence in `ProRLConfig`'s `optimizer_reset`
 | `soft` | αm | αv | t | `soft(1)` is `keep` |
 | `asym` | 0 | v | t | |
 | `step` | m | v | 0 | Adam-Rel, arXiv 2412.17113 |
-| `scale(F, G)` | F·m | G·v | t | factors of one's own |
+| `scale(F, G)` | F·m | G·v | t | your own factors |
 | `scale(F, G, step)` | F·m | G·v | 0 | |
 
-Nothing is imported that takes long: the configuration and the reports read these names.
+The module imports nothing slow, because the configuration and the reports read these names.
 """
 
 import re
 from dataclasses import dataclass
 
 
-ALPHA = "alpha"  # a moment's factor is `optimizer_reset_alpha`
+ALPHA = "alpha"  # the moment's factor is `optimizer_reset_alpha`
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Treatment:
     One treatment.
 
     Attributes:
-        name (`str`): The value of `optimizer_reset`.
-        first, second (`float` or `"alpha"`, *optional*, defaults to `1.0`): The factor on that moment.
+        name (`str`): Value of `optimizer_reset`.
+        first, second (`float` or `"alpha"`, *optional*, defaults to `1.0`): Factor on that moment.
         clears_step (`bool`, *optional*): Whether the step count becomes 0.
-        restarts_schedule (`bool`, *optional*): Whether the learning-rate schedule starts again,
-            if `optimizer_reset_schedule` does not say.
-        resets_scaler (`bool`, *optional*): Whether an AMP scaler goes back to its initial scale.
+        restarts_schedule (`bool`, *optional*): Whether the learning-rate schedule restarts, unless
+        `optimizer_reset_schedule` is set.
+        resets_scaler (`bool`, *optional*): Whether an AMP scaler returns to its initial scale.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Treatment:
 
     @property
     def changes(self) -> frozenset[str]:
-        """What it changes: some of `"first"`, `"second"` and `"step"`."""
+        """The changed memory: some of `"first"`, `"second"` and `"step"`."""
         changed = set()
         if self.first != 1.0:
             changed.add("first")
@@ -81,12 +81,12 @@ SCALE_FORMS = "scale(F, G)", "scale(F, G, step)"  # with factors in [0, 1]
 
 
 def _scale(name: str) -> Treatment | None:
-    """Make the treatment with the factors that its name holds; `None` if it is no such name."""
+    """Make the treatment with the factors in its name; `None` for another name."""
     match = SCALE.fullmatch(name)
     try:
         first = float(match["first"])
         second = float(match["second"])
-    except (TypeError, ValueError):  # no match, or no number
+    except (TypeError, ValueError):  # no match, or not a number
         return None
     if first > 1.0 or second > 1.0:
         return None
@@ -94,7 +94,7 @@ def _scale(name: str) -> Treatment | None:
 
 
 def names_with_alpha() -> list[str]:
-    """Return the treatments in which `optimizer_reset_alpha` has an effect, those that a script has added included."""
+    """Return the treatments that use `optimizer_reset_alpha`, including those that a script has added."""
     return [name for name, treatment in TREATMENTS.items() if treatment.uses_alpha]
 
 
@@ -103,7 +103,7 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
     Find a treatment by its name.
 
     Raises:
-        `ValueError`: There is none, or its α is outside (0, 1].
+        `ValueError`: Unknown name, or α outside (0, 1].
     """
     treatment = TREATMENTS.get(name) or _scale(name)
     if treatment is None:
@@ -115,10 +115,10 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
     """
-    Return the factor of a treatment on m, that on v, and whether it clears the step count.
+    Return a treatment's factors on m and v, and whether it clears the step count.
 
     Raises:
-        `ValueError`: There is no such treatment, or its α is outside (0, 1].
+        `ValueError`: Unknown name, or α outside (0, 1].
     """
     treatment = treatment_of(name, alpha)
     return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

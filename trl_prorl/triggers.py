@@ -1,8 +1,8 @@
 """
-When to reset: small objects that watch numbers and answer with a reason or `None`. Pure and serialisable.
+Reset triggers: small objects that watch numbers and return a reason or `None`. Pure and serialisable.
 
-A trigger sees every optimizer step (`observe_step`), every evaluation (`observe_evaluation`) and every reset that was
-applied (`applied`), whoever asked for it. A value that was not measured is `None`. A trigger ignores `None` and NaN.
+A trigger observes every optimizer step (`observe_step`), every evaluation (`observe_evaluation`) and every applied
+reset (`applied`), also of other triggers. A value that was not measured is `None`. Triggers ignore `None` and NaN.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Reason:
     """
-    The reason for a reset, which a trigger returns and `events.jsonl` records.
+    The reason for a reset, returned by a trigger and written to `events.jsonl`.
 
     Args:
         reason (`str`): Name of the event, such as `"kl_spike"`.
@@ -81,8 +81,7 @@ class Trigger:
     @property
     def kind(self) -> str:
         """
-        The subject of its memory. Another trigger of the same kind may continue with that memory, whatever its
-        threshold.
+        Identifies its memory: another trigger of the same kind can continue with it, even with another threshold.
         """
         return type(self).__name__
 
@@ -92,8 +91,8 @@ class Trigger:
 
         Args:
             step (`int`): Optimizer steps done, from 1.
-            kl_ref (`float`, *optional*): The step's value of the metric in `watches`: by default the KL to the
-                reference, in nats per token.
+            kl_ref (`float`, *optional*): The step's value of the metric in `watches`; by default the KL to the
+            reference, in nats per token.
         """
         return None
 
@@ -102,7 +101,7 @@ class Trigger:
         return None
 
     def applied(self, step: int) -> None:
-        """Called after every reset, whichever trigger requested it."""
+        """Called after every reset, also of other triggers."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trigger's state as JSON values; it is saved in checkpoints."""
@@ -154,7 +153,7 @@ class KLSpike(Trigger):
 
     Args:
         threshold (`float`): Nats per token.
-        window (`int`, *optional*, defaults to `1`): Steps. The trigger does not fire before it has as many values.
+        window (`int`, *optional*, defaults to `1`): Steps. The trigger does not fire before the window is full.
 
     Example:
 
@@ -265,11 +264,11 @@ class Stall(Trigger):
         self.without_improvement = state["without_improvement"]
 
 
-CONFIGURED = (Periodic, KLSpike, Stall)  # those that keys ask for
+CONFIGURED = (Periodic, KLSpike, Stall)  # triggers with keys
 
 
 def configured_triggers(args) -> list[Trigger]:
-    """Make the triggers that the keys of a [`ProRLConfig`] ask for."""
+    """Make the triggers of a [`ProRLConfig`]'s keys."""
     triggers: list[Trigger] = []
     if args.ref_reset_every:
         triggers.append(Periodic(args.ref_reset_every))
@@ -289,10 +288,8 @@ def configured_triggers(args) -> list[Trigger]:
 
 class TriggerSet:
     """
-    Holds several triggers, which may not fire until `cooldown` optimizer steps have passed since the last applied
-    reset.
-
-    They observe all the time.
+    Several triggers that cannot fire until `cooldown` optimizer steps have passed since the last reset. They observe
+    all the time.
 
     Args:
         triggers (`Iterable[Trigger]`): The triggers.
@@ -305,12 +302,12 @@ class TriggerSet:
         self.last_reset_step: int | None = None
 
     def observe_step(self, step: int, mean: Callable[[str], float | None]) -> list[Reason]:
-        """Collect every reason of a step, whose means over tokens `mean` gives by their names in `metrics.jsonl`."""
+        """Collect all reasons of a step; `mean` returns a mean over tokens by its name in `metrics.jsonl`."""
         reasons = [trigger.observe_step(step, mean(trigger.watches)) for trigger in self.triggers]
         return self._allowed(step, reasons)
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Reason]:
-        """Collect every reason of an evaluation."""
+        """Collect all reasons of an evaluation."""
         reasons = [trigger.observe_evaluation(step, metrics) for trigger in self.triggers]
         return self._allowed(step, reasons)
 
@@ -332,7 +329,7 @@ class TriggerSet:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give every trigger the memory of the next trigger of its kind; if there was none, it remembers nothing."""
+        """Restore each trigger from the next saved trigger of its kind; without one it starts empty."""
         self.last_reset_step = state["last"]
         memories: dict[str, list] = {}
         for kind, memory in zip(state["kinds"], state["triggers"], strict=True):
