@@ -1,6 +1,4 @@
-"""
-NaN and infinity: find the first one, report where it is, and stop before the update or skip it.
-"""
+"""NaN and infinity: find the first one, report its location, and stop before the update or skip it."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,20 +16,20 @@ from .run_files import NONFINITE
 from .text import quoted
 
 
-# In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.
+# In torch's messages for NaN while sampling. A GPU reports only the assertion, and computes nothing afterwards.
 NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
 
 
 @torch.no_grad()
 def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """
-    Find the largest absolute value of all tensors, which is finite if every value is. Returns a scalar in double
-    precision, on their device.
+    Return the largest absolute value of all tensors, a scalar in double precision on their device. It is finite if
+    every value is.
     """
-    # Of a sharded parameter, this process's part.
+    # of a sharded parameter, this process's part
     local = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors]
     local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
-    # The largest absolute value cannot overflow as a sum of squares can, and NaN wins every comparison.
+    # Unlike a sum of squares, the largest absolute value cannot overflow, and NaN wins every comparison.
     return torch.nn.utils.get_total_norm(local, norm_type=math.inf).double()
 
 
@@ -41,7 +39,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
-    """Return the name of the first tensor that contains NaN or infinity, in the mapping's order."""
+    """Return the name of the first tensor with NaN or infinity, in the mapping's order."""
     for name, tensor in named.items():
         if tensor is not None and not all_finite([tensor]):
             return name
@@ -50,7 +48,7 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
 
 class Unread(NamedTuple):
     """
-    What is known of a micro-batch until values are transferred from the device.
+    A micro-batch before values are transferred from the device.
 
     Attributes:
         largest (`torch.Tensor`): The [`largest_value`] of its loss and of `kl_sums`.
@@ -71,10 +69,10 @@ class FiniteGuard(Part):
     checks the gradients itself.
 
     Args:
-        args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): Those of the run.
-        meter ([`~trl_prorl.meter.Meter`]): Has the sums over tokens of the KLs.
+        args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): The run's.
+        meter ([`~trl_prorl.meter.Meter`]): Has the KLs' sums over tokens.
         recorder ([`~trl_prorl.record.Recorder`]): Writes the events.
-        decoder (`PreTrainedTokenizerBase` or `ProcessorMixin`): Makes texts of token ids.
+        decoder (`PreTrainedTokenizerBase` or `ProcessorMixin`): Decodes token ids.
     """
 
     remembers = ("skips",)
@@ -93,9 +91,9 @@ class FiniteGuard(Part):
         self.optimizer = optimizer
 
     def begin(self) -> None:
-        self._found: dict[str, Any] | None = None  # in this step
-        self._skipped: dict[str, Any] | None = None  # the event of this step's update
-        self._unread: list[Unread] = []  # of this step's micro-batches
+        self._found: dict[str, Any] | None = None  # of this step
+        self._skipped: dict[str, Any] | None = None  # event of this step's update
+        self._unread: list[Unread] = []  # this step's micro-batches
         self.skips = 0
 
     @contextmanager
@@ -113,16 +111,16 @@ class FiniteGuard(Part):
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Check loss and KL. One transfer from the device per step covers all micro-batches and the gradients."""
-        # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
+        # `kl_clamp` bounds a KL that overflows; the loss still shows a log-probability that is not finite.
         kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
         largest = largest_value([micro_batch.loss, *kl_sums.values()])
         self._unread.append(Unread(largest, micro_batch.batch, micro_batch.logps, kl_sums))
 
     def _name_first(self, unread: Unread) -> str:
-        """Name the first tensor of a micro-batch that is not finite."""
+        """Return the name of a micro-batch's first tensor that is not finite."""
         batch = unread.batch
         mask = completion_mask(batch)
-        # In the order in which one is computed from another.
+        # in the order of computation
         tensors = {"advantages (a reward is NaN or infinite)": batch["advantages"]}
         for anchor in ANCHORS:
             if anchor.column in batch:
@@ -134,7 +132,7 @@ class FiniteGuard(Part):
     def gradients(self, model) -> None:
         """
         Note the first tensor of a step that is not finite; all processes agree before the update. Gradients are
-        checked before they are clipped, because clipping spreads NaN from one gradient to all.
+        checked before clipping, which spreads NaN from one gradient to all.
         """
         unread_before = self._unread
         self._unread = []
@@ -154,7 +152,7 @@ class FiniteGuard(Part):
 
     def before_update(self, step: int, norm: float | None, rate: float) -> None:
         """
-        Stop before update `step`, or skip it, on every process if any of them has found something. Raises
+        Stop before update `step`, or skip it, on every process if any of them has a finding. Raises
         [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
         """
         is_known = norm is not None and self.accelerator.scaler is None
@@ -171,7 +169,7 @@ class FiniteGuard(Part):
             raise self._stop(step, finding)
         self._skipped = self._make_event(step, "skip", finding)
         self.skips += 1
-        self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
+        self.optimizer.zero_grad()  # a parameter without gradient gets no update, weight decay included
 
     def update(self, step: int, model) -> None:
         """Check the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
@@ -192,7 +190,7 @@ class FiniteGuard(Part):
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        """Return the event of an update that was skipped."""
+        """Return the event of a skipped update."""
         event = self._skipped
         self._skipped = None
         return event
@@ -202,7 +200,7 @@ class FiniteGuard(Part):
         return {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
 
     def _stop(self, step: int, finding: dict) -> NonFiniteError:
-        """Log that the run stops, and return the error that says so."""
+        """Log the stop, and return its error."""
         self.recorder.event(self._make_event(step, "stop", finding))
         prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
         more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""

@@ -1,9 +1,9 @@
 """
-What a step costs and measures: forward calls, tokens, stage times and means over tokens. Absent means not measured,
+Cost and measurements of a step: forward calls, tokens, stage times and means over tokens. Absent means not measured,
 never 0.
 
 In reading order: `Meter` makes a row of `metrics.jsonl`; `StageTimer` has the times; `measure_gpu` and `Utilization`
-ask a GPU; `Means` is the mean of means of unequal numbers of rows or tokens.
+query a GPU; `Means` is the mean of means over unequal numbers of rows or tokens.
 """
 
 import logging
@@ -25,8 +25,8 @@ from .kl import zero_masked
 
 logger = logging.getLogger(__name__)
 
-IN_LOSS = "tokens_in_loss"  # a count that is no entry of the row
-TOKENS_OF = "tokens of "  # begins the name of the number of tokens that a mean is of
+IN_LOSS = "tokens_in_loss"  # a count, not an entry of the row
+TOKENS_OF = "tokens of "  # prefix for the number of tokens of a mean
 
 
 class Meter:
@@ -34,7 +34,7 @@ class Meter:
     Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`. It only observes.
 
     Args:
-        device (`torch.device`): The model runs there.
+        device (`torch.device`): The model's device.
     """
 
     KINDS = ("policy", *(anchor.name for anchor in ANCHORS))
@@ -45,7 +45,7 @@ class Meter:
         self.device = device
         self._began: float | None = None
         self._utilization: Utilization | None = None
-        # Of the last step: tokens in the loss of each micro-batch, and those that each mean is of.
+        # Of the last step: tokens in the loss of each micro-batch, and tokens of each mean.
         self.micro_batch_tokens: list[float] = []
         self.tokens_of_means: dict[str, float] = {}
         self._clear()
@@ -55,18 +55,18 @@ class Meter:
         for kind in self.KINDS:
             self._forwards[f"{kind}_forward_calls"] = 0
             self._forwards[f"tokens_processed_{kind}"] = 0
-        # Scalars on the device by entry, one for each micro-batch; the host reads them at the end of the step. Those
-        # that are neither of means nor totals are counts.
+        # Scalars on the device by entry, one per micro-batch; the host reads them at the end of the step. Entries are
+        # means, totals or else counts.
         self._scalars: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._totals: set[str] = set()
 
     @property
     def open(self) -> bool:
-        """Return whether a step is under way."""
+        """Return whether a step is in progress."""
         return self._began is not None
 
     def begin_step(self) -> None:
-        """Start the clock; what no other stage claims counts as `update`."""
+        """Start the clock; time outside other stages counts as `update`."""
         self.timer.clear()
         self._clear()
         if self.device.type == "cuda":  # loading, probes and evaluations belong to no step
@@ -76,7 +76,7 @@ class Meter:
         self._began = time.perf_counter()
 
     def abandon_step(self) -> None:
-        """Forget the step under way, if there is one: what it was part of has ended."""
+        """Discard the step in progress, if any."""
         if self.open:
             self._utilization.end()
         self._began = None
@@ -102,7 +102,7 @@ class Meter:
             self._scalars[TOKENS_OF + name].append(tokens)
 
     def add_total(self, name: str, value: torch.Tensor) -> None:
-        """Add a scalar to a sum over the micro-batches of the step, of which processes have a mean."""
+        """Add a scalar to a sum over the step's micro-batches, averaged over processes."""
         self._totals.add(name)
         self._scalars[name].append(value.detach())
 
@@ -111,13 +111,13 @@ class Meter:
         self._scalars[name].append(count)
 
     def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the newest micro-batch's sums over tokens, of the means whose names begin with `prefix`."""
+        """Return the newest micro-batch's sums over tokens, for means with a name that starts with `prefix`."""
         means = [name for name in self._scalars if TOKENS_OF + name in self._scalars]
         return {name: self._scalars[name][-1] for name in means if name.startswith(prefix)}
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
-        Stop the clock, and return the row without the keys that only the trainer knows.
+        Stop the clock, and return the row without the trainer's own keys.
 
         Counts are sums over processes; times are this process's.
 
@@ -158,7 +158,7 @@ class Meter:
         self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int
     ) -> tuple[dict[str, float], list[float]]:
         """
-        Read the scalars, all at once, and add them up over micro-batches and processes, in double precision. Also
+        Read all scalars in one transfer, and sum them over micro-batches and processes, in double precision. Also
         returns the tokens in the loss of each micro-batch.
         """
         scalars = [scalar.double() for of_entry in self._scalars.values() for scalar in of_entry]
@@ -178,9 +178,8 @@ class StageTimer:
     """
     Counts wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
 
-    On a GPU a stage changes when the device, which works behind the host, has done what was asked of it before: an
-    event between its kernels has the time. The host waits for events only when seconds are read. `overhead` is what
-    the bookkeeping itself takes.
+    On a GPU, a stage ends when the device has finished the work requested before: CUDA events between its kernels have
+    the times. The host waits for events only when seconds are read. `overhead` is the time of the bookkeeping itself.
     """
 
     def __init__(self, device: torch.device):
@@ -189,7 +188,7 @@ class StageTimer:
         self.stack: list[Span] = []
         self._since: float | torch.cuda.Event = 0.0
         self._seconds: dict[str, float] = defaultdict(float)
-        self._unread: list[tuple[Span, Any, Any]] = []  # with the moments between which a span was on top
+        self._unread: list[tuple[Span, Any, Any]] = []  # a span, and the moments between which it was on top
 
     @contextmanager
     def stage(self, name: str) -> "Iterator[Span]":
@@ -198,7 +197,7 @@ class StageTimer:
         try:
             yield span
         except BaseException:
-            with suppress(RuntimeError):  # a GPU that has failed fails again here, and would hide the first error
+            with suppress(RuntimeError):  # a failed GPU fails again here, and would hide the first error
                 self.leave()
             raise
         self.leave()
@@ -225,7 +224,7 @@ class StageTimer:
         return self._seconds
 
     def settle(self) -> None:
-        """Give every time since the last call to its span and its stage; a GPU is waited for once."""
+        """Add all times since the last call to their spans and stages; synchronizes with a GPU once."""
         if self._unread and self.device.type == "cuda":
             _, _, last = self._unread[-1]
             last.synchronize()
@@ -239,7 +238,7 @@ class StageTimer:
         self._unread.clear()
 
     def _change(self) -> None:
-        """End the time of the stage on top: the next belongs to another."""
+        """End the time of the stage on top."""
         began = time.perf_counter()
         now = self._moment()
         if self.stack:
@@ -248,7 +247,7 @@ class StageTimer:
         self.overhead += time.perf_counter() - began
 
     def _moment(self) -> "float | torch.cuda.Event":
-        """Return this moment: of the host's clock, or of a GPU when it has done what was asked so far."""
+        """Return this moment of the host's clock, or an event after the work requested from the GPU so far."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -262,11 +261,11 @@ class Span:
     def __init__(self, timer: "StageTimer", stage: str):
         self.timer = timer
         self.stage = stage
-        self.settled = 0.0  # seconds that were read from the clock so far
+        self.settled = 0.0  # seconds read from the clock so far
 
     @property
     def seconds(self) -> float:
-        """Return its own seconds, once it is over, without those of stages inside it."""
+        """Return its own seconds after its end, without stages inside it."""
         self.timer.settle()
         return self.settled
 
@@ -292,19 +291,19 @@ def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[st
 
 @cache
 def tell_of_missing_nvml() -> None:
-    """Warn, once per process, what adds `gpu_utilization` to `metrics.jsonl`."""
+    """Warn once per process about the package that `gpu_utilization` in `metrics.jsonl` needs."""
     package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
     logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)
 
 
 class Utilization:
     """
-    Reads how busy a GPU is, in percent, by a thread until `end`.
+    Reads GPU utilisation, in percent, in a thread until `end`.
 
-    There are no readings on a CPU, without NVML, nor where NVML has no such number, as for a part of a card (MIG).
+    There are no readings on a CPU, without NVML, or if NVML has no such number, as for a part of a card (MIG).
     """
 
-    EVERY = 0.5  # seconds; NVML's number is of the last sixth of a second to a second
+    EVERY = 0.5  # seconds; NVML averages over the last sixth of a second to a second
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -315,7 +314,7 @@ class Utilization:
             self._thread.start()
 
     def _read(self) -> None:
-        with suppress(Exception):  # NVML's own errors derive from it alone
+        with suppress(Exception):  # the only base class of NVML's errors
             while not self._over.wait(self.EVERY):
                 self.readings.append(torch.cuda.utilization(self.device))
 
@@ -327,7 +326,7 @@ class Utilization:
         return self.readings
 
 
-# Of these names the smallest, largest or newest value counts.
+# names that keep the smallest, largest or newest value
 EXTREMES = {
     "completions/min_length": min,
     "completions/min_terminated_length": min,
@@ -344,16 +343,16 @@ EXTREMES = {
 
 class Means(dict):
     """
-    Means by name, each over the rows or tokens of all values that were added; minima and maxima of `EXTREMES`.
+    Means by name, each over the rows or tokens of all added values; minima and maxima for `EXTREMES`.
 
-    Holds sums, which JSON can keep: by name, the number of values, their sum, the sum of their weights, their sum by
-    weight, and whether their weights are all equal.
+    Stores JSON values by name: number of values, their sum, sum of weights, weighted sum, and whether all weights are
+    equal.
     """
 
     def add(self, name: str, value: float, weight: float = 1.0) -> None:
         """
-        Add a mean over `weight` rows or tokens. NaN and infinity do not count. A mean over nothing, given as
-        0 by TRL, counts only if there is no other.
+        Add a mean over `weight` rows or tokens. NaN and infinity do not count. A mean over nothing, which TRL reports
+        as 0, counts only if there is no other.
         """
         if not math.isfinite(value):
             return
@@ -370,7 +369,7 @@ class Means(dict):
         self[name] = [count + 1, total + value, weights + weight, weighted + value * weight, equal]
 
     def merge(self, others: "Means") -> None:
-        """Add the means of others, each with all its weight."""
+        """Add the means of others, with their full weights."""
         for name, value in others.values_by_name().items():
             self.add(name, value, others[name][2])
 
@@ -379,7 +378,7 @@ class Means(dict):
         return name in self and self[name][4]
 
     def values_by_name(self) -> dict[str, float]:
-        """Return the means. Where all weights are equal they are plain means, to the bit."""
+        """Return the means. If all weights are equal, they are bit-identical to plain means."""
         means = {}
         for name, (count, total, weights, weighted, equal) in self.items():
             means[name] = total / count if equal else weighted / weights

@@ -1,6 +1,4 @@
-"""
-A part of a run: one feature with state, which it initialises, saves and restores itself.
-"""
+"""A part of a run: one feature with state, which it initialises, saves and restores itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,18 +16,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MicroBatch:
     """
-    Holds what is known of a micro-batch after its loss was computed: B rows, T tokens.
+    A micro-batch after its loss was computed: B rows, T tokens.
 
     Attributes:
         batch (`Mapping[str, torch.Tensor]`): Tokens, masks, advantages and the anchors' log-probabilities.
         loss (`torch.Tensor`): A scalar, penalties included.
         logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
         entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
-        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows that were computed; `None` means all.
-        penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL, and what of it entered the loss.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): The computed rows; `None` means all.
+        penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL, and its share of the loss.
         of_trl (`Mapping[str, float]`): TRL's metrics of this loss.
-        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Of the model that was sampled, where it is not
-            the policy to the last bit and this is the first pass.
+        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities of the sampled model, in the
+        first pass, if it is not bit-identical to the policy.
     """
 
     batch: Mapping[str, "torch.Tensor"]
@@ -44,8 +42,8 @@ class MicroBatch:
 
 def make_event(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> dict[str, Any]:
     """
-    Make an event of a kind for `events.jsonl`: the optimizer steps after which it was requested and applied, why, the
-    value that was seen, and what it was compared with.
+    Make an event for `events.jsonl`: its kind, the optimizer steps after which it was requested and applied, the
+    reason, the observed value and the threshold.
     """
     return {
         "event": kind,
@@ -61,20 +59,20 @@ class Part:
     """
     Base class of every part. The trainer calls the hooks of all parts; a part calls no method of the trainer.
 
-    A part that remembers plain values names them in `remembers`, or has its own `state_dict` and `load_state_dict`.
-    One that remembers tensors writes its own file in `save` and reads it in `load`.
+    A part with state as plain values lists their names in `remembers`, or overrides `state_dict` and
+    `load_state_dict`. A part with tensors writes its own file in `save` and reads it in `load`.
     """
 
-    # The names of attributes that a resume needs, with JSON values.
+    # Attributes that a resume needs, with JSON values.
     remembers: tuple[str, ...] = ()
 
-    # Whether a resumed run may have this part although the interrupted run did not, with the same configuration.
+    # Whether a resumed run may have this part although the interrupted run, with the same configuration, did not.
     may_join = False
 
     # Before the first step.
 
     def optimizer_made(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Called when the optimizer exists, without Accelerate's wrapper; again when training starts again."""
+        """Called when the optimizer exists, without Accelerate's wrapper; again when training restarts."""
 
     def schedule_made(self, schedule: Any) -> None:
         """Called when the learning-rate schedule exists, before its first step, without Accelerate's wrapper."""
@@ -102,8 +100,8 @@ class Part:
 
     def before_update(self, step: int, norm: float | None, rate: float) -> None:
         """
-        Called before optimizer step `step`, with the gradient norm before clipping (`None` where DeepSpeed does
-        not tell it) and the learning rate.
+        Called before optimizer step `step`, with the gradient norm before clipping (`None` if DeepSpeed does not
+        report it) and the learning rate.
         """
 
     def update(self, step: int, model: "torch.nn.Module") -> None:
@@ -117,14 +115,14 @@ class Part:
             step (`int`): Optimizer steps done.
             row (`Mapping[str, float]`): Its row of `metrics.jsonl`.
 
-        Returns `dict` or `None`: an event for `events.jsonl`. One with `"action": "stop"` saves a checkpoint and ends
-        the run.
+        Returns `dict` or `None`: an event for `events.jsonl`. An event with `"action": "stop"` saves a checkpoint and
+        ends the run.
         """
 
     def event(self, event: dict[str, Any]) -> None:
-        """Called for every event that a part returned. The recorder writes it, and may complete it."""
+        """Called for every event that a part returned. The recorder completes and writes it."""
 
-    # The run's beginning, and its checkpoints.
+    # Start of a run, and checkpoints.
 
     def begin(self) -> None:
         """Called when training starts at step 0: forget any earlier training."""
@@ -138,9 +136,9 @@ class Part:
         Restore the `state_dict` of an earlier process.
 
         Args:
-            state (`Mapping[str, Any]`): What `state_dict` returned.
-            changed (`Mapping[str, Any]`): Keys of the configuration whose values differ from that process's, `[then,
-                now]`.
+            state (`Mapping[str, Any]`): The result of `state_dict`.
+            changed (`Mapping[str, Any]`): Keys of the configuration with a value other than in that process, `[then,
+            now]`.
         """
         for name in self.remembers:
             setattr(self, name, state[name])
@@ -159,10 +157,10 @@ class Part:
 
 
 class Parts(dict[str, Part]):
-    """The parts of a run in the order in which they are called; their names are keys of the checkpoint's state."""
+    """The parts of a run in calling order; their names are keys of the checkpoint's state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every part that has one, by its name."""
+        """Return the non-empty states of all parts, by name."""
         states = {name: part.state_dict() for name, part in self.items()}
         return {name: state for name, state in states.items() if state}
 

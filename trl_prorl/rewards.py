@@ -1,6 +1,4 @@
-"""
-The guard of reward functions: an error names the function, the row and the prompt, and a call has a time limit.
-"""
+"""Guard of reward functions: an error names the function, the row and the prompt, and a call has a time limit."""
 
 import asyncio
 import copy
@@ -23,7 +21,7 @@ from .errors import NonFiniteRewardError, RewardError
 from .text import quoted, short
 
 
-# Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
+# Not SIGALRM: reward functions use it (math-verify's time limit does).
 SIGNAL = signal.SIGRTMIN + 9
 REPEAT_SECONDS = 1.0
 ONE_EACH = " Return a list with one number or None per completion."
@@ -35,11 +33,11 @@ class DeadlineExceeded(BaseException):
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     """
-    Call a function, and interrupt it when its time is over.
+    Call a function, and interrupt it at its time limit.
 
-    In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
-    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
-    thread of its own and is abandoned.
+    In the main thread a signal interrupts Python code and system calls; native code that holds the interpreter's lock
+    is interrupted when it returns. Other threads get no signals, so they run the function in a new thread and abandon
+    it.
 
     Args:
         seconds (`float`, *optional*): The limit; `None` means no limit.
@@ -84,7 +82,7 @@ def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
     def call():
         try:
             outcome.set_result(function())
-        except BaseException as error:  # for the thread that waits
+        except BaseException as error:  # for the waiting thread
             outcome.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
@@ -93,7 +91,7 @@ def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
     return outcome.result()
 
 
-# Files whose frames lie between a trainer and a reward function.
+# files with the frames between a trainer and a reward function
 CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
@@ -103,16 +101,16 @@ def guard_reward(
     """
     Wrap a reward function so that it raises [`RewardError`] in place of any other error.
 
-    The function gets lists of its own, see [`own_columns`]. A reward model is left as it is, see [`settle_models`].
+    The function gets its own lists, see [`own_columns`]. A reward model is returned unchanged, see [`settle_models`].
 
     Args:
         function (`Callable`): The reward function, which may be asynchronous.
         name (`str`): Its name, for messages.
-        seconds (`float`, *optional*): The time limit of one batch; `None` means no limit.
-        nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
-            NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An
-            evaluation has no step to leave out, so such rewards are left out there, as NaN.
-        training (`Callable[[], bool]`): Returns whether a call is for training and not for an evaluation.
+        seconds (`float`, *optional*): Time limit of one batch; `None` means no limit.
+        nonfinite (`str`): `"stop"` raises an error for NaN and infinity. `"skip"` returns both as infinity, because
+        TRL reads NaN as `None`, its mark for a function that does not apply to a completion; `None` is always allowed.
+        An evaluation has no step to skip, so it drops such rewards, as NaN.
+        training (`Callable[[], bool]`): Returns whether a call is for training, not for an evaluation.
 
     Returns:
         `Callable`: The function as TRL calls it.
@@ -141,14 +139,14 @@ def settle_models(
     """
     Treat NaN and infinity of a reward model as [`guard_reward`] treats those of a function.
 
-    A model has no `None`, for which TRL would take its NaN.
+    A model cannot return `None`, and TRL would read its NaN as `None`.
 
     Args:
         functions (`Sequence[Callable]`): Reward functions and models.
         names (`Sequence[str]`): Their names, for messages.
-        rewards (`torch.Tensor` of shape `(N, F)`): What they returned, changed in place.
+        rewards (`torch.Tensor` of shape `(N, F)`): Their rewards, changed in place.
         nonfinite (`str`): As in [`guard_reward`].
-        training (`bool`): Whether the rewards are for training and not for an evaluation.
+        training (`bool`): Whether the rewards are for training, not for an evaluation.
 
     Returns:
         `torch.Tensor` of shape `(N, F)`: The same rewards.
@@ -171,7 +169,7 @@ def settle_models(
 
 @dataclass(frozen=True)
 class RewardGuard:
-    """Calls a reward function and checks what it returns; the attributes are the arguments of [`guard_reward`]."""
+    """Calls a reward function and checks its result; the attributes are the arguments of [`guard_reward`]."""
 
     function: Callable
     name: str
@@ -183,7 +181,7 @@ class RewardGuard:
         prompts = columns.get("prompts", [])
         own = own_columns(columns)
         try:
-            # A generator runs only when it is read.
+            # a generator runs only when it is read
             rewards = call_within(self.seconds, lambda: read_generator(self.function(**own)))
         except DeadlineExceeded as error:
             raise self._too_late(prompts) from own_traceback(error)
@@ -200,7 +198,7 @@ class RewardGuard:
         except Exception as error:
             if limit.expired():
                 raise self._too_late(prompts) from own_traceback(error)
-            raise self._failed(error, prompts) from own_traceback(error)  # a time-out of its own, perhaps
+            raise self._failed(error, prompts) from own_traceback(error)  # possibly the function's own time-out
         return self._check(rewards, prompts)
 
     def _check(self, rewards: Any, prompts: list) -> list:
@@ -240,7 +238,7 @@ class RewardGuard:
         return getattr(self.function, "row", None)
 
     def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
-        """Write an error line: which function, what it did, for which prompt, and the cure."""
+        """Write an error line with the function, its fault, the prompt and the cure."""
         if not prompts:
             where = ""
         elif row is None:
@@ -254,22 +252,22 @@ SCALARS = {int, float, bool, str, bytes, type(None)}
 
 
 def own_columns(columns: dict[str, Any]) -> dict[str, Any]:
-    """Copy the columns of a batch by [`own_copy`], without environments, whose state a reward function may change."""
+    """Copy the columns of a batch by [`own_copy`], except environments: a reward function may change their state."""
     return {name: values if name == "environments" else own_copy(values) for name, values in columns.items()}
 
 
 def own_copy(value: Any) -> Any:
     """
-    Copy lists, tuples, sets, dicts, arrays and tensors, nested ones too: a function that edits its arguments in place
-    must not change those of another. Anything else is shared: an image, the trainer's state.
+    Copy lists, tuples, sets, dicts, arrays and tensors, also nested: a function that edits its arguments in place must
+    not change another's. Anything else is shared, such as images and the trainer's state.
     """
     if type(value) is list and SCALARS.issuperset(map(type, value)):
-        return value.copy()  # the ids of tokens, thirty times faster
+        return value.copy()  # for token ids, thirty times faster
     if type(value) in (list, tuple, set):
         return type(value)(map(own_copy, value))
     if type(value) is dict:
         return {name: own_copy(each) for name, each in value.items()}
-    if isinstance(value, list | dict):  # of another class, as a defaultdict
+    if isinstance(value, list | dict):  # of another class, such as defaultdict
         own = copy.copy(value)
         for key in own if isinstance(own, dict) else range(len(own)):
             own[key] = own_copy(own[key])
@@ -283,13 +281,13 @@ def own_copy(value: Any) -> Any:
 
 def own_traceback(error: BaseException) -> BaseException | None:
     """
-    Cut the traceback of an error to the part that is a reward function's own.
+    Cut the traceback of an error to the reward function's own part.
 
-    Its author looks for these lines, and in a script of theirs Python prints them.
+    These are the lines that its author needs. In an author's script Python prints them.
 
     Returns:
-        `BaseException` or `None`: The error; `None` if there is no such part, because the function was never entered
-            or went on elsewhere.
+        `BaseException` or `None`: The error; `None` without such a part, because the function was never entered or
+        continued elsewhere.
     """
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
@@ -298,7 +296,7 @@ def own_traceback(error: BaseException) -> BaseException | None:
 
 
 def locate_error(error: Exception, function: Callable) -> str:
-    """Return where a function raised, or where it is defined if it could not be called: `" (FILE, line N)"`."""
+    """Return the place of an error, or the function's definition if it could not be called: `" (FILE, line N)"`."""
     own = own_traceback(error)
     if own is not None:
         frame = traceback.extract_tb(own.__traceback__)[-1]
@@ -311,7 +309,7 @@ def as_float(reward: Any) -> float | None:
     """
     Convert a number, a NumPy scalar or a tensor of one value to a float.
 
-    `None` for anything else, including a string of digits.
+    Returns `None` for anything else, including a string of digits.
     """
     if isinstance(reward, (str, bytes)):
         return None
@@ -322,5 +320,5 @@ def as_float(reward: Any) -> float | None:
 
 
 def read_generator(rewards: Any) -> Any:
-    """Read a generator to its end, and leave anything else as it is."""
+    """Read a generator to its end; return anything else unchanged."""
     return list(rewards) if hasattr(rewards, "__next__") else rewards

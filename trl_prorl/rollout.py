@@ -1,6 +1,6 @@
 """
-The outcome of sampling a generation batch: rewards by function, tokens, tasks, interruptions; and [`set_advantages`],
-which replaces TRL's advantages: by another estimator, for rows to leave out, for rewards without bounds.
+Results of sampling a generation batch: rewards by function, tokens, tasks, interruptions. [`set_advantages`] replaces
+TRL's advantages by another estimator, by zero for skipped rows, and by NaN for infinite rewards.
 """
 
 import math
@@ -25,26 +25,26 @@ EQUAL_GROUPS = "frac_reward_zero_std"  # TRL's metric
 @dataclass
 class Outcome:
     """
-    Holds the results of sampling in addition to the batch.
+    The results of sampling in addition to the batch.
 
-    N completions of all processes, G of each prompt, F reward functions.
+    N completions of all processes, G per prompt, F reward functions.
 
     Attributes:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
         group_size (`int`): G.
-        tokens (`torch.Tensor`): Number of tokens of this process's completions, truncated ones included, without
-            those that no model sampled: a tool's, or forced ones.
+        tokens (`torch.Tensor`): Number of tokens of this process's completions, including truncated ones, without
+        tokens that no model sampled: a tool's or forced ones.
         tasks (`list[str | None]`): The task of each completion.
-        interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty if none ever is.
+        interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty without interruptions.
         rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
         correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
         completions (`list`): This process's completions as reward functions get them.
         ids (`list[list[int]]`): Their tokens.
-        lengths (`list[int]`): Their numbers of tokens, without those that no model sampled.
-        seconds (`float`): How long all reward functions took.
+        lengths (`list[int]`): Their numbers of sampled tokens.
+        seconds (`float`): Time of all reward functions.
         measured (`dict[str, float]`): Its entries in `metrics.jsonl`.
         of_trl (`dict[str, float]`): TRL's metrics of the batch.
-        counts (`dict[str, int]`): The rows that one of these is a mean of, where those are not all.
+        counts (`dict[str, int]`): Number of rows in one of these means, if not all.
     """
 
     rewards: torch.Tensor
@@ -77,18 +77,18 @@ class Outcome:
         """
         Make the outcome from the arguments and the result of TRL's `_calculate_rewards`.
 
-        A completion mask would lack the tokens that `mask_truncated_completions` keeps out of the loss.
+        A completion mask would lack the tokens that `mask_truncated_completions` excludes from the loss.
 
         Args:
             rewards (`torch.Tensor` of shape `(N, F)`): Of all processes.
             group_size (`int`): G.
-            examples (`list[dict]`): Rows of this process, one per completion; columns `task` and `interrupted` of
-                another meaning are ignored.
+            examples (`list[dict]`): Rows of this process, one per completion; columns `task` and `interrupted` with
+            another meaning are ignored.
             completions (`list`): This process's completions.
             completion_ids (`list[list[int]]`): Their tokens.
-            tool_masks (`list[list[int]]`, *optional*): 0 for the tokens that no model sampled.
+            tool_masks (`list[list[int]]`, *optional*): 0 for tokens that no model sampled.
             correct (`list[bool]`): Verdicts of all processes.
-            seconds (`float`): How long all reward functions took.
+            seconds (`float`): Time of all reward functions.
         """
         lengths = [len(ids) for ids in completion_ids] if tool_masks is None else [sum(mask) for mask in tool_masks]
         tasks = [example.get("task") for example in examples]
@@ -111,8 +111,8 @@ class Outcome:
 
     def measurements(self) -> dict[str, float]:
         """
-        Compute the entries in `metrics.jsonl`: by task, the mean reward and the share with the full reward of 1; the
-        share of correct completions; the interruptions.
+        Compute the entries in `metrics.jsonl`: per task the mean reward and the share with the full reward of 1; the
+        share of correct completions; the share of interruptions.
         """
         first = self.rewards[:, 0]
         values = {}
@@ -134,8 +134,8 @@ class Outcome:
         """
         Keep TRL's metrics of the batch, and count the rows of its means.
 
-        TRL's share of groups of equal rewards compares standard deviations of the batch, unless `scale_rewards` is
-        `"group"` or `"none"`, so that the share is replaced.
+        TRL's share of equal groups is replaced: unless `scale_rewards` is `"group"` or `"none"`, it compares standard
+        deviations of the batch.
         """
         self.of_trl = {name: value for name, value in of_trl.items() if name != EQUAL_GROUPS}
         constant = self.constant_groups(weights, aggregation)
@@ -149,16 +149,14 @@ class Outcome:
             self.counts["tools/failure_frequency"] = round(rows * of_trl["tools/call_frequency"])
 
     def constant_groups(self, weights: torch.Tensor, aggregation: str) -> float | None:
-        """
-        Return the share of groups whose rewards are all equal, `None` where a group is one completion.
-        """
+        """Return the share of groups with equal rewards, `None` if a group is one completion."""
         if self.group_size == 1:
             return None
         groups = groups_without_signal(self.rewards, self.group_size, weights, aggregation)
         return groups.float().mean().item()
 
     def count_scored(self, names: Sequence[str]) -> None:
-        """Count the rows that have a reward, and those that each of the functions gave one."""
+        """Count the rows with a reward, in all and per function."""
         missing = self.rewards.isnan()
         every, *each = torch.cat([missing.all(dim=1, keepdim=True), missing], dim=1).sum(dim=0).tolist()
         total = len(self.rewards)
@@ -168,11 +166,11 @@ class Outcome:
 
     def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
-        Return what a batch holds of one process's rows, so that it stays with them when they are shuffled.
+        Return the columns of one process's rows for its batch, so they are shuffled with the rows.
 
         Returns:
             `dict[str, torch.Tensor]`: `rewards` of shape `(count, F)`, and `group` of shape `(count,)`, the number of
-                each row's group among those of all processes.
+            each row's group among those of all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
         return {
@@ -181,7 +179,7 @@ class Outcome:
         }
 
     def unbounded(self) -> torch.Tensor:
-        """Find the rows of groups with an infinite reward: bools of shape `(N,)`."""
+        """Return whether each row's group has an infinite reward: bools of shape `(N,)`."""
         rows = self.rewards.isinf().any(dim=1)
         groups = rows.view(-1, self.group_size).any(dim=1)
         return groups.repeat_interleave(self.group_size)
@@ -190,14 +188,14 @@ class Outcome:
 @dataclass(frozen=True)
 class Sampled:
     """
-    Holds completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
+    Completions that are inspected, not trained on: G per row, row by row; N in all.
 
     Attributes:
         completions (`list`): As reward functions get them: texts, or lists of messages.
-        ids (`list[list[int]]`): Their tokens, the end token included.
-        cut (`list[bool]`): Whether each was cut at the greatest length instead of ending.
-        rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
-        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
+        ids (`list[list[int]]`): Their tokens, including the end token.
+        cut (`list[bool]`): Whether each was truncated at the maximum length.
+        rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN if it does not apply.
+        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
         correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
         batch (`dict[str, torch.Tensor]`): As a step would train on it, without anchors.
     """
@@ -215,13 +213,13 @@ class Sampled:
         cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]
     ) -> "Sampled":
         """
-        Take the outcome of a sampling and its batch.
+        Make it from the outcome of sampling and its batch.
 
         Args:
             outcome ([`Outcome`]): The outcome.
             batch (`dict[str, torch.Tensor]`): The batch.
             weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
-            ends (`set[int]`): The tokens that end a completion.
+            ends (`set[int]`): Tokens that end a completion.
         """
         cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
         rewards = outcome.rewards.cpu()
@@ -231,10 +229,10 @@ class Sampled:
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
-    Sum the rewards of all functions to one reward a completion, `(N,)`; NaN where no function gave one.
+    Sum the rewards of all functions to one reward per completion, `(N,)`; NaN if no function gave one.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
         weights (`torch.Tensor` of shape `(F,)`): TRL's `reward_weights`.
     """
     weighted = rewards * weights.to(rewards.device)
@@ -248,19 +246,19 @@ def select_own_rows(gathered: torch.Tensor, process: int, count: int) -> torch.T
 
 def keep_groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
     """
-    Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share.
+    Reorder a permutation of B rows so that rows of a group are adjacent within each share.
 
-    So TRL's own permutation decides which rows an update sees, and packing finds each prompt in as few micro-batches
-    as that allows.
+    TRL's permutation still decides which rows an update uses, and packing then finds each prompt in as few
+    micro-batches as possible.
 
     Args:
-        permutation (`torch.Tensor` of shape `(B,)`): TRL's, of rows of which those of a group are contiguous.
-        size (`int`): Completions of a group. If B is no multiple of it, which is a process's part of a batch, parts of
-            groups that fit move together.
-        rows (`int`): The rows of a share: the first so many rows of the permutation, the next so many, and so on.
+        permutation (`torch.Tensor` of shape `(B,)`): TRL's, of rows with contiguous groups.
+        size (`int`): Completions per group. If B, a process's part of a batch, is no multiple of it, parts of groups
+        that fit move together.
+        rows (`int`): Rows per share: consecutive pieces of the permutation.
 
     Returns:
-        `torch.Tensor` of shape `(B,)`: In each share the groups stand in the order in which it first meets them.
+        `torch.Tensor` of shape `(B,)`: Groups of a share are in order of their first row.
     """
     size = math.gcd(size, len(permutation))
     ordered = []
@@ -283,16 +281,16 @@ def set_advantages(
     penalties: torch.Tensor | None = None,
 ) -> None:
     """
-    Replace TRL's advantages where the configuration asks for it, and mark those of groups with an infinite reward.
+    Replace TRL's advantages as configured, and set those of groups with an infinite reward to NaN.
 
     Args:
         advantages (`torch.Tensor` of shape `(B,)`): Of this process, changed in place.
         outcome ([`~trl_prorl.rollout.Outcome`]): Rewards of all processes.
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
-        process (`int`): The index of this process.
+        process (`int`): Index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
-        penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, to be taken off the rewards.
-        logged (`collections.deque`): The advantages in TRL's table of completions, the newest last, replaced too.
+        penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, subtracted from the rewards.
+        logged (`collections.deque`): Advantages in TRL's table of completions, newest last; also replaced.
     """
     count = len(advantages)
     estimator = args.advantage_estimator
@@ -318,7 +316,7 @@ def set_advantages(
 def combined_rewards(
     rewards: torch.Tensor, weights: torch.Tensor, penalties: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the weighted sum `(N,)` of rewards `(N, F)`, less the penalties `(N,)`."""
+    """Return the weighted sum `(N,)` of rewards `(N, F)`, minus the penalties `(N,)`."""
     combined = weighted_sum(rewards, weights)
     if penalties is None:
         return combined
@@ -334,12 +332,12 @@ def replace_logged(
     penalties: torch.Tensor | None,
 ) -> None:
     """
-    Replace the newest advantages in TRL's table of completions. It has the rows of all rounds of dynamic sampling,
-    which need not be those of the batch. `batch` are the rewards of the batch, with which an estimator compares.
+    Replace the newest advantages in TRL's table of completions. The table has the rows of all rounds of dynamic
+    sampling, not only of the batch. `batch` are the batch's rewards, with which an estimator compares.
     """
     of_rounds = torch.cat(outcome.rounds)
     if penalties is not None and len(penalties) != len(of_rounds):
-        penalties = None  # these are of the batch alone
+        penalties = None  # penalties of the batch alone
     newest = combined_rewards(of_rounds, weights, penalties)[-logged.maxlen :]
     for _ in range(min(len(logged), len(newest))):
         logged.pop()
@@ -348,8 +346,8 @@ def replace_logged(
 
 def rows_of_equal_groups(outcome: Outcome, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
     """
-    Return `(N,)`, whether a row is of a group of equal rewards. Its advantage is 0, which TRL computes only nearly so,
-    and `drop_zero_rows` looks for exact zeros. `aggregation` is TRL's `multi_objective_aggregation`.
+    Return `(N,)`, whether a row's group has equal rewards. TRL computes its advantage as nearly 0, and
+    `drop_zero_rows` requires exact zeros. `aggregation` is TRL's `multi_objective_aggregation`.
     """
     groups = groups_without_signal(outcome.rewards, outcome.group_size, weights, aggregation)
     return groups.repeat_interleave(outcome.group_size)
@@ -358,10 +356,12 @@ def rows_of_equal_groups(outcome: Outcome, weights: torch.Tensor, aggregation: s
 def groups_without_signal(
     rewards: torch.Tensor, group_size: int, weights: torch.Tensor, aggregation: str
 ) -> torch.Tensor:
-    """Find the groups of G rows, rewards `(N, F)`, that are equal as `aggregation` compares them: bools `(N / G,)`."""
+    """
+    Return whether groups of G rows, rewards `(N, F)`, are equal as `aggregation` compares them: bools `(N / G,)`.
+    """
     if aggregation == "sum_then_normalize":
         columns = [weighted_sum(rewards, weights)]
-    else:  # each is centred by itself
+    else:  # each is centred separately
         columns = rewards.unbind(dim=1)
     equal = [all_equal(column.view(-1, group_size)) for column in columns]
     return torch.stack(equal).all(dim=0)
