@@ -12,16 +12,18 @@ from trl.trainer import grpo_trainer
 
 from trl_prorl import ProRLTrainer, upstream
 from trl_prorl.checkpoint import CheckpointMixin
-from trl_prorl.upstream import FACTS, VLLM_FACTS, check_upstream, tell_of_untested
+from trl_prorl.evaluation import EvaluationMixin
+from trl_prorl.launch.plan import Plan
+from trl_prorl.upstream import CALLS, VLLM_CALLS, check_names, check_untested
 
 
 @pytest.fixture(autouse=True)
 def asked_anew():
-    check_upstream.cache_clear()
-    tell_of_untested.cache_clear()
+    check_names.cache_clear()
+    check_untested.cache_clear()
     yield
-    check_upstream.cache_clear()
-    tell_of_untested.cache_clear()
+    check_names.cache_clear()
+    check_untested.cache_clear()
 
 
 def without(code, gone):
@@ -38,28 +40,34 @@ def without(code, gone):
     return code.replace(**parts)
 
 
-@pytest.mark.parametrize("fact", [*FACTS, *VLLM_FACTS], ids=lambda fact: fact.method)
-def test_each_name_that_is_relied_on_is_missed_where_it_is_gone(fact, monkeypatch):
-    check_upstream(ProRLTrainer, (fact,))
-    for gone in (*fact.calls, *fact.uses):
+@pytest.mark.parametrize(
+    ("caller", "with_vllm"),
+    [*((caller, False) for caller in CALLS), *((caller, True) for caller in VLLM_CALLS)],
+)
+def test_each_name_that_is_relied_on_is_missed_where_it_is_gone(caller, with_vllm, monkeypatch):
+    calls = (VLLM_CALLS if with_vllm else CALLS)[caller]
+    monkeypatch.setattr(upstream, "VLLM_CALLS" if with_vllm else "CALLS", {caller: calls})
+    check_names(ProRLTrainer, with_vllm)
+    for gone in calls:
         with monkeypatch.context() as patch:
             for cls in (GRPOTrainer, *GRPOTrainer.__mro__[1:], VLLMGeneration):
                 for method in filter(inspect.isfunction, map(inspect.unwrap, vars(cls).values())):
                     patch.setattr(method, "__code__", without(method.__code__, gone))
-            check_upstream.cache_clear()
+            check_names.cache_clear()
             with pytest.raises(ValueError, match=rf"{gone}.*pip install"):
-                check_upstream(ProRLTrainer, (fact,))
+                check_names(ProRLTrainer, with_vllm)
 
 
-def test_each_private_method_that_is_replaced_is_one_whose_caller_is_known():
-    called = {name for fact in FACTS for name in fact.calls}
+def test_each_method_that_is_replaced_is_one_whose_caller_is_known():
+    called = {name for calls in CALLS.values() for name in calls}
+    by_scripts = {"train", "add_callback", "evaluate", "save_model", "push_to_hub"}
     replaced = {
         name
-        for cls in (ProRLTrainer, CheckpointMixin)
+        for cls in (ProRLTrainer, CheckpointMixin, EvaluationMixin)
         for name, value in vars(cls).items()
-        if name.startswith("_") and inspect.isfunction(value) and hasattr(GRPOTrainer, name)
+        if inspect.isfunction(value) and hasattr(GRPOTrainer, name)
     }
-    assert replaced - {"__init__"} <= called
+    assert replaced - {"__init__"} - by_scripts <= called
 
 
 def _calculate_rewards(self, inputs, images, prompts, completions, completion_ids_list):
@@ -110,12 +118,31 @@ def test_a_loss_that_scores_a_micro_batch_in_parts_is_refused(make_trainer, monk
         make_trainer().train()
 
 
-def test_a_newer_trl_in_which_all_is_there_trains_with_one_line(run, monkeypatch, caplog):
+@pytest.fixture
+def newer_trl(monkeypatch):
     installed = upstream.version
     monkeypatch.setattr(upstream, "version", lambda name: "1.99.0" if name == "trl" else installed(name))
+
+
+def test_a_newer_trl_in_which_all_is_there_trains_with_one_line(newer_trl, run, caplog):
     for _ in range(2):
         assert run(max_steps=2).state.global_step == 2
     assert sum("1.99.0" in message for message in caplog.messages) == 1
+
+
+def test_a_newer_trl_with_another_loss_is_refused_before_a_model_is_loaded(newer_trl, make_trainer, monkeypatch):
+    code = GRPOTrainer._compute_loss.__code__
+    names = tuple("max" if name == "min" else name for name in code.co_names)
+    monkeypatch.setattr(GRPOTrainer._compute_loss, "__code__", code.replace(co_names=names))
+    monkeypatch.setattr(Plan, "loading", lambda _: pytest.fail("a model is loaded"))
+    with pytest.raises(ValueError, match='1.99.0.*loss_type=grpo.*pip install "trl==1') as refused:
+        make_trainer()
+    assert "\n" not in str(refused.value)
+
+
+def test_the_tested_trl_is_not_asked_for_its_numbers(make_trainer, monkeypatch):
+    monkeypatch.setattr("trl_prorl.upstream_numbers.find_misfit", lambda *_: pytest.fail("numbers were computed"))
+    make_trainer()
 
 
 def test_a_name_of_trl_s_that_was_moved_is_told_with_the_cure():

@@ -95,7 +95,7 @@ from .rollout import (
 from .run_folder import COMPLETIONS, RunFolder
 from .supported import LEARNED_POSITIONS
 from .trained import TrainedCheck
-from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
+from .upstream import check_names, check_untested
 from .vocabulary import check_tokenizer, embedding_rows
 
 
@@ -174,12 +174,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------------------ assembly
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
-        check_upstream(ProRLTrainer)
+        check_names(ProRLTrainer)
         plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
         if plan.args.use_vllm:
-            check_upstream(ProRLTrainer, VLLM_FACTS)
-        if plan.args.process_index == 0:
-            tell_of_untested()
+            check_names(ProRLTrainer, with_vllm=True)
+        check_untested(is_main=plan.args.process_index == 0)
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)

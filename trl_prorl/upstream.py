@@ -1,8 +1,8 @@
 """
-Internals of TRL and transformers that trl-prorl depends on, checked when the first trainer is made.
+The methods of TRL and transformers that trl-prorl overrides or calls, checked when the first trainer is made.
 
-If a new version no longer calls a method that we override, or no longer reads a column or an attribute, nothing fails:
-the run would train something else. So the code of the installed version is searched for these names.
+If a new version no longer calls a method that we override, nothing fails: the run would train something else. So the
+code of the installed version is searched for these names. `upstream_numbers.py` checks what TRL computes.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.version import Version
 
@@ -23,190 +23,86 @@ from .supported import VERSIONS
 logger = logging.getLogger(__name__)
 
 CLASSES = {
+    "GRPOConfig": "trl.trainer.grpo_config",
     "GRPOTrainer": "trl.trainer.grpo_trainer",
     "Trainer": "transformers.trainer",
     "VLLMGeneration": "trl.generation.vllm_generation",
 }
 
 
-class Fact(NamedTuple):
-    """
-    What trl-prorl depends on in a method, and in the methods of its class that it calls and that are not overridden.
-
-    Attributes:
-        method (`str`): Class and name of the method.
-        calls (`tuple[str, ...]`): Methods that it calls, in this order.
-        uses (`tuple[str, ...]`): Arguments, attributes, columns and metrics that occur in it.
-    """
-
-    method: str
-    calls: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-
-
-# Columns of a generation batch: TRL fills them, and its loss reads them.
-COLUMNS = (
-    "prompt_ids",
-    "prompt_mask",
-    "completion_ids",
-    "completion_mask",
-    "tool_mask",
-    "advantages",
-    "num_items_in_batch",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-)
-FACTS = (
-    # Making a trainer: arguments that are read by name, and attributes that are read or set.
-    Fact(
-        "GRPOTrainer.__init__",
-        uses=(
-            "train_dataset",
-            "eval_dataset",
-            "processing_class",
-            "callbacks",
-            "optimizers",
-            "quantization_config",
-            "peft_config",
-            "rollout_func",
-            "environment_factory",
-            "beta",
-            "generation_config",
-            "ref_model",
-            "reward_func_names",
-            "reward_funcs",
-            "reward_weights",
-            "_buffered_inputs",
-            "_entropy_bonus_enabled",
-            "_is_vlm",
-            "_logs",
-            "_metrics",
-            "_multi_environment",
-            "_pending_extra_logs",
-            "_pending_metrics",
-            "_step",
-            "_tokenizer",
-        ),
+# By method of TRL or transformers: methods of ours that it calls, by itself or in a method that is not overridden, in
+# this order; and a few names that we set, or by which we read arguments.
+CALLS = {
+    "GRPOTrainer.__init__": (
+        "train_dataset",
+        "eval_dataset",
+        "processing_class",
+        "callbacks",
+        "optimizers",
+        "quantization_config",
+        "peft_config",
+        "rollout_func",
+        "environment_factory",
     ),
-    # Training: what is loaded and created, in which order.
-    Fact("Trainer.train", calls=("_load_from_checkpoint", "_inner_training_loop"), uses=("is_in_train",)),
-    Fact(
-        "Trainer._inner_training_loop",
-        calls=(
-            "_get_train_sampler",
-            "compute_steps",
-            "load_from_json",
-            "create_optimizer",
-            "create_scheduler",
-            "_load_optimizer_and_scheduler",
-            "on_train_begin",
-            "_evaluate",
-            "_run_epoch",
-            "log",
-            "_load_best_model",
-        ),
-        uses=("skip_scheduler", "global_step", "should_training_stop"),
+    "Trainer.__init__": ("init_hf_repo",),
+    "Trainer.train": ("_load_from_checkpoint", "_inner_training_loop"),
+    "Trainer._inner_training_loop": (
+        "_get_train_sampler",
+        "create_optimizer",
+        "create_scheduler",
+        "_load_optimizer_and_scheduler",
+        "on_train_begin",
+        "_evaluate",
+        "_run_epoch",
+        "log",
+        "_load_best_model",
     ),
-    Fact("Trainer._load_from_checkpoint", calls=("_issue_warnings_after_load",), uses=("load_adapter",)),
-    Fact("Trainer._load_best_model", calls=("_issue_warnings_after_load",), uses=("best_model_checkpoint",)),
-    # A step, from its batch to its row.
-    Fact(
-        "Trainer._run_epoch",
-        calls=(
-            "get_batch_samples",
-            "_set_sync_gradients",
-            "training_step",
-            "_get_grad_norm",
-            "on_pre_optimizer_step",
-            "on_step_end",
-            "_maybe_log_save_evaluate",
-            "on_epoch_end",
-        ),
-        uses=("current_gradient_accumulation_steps", "grad_norm", "max_grad_norm"),
+    "Trainer._load_from_checkpoint": ("_issue_warnings_after_load",),
+    "Trainer._load_best_model": ("_issue_warnings_after_load",),
+    "Trainer._run_epoch": (
+        "training_step",
+        "_get_grad_norm",
+        "on_pre_optimizer_step",
+        "on_step_end",
+        "_maybe_log_save_evaluate",
     ),
-    Fact("GRPOTrainer.training_step", calls=("training_step",), uses=("_step",)),
-    Fact("Trainer.training_step", calls=("_prepare_inputs", "compute_loss", "backward")),
-    Fact(
-        "GRPOTrainer._prepare_inputs",
-        calls=("_generate_and_score_completions", "shuffle_sequence_dict", "split_tensor_dict"),
-        uses=("_step", "_buffered_inputs", "steps_per_generation", "num_iterations"),
+    "GRPOTrainer.training_step": ("training_step", "_step"),
+    "Trainer.training_step": ("_prepare_inputs", "compute_loss", "backward"),
+    "GRPOTrainer._prepare_inputs": ("_generate_and_score_completions",),
+    "GRPOTrainer._generate_and_score_completions": (
+        "_generate",
+        "_get_per_token_logps_and_entropies",
+        "_calculate_rewards",
     ),
-    Fact(
-        "GRPOTrainer._generate_and_score_completions",
-        calls=("_generate", "_get_per_token_logps_and_entropies", "_calculate_rewards"),
-        uses=(
-            "beta",
-            "ref_model",
-            "use_adapter",
-            "ref",
-            "batch_size",
-            *COLUMNS,
-            "reward",
-            "reward_std",
-            "frac_reward_zero_std",
-        ),
-    ),
-    Fact(
-        "GRPOTrainer._generate",
-        calls=("_generate_single_turn",),
-        uses=("env_mask", "completions/mean_length", "completions/clipped_ratio"),
-    ),
-    Fact("GRPOTrainer._tokenize_prompts", uses=("_batch_environments",)),
-    Fact(
-        "GRPOTrainer._generate_single_turn",
-        uses=("_last_loaded_step", "generation_config", "generation_kwargs", "model_wrapped", "generate"),
-    ),
-    Fact("GRPOTrainer._get_per_token_logps_and_entropies", uses=("fused_lm_head", "log_probs", "entropy")),
-    Fact("GRPOTrainer.compute_loss", calls=("_get_per_token_logps_and_entropies",)),
-    Fact(
-        "GRPOTrainer._compute_loss",
-        uses=(
-            "beta",
-            "epsilon_low",
-            "epsilon_high",
-            *COLUMNS,
-            "current_gradient_accumulation_steps",
-            "entropy",
-            "kl",
-            "policy_loss",
-            "clip_ratio/region_mean",
-        ),
-    ),
-    Fact(
-        "Trainer._maybe_log_save_evaluate",
-        calls=("log", "_evaluate", "_determine_best_metric", "_save_checkpoint"),
-        uses=("should_log", "should_evaluate", "should_save"),
-    ),
-    Fact("GRPOTrainer.log", calls=("log",), uses=("_metrics", "_logs", "num_completions_to_print")),
-    # Evaluations.
-    Fact("Trainer._evaluate", calls=("evaluate",)),
-    Fact("Trainer.evaluate", calls=("evaluation_loop", "log"), uses=("metric_key_prefix",)),
-    Fact("GRPOTrainer.prediction_step", calls=("_prepare_inputs", "compute_loss")),
-    # Checkpoints and the Hub.
-    Fact("GRPOTrainer._save_checkpoint", calls=("create_model_card", "_save_checkpoint")),
-    Fact(
-        "Trainer._save_checkpoint",
-        calls=("_get_output_dir", "save_model", "save_to_json", "_push_from_checkpoint"),
-        uses=("best_model_checkpoint",),
-    ),
-)
-VLLM_FACTS = (
-    Fact("GRPOTrainer._generate_single_turn", calls=("sync_weights", "generate"), uses=("_last_loaded_step",)),
-    Fact("VLLMGeneration.__init__", uses=("LLM",)),
-    Fact("VLLMGeneration.sync_weights", uses=("_iter_named_params", "merge_adapter", "unmerge_adapter")),
-    Fact("VLLMGeneration.generate", calls=("generate",), uses=("llm", "sampling_params", "prompt_token_ids")),
-)
+    "GRPOTrainer._generate": ("_generate_single_turn",),
+    "GRPOTrainer._tokenize_prompts": ("_batch_environments",),
+    "GRPOTrainer.compute_loss": ("_get_per_token_logps_and_entropies",),
+    "Trainer._maybe_log_save_evaluate": ("log", "_evaluate", "_determine_best_metric", "_save_checkpoint"),
+    "GRPOTrainer.log": ("log", "num_completions_to_print"),
+    "Trainer._evaluate": ("evaluate",),
+    "Trainer.evaluate": ("evaluation_loop", "log"),
+    "GRPOTrainer.prediction_step": ("compute_loss",),
+    "GRPOTrainer._save_checkpoint": ("create_model_card", "_save_checkpoint"),
+    "Trainer._save_checkpoint": ("_get_output_dir", "save_model", "_push_from_checkpoint"),
+    "Trainer._finish_current_push": (),
+}
+VLLM_CALLS = {
+    "GRPOTrainer._generate_single_turn": ("_last_loaded_step", "sync_weights", "generate"),
+    "VLLMGeneration.__init__": ("LLM",),
+    "VLLMGeneration.sync_weights": ("_iter_named_params", "merge_adapter", "unmerge_adapter"),
+    "VLLMGeneration.generate": ("llm", "generate"),
+}
 
 
 @cache
-def check_upstream(trainer: type, facts: tuple[Fact, ...] = FACTS) -> None:
+def check_names(trainer: type, with_vllm: bool = False) -> None:
     """
-    Raise an error if TRL or transformers lacks something that trl-prorl depends on. Runs once per process.
+    Raise an error if TRL or transformers lacks a method that trl-prorl overrides, or no longer calls it. Runs once per
+    process, and takes 2 to 4 ms.
 
     Args:
-        trainer (`type`): Our trainer, whose methods override TRL's.
-        facts (`tuple[Fact, ...]`, *optional*): What trl-prorl depends on.
+        trainer (`type`): Our trainer.
+        with_vllm (`bool`, *optional*): Whether TRL samples with vLLM.
 
     Raises:
         InputError: A library does not fit.
@@ -221,16 +117,31 @@ def check_upstream(trainer: type, facts: tuple[Fact, ...] = FACTS) -> None:
         if isinstance(method, FunctionType) and isinstance(original, FunctionType):
             owner = next(cls for cls in grpo.__mro__ if name in vars(cls))
             _check_arguments(owner, method, original)
-    for fact in facts:
-        _check_fact(fact, grpo, ours)
+    for method, calls in (VLLM_CALLS if with_vllm else CALLS).items():
+        _check_calls(method, calls, grpo, ours)
 
 
 @cache
-def tell_of_untested() -> None:
-    """Log a warning if a library is newer than the newest tested version."""
+def check_untested(is_main: bool = True) -> None:
+    """
+    Check the numbers of a TRL whose version is not the tested one, and warn of libraries newer than the newest tested
+    version. Runs once per process.
+
+    Args:
+        is_main (`bool`, *optional*): Whether this process shows warnings.
+
+    Raises:
+        InputError: TRL computes another number than trl-prorl relies on. The line names the case.
+    """
+    if version("trl") != VERSIONS["trl"]:
+        from .upstream_numbers import find_misfit
+
+        found = find_misfit(_find_class("GRPOTrainer"), _find_class("GRPOConfig"))
+        if found is not None:
+            raise InputError(misfit("trl", found))
     for library, tested in VERSIONS.items():
         installed = version(library)
-        if _minor(installed) > _minor(tested):
+        if is_main and _minor(installed) > _minor(tested):
             logger.warning(
                 "%s %s is newer than the newest tested version, %s. It passed the compatibility check. To be safe: %s",
                 library,
@@ -267,19 +178,19 @@ def _check_arguments(owner: type, method: FunctionType, original: FunctionType) 
         _refuse(owner, f".{method.__name__} takes ({', '.join(shown)}), not ({', '.join((*mine, *named))})")
 
 
-def _check_fact(fact: Fact, grpo: type, ours: dict[str, Any]) -> None:
-    owner_name, _, name = fact.method.partition(".")
+def _check_calls(caller: str, calls: tuple[str, ...], grpo: type, ours: dict[str, Any]) -> None:
+    """Raise an error if a method of TRL or transformers lacks one of these names, or has them in another order."""
+    owner_name, _, name = caller.partition(".")
     owner = _find_class(owner_name)
     method = getattr(owner, name, None)
     if method is None:
         _refuse(owner, f" has no {name}")
-    method = inspect.unwrap(method)
     # A helper is looked up in TRL's trainer, whichever class calls it.
-    names = _names(method.__code__, grpo if issubclass(grpo, owner) else owner, ours, set())
-    for used in (*fact.calls, *fact.uses):
-        if used not in names:
-            _refuse(owner, f".{name} does not use {used}")
-    for before, after in itertools.pairwise(fact.calls):
+    names = _names(inspect.unwrap(method).__code__, grpo if issubclass(grpo, owner) else owner, ours, set())
+    for called in calls:
+        if called not in names:
+            _refuse(owner, f".{name} does not use {called}")
+    for before, after in itertools.pairwise(calls):
         if names.index(after) < names.index(before):
             _refuse(owner, f".{name} calls {after} earlier than it did")
 
