@@ -114,7 +114,7 @@ def estimate(
         group_size (`int`): G.
         estimator (`str`): A name of the table above.
         batch (`torch.Tensor`, *optional*): Rewards for the mean and deviation of an estimator over a batch, if not
-        `rewards`.
+            `rewards`.
 
     Returns `torch.Tensor` of shape `(N,)`.
     """

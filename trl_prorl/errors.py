@@ -1,10 +1,10 @@
-"""Errors that stop a run. Whatever is wrong before the first step raises a `ValueError`."""
+"""Errors that stop a run. Input errors before the first step are `ValueError`s."""
 
 from .text import cut
 
 
 class InputError(ValueError):
-    """Wrong input. One line, of at most 500 characters, names the key or file, the value and how to correct it."""
+    """Wrong input. One line, of at most 500 characters, names the key or file, the value and the cure."""
 
     def __init__(self, message: str = ""):
         super().__init__(cut(message, 500))
@@ -19,11 +19,11 @@ class CheckpointError(RunError):
 
 
 class NonFiniteError(RunError):
-    """NaN or infinity where a finite number is required."""
+    """NaN or infinity in place of a finite number."""
 
 
 class EvaluationError(RunError, ValueError):
-    """An evaluation does not measure the metric that a reset trigger watches."""
+    """Evaluations do not measure the metric that a reset trigger watches."""
 
 
 class RewardError(RunError, ValueError):

@@ -27,7 +27,7 @@ class MicroBatch:
         penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL, and its share of the loss.
         of_trl (`Mapping[str, float]`): TRL's metrics of this loss.
         sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities of the sampled model, in the
-        first pass, if it is not bit-identical to the policy.
+            first pass, if it is not bit-identical to the policy.
     """
 
     batch: Mapping[str, "torch.Tensor"]
@@ -138,7 +138,7 @@ class Part:
         Args:
             state (`Mapping[str, Any]`): The result of `state_dict`.
             changed (`Mapping[str, Any]`): Keys of the configuration with a value other than in that process, `[then,
-            now]`.
+                now]`.
         """
         for name in self.remembers:
             setattr(self, name, state[name])

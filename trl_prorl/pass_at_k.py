@@ -1,4 +1,4 @@
-"""The unbiased estimate of pass@k, for evaluations during training and after it, and the verdicts that it counts."""
+"""The unbiased estimate of pass@k and its verdicts, for evaluations during training and after it."""
 
 import math
 from typing import Any
@@ -8,14 +8,15 @@ from .errors import RewardError
 
 def as_verdict(value: Any, source: str) -> bool:
     """
-    Return a verdict as a bool. Other values are refused, because the truth of `"False"`, 0.5 or NaN is none.
+    Return a verdict as a bool. Other values raise an error, because the truth value of `"False"`, 0.5 or NaN is no
+    verdict.
 
     Args:
         value (`bool`, `int`, `float` or a scalar of NumPy or torch): True or 1, False or 0.
-        source (`str`): What gave it, for the message.
+        source (`str`): Its origin, for the message.
 
     Raises:
-        [`RewardError`]: If it is anything else.
+        [`RewardError`]: For any other value.
     """
     number = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(number, bool | int | float) and number in (0, 1):
@@ -46,7 +47,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         raise ValueError(f"k={k} exceeds n={n} samples per prompt; draw more samples or lower k.")
     if not 0 <= c <= n:
         raise ValueError(f"c={c} correct samples must be between 0 and n={n}.")
-    # Python's integers: NumPy's do not hold a binomial.
+    # Python's integers: a binomial overflows NumPy's.
     samples = int(n)
     wrong = samples - int(c)
     return 1.0 - math.comb(wrong, int(k)) / math.comb(samples, int(k))

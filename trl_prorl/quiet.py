@@ -1,7 +1,4 @@
-"""
-Messages of libraries that are not true of this project, or that nobody can act on, kept off stderr. All other messages
-are shown.
-"""
+"""Suppresses messages of libraries that are untrue of this project or that nobody can act on. All others are shown."""
 
 import logging
 import warnings
@@ -14,8 +11,8 @@ from contextlib import contextmanager
 KERNEL_LOGGER = "bitsandbytes.backends.cpu.ops"
 KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 
-# Old names: PEFT and TRL ask transformers by one of them, and recipes write the other, the only one that every version
-# of transformers we admit knows.
+# Old names: PEFT and TRL call transformers by one of them; recipes use the other, the only one in every supported
+# version of transformers.
 OLD_NAMES = r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"
 
 
@@ -24,18 +21,18 @@ def _leaves_out(part: str) -> Callable[[logging.LogRecord], bool]:
 
 
 def drop_kernel_hint() -> None:
-    """Leave the hint out. Must be called before PEFT is imported."""
+    """Suppress the hint. Must be called before PEFT is imported."""
     logging.getLogger(KERNEL_LOGGER).addFilter(_leaves_out(KERNEL_HINT))
 
 
 def hold_old_names() -> None:
-    """Leave out the warnings about old names that cannot be avoided here, in scripts too."""
+    """Suppress unavoidable warnings about old names, also in scripts."""
     warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
 
 
 @contextmanager
 def without_warning(logger: str, part: str) -> Iterator[None]:
-    """Leave out the messages of a logger that contain `part`."""
+    """Suppress the messages of a logger that contain `part`."""
     target = logging.getLogger(logger)
     keep = _leaves_out(part)
     target.addFilter(keep)

@@ -379,7 +379,7 @@ class InitialAdapter:
     Args:
         policy ([`~peft.PeftModel`]): The policy before the first step.
         is_trained (`bool`): Whether the run starts from an adapter as it is. A new adapter is disabled for the base,
-        and only parameters trained outside it (`bias`) are copied.
+            and only parameters trained outside it (`bias`) are copied.
 
     Attributes:
         values (`dict[str, torch.Tensor]`): The initial parameters, by name.
@@ -467,7 +467,7 @@ class Scorer:
         meter ([`~trl_prorl.meter.Meter`]): Counts calls and seconds.
         anchors ([`~trl_prorl.kl.Anchors`]): The anchors, with their models.
         score_packed (`Callable`, *optional*): Scores as TRL's method does, but computes each prompt once for all its
-        completions; accepts a `plan_key`, see [`PolicyPass`]. By default TRL's method scores.
+            completions; accepts a `plan_key`, see [`PolicyPass`]. By default TRL's method scores.
         text_only (`bool`): Whether a batch contains only token ids, so it can be scored again from the buffer.
     """
 

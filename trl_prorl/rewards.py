@@ -108,8 +108,8 @@ def guard_reward(
         name (`str`): Its name, for messages.
         seconds (`float`, *optional*): Time limit of one batch; `None` means no limit.
         nonfinite (`str`): `"stop"` raises an error for NaN and infinity. `"skip"` returns both as infinity, because
-        TRL reads NaN as `None`, its mark for a function that does not apply to a completion; `None` is always allowed.
-        An evaluation has no step to skip, so it drops such rewards, as NaN.
+            TRL reads NaN as `None`, its mark for a function that does not apply to a completion; `None` is always
+            allowed. An evaluation has no step to skip, so it drops such rewards, as NaN.
         training (`Callable[[], bool]`): Returns whether a call is for training, not for an evaluation.
 
     Returns:
@@ -287,7 +287,7 @@ def own_traceback(error: BaseException) -> BaseException | None:
 
     Returns:
         `BaseException` or `None`: The error; `None` without such a part, because the function was never entered or
-        continued elsewhere.
+            continued elsewhere.
     """
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):

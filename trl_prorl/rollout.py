@@ -33,7 +33,7 @@ class Outcome:
         rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
         group_size (`int`): G.
         tokens (`torch.Tensor`): Number of tokens of this process's completions, including truncated ones, without
-        tokens that no model sampled: a tool's or forced ones.
+            tokens that no model sampled: a tool's or forced ones.
         tasks (`list[str | None]`): The task of each completion.
         interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty without interruptions.
         rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
@@ -83,7 +83,7 @@ class Outcome:
             rewards (`torch.Tensor` of shape `(N, F)`): Of all processes.
             group_size (`int`): G.
             examples (`list[dict]`): Rows of this process, one per completion; columns `task` and `interrupted` with
-            another meaning are ignored.
+                another meaning are ignored.
             completions (`list`): This process's completions.
             completion_ids (`list[list[int]]`): Their tokens.
             tool_masks (`list[list[int]]`, *optional*): 0 for tokens that no model sampled.
@@ -170,7 +170,7 @@ class Outcome:
 
         Returns:
             `dict[str, torch.Tensor]`: `rewards` of shape `(count, F)`, and `group` of shape `(count,)`, the number of
-            each row's group among those of all processes.
+                each row's group among those of all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
         return {
@@ -254,7 +254,7 @@ def keep_groups_together(permutation: torch.Tensor, size: int, rows: int) -> tor
     Args:
         permutation (`torch.Tensor` of shape `(B,)`): TRL's, of rows with contiguous groups.
         size (`int`): Completions per group. If B, a process's part of a batch, is no multiple of it, parts of groups
-        that fit move together.
+            that fit move together.
         rows (`int`): Rows per share: consecutive pieces of the permutation.
 
     Returns:

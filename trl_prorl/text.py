@@ -1,4 +1,4 @@
-"""Text from elsewhere (names of runs and tasks, prompts, messages of libraries), safe for a terminal or a page."""
+"""Untrusted text (names of runs and tasks, prompts, messages of libraries), made safe for a terminal or a page."""
 
 import difflib
 import json
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-# C0 and C1 controls, DEL, separators of lines, what has no width or reverses what stands around it, and surrogates, of
-# which no encoding knows: a file name has one for each byte that is not UTF-8.
+# C0 and C1 controls, DEL, line separators, characters without width or with a writing direction, and surrogates, which
+# no encoding has: a file name has one for each byte that is not UTF-8.
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
-# What Markdown reads as more than itself. `_` in a word does not act; `:`, `@` and `www.` make links without brackets.
+# Markdown's special characters. `_` within a word has no effect; `:`, `@` and `www.` make links without brackets.
 _MARKS = re.compile(r"([\\`*{}\[\]<>&#|!~$:@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.)", re.IGNORECASE)
 _CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
-LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's name of one: apache-2.0, mit, other
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's names of licences: apache-2.0, mit, other
 
 
 def visible(text: str) -> str:
@@ -34,14 +34,14 @@ def _make_visible(match: re.Match) -> str:
 
 
 def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a completion's last message; none if it calls a tool in its place."""
+    """Return the text of a completion's last message; empty if it is a tool call."""
     return str(messages[-1].get("content") or "")
 
 
 def shell_quote(text: str) -> str:
     """
-    Return text as one word of a shell's command that can be copied as it is seen: [`shlex.quote`], and a word with
-    control characters as `$'…'`, which bash and zsh read, with an escape for each of their bytes.
+    Quote text as one shell word that can be copied from the screen: by [`shlex.quote`], or with control characters as
+    `$'…'` with an escape for each of their bytes, which bash and zsh read.
     """
     if not _CONTROL.search(text):
         return shlex.quote(text)
@@ -50,13 +50,13 @@ def shell_quote(text: str) -> str:
 
 
 def _spell_bytes(match: re.Match) -> str:
-    is_byte = "\udc80" <= match[0] <= "\udcff"  # as Python reads a file name
+    is_byte = "\udc80" <= match[0] <= "\udcff"  # as Python decodes a file name
     return "".join(
         f"\\x{byte:02x}" for byte in match[0].encode(errors="surrogateescape" if is_byte else "surrogatepass")
     )
 
 
-# The pieces of a shell's command: spaces; text in quotes of three kinds; what a backslash keeps; any other character.
+# Pieces of a shell command: spaces; text in three kinds of quotes; an escaped character; any other character.
 _PIECE = re.compile(
     r"""(?P<space>\s+)|'(?P<plain>[^']*)'|\$'(?P<escaped>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<kept>.)"""
     """|(?P<other>.)""",
@@ -66,8 +66,8 @@ _PIECE = re.compile(
 
 def shell_words(command: str) -> list[str]:
     """
-    Return the words of a command as [`shell_quote`] spells them, which may stand in a file of a stranger. No character
-    acts: quotes that do not end, `;` and `$(` are characters of a word.
+    Split a command into words as [`shell_quote`] quotes them; it may come from an untrusted file. No character has an
+    effect: unclosed quotes, `;` and `$(` are characters of a word.
     """
     words = []
     begun = False
@@ -90,17 +90,17 @@ def _read_escapes(spelt: str) -> str:
 
 
 def spell_again(command: str) -> str:
-    """Return a command out of a file as it can be copied: each word quoted, so that none acts on the shell."""
+    """Quote each word of a command from a file again, so that it can be copied safely."""
     return " ".join(map(shell_quote, shell_words(command)))
 
 
 def plain_markdown(text: str) -> str:
-    """Return Markdown that shows a text as it is: nothing in it is a link, a tag, a heading or emphasis."""
+    """Return Markdown that shows a text literally, without links, tags, headings or emphasis."""
     return _MARKS.sub(r"\\\1", visible(text))
 
 
 def code_span(text: str) -> str:
-    """Return Markdown of one line that shows a text as code, whatever backticks it has."""
+    """Return Markdown of one line that shows a text as code, even with backticks."""
     line = visible(text)
     if "`" not in line:
         return f"`{line}`"
@@ -109,7 +109,7 @@ def code_span(text: str) -> str:
 
 
 def code_block(text: str, language: str = "") -> str:
-    """Return Markdown that shows lines as code, whatever backticks they have."""
+    """Return Markdown that shows lines as code, even with backticks."""
     lines = "\n".join(map(visible, text.split("\n")))
     fence = _fence(lines, 3)
     return f"{fence}{language}\n{lines}\n{fence}"
@@ -121,7 +121,7 @@ def _fence(text: str, least: int) -> str:
 
 
 def without_html(markdown: str) -> str:
-    """Return Markdown in which no `<` or `&` outside code begins a tag or an entity."""
+    """Return Markdown without tags and entities: `<` and `&` outside code are escaped."""
     parts = []
     end = 0
     for span in _CODE_SPAN.finditer(markdown):
@@ -137,9 +137,7 @@ def _escape_html(markdown: str) -> str:
 
 
 def cut(text: str, most: int = 200) -> str:
-    """
-    Return text of at most `most` characters; a longer one loses its middle, because a message ends with the cure.
-    """
+    """Shorten text to at most `most` characters by removing its middle, because a message ends with the cure."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -147,22 +145,22 @@ def cut(text: str, most: int = 200) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value as Python spells it, in at most 80 characters, whatever it holds, itself too."""
+    """Return the `repr` of any value, also a recursive one, in at most 80 characters."""
     try:
         return cut(repr(value), 80)
-    except (ValueError, RecursionError):  # an integer of more digits than Python spells
+    except (ValueError, RecursionError):  # an integer with more digits than Python converts
         return f"{type(value).__name__} too large to be shown"
 
 
 def quoted(prompt: Any) -> str:
-    """Return the last message of a prompt, on one line, quoted and cut."""
+    """Return the last message of a prompt, on one line, quoted and shortened."""
     if isinstance(prompt, list) and prompt:
         prompt = prompt[-1].get("content", prompt[-1])
     return short(" ".join(str(prompt).split()))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"`, or an empty string; upper and lower case are alike."""
+    """Return `" (did you mean 'x'?)"`, or an empty string; case is ignored."""
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
@@ -171,7 +169,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:  # one of two values would be lost in silence
+        if key in found:  # one of two values would be lost silently
             raise ValueError(f"the key {short(key)} is given twice")
         found[key] = value
     return found
@@ -182,8 +180,8 @@ def parse_json(content: str) -> Any:
     Return a JSON value.
 
     Raises:
-        `json.JSONDecodeError`: It is not JSON, or is cut off; another `ValueError`: it is JSON, and is nested deeper
-            or holds a longer number than can be read, or has a key twice.
+        `json.JSONDecodeError`: It is not JSON, or is truncated.
+        `ValueError`: It is nested too deeply, has a number that is too long, or a key twice.
     """
     try:
         return json.loads(content, object_pairs_hook=_unique_keys)

@@ -32,7 +32,7 @@ class Treatment:
         first, second (`float` or `"alpha"`, *optional*, defaults to `1.0`): Factor on that moment.
         clears_step (`bool`, *optional*): Whether the step count becomes 0.
         restarts_schedule (`bool`, *optional*): Whether the learning-rate schedule restarts, unless
-        `optimizer_reset_schedule` is set.
+            `optimizer_reset_schedule` is set.
         resets_scaler (`bool`, *optional*): Whether an AMP scaler returns to its initial scale.
     """
 

@@ -92,7 +92,7 @@ class Trigger:
         Args:
             step (`int`): Optimizer steps done, from 1.
             kl_ref (`float`, *optional*): The step's value of the metric in `watches`; by default the KL to the
-            reference, in nats per token.
+                reference, in nats per token.
         """
         return None
 

@@ -1,6 +1,6 @@
 """
-A tokenizer is whole, and fits its model. transformers makes up one of special tokens alone if the file of the
-vocabulary is missing, and no library compares a vocabulary with the rows of the embedding.
+Checks that a tokenizer is complete and fits its model. Without the vocabulary file, transformers makes a tokenizer of
+special tokens alone; no library compares a vocabulary with the rows of the embedding.
 """
 
 import json
@@ -34,7 +34,7 @@ NAMES = (
 POINTER = b"version https://git-lfs.github.com/spec/"
 LOADERS = ("from_pretrained", "create_model_from_path", "load_tokenizer")
 POINTER_BYTES = 1024  # a pointer is shorter
-SPACE = "▁"  # sentencepiece's, which is in each vocabulary that transformers makes up for its classes
+SPACE = "▁"  # sentencepiece's, in each vocabulary that transformers makes up for its classes
 
 
 def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
@@ -42,7 +42,7 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
     Load a tokenizer.
 
     Args:
-        source (`str` or `Path`): Its folder or Hub name.
+        source (`str` or `Path`): Folder or Hub name.
         **options (`Any`): Arguments of `from_pretrained`.
 
     Raises:
@@ -50,7 +50,7 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
     """
     with readable_files(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        tokenizer("text")  # a value of another type in tokenizer_config.json is used here
+        tokenizer("text")  # fails here for a wrong type in tokenizer_config.json
     check_tokenizer(tokenizer)
     return tokenizer
 
@@ -58,13 +58,12 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
 @contextmanager
 def readable_files(source: str | Path) -> Iterator[None]:
     """
-    Name the file if a model or a tokenizer cannot be loaded because a JSON file of its folder is damaged; name the
-    folder if a library's loader fails in another way, as for a value of another type. A pointer of Git LFS is named
-    before: as a chat template it would be every prompt, and transformers ignores it in place of a
-    generation_config.json.
+    Name the damaged JSON file of a folder if a model or a tokenizer cannot be loaded; name the folder if a library's
+    loader fails otherwise, for example for a value of another type. A Git LFS pointer is reported before: as a chat
+    template it would be every prompt, and transformers ignores it in place of a generation_config.json.
 
     Raises:
-        [`InputError`]: It is. Other errors are raised unchanged.
+        [`InputError`]: A file or the folder is damaged. Other errors are raised unchanged.
     """
     pointer = _find_pointer(Path(source))
     if pointer is not None:
@@ -73,7 +72,7 @@ def readable_files(source: str | Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # tokenizers raises no class of its own
+    except Exception as error:  # tokenizers has no error class of its own
         file = _damaged_file(Path(source))
         is_refusal = isinstance(error, ValueError | OSError | ImportError | RuntimeError)
         if file is None and (is_refusal or not _is_of_loader(error)):
@@ -92,7 +91,7 @@ def _is_of_loader(error: Exception) -> bool:
 
 
 def _find_pointer(folder: Path) -> Path | None:
-    """Return a folder's first file of a model's configuration or a tokenizer that is a pointer of Git LFS, if any."""
+    """Return the first Git LFS pointer among a folder's configuration and tokenizer files, if any."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not file.name.startswith(NAMES) or not file.is_file() or file.stat().st_size > POINTER_BYTES:
             continue
@@ -102,12 +101,12 @@ def _find_pointer(folder: Path) -> Path | None:
 
 
 def _damaged_file(folder: Path) -> Path | None:
-    """Return a folder's first JSON file of a model or a tokenizer that cannot be read, if any."""
+    """Return a folder's first unreadable JSON file of a model or a tokenizer, if any."""
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         if not file.name.startswith(NAMES):
             continue
         if not file.is_file():
-            return file  # a link to nothing
+            return file  # a broken link
         try:
             content = json.loads(file.read_text())
         except (ValueError, OSError):
@@ -122,16 +121,16 @@ def _damaged_file(folder: Path) -> Path | None:
 
 def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
     """
-    Raise an error for a tokenizer without a vocabulary, or whose vocabulary exceeds the embedding. A special token
-    beyond the embedding is allowed if neither chat template nor tokenizer adds it to a text: Gemma 3's image token,
-    and the token for unknown text that transformers adds to byte-level vocabularies.
+    Raise an error for a tokenizer without a vocabulary, or with a vocabulary that exceeds the embedding. A special
+    token beyond the embedding is allowed if neither chat template nor tokenizer adds it to a text: Gemma 3's image
+    token, and the unknown-text token that transformers adds to byte-level vocabularies.
 
     Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer; others are not checked.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer; other types are not checked.
         rows (`int`, *optional*): Rows of the model's embedding.
 
     Raises:
-        [`InputError`]: The line names the folder and the file, or the token and both sizes.
+        [`InputError`]: Naming the folder and the file, or the token and both sizes.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return
@@ -163,5 +162,5 @@ def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
 
 
 def embedding_rows(config: PreTrainedConfig) -> int | None:
-    """Return the rows of the embedding of a configuration's model; `None` if they are not known."""
+    """Return the embedding's rows from a model's configuration; `None` if unknown."""
     return getattr(config.get_text_config(), "vocab_size", None)

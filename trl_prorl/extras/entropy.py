@@ -29,7 +29,7 @@ class EntropyWatch(Part):
         self.below = 0
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        """Return the event of a collapse that this step completes: once, and again only after a recovery."""
+        """Return the event of a collapse at this step: once, and again only after a recovery."""
         entropy = row.get("entropy")
         if entropy is None:
             return None
@@ -48,4 +48,4 @@ class EntropyWatch(Part):
         return {**event, "action": self.action, "last_good": max(0, step - self.patience)}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.below = 0 if changed else state["below"]  # a collapse that was told is told, or ends the run, again
+        self.below = 0 if changed else state["below"]  # report the collapse, or stop, again

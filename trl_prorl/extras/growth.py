@@ -1,4 +1,4 @@
-"""Growth on a schedule: the rank of every adapter of a run, and the optimizer's state with it."""
+"""Growth of the adapters' rank on a schedule, with the optimizer's state."""
 
 import copy
 import hashlib
@@ -25,17 +25,17 @@ class Growth(Part):
     """
     Gives more ranks to the policy's adapter and its frozen copies.
 
-    Growth is requested every so many optimizer steps, and applied at the next generation boundary.
+    Growth is requested every `lora_growth_every` optimizer steps, and applied at the next generation boundary.
 
     Args:
         args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
         policy ([`~peft.PeftModel`]): The policy.
-        copies (`Iterable[dict[str, torch.Tensor]]`): Copies of trained parameters by name. They keep the parameters'
-            shapes: their entries are replaced.
+        copies (`Iterable[dict[str, torch.Tensor]]`): Copies of trained parameters by name. Their entries are replaced,
+            to keep the parameters' shapes.
         timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
     """
 
-    remembers = ("requested",)  # the weights are in the adapter's own files
+    remembers = ("requested",)  # the adapter's own files have the weights
 
     def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):
         self.every = args.lora_growth_every
@@ -51,7 +51,7 @@ class Growth(Part):
 
     @property
     def rank(self) -> int:
-        """The rank of every layer's adapter, now."""
+        """Current rank of every layer's adapter."""
         return self.policy.peft_config["default"].r
 
     def optimizer_made(self, optimizer) -> None:
@@ -61,15 +61,15 @@ class Growth(Part):
         self.requested: int | None = None
 
     def update(self, step: int, model) -> None:
-        """See whether growth is due."""
+        """Request growth if it is due."""
         if step % self.every == 0 and self.rank < self.largest:
             self.requested = step
 
     def boundary(self, step: int) -> dict[str, Any] | None:
-        """Grow, if that is due."""
+        """Apply requested growth."""
         requested = self.requested
         self.requested = None
-        if requested is None or self.rank >= self.largest:  # a resume may have lowered the largest
+        if requested is None or self.rank >= self.largest:  # a resume may have lowered the maximum
             return None
         before = self.rank
         rank = min(before + self.step, self.largest)
@@ -85,16 +85,16 @@ class Growth(Part):
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """
-        Give everything the new rank, or, if something is not understood, nothing.
+        Set the rank of everything, or of nothing if a state is unknown.
 
         The policy and its frozen copies get the same new rows, so that the average of two of them is that of their old
         ranks.
 
         Args:
             rank (`int`): The new rank.
-            rows (`Mapping[str, torch.Tensor]`): New rows of A by layer, 0 without them.
+            rows (`Mapping[str, torch.Tensor]`): New rows of A by layer; 0 for a missing layer.
 
-        Returns `dict[str, float]`: The seconds it took.
+        Returns `dict[str, float]`: Seconds.
         """
         factors = list_factors(self.policy)
         states = self.optimizer.state if self.optimizer is not None else {}
@@ -113,7 +113,7 @@ class Growth(Part):
                 if weight in states:
                     state = states[weight]
                     changes.append((state, migrate_state(state, weight.shape, factor.axis, rank)))
-        # Nothing was written so far, and from here on nothing is computed that could fail.
+        # All values are computed; the writes below cannot fail.
         set_factors(self.policy, values, rank)
         for old, new in changes:
             old.update(new)
@@ -121,10 +121,10 @@ class Growth(Part):
 
     def before_load(self, checkpoint: Path) -> None:
         """
-        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint.
+        Set the adapters' rank, and the frozen adapters' values, to those of a checkpoint.
 
         Raises:
-            `ValueError`: This run's adapter could not have grown into that one.
+            `ValueError`: This run's adapter cannot grow into the checkpoint's.
         """
         if not (checkpoint / CONFIG_FILE).is_file():
             return
@@ -141,33 +141,31 @@ class Growth(Part):
             )
         if saved["r"] != mine.r:
             self._set_rank(saved["r"], rows={})
-        # Transformers loads the policy's alone as the best model. The newest reference would lose its newer ranks.
+        # For the best model, transformers loads only the policy; the newest reference would lose its newer ranks.
         for name in self.policy.peft_config:
             if name != "default" and (checkpoint / name / WEIGHTS_FILE).is_file():
                 self.policy.load_adapter(checkpoint / name, name)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Growth of a LoRA adapter: the rank r becomes r' > r, and the function stays.
+# Growth of a LoRA adapter from rank r to r' > r; its function stays the same.
 #
 #     W + s·BA = W + s·[B | 0] [A ; N]
 #
-# The new rows N of A are drawn as PEFT begins them, and the new columns of B are 0. PEFT computes s from its
-# configuration, as α/r or, for rsLoRA (arXiv 2312.03732), as α/√r; so that a saved adapter has the same s, α becomes
-# s·r' or s·√r'.
+# New rows N of A are drawn as in PEFT; new columns of B are 0. PEFT computes s from its configuration, as α/r or, for
+# rsLoRA (arXiv 2312.03732), as α/√r. To keep s in a saved adapter, α becomes s·r' or s·√r'.
 #
-# The optimizer's memory of a factor grows with it. An old row of A, and an old column of B, keeps m and v; a new one
-# begins with 0. The step count t is one number for the whole tensor, so that new ranks have the old one. With a
-# gradient g their first update, the t-th of the tensor, is therefore the learning rate times
+# The optimizer's memory of a factor grows with it. Old rows of A and old columns of B keep m and v; new ones start at
+# 0. The step count t belongs to the whole tensor, so new ranks share it. With a gradient g their first update, the
+# t-th of the tensor, is therefore the learning rate times
 #
 #     (1 − β1) g / (1 − β1^t) / √((1 − β2) g² / (1 − β2^t)) = (1 − β1) / √(1 − β2) · √(1 − β2^t) / (1 − β1^t)
 #
 # which for large t is 0.1 / √0.001 = 3.16, and under a constant gradient grows to 6.57 by the 12th update. A's new
-# rows have no gradient until B's new columns have moved, so that theirs come one update later.
+# rows have no gradient until B's new columns have moved, so they start one update later.
 #
-# Tensors are stored row by row. Appending ranks leaves the old values of A at their places, and moves those of B in
-# all rows but the first: a state that is copied to the beginning of a longer one (as `realloc` does) is right for A
-# alone.
+# Tensors are stored by rows. Appended ranks leave the old values of A in place, but move those of B in all rows except
+# the first: copying a state to the start of a longer one (as `realloc` does) is correct only for A.
 
 
 CONFIG_FILE = "adapter_config.json"
@@ -176,15 +174,15 @@ CONFIG_FILE = "adapter_config.json"
 @dataclass(frozen=True)
 class Factor:
     """
-    Describes a factor of the adapter of one layer.
+    A factor of one layer's adapter.
 
     Attributes:
-        place (`str`): The name of the layer in the policy.
+        place (`str`): Name of the layer in the policy.
         layer ([`~peft.tuners.lora.layer.LoraLayer`]): The layer.
-        adapter (`str`): The name of the adapter.
+        adapter (`str`): Name of the adapter.
         side (`str`): `"A"` or `"B"`.
-        linear (`torch.nn.Linear`): The module that holds it.
-        axis (`int`): The dimension that counts ranks: A has shape (r, in), B has shape (out, r).
+        linear (`torch.nn.Linear`): The factor's module.
+        axis (`int`): Dimension of the ranks: A has shape (r, in), B has shape (out, r).
     """
 
     place: str
@@ -215,7 +213,7 @@ def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None 
     """
     Copy a tensor with another size along one dimension.
 
-    A smaller size cuts at the end, a larger one appends `new`, 0 by default.
+    A smaller size truncates at the end, a larger one appends `new`, by default 0.
     """
     more = size - tensor.shape[axis]
     if more <= 0:
@@ -228,18 +226,18 @@ def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None 
 
 
 def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Generator:
-    """Make a random state that the run's seed, a count of steps and the purpose decide, and nothing else."""
-    # torch takes the low 32 bits of a seed on a CPU, so two numbers need a hash.
+    """Make a random state from the run's seed, a step count and the purpose only."""
+    # On a CPU torch uses the low 32 bits of a seed, so two numbers need a hash.
     digest = hashlib.sha256(f"{purpose}, seed {seed}, step {step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
 
 
 def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
-    Draw rows of a factor A, as PEFT draws them for a new adapter of a rank: shape `(rows, columns)`, fp32.
+    Draw rows of a factor A as PEFT does for a new adapter of a rank: shape `(rows, columns)`, fp32.
 
-    With `init_lora_weights="gaussian"` they have the standard deviation 1/rank, else they are uniform within ±1/√in.
-    The random state is on the CPU, so that the rows do not depend on the machine.
+    With `init_lora_weights="gaussian"` their standard deviation is 1/rank, else they are uniform within ±1/√in. The
+    random state is on the CPU, so the rows do not depend on the machine.
     """
     values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
@@ -248,16 +246,16 @@ def draw_rows(rows: int, columns: int, rank: int, initialisation: object, genera
 
 
 def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
-    """Compute the α with which PEFT computes a scaling factor; a whole number where it is one but for rounding."""
+    """Compute the α for a scaling factor; an integer if it is one up to rounding."""
     alpha = scaling * (math.sqrt(rank) if rank_stabilised else rank)
     return round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
 
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
     """
-    Give every factor its new values, and layers and configurations their new rank.
+    Set every factor's values, and the rank of layers and configurations.
 
-    Parameters stay the same objects: optimizer, average and merged copy hold them, and go on holding them.
+    Parameters stay the same objects, because optimizer, average and merged copy refer to them.
     """
     for factor, value in values:
         layer = factor.layer
@@ -272,13 +270,13 @@ def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], ra
         layer.r[adapter] = rank
         layer.lora_alpha[adapter] = alpha_for(layer.scaling[adapter], rank, layer.use_rslora[adapter])
     for adapter, layer in {factor.adapter: factor.layer for factor, _ in values}.items():
-        config = copy.copy(policy.peft_config[adapter])  # it is the user's, and may begin another run
+        config = copy.copy(policy.peft_config[adapter])  # the user's, who may start another run with it
         config.r = rank
         config.lora_alpha = layer.lora_alpha[adapter]
         policy.peft_config[adapter] = config
 
 
-# States that have the parameter's own shape.
+# states with the parameter's own shape
 OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
@@ -290,11 +288,11 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
     Args:
         state (`Mapping[str, Any]`): Its entry in `optimizer.state`, empty before the first update.
         shape (`torch.Size`): The factor's old shape.
-        axis (`int`): The dimension that counts ranks.
+        axis (`int`): Dimension of the ranks.
         rank (`int`): The new rank.
 
     Raises:
-        `ValueError`: An entry's meaning is not known.
+        `ValueError`: The meaning of an entry is unknown.
     """
     unknown = sorted(set(state) - {*OF_VALUES, STEP})
     held = [key for key in OF_VALUES if state.get(key) is not None]
@@ -306,10 +304,10 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
 
 def check_growing_optimizer(cls: type) -> None:
     """
-    Raise an error, before any training, for an optimizer whose state growth would not understand.
+    Check, before training, that growth supports an optimizer's state.
 
     Raises:
-        `ValueError`: The message names the optimizer and those that are understood.
+        `ValueError`: Naming the optimizer and the supported ones.
     """
     name = find_optimizer(cls)
     if name is None or not OPTIMIZERS[name].grows:

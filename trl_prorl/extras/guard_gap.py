@@ -1,4 +1,4 @@
-"""Guard against reward hacking: fewer completions are correct, and the reward does not fall."""
+"""Guard against reward hacking: accuracy falls and the reward does not."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ WINDOW = 40  # optimizer steps of a moving average; docs/methods.md has the erro
 
 class GuardGap(Part):
     """
-    Fires when the moving average of `gold` (accuracy) has fallen by more than `guard_gap` from its highest value so
-    far, while the moving average of `reward` is no lower than it was then. After it fires, the highest value is
-    searched again. `guard_gap_action` `"reset"` also requests a reset of the reference, `"stop"` ends the run.
+    Fires when the moving average of `gold` (accuracy) has fallen by more than `guard_gap` from its best value, while
+    the moving average of `reward` is no lower than it was then. After firing, the best value is searched again.
+    `guard_gap_action` `"reset"` also requests a reset of the reference, `"stop"` ends the run.
 
     Args:
         args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
@@ -36,7 +36,7 @@ class GuardGap(Part):
 
     def begin(self) -> None:
         self.values: list[list[float]] = []  # gold and reward of the newest steps
-        self.best: list[float] | None = None  # their averages when accuracy was highest
+        self.best: list[float] | None = None  # their averages at the best accuracy
         self.best_step = 0
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """
-Rewards for the length of completions, as TRL reward functions. Lengths are in tokens.
+Rewards for the length of completions, in tokens, as TRL reward functions.
 
-A new one is a function and an entry of [`LENGTH_REWARDS`]; what adjusts it is a field of `TaskKeys` in keys.py.
+To add one, write a function and an entry of [`LENGTH_REWARDS`]; its settings are fields of `TaskKeys` in keys.py.
 """
 
 import math
@@ -11,16 +11,16 @@ from typing import Any
 
 def cosine(length: float, longest: float, least: float) -> float:
     """
-    Compute η_min + ½ (0 − η_min) (1 + cos(π t / T)) for length t: from 0 for an empty completion down to `least` for
-    one of T tokens or more (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
+    Compute η_min + ½ (0 − η_min) (1 + cos(π t / T)) for length t: from 0 for an empty completion down to `least` at T
+    tokens or more (ProRL v2's cosine length penalty; form from arXiv 2502.03373).
     """
     return least - 0.5 * least * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
 
 
 def cosine_length_reward(keys: Any, longest: int) -> Callable:
     """
-    Return a reward function that charges for long completions by [`cosine`] during `length_on` optimizer steps, and
-    then not during `length_off` steps: ProRL v2 has 100 and 500. With `length_off: 0` it always does.
+    Return a reward function that penalises long completions by [`cosine`] in alternation: on for `length_on` optimizer
+    steps, off for `length_off` steps (ProRL v2: 100 and 500). With `length_off: 0` it is always on.
     """
 
     def cosine_length(completion_ids, trainer_state, **columns):
@@ -32,8 +32,8 @@ def cosine_length_reward(keys: Any, longest: int) -> Callable:
 
 def target_length_reward(keys: Any, longest: int) -> Callable:
     """
-    Return a reward function of −`length_cost` · |length − `length_target`|: L1's exact-length reward, arXiv
-    2503.04697, where the cost is 0.0003.
+    Return a reward function of −`length_cost` · |length − `length_target`|: L1's exact-length reward with cost 0.0003,
+    arXiv 2503.04697.
     """
 
     def target_length(completion_ids, **columns):
@@ -43,18 +43,17 @@ def target_length_reward(keys: Any, longest: int) -> Callable:
 
 
 def overlong_length_reward(keys: Any, longest: int) -> Callable:
-    """Return TRL's soft punishment of the last `length_margin` tokens of the longest completion."""
-    from trl.rewards import get_soft_overlong_punishment  # keys.py, which imports this file, does not wait for TRL
+    """Return TRL's soft penalty for the last `length_margin` tokens of the longest completion."""
+    from trl.rewards import get_soft_overlong_punishment  # deferred: keys.py imports this file and must not load TRL
 
     return get_soft_overlong_punishment(longest, keys.length_margin)
 
 
-# The values of the key `length_reward`. Each makes a reward function from the keys of a recipe and
-# `max_completion_length`.
+# Values of the key `length_reward`. Each makes a reward function from a recipe's keys and `max_completion_length`.
 LENGTH_REWARDS: dict[str, Callable[[Any, int], Callable]] = {
     "cosine": cosine_length_reward,
     "target": target_length_reward,
     "overlong": overlong_length_reward,
 }
-# The key that one cannot do without: a length of at most `max_completion_length`.
+# Required keys: a length of at most `max_completion_length`.
 NEEDED_LENGTHS = {"target": "length_target", "overlong": "length_margin"}

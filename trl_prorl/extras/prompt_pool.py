@@ -1,13 +1,13 @@
 """
-A pool of prompts that remembers: prompts whose last groups gave no gradient rest, the others are asked more often.
+Prompt pool with memory: prompts rest if their last groups gave no gradient, the others are sampled more often.
 
-Late in a run most groups are all right or all wrong. Dynamic sampling throws such groups away after they were sampled;
-the pool does not ask for them. A prompt rests if it is solved (its pass rate has reached `prompt_pool_retire`) or its
-last group had equal rewards. It rests for one pass over the prompts, each time in a row twice as long, at most
-`LONGEST_REST` passes, and is then asked again: so forgetting is seen, and a prompt that was too hard gets another try.
+Late in a run most groups are all correct or all wrong. Dynamic sampling discards such groups after sampling; the pool
+avoids sampling them. A prompt rests if it is solved (its pass rate has reached `prompt_pool_retire`) or its last group
+had equal rewards. It rests for one pass over the prompts, twice as long each consecutive time, at most `LONGEST_REST`
+passes, and is then sampled again. This detects forgetting and retries prompts that were too hard.
 
-Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) do not use a solved prompt again; prime-rl keeps
-pools by difficulty. docs/prompt-pool.md has what it brings.
+Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) drop solved prompts; prime-rl keeps pools by
+difficulty. docs/prompt-pool.md has the measured benefit.
 """
 
 import heapq
@@ -25,20 +25,20 @@ from ..rollout import Outcome
 from .dynamic_sampling import deciding_rewards
 
 
-DECAY = 0.5  # weight of the earlier groups in the pass rate
+DECAY = 0.5  # weight of earlier groups in the pass rate
 LONGEST_REST = 8  # passes
 
 
 @dataclass(frozen=True)
 class Memory:
     """
-    What the pool remembers of a prompt that was asked.
+    The pool's memory of a sampled prompt.
 
     Attributes:
-        rate (`float`, *optional*): Pass rate: the decayed mean of the share of correct completions of its groups.
-            `None` without a verifier.
-        rests (`int`): How many of its last groups, in a row, put it to rest.
-        due (`int`): It rests until so many groups were drawn from the pool.
+        rate (`float`, *optional*): Pass rate: decayed mean of the share of correct completions of its groups. `None`
+            without a verifier.
+        rests (`int`): Number of its last groups, in a row, that caused a rest.
+        due (`int`): Its rest ends when this many groups were drawn from the pool.
     """
 
     rate: float | None
@@ -53,12 +53,12 @@ def update_memory(
     Update the memory of a prompt after a group.
 
     Args:
-        earlier ([`Memory`], *optional*): The memory before; `None` if it was never asked.
-        passed (`float`, *optional*): The share of correct completions of the group; `None` without a verifier.
+        earlier ([`Memory`], *optional*): The memory before; `None` if it was never sampled.
+        passed (`float`, *optional*): Share of correct completions of the group; `None` without a verifier.
         is_equal (`bool`): Whether all rewards of the group are equal.
         drawn (`int`): Groups drawn from the pool so far.
         prompts (`int`): Prompts of the training set.
-        retire (`float`): The pass rate from which a prompt is solved.
+        retire (`float`): Pass rate of a solved prompt.
     """
     rate = passed
     rests = 0
@@ -75,13 +75,13 @@ def update_memory(
 
 class Queue:
     """
-    The order in which prompts are asked: unseen ones in their order, then those that are due first.
+    The order of prompts: unseen ones in their order, then by due time.
 
-    A heap, because to look at every prompt for every batch takes a second at a million prompts.
+    A heap, because scanning a million prompts for every batch takes a second.
 
     Args:
-        order (`Sequence[int]`): The prompts in the order in which they are asked first.
-        memories (`Mapping[int, Memory]`): The memories of the prompts that were asked.
+        order (`Sequence[int]`): Prompts in the order of their first use.
+        memories (`Mapping[int, Memory]`): Memories of the sampled prompts.
     """
 
     def __init__(self, order: Sequence[int], memories: Mapping[int, Memory]):
@@ -89,7 +89,7 @@ class Queue:
         self.due = np.full(len(order), -1)  # by prompt; -1 is unseen
         for prompt, memory in memories.items():
             self.due[prompt] = memory.due
-        # The turn of a prompt is one number: first when it is due, then its place in the order.
+        # One number is a prompt's priority: its due time, then its place in the order.
         self._places = np.empty(len(order), dtype=np.int64)
         self._places[order] = np.arange(len(order))
         self._heap = ((self.due + 1) * len(order) + self._places).tolist()
@@ -97,11 +97,11 @@ class Queue:
 
     def take(self, number: int, last: Collection[int] = ()) -> list[int]:
         """
-        Take the next prompts out of the queue; [`Queue.put`] puts them back.
+        Take the next prompts out of the queue; [`Queue.put`] returns them.
 
         Args:
-            number (`int`): So many are asked. No prompt is asked twice unless all are asked.
-            last (`Collection[int]`): Those that were asked for this batch already; they come last.
+            number (`int`): Number of prompts. None is taken twice unless all are taken.
+            last (`Collection[int]`): Prompts already taken for this batch; they come last.
         """
         taken: list[int] = []
         held: list[int] = []
@@ -115,7 +115,7 @@ class Queue:
         return [taken[which % len(taken)] for which in range(number)]
 
     def put(self, prompts: Collection[int], memories: Mapping[int, Memory]) -> None:
-        """Put prompts back that were taken, by what is remembered of them now."""
+        """Return taken prompts to the queue, by their current memories."""
         for prompt in set(prompts):
             if prompt in memories:
                 self.due[prompt] = memories[prompt].due
@@ -127,15 +127,15 @@ class Queue:
 
 class PromptPool(Part):
     """
-    Draws the prompts of each generation batch, in place of those of the data loader.
+    Draws the prompts of each generation batch, in place of the data loader's.
 
-    All processes draw the same prompts, and each takes its share of them.
+    All processes draw the same prompts, and each uses its share.
 
     Args:
         args ([`~trl_prorl.ProRLConfig`]): `prompt_pool_retire`, `seed`, `shuffle_dataset`.
-        accelerator (`Accelerator`): That of the run.
+        accelerator (`Accelerator`): The run's.
         dataset (`datasets.Dataset`): The training set.
-        group_size (`int`): Completions of a prompt.
+        group_size (`int`): Completions per prompt.
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
         functions (`Sequence[int]`, *optional*): Indices of the functions that decide whether a group's rewards are
             equal; by default the task's (see `dynamic_sampling_rewards`).
@@ -171,11 +171,11 @@ class PromptPool(Part):
         self.begin()
 
     def begin(self) -> None:
-        self.drawn = 0  # groups, by all processes
+        self.drawn = 0  # groups, of all processes
         self.memories: dict[int, Memory] = {}
         self.solved = 0  # prompts
         self.queue = Queue(self.order, self.memories)
-        self._asked: set[int] = set()  # prompts of the batch, of which further rounds may follow
+        self._asked: set[int] = set()  # prompts of the batch, which may have further rounds
 
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
         """
@@ -183,7 +183,7 @@ class PromptPool(Part):
 
         Args:
             draw (`Callable`): Samples completions of rows; returns a batch and its outcome.
-            examples (`list[dict]`): This process's rows, each G times. The pool's rows take their places.
+            examples (`list[dict]`): This process's rows, G times each; replaced by the pool's rows.
             again (`bool`): Whether this is a further round of dynamic sampling.
 
         Returns:
@@ -199,7 +199,7 @@ class PromptPool(Part):
         asked = [index for index in prompts for _ in range(self.group_size)]
         own = asked[count * self.accelerator.process_index :][:count]
         read = {index: self.dataset[index] for index in set(own)}
-        # Copies, because a rollout function writes its own columns into them, a value for each completion.
+        # Copies, because a rollout function adds its own columns, with a value per completion.
         rows = [dict(read[index]) for index in own]
         batch, outcome = draw(rows, again=again)
         outcome.measured.update(self.observe(prompts, outcome))
@@ -211,7 +211,7 @@ class PromptPool(Part):
 
         Args:
             prompts (`list[int]`): Indices of all processes' prompts.
-            outcome ([`Outcome`]): The rewards of their completions.
+            outcome ([`Outcome`]): Rewards of their completions.
         """
         size = self.group_size
         deciders = deciding_rewards(outcome.rewards, self.weights.to(outcome.rewards.device), size, self.functions)
@@ -219,7 +219,7 @@ class PromptPool(Part):
         unscored = deciders.isnan().view(-1, size).all(dim=1).tolist()
         self.drawn += len(prompts)
         for which, index in enumerate(prompts):
-            if unscored[which]:  # nothing was learned about it
+            if unscored[which]:  # no information
                 continue
             verdicts = outcome.correct[which * size :][:size]
             passed = sum(verdicts) / size if verdicts else None
@@ -245,7 +245,7 @@ class PromptPool(Part):
         return {"drawn": self.drawn, "memories": memories}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        if "rows of the training set" in changed:  # the indices are those of other prompts
+        if "rows of the training set" in changed:  # the indices mean other prompts
             self.begin()
             return
         self.drawn = state["drawn"]

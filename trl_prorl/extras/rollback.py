@@ -1,17 +1,17 @@
 """
 Roll-back: a run that collapses continues from its last good checkpoint, at a lower learning rate.
 
-The way back, from top to bottom (`_train_with_rollbacks` in `checkpoint.py` is the loop):
+Order of a roll-back (`_train_with_rollbacks` in `checkpoint.py` is the loop):
 
     1. a step        A part returns an event with `"action": "stop"`, or a number is NaN.
     2. plan          `Rollback.plan` names the checkpoint to continue from; if there is none, the run ends.
     3. events.jsonl  The event `rollback` is written, and synchronised to disk.
     4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, log files trimmed.
-    5. a lower rate  `load_state_dict` multiplies the rate once for each roll-back that the checkpoint does not know.
+    5. lower rate    `load_state_dict` multiplies the rate once for each roll-back that the checkpoint does not know.
 
-The event is what counts. A checkpoint knows how many roll-backs had been made when it was written; the rate is lowered
-once more for each that the record has and the checkpoint has not. So a run that is killed at any moment of a roll-back
-ends as one that was not: before 3 nothing has happened yet, after it `checkpoint_after_rollback` repeats 4.
+The event is authoritative. A checkpoint stores the number of roll-backs before it; each later one in the log lowers
+the rate once. So a run killed during a roll-back ends like an uninterrupted one: before 3 nothing has happened, after
+it `checkpoint_after_rollback` repeats 4.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,14 +36,13 @@ def count_rollbacks(run_dir: Path) -> int:
 
 class Rollback(Part):
     """
-    Watches the reward by the rule of the report, and plans the way back after a collapse.
-
-    A collapse is an end below half of the best.
+    Watches the reward by the rule of the report, and plans a roll-back after a collapse: an end below half of the
+    best.
 
     Args:
-        args ([`~trl_prorl.ProRLConfig`]): Its `rollback` says how often a run goes back; each time multiplies the
-            learning rate by `rollback_rate`.
-        find_run_dir (`Callable`): Returns the folder of the run, which a search for hyperparameters changes.
+        args ([`~trl_prorl.ProRLConfig`]): `rollback` is the maximum number of roll-backs; each multiplies the learning
+            rate by `rollback_rate`.
+        find_run_dir (`Callable`): Returns the folder of the run, which a hyperparameter search changes.
     """
 
     def __init__(self, args, find_run_dir: Callable[[], Path]):
@@ -57,7 +56,7 @@ class Rollback(Part):
     def begin(self) -> None:
         self._rewards: list[float] = []
         self._steps: list[int] = []
-        self._known = 0  # roll-backs by which the rate was lowered
+        self._known = 0  # roll-backs in the current rate
 
     def optimizer_made(self, optimizer) -> None:
         self.optimizer = optimizer
@@ -84,14 +83,14 @@ class Rollback(Part):
 
     def plan(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """
-        Find the checkpoint to continue from: the newest that is complete and no newer than `last_good`.
+        Find the newest complete checkpoint no newer than `last_good`.
 
         Args:
-            event (`Mapping[str, Any]`): Why the run has to go back: its `event`, `step_applied` and `last_good`.
+            event (`Mapping[str, Any]`): Reason for the roll-back: its `event`, `step_applied` and `last_good`.
 
         Returns:
-            `dict` or `None`: The event for `events.jsonl`, which names the checkpoint; `None` if there is no such
-                checkpoint, or all roll-backs are made.
+            `dict` or `None`: The event for `events.jsonl`, which names the checkpoint; `None` without such a
+                checkpoint, or after the last allowed roll-back.
         """
         made = count_rollbacks(self.find_run_dir())
         steps = steps_of(self.find_run_dir())
@@ -110,7 +109,7 @@ class Rollback(Part):
         }
 
     def sync_event(self) -> None:
-        """Wait until the event of a roll-back is on disk: it has to outlive a power loss."""
+        """Wait until a roll-back's event is on disk, so that it survives a power loss."""
         sync(self.find_run_dir() / EVENTS_FILE)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An end: a run whose evaluations no longer improve stops; transformers keeps its best checkpoint."""
+"""Early stopping: a run ends when its evaluations no longer improve; transformers keeps its best checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from ..triggers import Stall
 
 class StallStop(Part):
     """
-    Ends a run after `stop_stall` evaluations without a gain, that is an improvement by more than
-    `ref_reset_min_delta` on the best value of `ref_reset_metric`.
+    Ends a run after `stop_stall` evaluations without a gain: an improvement by more than `ref_reset_min_delta` on the
+    best value of `ref_reset_metric`.
 
-    With `ref_reset_stall` a reset comes first: evaluations count from the first reset after the last gain, whatever
-    requested it, so the run ends although further resets follow. Evaluations without a gain:
+    With `ref_reset_stall` a reset comes first. Evaluations then count from the first reset after the last gain, for
+    any reason, so the run ends although further resets follow. Evaluations without a gain:
 
     | `ref_reset_stall` | `stop_stall` | resets after | ends after |
     |---|---|---|---|
@@ -23,7 +23,7 @@ class StallStop(Part):
     | 3 | 1 | 3 | 3 + 1 |
     | 2 | 5 | 2, 4, 6 | 2 + 5 |
 
-    A `ref_reset_cooldown` that delays the reset delays the end as much. Values before the first step do not count, as
+    If `ref_reset_cooldown` delays the reset, it delays the end as much. Values before the first step do not count, as
     in transformers: no checkpoint has them.
 
     Args:
@@ -49,7 +49,7 @@ class StallStop(Part):
             self.stall.applied(event["step_applied"])
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-        """Called after each evaluation of the training. Returns the event that ends the run, or `None`."""
+        """Called after each evaluation during training. Returns the event that ends the run, or `None`."""
         best = self.stall.best
         reason = self.stall.observe_evaluation(step, metrics)
         if self.stall.best != best:
@@ -65,13 +65,13 @@ class StallStop(Part):
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.stall.load_state_dict(state)
         self.counts = state["counts"]
-        if "ref_reset_stall" in changed:  # what was counted then does not count now
+        if "ref_reset_stall" in changed:  # earlier counts are not valid under another rule
             self.counts = not self.waits_for_reset
             self.stall.without_improvement = 0
 
 
 class End(Part):
-    """Remembers which event has ended the run (`ended_by`), so that a resume does not train on unasked."""
+    """Remembers the event that has ended the run (`ended_by`), so a resume does not continue training by itself."""
 
     may_join = True
     remembers = ("ended_by",)
@@ -83,4 +83,4 @@ class End(Part):
         self.ended_by: str | None = None
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.ended_by = None if changed else state["ended_by"]  # with another key it may go on
+        self.ended_by = None if changed else state["ended_by"]  # with another key it may continue

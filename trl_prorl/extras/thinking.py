@@ -1,5 +1,5 @@
 """
-Interruption of over-long thinking: after a budget of tokens a text asks for the answer (budget forcing, arXiv
+Interruption of over-long thinking: after a token budget, a text asks for the answer (budget forcing, arXiv
 2501.19393).
 """
 
@@ -10,12 +10,12 @@ def make_interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Call
     r"""
     Make a rollout function for [`ProRLTrainer`] that interrupts over-long thinking, by transformers' generation.
 
-    A completion that has not ended within the budget is continued with `text`, and then by the answer. The policy did
-    not choose the tokens of `text`, which are its context: they carry no loss.
+    A completion that has not ended within the budget is continued with `text` and then with the answer. The policy did
+    not choose the tokens of `text`, so they are context and carry no loss.
 
     Args:
         budget (`int`): Tokens.
-        answer_tokens (`int`): At most so many tokens of the answer.
+        answer_tokens (`int`): Maximum tokens of the answer.
         text (`str`): Asks for the answer, such as `"\n\nFinal answer: "`.
     """
 

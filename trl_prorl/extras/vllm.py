@@ -1,6 +1,6 @@
 """
-The policy's adapter as a LoRA request to vLLM (docs.vllm.ai, "LoRA adapters"), in place of weights into which it is
-merged: the base stays what vLLM loaded, and two small factors are handed over instead of all weights.
+The policy's adapter as a LoRA request to vLLM (docs.vllm.ai, "LoRA adapters"), in place of merged weights: vLLM keeps
+its base, and gets two small factors in place of all weights.
 """
 
 from collections import Counter
@@ -21,12 +21,12 @@ from trl.generation.vllm_generation import VLLMGeneration
 from .growth import random_state
 
 
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks supported by vLLM
 
 
 @contextmanager
 def let_engine_take_adapters(rank: int) -> Iterator[None]:
-    """Make TRL's engine, which it makes in this context, take an adapter of up to this rank."""
+    """Let the engine that TRL creates in this context accept an adapter of up to this rank."""
     engine = vllm_generation.LLM
     room = min(size for size in RANKS if size >= rank)
     vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
@@ -37,7 +37,7 @@ def let_engine_take_adapters(rank: int) -> Iterator[None]:
 
 
 def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftModel) -> None:
-    """Let TRL's engine sample from its own base with the policy's adapter, as it is at each hand-over."""
+    """Let TRL's engine sample from its own base with the policy's current adapter."""
     from vllm.lora.request import LoRARequest
 
     folder = TemporaryDirectory()
@@ -46,7 +46,7 @@ def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftM
 
     def sync_weights() -> None:
         policy.save_pretrained(folder.name, selected_adapters=["default"], save_embedding_layers=False)
-        request = LoRARequest("policy", next(numbers), folder.name)  # a number that vLLM knows is not loaded again
+        request = LoRARequest("policy", next(numbers), folder.name)  # vLLM does not reload a known number
         generation.llm.generate = partial(generate, lora_request=request)
         generation.llm.reset_prefix_cache()
 
@@ -54,27 +54,25 @@ def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftM
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A seed for each request to vLLM, from the run's seed and the number of the request.
-#
-# TRL sends no seeds, and vLLM samples from generators of the process. One seed for all requests (`generation_kwargs`)
-# would make the completions of a prompt equal, because TRL colocates vLLM with one request per completion. A seed of
-# its own makes a completion independent of everything else that was drawn, so that a resumed run, which begins with a
-# new engine, samples what an uninterrupted one does.
+# A seed for each request to vLLM, from the run's seed and the request's number. TRL sends no seeds, and vLLM samples
+# from process-wide generators. One seed for all requests (`generation_kwargs`) would make the completions of a prompt
+# equal, because TRL colocates vLLM with one request per completion. With its own seed a completion does not depend on
+# other draws, so a resumed run with a new engine samples the same completions as an uninterrupted one.
 
 
 class RequestSeeds:
     """
-    Gives each batch of requests its first seed. A seed depends on the run's seed, the engine, the step, whether the
-    model is trained or evaluated, and the number of the batch in that step: on nothing that a checkpoint lacks.
+    Gives each batch of requests its first seed. It depends on the run's seed, the engine, the step, training or
+    evaluation, and the batch's number in that step: all of them known to a checkpoint.
 
     Args:
-        trainer ([`ProRLTrainer`]): Whose completions are sampled.
+        trainer ([`ProRLTrainer`]): The trainer that samples.
     """
 
     def __init__(self, trainer):
         self._trainer = trainer
         self._step = -1
-        self._batches: Counter[str] = Counter()  # of this step, by purpose
+        self._batches: Counter[str] = Counter()  # batches of this step, by purpose
 
     def next(self) -> int:
         """Return the first seed of the next batch."""
@@ -91,8 +89,8 @@ class RequestSeeds:
 
 def seed_requests(generation: VLLMGeneration, seeds: RequestSeeds) -> None:
     """
-    Let TRL's colocated engine sample each completion by a seed of its own. Calls in another form than TRL's, and
-    requests that have a seed, are left as they are.
+    Let TRL's colocated engine sample each completion with its own seed. Calls in another form than TRL's, and requests
+    with a seed, are unchanged.
     """
     generate = generation.llm.generate
 
@@ -115,8 +113,8 @@ def _with_seed(sampling_params, seed: int):
 
 def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
     """
-    Return whether a CPU engine may compute a prompt in two parts. It would rewind the generator of a request with a
-    seed, which torch supports on GPUs only. Without seeds it draws from torch's generator, which checkpoints contain.
+    Return whether a CPU engine may compute a prompt in two parts. It would rewind the generator of a seeded request,
+    which torch supports on GPUs only. Without seeds it draws from torch's generator, which checkpoints contain.
     """
     if generation.accelerator.device.type != "cpu":
         return False
@@ -125,27 +123,26 @@ def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
 
 
 def describe_engine(args) -> str:
-    """Return what `env.json` says of vLLM: its mode, and whether requests have seeds."""
+    """Return the entry of `env.json` on vLLM: its mode, and whether requests have seeds."""
     seeds = "a seed for each request" if args.vllm_mode == "colocate" else "no seeds"
     return f"{args.vllm_mode}, {seeds}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Weights that a generation does not change, where TRL casts them or merges the adapter into them, and bitsandbytes
-# packs them.
+# Weights that generation leaves unchanged, although TRL casts them or merges the adapter, and bitsandbytes packs them.
 
 
 @contextmanager
 def keep_weights(model: torch.nn.Module) -> Iterator[None]:
     """
-    Keep every parameter and buffer of a model as it is, bit for bit, whatever a cast in this context does to it.
+    Restore every parameter and buffer of a model, bit for bit, after a cast in this context.
 
     TRL 1.16 casts the policy to bf16 or fp16 before `generate_batch` of transformers' continuous batching, and never
-    back: fp32 LoRA weights are bf16 from the first generation on, and updates smaller than their rounding are lost. A
-    cast makes new tensors, so that the old ones need only be remembered.
+    back: fp32 LoRA weights would stay bf16 after the first generation, and lose updates smaller than their rounding. A
+    cast makes new tensors, so references to the old ones suffice.
 
     Args:
-        model (`torch.nn.Module`): The policy, whole on this process.
+        model (`torch.nn.Module`): The policy, unsharded on this process.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -162,7 +159,7 @@ def keep_unpacked(model: torch.nn.Module) -> None:
     """
     Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16.
 
-    It does so in the first forward without gradient, and no later forward of those weights has one.
+    It packs in the first forward without gradient, and later forwards of packed weights have no gradient.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -171,13 +168,12 @@ def keep_unpacked(model: torch.nn.Module) -> None:
 
 def keep_base_in_syncs(generation: VLLMGeneration) -> None:
     """
-    Let TRL's [`~trl.generation.vllm_generation.VLLMGeneration`] get the policy's weights, its adapter merged, without
-    a trace in the policy.
+    Let TRL's [`~trl.generation.vllm_generation.VLLMGeneration`] read the policy's merged weights without changing the
+    policy.
 
-    TRL merges the adapter into all weights, hands them on one by one, and takes it out again. In bf16 each time leaves
-    rounding behind, which adds up: the policy, its reference and the base would stand on weights that no file holds.
-    Here TRL merges nothing, and each weight is merged in a copy as TRL hands it on, so that one layer at a time is
-    held twice.
+    TRL merges the adapter into all weights, sends them one by one, and unmerges it. In bf16 every merge leaves
+    rounding errors, which accumulate: policy, reference and base would have weights that no file contains. Here each
+    weight is merged in a copy as TRL sends it, so only one layer at a time is held twice.
     """
     model = generation.model
     if not is_peft_model(model):
@@ -197,7 +193,9 @@ def keep_base_in_syncs(generation: VLLMGeneration) -> None:
 
 @contextmanager
 def without_inplace_merge(model: PeftModel) -> Iterator[None]:
-    """Let `merge_adapter` look whether merging is possible, and neither it nor `unmerge_adapter` change a weight."""
+    """
+    Let `merge_adapter` only check whether merging is possible; neither it nor `unmerge_adapter` changes a weight.
+    """
     model.merge_adapter = partial(model.merge_adapter, adapter_names=[])
     model.unmerge_adapter = lambda: None
     try:
@@ -209,12 +207,12 @@ def without_inplace_merge(model: PeftModel) -> Iterator[None]:
 
 class AdaptedWeight(NamedTuple):
     """
-    Is a weight that adapters change.
+    A weight that adapters change.
 
     Attributes:
-        base (`torch.nn.Module`): The layer that has it, below the adapters.
+        base (`torch.nn.Module`): Its layer, below the adapters.
         name (`str`): Its name there.
-        layers (`list[BaseTunerLayer]`): PEFT's layers around it, in the order in which they merge.
+        layers (`list[BaseTunerLayer]`): PEFT's layers around it, in merging order.
     """
 
     base: torch.nn.Module
@@ -222,7 +220,7 @@ class AdaptedWeight(NamedTuple):
     layers: list[BaseTunerLayer]
 
     def merged(self) -> torch.Tensor:
-        """Return the weight with the active adapters merged; the layer has its own weights again afterwards."""
+        """Return the weight with the active adapters merged; the layer gets its own weights back."""
         own = dict(self.base.named_parameters(recurse=False))
         try:
             for name, param in own.items():

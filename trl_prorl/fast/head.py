@@ -1,15 +1,15 @@
 """
-The LM head where TRL's own does not serve.
+LM heads in place of TRL's.
 
-Logits in fp32 (`cast_lm_head_to_fp32`): a tied head under an adapter, and a frozen copy, which TRL does not cast.
+Logits in fp32 (`cast_lm_head_to_fp32`) for heads that TRL does not cast: a tied head under an adapter, and a frozen
+copy.
 
-States of the last token alone, with which a CPU's head in bf16 is fast only if they are contiguous
-(`contiguous_states`).
+Contiguous states of the last token (`contiguous_states`), without which a CPU's bf16 head is slow.
 
 Log-probabilities by a frozen head on a CPU, as attention of a state over the vocabulary. TRL's fused head computes the
-logits of every place of a row, of prompts too where there is no Triton, once forward and once backward, in some ten
-passes over memory. A state h that attends to the head's rows W, its keys and its values, gives log Z = log Σ exp(h·W_j
-/ T) and w = Σ p_j W_j in one pass, from which all else follows:
+logits of every position, without Triton also of prompts, in forward and backward, in about ten passes over memory. A
+state h that attends to the head's rows W, as keys and values, gives log Z = log Σ exp(h·W_j / T) and w = Σ p_j W_j in
+one pass. These give everything else:
 
     log p_t = h·W_t / T − log Z        entropy = log Z − h·w / T        ∂ log p_t / ∂h = (W_t − w) / T
 """
@@ -22,12 +22,12 @@ from torch import nn
 from trl.trainer.utils import FusedCausalLMOutput
 
 
-# Of a configuration: what TRL's fused head also does to logits.
+# configuration keys of other changes to logits in TRL's fused head
 OTHER_LOGITS = "final_logit_softcapping logit_scale output_multiplier lm_head_multiplier logits_scaling".split()
 
 
 class FrozenHead(torch.autograd.Function):
-    """Computes log-probabilities `(N,)` of labels, with gradient, and entropies `(N,)`, which have none."""
+    """Computes log-probabilities `(N,)` of labels, with gradient, and entropies `(N,)`, without gradient."""
 
     @staticmethod
     def forward(ctx, states, weight, labels, scale):
@@ -53,8 +53,8 @@ class FrozenHead(torch.autograd.Function):
 
 def add_frozen_head(model: nn.Module, temperature: float) -> None:
     """
-    Let a model with TRL's fused head score packed rows by [`FrozenHead`], wherever it gives the same; all other calls
-    stay as they are. Entropies then have no gradient.
+    Let a model with TRL's fused head score packed rows by [`FrozenHead`] if the result is the same; other calls are
+    unchanged. Entropies then have no gradient.
 
     Args:
         model (`torch.nn.Module`):

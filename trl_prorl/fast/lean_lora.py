@@ -1,6 +1,6 @@
 """
-LoRA around a linear layer: x·W' + b + s·(x·A')·B' in the dtype of the products, of which x and x·A' alone are kept.
-Under autocast PEFT widens the input of every layer to fp32, narrows it again, and keeps both.
+LoRA around a linear layer: x·W' + b + s·(x·A')·B' in the dtype of the products; only x and x·A' are kept. Under
+autocast PEFT casts every layer's input to fp32 and back, and keeps both.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,8 +13,8 @@ from torch import nn
 
 class Adapted(torch.autograd.Function):
     """
-    Computes `(N, O)` from `states` `(N, I)`, `weight` `(O, I)`, `bias` `(O,)` or `None`, `down` `(r, I)` and `up`
-    `(O, r)`. Each of them gets its gradient if it needs one, `weight` and `bias` too.
+    Computes `(N, O)` from `states` `(N, I)`, `weight` `(O, I)`, `bias` `(O,)` or `None`, `down` `(r, I)` and `up` `(O,
+    r)`. Each gets its gradient if it needs one, also `weight` and `bias`.
     """
 
     @staticmethod
@@ -45,7 +45,7 @@ class Adapted(torch.autograd.Function):
 
 
 class LeanLinear(Linear):
-    """Is PEFT's layer, with another forward where one plain adapter is active."""
+    """PEFT's layer, with another forward if one plain adapter is active."""
 
     def forward(self, x, *args, **kwargs):
         names = [name for name in self.active_adapters if name in self.lora_A]
@@ -70,7 +70,7 @@ class LeanLinear(Linear):
 
 
 def plain_layers(policy: nn.Module) -> Iterable[Linear]:
-    """Find the LoRA layers of a model whose whole result is that of [`Adapted`]."""
+    """Return a model's LoRA layers that compute nothing but [`Adapted`]."""
     for layer in policy.modules():
         base = getattr(layer, "base_layer", None)
         if (
@@ -86,8 +86,8 @@ def plain_layers(policy: nn.Module) -> Iterable[Linear]:
 
 def use_lean_layers(policy: nn.Module) -> list[Linear]:
     """
-    Let the plain LoRA layers of a model compute so, in place; values change by rounding. Returns the layers that were
-    changed.
+    Replace the forward of a model's plain LoRA layers, in place; values change by rounding. Returns the changed
+    layers.
     """
     layers = list(plain_layers(policy))
     for layer in layers:
@@ -97,7 +97,7 @@ def use_lean_layers(policy: nn.Module) -> list[Linear]:
 
 @contextmanager
 def lean_layers(policy: nn.Module) -> Iterator[None]:
-    """Use lean layers while this lasts; they are PEFT's again afterwards."""
+    """Use lean layers in this context, then PEFT's again."""
     layers = use_lean_layers(policy)
     try:
         yield

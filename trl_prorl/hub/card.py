@@ -1,7 +1,4 @@
-"""
-The model card of a run: its metadata here, its text in `model_card.md.jinja`. The card also names what is missing in
-the log files.
-"""
+"""The model card of a run: metadata here, text in `model_card.md.jinja`. The card also lists missing log files."""
 
 import json
 import os
@@ -46,14 +43,14 @@ CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 PASSK_FILE = "passk.json"
 SIDES = ("base", "trained")
-# Tensors of an adapter that changes embeddings or LM head.
+# tensors of an adapter that changes embeddings or LM head
 OF_EMBEDDINGS = re.compile(r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_head|embed_out)\..*lora_")
 
 
 @dataclass(frozen=True)
 class Record:
     """
-    The content of a run folder; parts that are missing are empty.
+    The content of a run folder; missing parts are empty.
 
     Attributes:
         config (`dict`), env (`dict`): `config.yaml`, without secrets, and `env.json`.
@@ -82,14 +79,12 @@ class Record:
         return self.events_of(*RESETS)
 
     def events_of(self, *names: str) -> list[dict[str, Any]]:
-        """Return the events of these names."""
+        """Return the events with these names."""
         return [event for event in self.events or [] if event.get("event") in names]
 
     @property
     def evaluated(self) -> bool:
-        """
-        Return whether `passk.json` is there, and measured the weights that the run left behind after its last step.
-        """
+        """Return whether `passk.json` exists and measured the weights after the run's last step."""
         if self.passk is None:
             return False
         measured_at = self.passk.get("steps_on_record", self.passk.get("step"))
@@ -98,7 +93,7 @@ class Record:
 
 def read_record(run_dir: str | os.PathLike) -> Record:
     """
-    Read a run folder, which may lack any file.
+    Read a run folder; any file may be missing.
 
     Raises:
         `ValueError`: A file cannot be read.
@@ -115,28 +110,25 @@ def read_record(run_dir: str | os.PathLike) -> Record:
 
 
 def read_if_there(path: Path) -> dict[str, Any] | None:
-    """Return a file of a run; `None` if it is not there."""
+    """Return a file of a run; `None` if it does not exist."""
     return read_shaped(path) if path.is_file() else None
 
 
 def changes_embeddings(folder: Path) -> bool:
-    """Return whether a folder's adapter changes embeddings or LM head, which a merge cannot keep apart if tied."""
+    """Return whether a folder's adapter changes embeddings or LM head; a merge cannot keep tied ones apart."""
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
         return False
     try:
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
-    except SafetensorError:  # a push names it
+    except SafetensorError:  # a push reports it
         return False
     return any(map(OF_EMBEDDINGS.search, names))
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
-    """
-    Return the base model: as the run noted it, else as its recipe or its adapter names it; `None` if none of them
-    does.
-    """
+    """Return the base model from the run's files, else from its recipe or its adapter; `None` if unknown."""
     noted = record.env.get("base_model")
     if noted:
         known = {field.name for field in fields(BaseModel)}
@@ -146,7 +138,7 @@ def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
 
 
 class Measure(NamedTuple):
-    """A number of `passk.json`, each side as value, low and high: of pass@k, or of greedy decoding (`greedy`)."""
+    """A number of `passk.json`, pass@k or greedy decoding (`greedy`); each side is value, low and high."""
 
     name: str
     base: list[float | None]
@@ -155,7 +147,7 @@ class Measure(NamedTuple):
 
 
 def measures(part: dict[str, Any]) -> list[Measure]:
-    """Return what a part of `passk.json` has for both sides: pass@k by the size of the draw, then greedy decoding."""
+    """Return the numbers that a part of `passk.json` has for both sides: pass@k by k, then greedy decoding."""
     found = []
     for k in part.get("k", []):
         name = f"pass@{k}"
@@ -185,10 +177,10 @@ def model_card(
 
     Args:
         run_dir (`str` or `os.PathLike`): Folder of the log files.
-        model_dir (`str` or `os.PathLike`, *optional*): Where the trained model is; defaults to `run_dir`.
+        model_dir (`str` or `os.PathLike`, *optional*): Folder of the trained model; defaults to `run_dir`.
         repo (`str`, *optional*): Its repository on the Hub; defaults to the folder's name.
         weights_dir (`str` or `os.PathLike`, *optional*):
-            Where the lines that load the model find it without a repository; defaults to `model_dir`.
+            Folder in the card's loading code if there is no repository; defaults to `model_dir`.
         adapter (`bool`, *optional*): Whether the model is a PEFT adapter; `None` looks into the folder.
         tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
         license (`str`, *optional*): The Hub's name of a licence; defaults to that of the card in `model_dir`.
@@ -242,7 +234,7 @@ def model_card(
 
 
 def read_license(path: Path) -> str | None:
-    """Return the licence of a model card; `None` if there is no card, or it names no licence of the Hub."""
+    """Return the licence of a model card; `None` without a card or a licence of the Hub."""
     try:
         found = ModelCard.load(path, ignore_metadata_errors=True).data.license
     except (OSError, ValueError, yaml.YAMLError):
@@ -252,8 +244,8 @@ def read_license(path: Path) -> str | None:
 
 def _environment() -> Environment:
     """
-    Return the template's environment. The texts of a run's files may be a stranger's: each is shown as it is, in a
-    sentence without a filter, and else by the filter of its place.
+    Return the template's environment. Texts of a run's files are untrusted: plain text is shown literally by default,
+    other places use a filter.
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
@@ -286,7 +278,7 @@ def _variant_meaning(record: Record) -> str:
 
 
 def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
-    """Return the cells of a part of `passk.json`, a row for each size of the draw and one for greedy decoding."""
+    """Return the cells of a part of `passk.json`: a row for each k and one for greedy decoding."""
     return [
         [name, _with_interval(base, ".3f"), _with_interval(trained, ".3f"), _with_interval(gain, "+.3f")]
         for name, base, trained, gain in measures(part)
@@ -294,7 +286,7 @@ def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
 
 
 def _with_interval(values: list[float | None] | None, spec: str) -> str:
-    """Write `value [low, high]`, `(n/a)` where there were too few prompts for an interval, or a dash."""
+    """Write `value [low, high]`, `(n/a)` if there were too few prompts for an interval, or a dash."""
     if values is None:
         return "–"
     value, *ends = values
@@ -317,7 +309,7 @@ def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
 
 def eval_results(record: Record) -> list[EvalResult]:
     """
-    Return the `model-index`: held-out pass@k of the trained model. A value there is one number, so the interval and
+    Return the `model-index`: held-out pass@k of the trained model. A value is one number there, so the interval and
     the settings are in the metric's name and arguments.
     """
     if not record.evaluated:
@@ -334,9 +326,9 @@ def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) ->
     Make one number of the `model-index`.
 
     Args:
-        part (`dict`): `passk.json`, or what it has of another task, each with its settings.
+        part (`dict`): `passk.json`, or its part on another task, with its settings.
         measure ([`Measure`]): The number.
-        dataset (`str`, *optional*): The Hub name of the data.
+        dataset (`str`, *optional*): Hub name of the data.
     """
     value, *interval = measure.trained
     base, *base_interval = measure.base
@@ -354,7 +346,7 @@ def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) ->
         arguments["seed"] = part["seed"]
     if None not in interval:
         name += f", 95 % interval {_interval(interval)}"
-    # An interval has no ends where there were too few prompts for one.
+    # With too few prompts an interval has no ends.
     arguments = {key: argument for key, argument in arguments.items() if argument != [None, None]}
     return EvalResult(
         task_type="text-generation",
