@@ -161,9 +161,18 @@ RULES = (
 
 
 def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
-    """Return the causes of trouble in a run, the earliest first; of one step, in the order of `RULES`."""
+    """
+    Return the causes of trouble in a run, the earliest first; of one step, in the order of `RULES`.
+
+    A policy that a high rate destroys also loses its end token and its signal, which shows up to `LONG` steps earlier
+    than the fall of the average reward.
+    """
     found = [(rule, rule.find(run)) for rule in RULES]
-    return sorted([pair for pair in found if pair[1] is not None], key=lambda pair: pair[1].step)
+    ahead = {rate_too_high: LONG}
+    return sorted(
+        [pair for pair in found if pair[1] is not None],
+        key=lambda pair: pair[1].step - ahead.get(pair[0].find, 0),
+    )
 
 
 def explain(run: RecordedRun) -> str:

@@ -62,6 +62,13 @@ def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_
     assert main([str(well)]) == 0
 
 
+def test_a_policy_that_a_high_rate_destroys_is_not_said_to_be_cut(read_run):
+    fallen = {"reward": lambda step: 0.5 * (step <= 20), "truncated_fraction": lambda step: float(step > 15)}
+    run = read_run("plain", steps=100, **HEALTHY | fallen | {"gold": 0.2})
+    first, *others = [rule.cause for rule, _ in find_causes(run)]
+    assert first == "learning rate too high" and "completions are cut" in others
+
+
 def test_columns_that_are_missing_name_nothing(read_run):
     run = read_run("plain", steps=100, reward=0.5)
     assert find_causes(run) == []
