@@ -34,8 +34,8 @@ from .variants import variant_of
 
 class KeepsKeywords:
     """
-    Records which keywords were given, because a value equal to its default does not show whether it was set, and
-    suggests the nearest one for a keyword that the class does not have.
+    Records the given keywords, because a value equal to its default does not show whether it was set, and suggests the
+    nearest one for an unknown keyword.
     """
 
     given: frozenset[str] = frozenset()
@@ -60,7 +60,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     __doc__ = ProlongedKeys.__doc__  # for `help`
 
     def __post_init__(self):
-        self.has_own_triggers = False  # whether a script passes triggers of resets: the trainer sets it
+        self.has_own_triggers = False  # whether a script passes triggers of resets; set by the trainer
         self.disabled_reason: str | None = None  # the reason why `fast` is off, see `check_or_disable`
         self.precision_reason: str | None = None  # the reason for the choice of `bf16: auto`, see launch/precision.py
         if self.fast:
@@ -71,9 +71,9 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             setattr(self, key, read_bare_word(getattr(self, key)))
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
         for name, value in vars(self).items():
-            setattr(self, name, plain_number(value, (float,)))  # NumPy's are none that JSON knows
+            setattr(self, name, plain_number(value, (float,)))  # JSON does not support NumPy's
         check_values(self, KEYS)
-        treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises if there is none
+        treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
         best = self.metric_for_best_model
         greater = self.greater_is_better
@@ -85,7 +85,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_used(self, KEYS)
         for refuse in REFUSALS:
             refuse(self)
-        if self.stop_stall:  # the best checkpoint is the best by the metric that is watched
+        if self.stop_stall:  # the best checkpoint is the best by the watched metric
             self.metric_for_best_model = self.ref_reset_metric
             self.greater_is_better = self.ref_reset_metric_mode == "max"
         bias = gradient_bias(
@@ -101,15 +101,15 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     def _complete_as_trl(self) -> None:
         """
-        Run TRL's own `__post_init__`. It rejects one completion per prompt, which TRL's trainer supports. During the
-        check, all completions that a process generates at once count as one group.
+        Run TRL's own `__post_init__`. It rejects one completion per prompt, although TRL's trainer supports it. During
+        the check, all completions that a process generates at once count as one group.
         """
         if self.num_generations != 1:
             super().__post_init__()
             return
         of_evaluation = self.num_generations_eval
         self.num_generations = self.generation_batch_size
-        if self.num_generations is None:  # of all processes if given, else of this one
+        if self.num_generations is None:  # of all processes if set, else of this one
             micro_batches = self.steps_per_generation or self.gradient_accumulation_steps
             self.num_generations = self.per_device_train_batch_size * micro_batches
         self.num_generations_eval = of_evaluation or 1
@@ -119,11 +119,11 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             self.num_generations = 1
             self.num_generations_eval = of_evaluation
 
-    # What the keys change of TRL's training.
+    # The keys' effects on TRL's training.
 
     @property
     def effect(self) -> Effect:
-        """The combined effect of all keys."""
+        """Combined effect of all keys."""
         in_use = dict(vars(self))
         for key in FAST:
             if self.is_disabled(key):
@@ -144,22 +144,22 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def resets(self) -> bool:
-        """Whether a key of this configuration, or a trigger of one's own, can request a reset."""
+        """Whether a key or a custom trigger can request a reset."""
         return Effect.RESET in self.effect or self.has_own_triggers
 
     @property
     def changes_at_boundary(self) -> bool:
-        """Whether a key of this configuration changes weights, reference or ranks at a generation boundary."""
+        """Whether a key changes weights, reference or ranks at a generation boundary."""
         return bool(self.effect & (Effect.RESET | Effect.BOUNDARY))
 
-    # Accelerations that `fast` has switched on and that the model turns out not to support.
+    # Accelerations of `fast` that the model does not support.
 
     def check_or_disable(self, check: Callable[..., None], *about: Any) -> None:
         """
         Run a check that applies only if a key of ours changes the training.
 
-        If the check fails with `fast`, its accelerations are switched off (`disabled_reason` is the reason). If no
-        other key changes the training, the run continues as plain TRL.
+        If the check fails with `fast`, its accelerations are disabled (`disabled_reason` is the reason). If no other
+        key changes the training, the run continues as plain TRL.
 
         Args:
             check (`Callable`): Raises `ValueError` if something is not supported.
@@ -179,10 +179,10 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
                 raise
 
     def is_disabled(self, key: str) -> bool:
-        """Return whether an acceleration of `fast` is switched off because the model does not support it."""
+        """Return whether an acceleration of `fast` is disabled because the model does not support it."""
         return self.disabled_reason is not None and getattr(self, key) == FAST[key]
 
-    # When samples are drawn and used.
+    # Times of sampling and of use.
 
     @property
     def generate_every(self) -> int:
@@ -192,8 +192,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def exchangeable_micro_batches(self) -> int:
         """
-        How many micro-batches, from the first of a generation batch, may exchange rows without changing the gradient
-        of an update: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
+        Number of micro-batches, from the first of a generation batch, that may exchange rows without changing an
+        update's gradient: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
         """
         has_entropy_bonus = self.entropy_coef != 0.0 or self.use_adaptive_entropy
         averages = LOSS_TYPES[self.loss_type].aggregation
@@ -208,14 +208,14 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def generates_inside_accumulation(self) -> bool:
-        """Whether a batch is generated between micro-batches of one update, where no reset can be applied."""
+        """Whether a batch is generated between micro-batches of one update; no reset can be applied there."""
         accumulation = self.gradient_accumulation_steps
         every = self.generate_every
         return accumulation % every != 0 and every % accumulation != 0
 
     @property
     def schedule(self) -> str:
-        """The keys that set when to generate and when to update, with their values."""
+        """The keys of the times of generation and update, with their values."""
         return (
             f"gradient_accumulation_steps={self.gradient_accumulation_steps}, "
             f"steps_per_generation={self.steps_per_generation}, num_iterations={self.num_iterations}"
@@ -224,7 +224,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     # Resets.
 
     def first_reset(self, steps: int) -> int | None:
-        """Return the optimizer step of the first reset by `ref_reset_every`; `None`: not within `steps`."""
+        """Return the optimizer step of the first reset by `ref_reset_every`; `None` if not within `steps`."""
         applied = self.next_boundary(self.ref_reset_every)
         return applied if 0 < applied < steps else None  # the last step has no generation after it
 
@@ -235,12 +235,12 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def watches_metric(self) -> bool:
-        """Whether a trigger, or the end of the run, needs evaluations of `ref_reset_metric`."""
+        """Whether a trigger or early stopping needs evaluations of `ref_reset_metric`."""
         return self.ref_reset_stall > 0 or self.ref_reset_drop is not None or self.stop_stall > 0
 
     @property
     def restarts_schedule(self) -> bool:
-        """Whether a reset starts the learning-rate schedule again."""
+        """Whether a reset restarts the learning-rate schedule."""
         if self.optimizer_reset_schedule is None:
             return treatment_of(self.optimizer_reset).restarts_schedule
         return self.optimizer_reset_schedule == "restart"
@@ -250,7 +250,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         """Whether a reset changes the optimizer state or the learning rate."""
         return self.optimizer_reset != "keep" or self.restarts_schedule or self.optimizer_reset_rewarmup_steps > 0
 
-    # Where π_old's log-probabilities come from.
+    # Source of π_old's log-probabilities.
 
     @property
     def corrects_sampler(self) -> bool:
@@ -265,8 +265,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def old_logps_source(self) -> str:
         """
-        The source of π_old's log-probabilities: `"policy"` (they equal the policy's), `"first_pass"`, if each of its
-        micro-batches comes before the first update and nothing needs them earlier, or `"forward"`.
+        Source of π_old's log-probabilities: `"policy"` (they equal the policy's), `"first_pass"` (each micro-batch
+        comes before the first update and nothing needs them earlier), or `"forward"`.
         """
         needed_at_once = self.corrects_sampler or self.kl_in == "reward"
         if self.on_policy and not needed_at_once:
@@ -278,7 +278,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def reuse_obstacle(self) -> str | None:
-        """The reason why π_old needs its own forward pass although `reuse_old_logps` is set; `None` if it does not."""
+        """Reason for a separate forward pass of π_old although `reuse_old_logps` is set; `None` if there is none."""
         if not self.reuse_old_logps or self.old_logps_source != "forward":
             return None
         if self.kl_in == "reward":
@@ -292,7 +292,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             f"steps_per_generation={self.steps_per_generation}, so an update comes before the end of the first pass."
         )
 
-    # The anchors, and the name of the variant.
+    # Anchors, and the name of the variant.
 
     @property
     def anchored(self) -> bool:
@@ -301,7 +301,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def copied_anchors(self) -> list[str]:
-        """The keys of the anchors that copy the initial policy."""
+        """Keys of the anchors that copy the starting policy."""
         return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
 
     @property

@@ -1,7 +1,7 @@
 """
 The keys. Each is declared once: type, default, [`Key`] and, in the docstring, its description. Help, the reference
-page, value checks, names of configurations in a report and `ProRLConfig.is_trl` are derived from that.
-Nothing slow is imported, because command lines are checked before torch is imported.
+page, value checks, names of configurations in a report and `ProRLConfig.is_trl` are derived from these.
+The module imports nothing slow, because command lines are checked before torch is imported.
 """
 
 import math
@@ -20,41 +20,41 @@ from .text import cut, nearest
 from .treatments import names_with_alpha
 
 
-Values = Mapping[str, Any]  # keys of a configuration, which may lack some
+Values = Mapping[str, Any]  # keys of a configuration, possibly incomplete
 
 
 class Effect(Flag):
-    """What a key changes in TRL's training if it is not at its default."""
+    """Effect of a key on TRL's training if it is not at its default."""
 
-    NOTHING = 0  # it only observes, or is an option of another key
-    STEP = auto()  # the results or the forward passes of a step
-    TERM = auto()  # it adds a KL term
-    KL = auto()  # how KL terms are computed, including TRL's own
+    NOTHING = 0  # none; it observes, or is an option of another key
+    STEP = auto()  # results or forward passes of a step
+    TERM = auto()  # adds a KL term
+    KL = auto()  # the computation of KL terms, including TRL's own
     BOUNDARY = auto()  # weights or ranks, before a generation batch
-    RESET = auto()  # it requests resets
+    RESET = auto()  # requests resets
 
 
 @dataclass(frozen=True)
 class Need:
     """
-    Another key without which a key has no effect.
+    Another key that a key requires.
 
     Attributes:
         is_met (`Callable[[Values], bool]`): Returns whether the other key is set.
-        names (`str`): The other key, or several of which one is needed.
+        names (`str`): The other key, or several if one of them is enough.
     """
 
     is_met: Callable[[Values], bool]
     names: str
 
     def check(self, name: str, value: Any, values: Values) -> None:
-        """Raise `ValueError` if the key of this name and value has no effect in a configuration."""
+        """Raise `ValueError` if the key with this name and value has no effect in a configuration."""
         if not self.is_met(values):
             raise ValueError(f"{name}={value!r} has no effect without {self.names}. Set it, or remove {name}.")
 
 
 def is_on(value: Any) -> bool:
-    """Return whether a value is on, that is not `None`, 0, `False` or `"off"`."""
+    """Return whether a value is on: not `None`, 0, `False` or `"off"`."""
     return value not in (None, 0, "off")
 
 
@@ -71,7 +71,7 @@ def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
 
 
 def needs(*keys: str, value: Any = None) -> Need:
-    """Make a [`Need`]: one of the keys has to be on, or to have the value."""
+    """Make a [`Need`]: one of the keys must be on, or have the value."""
 
     def is_met(values: Values) -> bool:
         given = [values.get(key) for key in keys]
@@ -95,7 +95,7 @@ COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type of [`WORDS`]. Numbers may be NumPy's; a bool is none."""
+    """Return whether a value has a type of [`WORDS`]. Numbers may be NumPy's; a bool is not a number."""
     if kind in (int, float):
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         is_bounded = is_number and abs(value) < (2**63 if isinstance(value, int) else math.inf)
@@ -106,7 +106,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def plain_number(value: Any, kinds: Collection[Any]) -> Any:
-    """Return a number that fits one of the types as Python's own, which JSON knows; another value as it is."""
+    """Convert a number of one of the types to Python's own, which JSON supports; return another value unchanged."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return value
     return int(value) if isinstance(value, Integral) or float not in kinds else float(value)
@@ -120,8 +120,8 @@ class Key:
     Attributes:
         choices (`tuple[str, ...]`, *optional*): All allowed names.
         ge, gt, le, lt (`float`, *optional*): Bounds of a number: >=, >, <=, <.
-        changes (`Effect`, *optional*): What it changes in TRL's training.
-        needs (`Need`, *optional*): The key without which it has no effect.
+        changes (`Effect`, *optional*): Its effect on TRL's training.
+        needs (`Need`, *optional*): The key that it requires.
         free (`bool`, *optional*): Whether a resume may change it, because no result of a run depends on it.
         cannot_start, cannot_stop (`str`, *optional*): Why a resume cannot switch it on, or off.
         label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
@@ -145,7 +145,7 @@ class Key:
     types: tuple[Any, ...] = ()
 
     def objection(self, name: str, value: Any) -> str | None:
-        """Return the error for a value that is not allowed; `None` if it is allowed."""
+        """Return the error for an invalid value; `None` for a valid one."""
         if value is None and NoneType in self.types:
             return None
         if self.choices:
@@ -173,14 +173,14 @@ def declared(cls: type) -> dict[str, Key]:
 
 def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Raise an error for the first value that is not allowed, and make numbers Python's own.
+    Raise an error for the first invalid value, and convert numbers to Python's own.
 
     Args:
         configuration (`Any`): A dataclass.
         keys (`Mapping[str, Key]`): Its keys, from [`declared`].
 
     Raises:
-        `ValueError`: A value is not allowed.
+        `ValueError`: A value is invalid.
     """
     for name, key in keys.items():
         value = getattr(configuration, name)
@@ -192,10 +192,10 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
 
 def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Raise an error for the first key that has no effect. Takes the arguments of [`check_values`].
+    Raise an error for the first key without effect. Takes the arguments of [`check_values`].
 
     Raises:
-        `ValueError`: A key is set without the key that it needs.
+        `ValueError`: A key is set without the key that it requires.
     """
     for name, key in keys.items():
         value = getattr(configuration, name)
@@ -213,7 +213,7 @@ IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop", "stop_stall")
 GROWTH = needs("lora_growth_every")
 COSINE = needs("length_reward", value="cosine")
-# A script may have registered treatments.
+# a script may have registered treatments
 AN_ALPHA = Need(lambda values: values.get("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
 
 
@@ -263,32 +263,32 @@ class ProlongedKeys:
 
         beta_old (`float`, *optional*, defaults to `0.0`):
             Coefficient of the KL to π_old, the policy that sampled the batch (variant B). Needs no reference model and
-            no extra forward pass. It acts only if samples are used after an update: `num_iterations` > 1, or a
-            generation batch that is split over several optimizer steps.
+            no extra forward pass. It acts only if samples are used after an update: with `num_iterations` > 1, or if a
+            generation batch is split over several optimizer steps.
         beta_base (`float`, *optional*, defaults to `0.0`):
-            Coefficient of the KL to the starting model, the policy at step 0. Alone, or in addition to A or B, to
-            limit the total drift. Costs a forward pass.
+            Coefficient of the KL to the starting model, the policy at step 0. Alone, or with A or B to limit the total
+            drift. Costs a forward pass.
         base_anchor_every (`int`, *optional*, defaults to `1`):
-            Apply `beta_base` only to every N-th generation batch, which saves the forward pass on the others. The
+            Apply `beta_base` only to every N-th generation batch, which saves the other forward passes. The
             coefficient is not scaled up.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
-            Estimator of every KL penalty: `"k1"`, `"k2"` or `"k3"`. The default has the exact gradient together with
-            TRL's `use_bias_correction_kl: true`. The gradient of each combination is in docs/methods.md.
+            Estimator of every KL penalty: `"k1"`, `"k2"` or `"k3"`. The default has an exact gradient with TRL's
+            `use_bias_correction_kl: true`. docs/methods.md lists the gradient of each combination.
         kl_clamp (`float`, *optional*):
-            Bound on the KL estimate of each token, in nats; verl and NeMo RL clamp k3 at 10. Tokens beyond the bound
-            get no KL gradient, so nothing pulls them back; `kl_clamped` counts them. The bound applies before
-            `use_bias_correction_kl` multiplies by the ratio. The logged `kl_ref`, `kl_old` and `kl_base`, and the KL
-            that `ref_reset_kl` and `kl_target` use, are not clamped. A logged KL that overflows is omitted and does
-            not trigger `nonfinite`. `None`: no bound.
+            Bound on the KL estimate of each token, in nats; verl and NeMo RL clamp k3 at 10. Tokens beyond it get no
+            KL gradient, so nothing pulls them back; `kl_clamped` counts them. The bound applies before the ratio of
+            `use_bias_correction_kl`. The logged `kl_ref`, `kl_old` and `kl_base`, `ref_reset_kl` and `kl_target` use
+            the KL without bound. A logged KL that overflows is omitted and does not trigger `nonfinite`. `None`: no
+            bound.
         kl_in (`str`, *optional*, defaults to `"loss"`):
-            Where the KL to the reference and to the starting model acts. `"loss"`: as a term of the loss, in every
-            update. `"reward"`: when a batch is sampled, coefficient · Σ (log π_old − log π_ref) over its tokens is
-            subtracted from each completion's reward (k1, as in REINFORCE++, arXiv 2501.03262). The loss then has no KL
-            term, `kl_ref` is still logged, and only the task reward decides whether all rewards of a group are equal.
+            Place of the KL to the reference and to the starting model. `"loss"`: a term of the loss, in every update.
+            `"reward"`: when a batch is sampled, coefficient · Σ (log π_old − log π_ref) over its tokens is subtracted
+            from each completion's reward (k1, as in REINFORCE++, arXiv 2501.03262). The loss then has no KL term,
+            `kl_ref` is still logged, and only the task reward decides whether all rewards of a group are equal.
             `"reward"` needs an `advantage_estimator` and a forward pass of π_old.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
-            `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores the batch again in
-            every inner pass, with the same result. Only for comparing costs.
+            `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores the batch in every
+            inner pass, with the same result, to compare costs.
         kl_target (`float`, *optional*):
             Target of the KL, in nats per token. The coefficient of the active penalty (`beta`, else `beta_old`, else
             `beta_base`) is adapted so that its KL approaches the target (arXiv 1909.08593). `trl-prorl preflight`
@@ -300,12 +300,12 @@ class ProlongedKeys:
         > Resets of the reference and the optimizer
 
         ref_reset_every (`int`, *optional*, defaults to `0`):
-            Reset the reference every N optimizer steps: it becomes the policy. The reset is applied before the next
-            generation batch. ProRL v2 uses 200 to 500. 0: never.
+            Reset the reference to the policy every N optimizer steps, before the next generation batch. ProRL v2 uses
+            200 to 500. 0: never.
         ref_reset_kl (`float`, *optional*):
             Reset when the KL to the reference (`kl_ref`, in nats per token) exceeds this value. `None`: never.
         ref_reset_kl_window (`int`, *optional*, defaults to `1`):
-            Number of optimizer steps over which `ref_reset_kl` averages the KL.
+            Optimizer steps over which `ref_reset_kl` averages the KL.
         ref_reset_stall (`int`, *optional*, defaults to `0`):
             Reset after this many evaluations without an improvement of `ref_reset_metric` over its best value. 0:
             never.
@@ -321,30 +321,30 @@ class ProlongedKeys:
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
             Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
-            Number of optimizer steps from a reset to the first after which a trigger may fire again. A reset by
-            `guard_gap_action` or `request_reset` does not wait.
+            Optimizer steps after a reset in which no trigger fires. A reset by `guard_gap_action` or `request_reset`
+            does not wait.
         ref_reset_mix (`float`, *optional*, defaults to `1.0`):
             The reference after a reset is `mix` · policy + (1 − `mix`) · reference. 1: a copy of the policy. Between 0
-            and 1: the parameters are averaged; with LoRA the factors A and B are averaged, which is not the average of
-            their products BA. 0: the reference stays, and only the optimizer is reset. A small value with
-            `ref_reset_every: 1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv
-            2404.09656), updated once per generation batch. In bf16 weights, a change of less than about 0.2 % of a
-            parameter is lost to rounding.
+            and 1: averaged parameters; with LoRA the factors A and B are averaged, which is not the average of their
+            products BA. 0: the reference stays, and only the optimizer is reset. A small value with `ref_reset_every:
+            1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv 2404.09656),
+            updated once per generation batch. In bf16, changes of a parameter by less than about 0.2 % are lost to
+            rounding.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
-            What happens to the optimizer state (Adam's moments) at a reset. `"keep"`: nothing. `"hard"`: clear moments
-            and step count, restart the learning-rate schedule, and set an AMP scaler to its initial scale. `"soft"`:
+            Treatment of the optimizer state (Adam's moments) at a reset. `"keep"`: none. `"hard"`: clear moments and
+            step count, restart the learning-rate schedule, and set an AMP scaler to its initial scale. `"soft"`:
             multiply the moments by `optimizer_reset_alpha`. `"asym"`: clear only the first moment. `"step"`: clear
             only the step count (Adam-Rel, arXiv 2412.17113; Adam-type optimizers only). `"scale(F, G)"`: multiply the
             first moment by F and the second by G, each in [0, 1]; `"scale(F, G, step)"` also clears the step count.
-            The size of the next updates is in docs/methods.md.
+            docs/methods.md gives the size of the next updates.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
             Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are first smaller (0.6 of the usual size at
             0.1, if gradients agree), then larger (up to 2.9 times).
         optimizer_reset_schedule (`str`, *optional*):
-            What a reset does to the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with
+            Effect of a reset on the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with
             `optimizer_reset: hard`, otherwise keep.
         optimizer_reset_rewarmup_steps (`int`, *optional*, defaults to `0`):
-            Number of updates after a reset over which the learning rate rises linearly to the schedule's value.
+            Updates after a reset over which the learning rate rises linearly to the schedule's value.
         elastic_reset_every (`int`, *optional*, defaults to `0`):
             Elastic Reset (arXiv 2312.07551) every N optimizer steps, before the next generation batch: the policy
             becomes its moving average, and the average becomes the initial policy. 0: never.
@@ -356,9 +356,9 @@ class ProlongedKeys:
         lora_growth_every (`int`, *optional*, defaults to `0`):
             Add ranks to the LoRA adapters every N optimizer steps, before the next generation batch and before a reset
             there. The policy and its frozen copies get more ranks; their outputs do not change. Adam keeps its state
-            of the old ranks, and its step count. 0: never. See docs/methods.md.
+            of the old ranks and its step count. 0: never. See docs/methods.md.
         lora_growth_step (`int`, *optional*, defaults to `4`):
-            Number of ranks that each growth adds.
+            Ranks added by each growth.
         lora_growth_max_rank (`int`, *optional*, defaults to `64`):
             Rank at which growth stops.
 
@@ -367,80 +367,77 @@ class ProlongedKeys:
         fast (`bool`, *optional*, defaults to `False`):
             Switch on every acceleration that changes results only by rounding, or that samples from the same
             distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto` and
-            `compact_generation: auto`. A key that you set yourself keeps its value, even if that is the default.
-            (TRL's `TrlParser` passes all keys, so with it only values other than the default are kept.) Accelerations
-            that a run does not support, for example with active dropout, are skipped; a line at startup and `env.json`
-            give the reason. `skip_zero_rows` is not included, because it changes logged means.
+            `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
+            `TrlParser` passes all keys, so with it only other values are kept.) Accelerations that a run does not
+            support, for example with active dropout, are skipped; a line at startup and `env.json` give the reason.
+            `skip_zero_rows` is not included, because it changes logged means.
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
-            Take π_old's log-probabilities from the first inner pass instead of a separate forward pass, if nothing is
-            updated between sampling and that pass (`gradient_accumulation_steps` is a multiple of
-            `steps_per_generation`) and no correction for vLLM needs them earlier. Otherwise the forward pass stays,
-            and `env.json` gives the reason.
+            Take π_old's log-probabilities from the first inner pass instead of a separate forward pass, if no update
+            comes before or within that pass (`gradient_accumulation_steps` is a multiple of `steps_per_generation`)
+            and no correction for vLLM needs them earlier. Otherwise the forward pass stays, and `env.json` gives the
+            reason.
         pack_groups (`str`, *optional*, defaults to `"off"`):
-            `"on"`: every forward pass that scores tokens computes each prompt once for all its completions, without
-            padding, with the same results. Each update sees the same rows as in TRL. Rows of a group are moved into
-            one micro-batch as far as possible, which is completely if an update uses all rows of a generation batch.
-            When the trainer is made, values and gradients of a few tokens are compared with TRL's; a model that
-            differs, or a model or task that cannot be packed, raises an error. `"auto"`: such a run is computed as in
-            TRL, and `env.json` gives the reason.
+            `"on"`: every scoring forward pass computes each prompt once for all its completions, without padding, with
+            the same results. Each update uses the same rows as in TRL. Rows of a group are moved into one micro-batch
+            as far as possible: completely if an update uses all rows of a generation batch. When the trainer is made,
+            values and gradients of a few tokens are compared with TRL's; a difference, or a model or task that cannot
+            be packed, raises an error. `"auto"`: such a run is computed as in TRL, and `env.json` gives the reason.
         pack_max_tokens (`int`, *optional*):
-            Maximum number of tokens in one packed forward pass, to limit memory; at least the longest prompt plus
+            Maximum tokens per packed forward pass, to limit memory; at least the longest prompt plus
             `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
         compact_generation (`str`, *optional*, defaults to `"off"`):
-            `"on"`: generation computes each prompt once for all its completions, drops a completion when it ends, and
+            `"on"`: generation computes each prompt once for all its completions, drops finished completions, and
             samples from a copy of the policy with LoRA merged. Generation settings mean the same as in TRL. A model or
             setting that does not support it raises an error; with `"auto"`, transformers' `generate` is used, and
             `env.json` gives the reason.
         compact_max_rows (`int`, *optional*):
-            Maximum number of completions that are decoded at once, to limit memory, in complete groups if a group
-            fits; `trl-prorl preflight` prints how many fit. `None`: the whole generation batch. Sampled tokens depend
-            on this number. It is a key, and not derived from free memory, so that a resume draws the same samples
-            whatever else uses the memory.
+            Maximum completions that are decoded at once, to limit memory; groups that fit stay together. `trl-prorl
+            preflight` prints how many fit. `None`: the whole generation batch. Sampled tokens depend on this number.
+            It is not derived from free memory, so a resume always draws the same samples.
         compact_merge (`bool`, *optional*, defaults to `True`):
             `False`: sample from the policy and its adapter without merging. That is slower, and saves the memory of
-            the merged copy, as much as the weights that LoRA changes.
+            the merged copy: as much as the weights that LoRA changes.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
             Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: TRL merges the
             adapter and sends all weights.
         skip_zero_rows (`bool`, *optional*, defaults to `False`):
-            Skip rows without gradient: those of groups whose rewards are all equal, if no KL penalty acts on them.
-            Gradient and normalisation do not change. `rows_skipped` counts them, and logged means over tokens cover
-            only the computed rows.
+            Skip rows without gradient: those of groups with equal rewards, if no KL penalty acts on them. Gradient and
+            normalisation do not change. `rows_skipped` counts them, and logged means over tokens cover only the
+            computed rows.
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
             Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them in A and B. The
             normalisation still counts them. *This changes the objective*: the KL no longer acts on prompts that are
-            always or never solved (unless a length reward gives them advantages), nor, with `max` and `best_of_group`,
-            on any but the best rows.
+            always or never solved (unless a length reward gives them advantages); with `max` and `best_of_group` it
+            acts only on the best rows.
 
         > Sampling, advantages and loss
 
         dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
-            Replace groups whose task rewards are all equal, which give no gradient, by groups of other prompts, in at
-            most this many rounds (DAPO, arXiv 2503.14476). Replaced groups are counted in the generated tokens; the
-            logged rewards are those of the first round. Groups that are still equal after the last round stay: see
-            `drop_zero_rows`. 0: off.
+            Replace groups with equal task rewards, which give no gradient, by groups of other prompts, in at most this
+            many rounds (DAPO, arXiv 2503.14476). Generated tokens include replaced groups; logged rewards are those of
+            the first round. Groups that are still equal after the last round stay: see `drop_zero_rows`. 0: off.
         dynamic_sampling_rewards (`list[str]`, *optional*):
-            Names of the reward functions whose weighted sum decides whether all rewards of a group are equal. `None`:
-            the first function with a weight and a reward for the group, which in a recipe is the task's. A length
+            Names of the reward functions that decide, by their weighted sum, whether all rewards of a group are equal.
+            `None`: the first function with a weight and a reward for the group, in a recipe the task's. A length
             reward does not decide, because it differs for any two completions of different length.
         prompt_pool (`bool`, *optional*, defaults to `False`):
-            Select the prompts of each generation batch by what was learned about them, in place of the data loader's
-            order: unseen prompts first, then those that wait longest. A prompt rests if its group had equal task
-            rewards (see `dynamic_sampling_rewards`), or if its pass rate has reached `prompt_pool_retire`: for as many
-            groups as there are prompts, each time in a row twice as many, at most 8 times as many. Then it
-            is asked again. The memory is part of a checkpoint.
+            Select the prompts of each generation batch by their earlier results, in place of the data loader's order:
+            unseen prompts first, then those that wait longest. A prompt rests if its group had equal task rewards (see
+            `dynamic_sampling_rewards`), or if its pass rate has reached `prompt_pool_retire`: for as many groups as
+            there are prompts, twice as long each consecutive time, up to 8 times as long. Then it is used again.
+            Checkpoints contain these results.
         prompt_pool_retire (`float`, *optional*, defaults to `0.9`):
-            The pass rate from which a prompt is solved: the share of correct completions of its groups, each earlier
-            group with half the weight of the next. Without a verifier there is no pass rate, and only prompts whose
-            group had equal rewards rest.
+            Pass rate of a solved prompt: the share of correct completions of its groups, each earlier group with half
+            the weight of the next. Without a verifier there is no pass rate, and only prompts with equal rewards in
+            their group rest.
         advantage_estimator (`str`, *optional*):
-            How rewards r become advantages. `"raw"`: r. `"centered"`: r − group mean. `"group_normalized"`: that,
-            divided by the group's standard deviation. `"batch_normalized"`: centered, divided by its standard
-            deviation in the batch. `"global_normalized"`: r − batch mean, divided by the batch's standard deviation
-            (REINFORCE++). `"rloo"`: r − mean of the other completions of the group. `"max"`: r − group mean for the
-            best completion of a group, 0 for the others. `"best_of_group"`: best of the group − best of the others.
-            TRL's `scale_rewards` then has no effect. With `"global_normalized"` and `"raw"`, `num_generations` may be
-            1. `None`: TRL's own.
+            Advantages from rewards r. `"raw"`: r. `"centered"`: r − group mean. `"group_normalized"`: that, divided by
+            the group's standard deviation. `"batch_normalized"`: centered, divided by its standard deviation in the
+            batch. `"global_normalized"`: r − batch mean, divided by the batch's standard deviation (REINFORCE++).
+            `"rloo"`: r − mean of the other completions of the group. `"max"`: r − group mean for the best completion
+            of a group, 0 for the others. `"best_of_group"`: best of the group − best of the others. TRL's
+            `scale_rewards` then has no effect. With `"global_normalized"` and `"raw"`, `num_generations` may be 1.
+            `None`: TRL's own.
         loss_mode (`str`, *optional*):
             Importance ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh),
             `"unclipped"` (ratio · A) or `"clipped"`. KL penalties keep their own ratio, and TRL's
@@ -451,8 +448,8 @@ class ProlongedKeys:
         entropy_floor (`float`, *optional*):
             Mean entropy, in nats per token, below which the policy counts as collapsed. `None`: not checked.
         entropy_patience (`int`, *optional*, defaults to `10`):
-            Number of optimizer steps in a row below `entropy_floor` that count as an entropy collapse, which is
-            written to `events.jsonl`.
+            Consecutive optimizer steps below `entropy_floor` that count as an entropy collapse, which is written to
+            `events.jsonl`.
         entropy_stop (`bool`, *optional*, defaults to `False`):
             Stop the run at an entropy collapse, with a checkpoint.
         guard_gap (`float`, *optional*):
@@ -461,27 +458,27 @@ class ProlongedKeys:
             correct completions by the task's `verify` or a reward function's `batch_verifier`. Both are averages over
             40 optimizer steps, so the run must be longer. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
-            What `guard_gap` does: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (it also requests a
-            reset of the reference) or `"stop"` (the run ends, with a checkpoint).
+            Action of `guard_gap`: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (also request a reset
+            of the reference) or `"stop"` (end the run, with a checkpoint).
         rollback (`int`, *optional*, defaults to `0`):
-            How often a run may return to its last good checkpoint after a collapse, with a lower learning rate; after
-            that it stops. Weights, optimizer, reference, schedule and position in the data are restored. A collapse is
-            a mean reward of the last 10 % of the steps (at least 10) below half of the best mean of 10 steps. A stop
-            by `nonfinite: stop` (also for a reward), `entropy_stop` or `guard_gap_action: stop` causes a roll-back,
-            too. A reward function that raises an error or times out ends the run. Needs checkpoints that can be
-            resumed, and a single process. 0: off.
+            Maximum number of returns to the last good checkpoint after a collapse, each with a lower learning rate;
+            then the run stops. Weights, optimizer, reference, schedule and position in the data are restored. A
+            collapse is a mean reward of the last 10 % of the steps (at least 10) below half of the best mean of 10
+            steps. A stop by `nonfinite: stop` (also for a reward), `entropy_stop` or `guard_gap_action: stop` also
+            causes a roll-back. A reward function that raises an error or times out ends the run. Needs checkpoints
+            that can be resumed, and a single process. 0: off.
         rollback_rate (`float`, *optional*, defaults to `0.5`):
             Factor on the learning rate at each roll-back.
         stop_stall (`int`, *optional*, defaults to `0`):
             Stop the run after this many evaluations without an improvement of `ref_reset_metric` over its best value.
             The best checkpoint is kept and named: each evaluation with a new best value saves one. With
-            `ref_reset_stall` a reset comes first: the evaluations count from the first reset after the last
-            improvement. Such a stop causes no roll-back. 0: never.
+            `ref_reset_stall` a reset comes first: evaluations count from the first reset after the last improvement.
+            Such a stop causes no roll-back. 0: never.
         nonfinite (`str`, *optional*, defaults to `"stop"`):
-            What happens at NaN or infinity in a reward, the loss, a KL or a gradient. `"stop"`: the run ends before
-            the next checkpoint. `"skip"`: that optimizer step is skipped (weights and optimizer state stay; the step
-            still counts, and the learning-rate schedule advances) and counted in `nonfinite_skips`. Weights that are
-            not finite always stop the run.
+            Action at NaN or infinity in a reward, the loss, a KL or a gradient. `"stop"`: end the run before the next
+            checkpoint. `"skip"`: skip that optimizer step (weights and optimizer state stay; the step still counts,
+            and the learning-rate schedule advances) and count it in `nonfinite_skips`. Weights that are not finite
+            always stop the run.
         reward_timeout (`float`, *optional*, defaults to `600.0`):
             Time limit for one call of a reward function, which scores a batch, in seconds. `None`: no limit.
         allow_config_change (`bool`, *optional*, defaults to `False`):
@@ -490,14 +487,14 @@ class ProlongedKeys:
         > Log files and the Hub
 
         overwrite (`bool`, *optional*, defaults to `False`):
-            Whether a new run may take the folder of an earlier one, which is renamed to `NAME.1` (`NAME.2` …) as a
-            whole. Without it such an `output_dir` is an error.
+            Whether a new run may use the folder of an earlier one, which is renamed as a whole to `NAME.1` (`NAME.2`
+            …). Without it such an `output_dir` is an error.
         log_update_norm (`bool`, *optional*, defaults to `False`):
-            Log the norm of every update of the trained parameters, which shows the effect of a reset on the first
+            Log the norm of every update of the trained parameters, which shows the effect of a reset on the next
             updates. Costs a copy of those parameters.
         hub_push_reference (`bool`, *optional*, defaults to `False`):
-            With `push_to_hub`, also push the frozen adapter `ref`, into the folder `ref`. TRL's `hub_*` keys set the
-            rest: see docs/publishing.md.
+            With `push_to_hub`, also push the frozen adapter `ref`, into the folder `ref`. TRL's `hub_*` keys are the
+            other settings: see docs/publishing.md.
     """
 
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
@@ -599,7 +596,7 @@ class TaskKeys:
         task_options (`dict` or `str`, *optional*):
             Further options of the task; on the command line as JSON.
         task_seed (`int`, *optional*, defaults to `0`):
-            Seed with which rows are drawn.
+            Seed of the rows.
         train_rows (`int`, *optional*):
             Number of training prompts. `None`: all prompts of the data set.
         eval_rows (`int`, *optional*, defaults to `64`):
@@ -610,32 +607,31 @@ class TaskKeys:
         length_reward (`str`, *optional*):
             Second reward for the length of a completion, in tokens, added to the task's; `reward_weights` weights the
             two. `"cosine"`: falls from 0 for an empty completion to `length_least` at `max_completion_length`.
-            `"target"`: −`length_cost` for each token away from `length_target`. `"overlong"`: TRL's soft punishment in
+            `"target"`: −`length_cost` for each token away from `length_target`. `"overlong"`: TRL's soft penalty in
             the last `length_margin` tokens. `None`: off.
         length_least (`float`, *optional*, defaults to `-1.0`):
             Reward of `length_reward: cosine` for a completion of `max_completion_length`.
         length_on (`int`, *optional*, defaults to `1`):
-            Number of optimizer steps for which `length_reward: cosine` is on, before it is off for `length_off` steps;
-            then it repeats.
+            Optimizer steps with `length_reward: cosine`, before `length_off` steps without it; then it repeats.
         length_off (`int`, *optional*, defaults to `0`):
-            Number of optimizer steps for which `length_reward: cosine` is off in between. 0: always on.
+            Optimizer steps without `length_reward: cosine` in between. 0: always on.
         length_target (`int`, *optional*):
             Target length of `length_reward: target`, in tokens. Required.
         length_cost (`float`, *optional*, defaults to `0.0003`):
             Cost of `length_reward: target` for each token away from `length_target`.
         length_margin (`int`, *optional*):
-            Number of tokens at the end of `max_completion_length` that `length_reward: overlong` punishes. Required.
+            Tokens at the end of `max_completion_length` that `length_reward: overlong` penalises. Required.
 
         > Thinking budget
 
         thinking_budget (`int`, *optional*):
-            Number of tokens after which a completion is interrupted and prompted for its answer. `thinking_text` and
+            Tokens after which a completion is interrupted and prompted for its answer. `thinking_text` and
             `thinking_answer_tokens` must also fit into `max_completion_length`. Not supported with `use_vllm`. `None`:
             off.
         thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
             Text that prompts for the answer. It has no loss.
         thinking_answer_tokens (`int`, *optional*, defaults to `32`):
-            Number of tokens for the answer.
+            Maximum tokens of the answer.
     """
 
     task: Annotated[str, Key()] = "reverse_digits"
@@ -662,10 +658,10 @@ KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.changes is Effect.RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
-# Keys of ours with the values on and off, which YAML reads as true and false.
+# our keys with the values on and off, which YAML reads as true and false
 BARE_WORDS = tuple(name for name, key in KEYS.items() if "off" in key.choices)
-# Keys of TRL and transformers on which no result of a run depends: paths, display, uploads and timeouts. Model and
-# data are compared by content, in identity.py.
+# Keys of TRL and transformers that change no result: paths, display, uploads and timeouts. Model and data are compared
+# by content, in identity.py.
 FREE_UPSTREAM_KEYS = (
     "output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
     "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
@@ -684,7 +680,7 @@ OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
 OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
 OTHER_BEST = "the best checkpoint was chosen by the old value"
 LORA_SHAPES = "use_peft lora_r lora_target_modules lora_target_parameters lora_modules_to_save use_dora".split()
-# Keys of TRL and transformers that no resume can change, and why.
+# keys of TRL and transformers that no resume can change, and the reason
 FIXED_KEYS = {
     **dict.fromkeys(("seed", "data_seed"), OWN_RANDOM_STATES),
     **dict.fromkeys(LORA_SHAPES, OTHER_SHAPES),
@@ -695,7 +691,7 @@ FIXED_KEYS = {
 
 
 def read_bare_word(value: Any) -> Any:
-    """Turn an unquoted on or off, which YAML reads as a bool, back into text."""
+    """Convert an unquoted on or off, which YAML reads as a bool, back to text."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return value
@@ -711,7 +707,7 @@ def read_resume_word(value: Any) -> str | None:
     return {"true": "True", AUTO_RESUME: AUTO_RESUME}.get(str(value).lower(), str(value))
 
 
-# Keys in recipes of other versions, and their replacements.
+# keys in recipes of other versions, and their replacements
 RENAMED = {
     "torch_dtype": "write dtype",
     "lr": "write learning_rate",
@@ -722,5 +718,5 @@ RENAMED = {
 
 
 def cure_of(name: str, known: Iterable[str]) -> str:
-    """Return how to correct an unknown key, to follow it in an error: its replacement, else the nearest known name."""
+    """Return the end of an error for an unknown key: its replacement, else the nearest known name."""
     return f": {RENAMED[name]}" if name in RENAMED else nearest(cut(name), known)

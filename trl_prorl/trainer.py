@@ -1,19 +1,19 @@
 """
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and log files.
 
-This file holds TRL's overrides in the order of a step; those of a checkpoint are in checkpoint.py, those of an
-evaluation in evaluation.py. With every ProRL key at its default the losses and updates are TRL's own, bit for bit:
-the parts observe, stop at what is not finite, and weigh the means of TRL's log by rows and tokens. `upstream.py`
-checks what is relied on inside TRL.
+This file has TRL's overrides in the order of a step; checkpoint.py has those of a checkpoint, evaluation.py those of
+an evaluation. With every ProRL key at its default, losses and updates are TRL's, bit for bit: the parts observe, stop
+at values that are not finite, and weight the means of TRL's log by rows and tokens. `upstream.py` checks the parts of
+TRL that this trainer relies on.
 
     a generation batch   `boundary` of every part: resets.py moves the reference, optimizer.py treats Adam's state
                          TRL samples and rewards (rollout.py: the outcome; rewards.py: errors, time limits)
-                         reference.py scores the batch under the anchors that it lacks; advantages.py
-    a micro-batch        TRL's loss, and the KL terms that it cannot express (anchors.py, kl.py)
+                         reference.py scores the batch under its missing anchors; advantages.py
+    a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
     an update            `gradients`, `before_update` and `update` of every part
-    its row              record.py; then `row` of every part: triggers.py may request a reset of the next boundary
+    its row              record.py; then `row` of every part: triggers.py may request a reset at the next boundary
     an evaluation        evaluation.py
-    a checkpoint         checkpoint.py; a resume reads what it wrote
+    a checkpoint         checkpoint.py writes it, and reads it for a resume
 """
 
 import math
@@ -107,9 +107,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     else on; at their defaults the training is TRL's, bit for bit.
 
     Args:
-        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): A loaded model, or the name of one:
-            on the Hub, a folder, `smollm2`, or `embedded:TASK`. The adapter of a `PeftModel` is trained; reference
-            and starting model are then copies of it.
+        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): A loaded model, or the name of one: on
+            the Hub, a folder, `smollm2`, or `embedded:TASK`. The adapter of a `PeftModel` is trained; reference and
+            starting model are then copies of it.
         reward_funcs (`Callable`, `str` or a list of them): A function `reward(completions, **columns)` returns one
             number per completion; `prompts` and the other columns of the data set are lists of the same length. Its
             attribute `batch_verifier`, called with the same arguments, returns one bool per completion: whether it is
@@ -119,14 +119,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             passed to the reward functions.
         eval_dataset (`datasets.Dataset` or `dict`, *optional*): Rows for evaluations during training, or several sets
             by name.
-        callbacks (`list`, *optional*): Callbacks of transformers. Reset triggers of your own are passed in a
+        callbacks (`list`, *optional*): Callbacks of transformers. Pass your own reset triggers in a
             [`ReferenceResetCallback`].
         peft_config ([`~peft.LoraConfig`], *optional*): Train an adapter. A reset then copies it onto the frozen
             adapter `ref`. In full fine-tuning a reset copies the model onto a snapshot.
 
     Raises:
         `ValueError`: A key, or a combination of keys, model and data, is wrong or not supported. The message names the
-            key, its value and how to correct it.
+            key, its value and the cure.
 
     Example:
 
@@ -164,11 +164,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "prorl"]
-    has_begun = False  # whether a step was begun
+    has_begun = False  # whether a step has started
     resets: Resets | None = None  # None until TRL's trainer is made
     _makes_batch = False  # whether TRL makes a generation batch of training
-    _policy_pass: PolicyPass | None = None  # of the micro-batch whose loss TRL computes, while it does
-    _tool_masks: list[list[int]] | None = None  # of those rows: 0 for tokens that no model sampled
+    _policy_pass: PolicyPass | None = None  # set while TRL computes the loss of its micro-batch
+    _tool_masks: list[list[int]] | None = None  # of the sampled rows: 0 for tokens that no model sampled
     _outcome: Outcome | None = None  # of the rows that TRL sampled and rewarded last
 
     # ------------------------------------------------------------------------------------------------ assembly
@@ -182,17 +182,17 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
-        plan.wrap()  # a reference that moves under LoRA is an adapter of the same model
+        plan.wrap()  # under LoRA, a moving reference is an adapter of the same model
         with plan.loading():
             super().__init__(**plan.given)
-        self.made_by_trl = {COMPLETIONS}.difference(RunFolder(plan.args.output_dir).contents())  # it is empty
-        check_reward_names(self.reward_func_names)  # those of environments, too
+        self.made_by_trl = {COMPLETIONS}.difference(RunFolder(plan.args.output_dir).contents())  # an empty folder
+        check_reward_names(self.reward_func_names)  # including those of environments
         self._check_tokenizers()
         self._check_prompts()
         self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
-        """Make the parts; each owns what it remembers."""
+        """Make the parts; each owns its state."""
         args = self.args
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
@@ -205,7 +205,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
-        self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` contains in addition to `args`
+        self.recipe: tuple = ()  # dataclasses of a recipe for `config.yaml`, in addition to `args`
         if args.loss_mode == "unclipped":
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
@@ -233,9 +233,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.rollback = optional.get("rollback")
         self.stall_stop = optional.get("stall_stop")
         self.resets.reference = self.reference
-        # Called in this order: the recorder adds up the sums that the guard looks at; growth comes before a
-        # reset, which moves the reference to its result, and so does the guard of reward hacking, which asks for
-        # one.
+        # Calling order: the recorder sums the values that the guard checks. Growth comes before a reset, which moves
+        # the reference to the grown policy. The guard of reward hacking also comes before, because it requests resets.
         parts = {
             "anchors": self.anchors,
             "recorder": self.recorder,
@@ -257,12 +256,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
-        """The prompts of the training set, to compare others with them."""
+        """Prompts of the training set, for comparisons."""
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
 
     def _check_tokenizers(self) -> None:
-        """Raise an error for a tokenizer of the policy or of a reward model that is not whole or does not fit."""
+        """Raise an error if a tokenizer of the policy or of a reward model is incomplete or does not fit."""
         check_tokenizer(self._tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model).config))
         for function, tokenizer in zip(self.reward_funcs, self.reward_processing_classes, strict=True):
             if isinstance(function, PreTrainedModel):
@@ -270,8 +269,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _check_prompts(self) -> None:
         """
-        Raise an error for prompts that cannot be tokenized or do not fit the model, and keep what is asked of a
-        stream's.
+        Raise an error for prompts that cannot be tokenized or do not fit the model, and keep the rules for streamed
+        prompts.
         """
         args = self.args
         self._reserved: tuple[str, ...] = ()  # names that the columns of a row must not have
@@ -306,8 +305,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     @property
     def beta(self) -> float:
         """
-        The coefficient of the KL to the reference, by which TRL knows that it has to build a reference and to score
-        it. While TRL computes a loss whose KL terms are ours, it is 0.
+        Coefficient of the KL to the reference, from which TRL decides whether to build and score a reference. It is 0
+        while TRL computes a loss with our KL terms.
         """
         if self._policy_pass is not None and self.args.adds_penalty:
             return 0.0
@@ -315,7 +314,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        """TRL sets it once, to the configuration's; a user may set another one."""
+        """TRL sets the configured value once; a user may set another."""
         self.anchors["ref"].coefficient = value
 
     # ---------------------------------------------------------------------------------- before the first step
@@ -329,13 +328,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
-            if not self.recipe:  # a recipe's command line says it itself
+            if not self.recipe:  # a recipe's command line prints it
                 go_on = "train(resume_from_checkpoint=True)"
                 kept = describe_saved_state(self.args.output_dir, self.has_begun, go_on, anew="train()")
                 tell_interrupted(error, kept, tell=self.is_world_process_zero())
-            raise error.with_traceback(None)  # noqa: B904  the frames of a loop that was interrupted say nothing
+            raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
         except RewardError as error:
-            # The frames that matter are those of its cause, which it keeps.
+            # The informative frames are those of its cause, which it keeps.
             raise error.with_traceback(None)  # noqa: B904
 
     def create_optimizer(self, *args, **kwargs):
@@ -344,14 +343,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 "the model has no trainable parameter. Load an adapter for training: "
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
-        self._check_trained()  # a script may have changed what is trained
+        self._check_trained()  # a script may have changed the trained parameters
         optimizer = super().create_optimizer(*args, **kwargs)
         for part in self.parts.values():
             part.optimizer_made(optimizer)
         return optimizer
 
     def _check_trained(self) -> None:
-        """Raise an error for trained parameters outside an adapter that references or files would miss."""
+        """Raise an error for trained parameters outside an adapter that references or files would lack."""
         keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
@@ -368,7 +367,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if not self.meter.open:
             self.meter.begin_step()
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients:  # they are those of the step, and not clipped yet
+        if self.accelerator.sync_gradients:  # gradients of the whole step, before clipping
             for part in self.parts.values():
                 part.gradients(model)
         return loss
@@ -383,7 +382,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             event = part.boundary(step)
             if event is not None:
                 self._event(event)
-                self._last_loaded_step = -1  # an evaluation of this step may have given vLLM the weights before it
+                self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
         with self.meter.timer.stage("rollout"):
             sample = self._sample
             if self.prompt_pool is not None:
@@ -409,10 +408,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """
-        Put the rows of a generation batch where TRL's shuffle, which comes next, takes those of a group together.
+        Reorder a generation batch so that TRL's next shuffle keeps the rows of a group together.
 
-        A prompt that stands in one micro-batch is computed once. Rows change places wherever no update's gradient
-        depends on it.
+        A prompt within one micro-batch is computed once. Rows are exchanged only if no update's gradient depends on
+        it.
         """
         number = len(batch["advantages"])
         with torch.random.fork_rng(devices=[]):
@@ -424,16 +423,16 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
-        if not self.tools:  # else the turns before it are in the prompt
+        if not self.tools:  # with tools, the prompt contains earlier turns
             self.context.check_longest(prompt_ids)
         policy = self.accelerator.unwrap_model(self.model)
         with plain_generation_config(policy), checkpointing_off(policy):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
-        """Generate as TRL does, or compactly; the model's own generation config is put aside."""
+        """Generate as TRL does, or compactly, without the model's own generation config."""
         if self.compact is None:
-            # TRL casts the weights for continuous batching, and leaves them so.
+            # TRL casts the weights for continuous batching, and does not cast them back.
             casts_weights = self.use_transformers_continuous_batching and not shards_weights(self)
             with keep_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(
@@ -451,11 +450,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _generate(self, prompts):
         generated = super()._generate(prompts)
-        self._tool_masks = generated[2]  # in the batch `mask_truncated_completions` clears those of truncated ones
+        self._tool_masks = generated[2]  # in the batch, `mask_truncated_completions` clears those of truncated ones
         return generated
 
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
-        """Call TRL's method, in which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed."""
+        """
+        Call TRL's method, during which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed.
+        """
         self._makes_batch = self.model.training
         try:
             with checkpointing_off(self.model):
@@ -471,8 +472,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        Sample by TRL's method. Returns its batch, and the outcome of the sampling; `again` if dynamic sampling does so
-        for a further round.
+        Sample by TRL's method. Returns its batch and the outcome; `again` in a further round of dynamic sampling.
         """
         with self.guard.sampling(inputs, self.state.global_step + 1):
             return self._sample_as_trl(inputs)
@@ -497,8 +497,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------ a step: its scoring
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
-        # TRL asks for the policy in its loss, for anchors while it makes a generation batch; an evaluation or a script
-        # asks for any model.
+        # TRL scores the policy in its loss, and anchors while it makes a generation batch; an evaluation or a script
+        # scores any model.
         trl_score = self._trl_score
         rows = (input_ids, attention_mask, logits_to_keep)
         if self._policy_pass is not None:
@@ -517,14 +517,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """
-        Compute TRL's loss of a micro-batch, and the KL terms that it cannot express.
+        Compute TRL's loss of a micro-batch, and the KL terms that TRL does not support.
 
             inputs          tokens, masks, advantages, the anchors' log-probabilities
               ↓
-            policy_pass     what the policy computes
+            policy_pass     the rows that the policy computes
               ↓
-            trl_loss        TRL's method, with `beta` 0 if it adds a penalty that TRL cannot express; it asks for the
-                            policy's log-probabilities, which `policy_pass` keeps
+            trl_loss        TRL's method, with `beta` 0 if the penalty is ours; it requests the policy's
+                            log-probabilities, which `policy_pass` keeps
               ↓
             penalty         Σ coefficient · KL(policy ‖ anchor), over anchors and tokens
               ↓
@@ -542,7 +542,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
         penalty = None
         if args.anchored and (training or adds_penalty):
-            # A penalty that TRL's loss contains is computed only for `metrics.jsonl`.
+            # A penalty within TRL's loss is computed only for `metrics.jsonl`.
             with torch.set_grad_enabled(torch.is_grad_enabled() and adds_penalty):
                 weights = self.aggregation.weights(inputs, accumulation)
                 penalty = self.anchors.penalty(inputs, policy_pass.logps, self.importance_sampling_level, weights)
@@ -559,7 +559,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.trained_check.watch(policy_pass.logps)
             logps = policy_pass.logps.detach()
             if args.old_logps_source == "first_pass":
-                # The buffer hands out the same dict in the next inner pass.
+                # The buffer returns the same dict in the next inner pass.
                 inputs.setdefault(OldPolicyAnchor.column, logps)
             micro_batch = MicroBatch(
                 batch=inputs,
@@ -579,7 +579,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return loss
 
     def _complete_anchors(self, inputs) -> None:
-        """Score the reference where every pass does so, and set the anchors to 0 at tokens that do not count."""
+        """Score the reference if every pass does so, and set the anchors to 0 at masked tokens."""
         if self.model.training and self.args.ref_compute == "naive_epoch":
             inputs[ReferenceAnchor.column] = self._score(self.anchors["ref"], inputs)
         mask = completion_mask(inputs)
@@ -588,7 +588,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 inputs[anchor.column] = zero_masked(inputs[anchor.column], mask)
 
     def _take_sampler_logps(self, inputs) -> torch.Tensor | None:
-        """Take the log-probabilities `(B, T)` of the model that was sampled, where it is not quite the policy."""
+        """Take the log-probabilities `(B, T)` of the sampled model, if it is not exactly the policy."""
         if self.use_vllm and self.args.samples_whole:
             return inputs.get("sampling_per_token_logps")
         if self.compact is not None:
@@ -596,11 +596,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return None
 
     def _plan_policy_pass(self, inputs) -> PolicyPass:
-        """Note what the policy computes of a micro-batch."""
+        """Choose the rows of a micro-batch that the policy computes."""
         rows = None
         fill = None
         if self.model.training:
-            # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are now.
+            # An adaptive entropy bonus and a load-balancing loss need all rows, with any coefficient.
             needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
             has_penalty = self.anchors.acting(inputs) != []
             if has_penalty and not self.args.drop_zero_rows:
@@ -612,7 +612,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return PolicyPass(completion_mask(inputs), rows, plan_key, fill)
 
     def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs, *others) -> torch.Tensor:
-        """Call TRL's loss, in which the policy makes one pass."""
+        """Call TRL's loss, which calls the policy once."""
         if self.args.loss_mode == "no_ratio":
             inputs = without_ratio(inputs)
         self._policy_pass = policy_pass
@@ -624,22 +624,22 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------- a step: its update, and its row
 
     def _get_grad_norm(self, model, grad_norm=None):
-        # Callbacks do not get the norm before the update.
+        # callbacks do not get the norm before the update
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
-            norm = float(norm)  # waits for the device, once for all parts and for TRL's log
+            norm = float(norm)  # synchronizes with the device, once for all parts and for TRL's log
         rate = self.optimizer.param_groups[0]["lr"] * self.resets.rate_factor
         for part in self.parts.values():
             part.before_update(self.state.global_step + 1, norm, rate)
         return norm
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        # Not in `on_step_end`: a callback that is added later would run after it, and its row would miss what it does.
-        ends_step = self.meter.open  # called once more at the end of an epoch, with no step open
+        # Not in `on_step_end`: a later callback would run after it, and its effects would be missing in its row.
+        ends_step = self.meter.open  # also called at the end of an epoch, without an open step
         if ends_step:
             self._end_step(self.state.global_step)
         if ends_step and self.control.should_save and self._epoch_ends():
-            # A resume would leave out what is measured at the epoch's end, which comes after this save.
+            # A resume would miss measurements at the epoch's end, which comes after this save.
             self.control.should_save = False
             super()._maybe_log_save_evaluate(*args, **kwargs)
             self.control.should_save = True
@@ -647,7 +647,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _epoch_ends(self) -> bool:
-        """Return whether this step is the last of an epoch at whose end the run is evaluated or logged."""
+        """Return whether this step is the last of an epoch that ends with an evaluation or a log."""
         if "epoch" not in (self.args.eval_strategy, self.args.logging_strategy):
             return False
         is_last = float(self.state.epoch).is_integer()
@@ -669,7 +669,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             part.event(event)
         self.terminal.say(write_event_line(event))
 
-    # ---------------------------------------------------------------------------------- beside the steps
+    # --------------------------------------------------------------------------------------- outside a step
 
     def log(self, logs, start_time=None):
         if self.model.training:
@@ -686,11 +686,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of the run: `output_dir`, or the folder of a trial in a search for hyperparameters."""
+        """Folder of the run: `output_dir`, or a trial's folder in a hyperparameter search."""
         return self.folder.path
 
     def share_in_training(self, rows) -> float | None:
-        """Return the share of prompts of a data set that occur in the training set; `None` if it is not known."""
+        """Return the share of a data set's prompts that occur in the training set; `None` if unknown."""
         prompts = [prompt for _, prompt in prompts_of(rows)]
         count = self.training_prompts.count(prompts) if prompts else None
         return None if count is None else count / len(prompts)
@@ -705,7 +705,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.resets.request(reason)
 
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
-        """Turn prompts into token ids, with the chat template."""
+        """Convert prompts to token ids, with the chat template."""
         if self.environment_factories is not None and not self._multi_environment:
             self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
@@ -714,27 +714,27 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def sample_rows(self, rows: list[dict]) -> Sampled:
         """
         Sample and reward rows of the training set as a step does, `num_generations` completions each, without training
-        on them. Own rewards see the step that is done last.
+        on them. Reward functions see the last completed step.
 
         Args:
             rows (`list[dict]`): Rows with a `prompt`; by a single process.
 
         Returns [`~trl_prorl.rollout.Sampled`]
         """
-        self.model.train()  # rollouts of a step are drawn so
+        self.model.train()  # as for the rollouts of a step
         inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
         batch, outcome = self._sample(inputs)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         return Sampled.from_outcome(outcome, batch, self.reward_weights, ends)
 
     def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Score a batch of [`sample_rows`] by the policy as it now is. Returns log-probabilities `(N, T)`."""
+        """Score a batch of [`sample_rows`] by the current policy. Returns log-probabilities `(N, T)`."""
         return self._score(self.anchors["old"], batch, self.args.per_device_train_batch_size)
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """
-        Sample one continuation of each prompt, of at most `max_new_tokens` tokens, with this run's settings. Token ids
-        in and out, the end of sequence included where it was reached.
+        Sample one continuation of at most `max_new_tokens` tokens per prompt, with this run's settings. Input and
+        output are token ids; the output includes the end-of-sequence token if it was reached.
         """
         usual = self.generation_config.max_new_tokens
         longest = self.context.completion

@@ -1,14 +1,14 @@
 """
-Sampling without waste: a prompt is computed once for all its completions, and a completion that has ended is dropped.
+Compact sampling: a prompt is computed once for all its completions, and finished completions are dropped.
 
-Transformers' `generate` computes a prompt once for every completion, and keeps a completion that has ended in the
-batch, as padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument
-`custom_generate`: `generate` prepares logits processors, stopping criteria and the cache as it does for its own loop,
-so that every setting of a generation means here what it means there.
+Transformers' `generate` computes a prompt once per completion, and keeps a finished completion in the batch, as
+padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument `custom_generate`:
+`generate` prepares logits processors, stopping criteria and the cache as for its own loop, so every generation setting
+keeps its meaning.
 
-Four things make a token cheap: rows of the cache have room for all tokens to come ([`RoomyLayer`]) and are closed up
-in place ([`Selection`]), the mask of the padding is made once ([`PaddingMask`]), and a token is drawn with one random
-number ([`draw`]).
+Four things make a token cheap: cache rows have room for all later tokens ([`RoomyLayer`]) and are compacted in place
+([`Selection`]), the padding mask is made once ([`PaddingMask`]), and a token is drawn with one random number
+([`draw`]).
 """
 
 import copy
@@ -25,21 +25,21 @@ from .prefix import ALIGNMENT, without_cudnn
 from .recording import RecordedForward
 
 
-CHECK_EVERY = 16  # tokens between two looks at a device, each of which waits for it
+CHECK_EVERY = 16  # tokens between two checks, each of which synchronizes with the device
 
-NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 0"  # torch's words
+NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 0"  # torch's message
 
 
 class Samples(NamedTuple):
     """
-    Holds what `compact_sample` has drawn.
+    The result of `compact_sample`.
 
     Attributes:
         ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions, with padding after the end of a
             completion.
         logps (`torch.Tensor` of shape `(R, T)`, *optional*): Log-probabilities of the completions' tokens, before
-            top-k and its like; 0 at padding.
-        recorded (`bool`): Whether the forward of a token was a recording.
+            top-k and the like; 0 at padding.
+        recorded (`bool`): Whether the token forward was recorded.
     """
 
     ids: torch.Tensor
@@ -63,18 +63,19 @@ def compact_sample(
     Decode for `generate(..., custom_generate=compact_sample, copies=copies)`, greedily or by sampling.
 
     Args:
-        model ([`~transformers.GenerationMixin`]): A decoder of text.
-        input_ids (`torch.LongTensor` of shape `(P, W)`): Prompts that differ, padded on the left.
-        logits_processor ([`~transformers.LogitsProcessorList`]): As `generate` prepares it. It is given the rows that
-            have not ended, with their prompts.
-        stopping_criteria ([`~transformers.StoppingCriteriaList`]): The same.
-        generation_config ([`~transformers.GenerationConfig`]): As `generate` prepares it.
-        copies (`torch.LongTensor` of shape `(R,)`): For every completion the index of its prompt.
-        logps_at (`float`, *optional*): Also give log-probabilities, at this temperature. It is not called
-            `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
-        replays (`bool`): Whether the forward of a token may be recorded and replayed, see recording.py.
-        trial (`bool`): Whether rows are dropped as soon as they end, and a recording must not wait for the GPU.
-        model_kwargs: Arguments of the model's forward, as `generate` prepares them.
+        model ([`~transformers.GenerationMixin`]): A text decoder.
+        input_ids (`torch.LongTensor` of shape `(P, W)`): Distinct prompts, padded on the left.
+        logits_processor ([`~transformers.LogitsProcessorList`]): From `generate`. It gets the unfinished rows, with
+            their prompts.
+        stopping_criteria ([`~transformers.StoppingCriteriaList`]): From `generate`; it gets the same rows.
+        generation_config ([`~transformers.GenerationConfig`]): From `generate`.
+        copies (`torch.LongTensor` of shape `(R,)`): Index of each completion's prompt.
+        logps_at (`float`, *optional*): Also return log-probabilities at this temperature. The name is not
+            `temperature`, because `generate` would then pass its own argument to this loop and sample at 1.
+        replays (`bool`): Whether the token forward may be recorded and replayed, see recording.py.
+        trial (`bool`): Whether rows are dropped as soon as they end, and a recording must not synchronize with the
+            GPU.
+        model_kwargs: Arguments of the model's forward, from `generate`.
 
     Returns:
         [`Samples`]: In the order of `copies`.
@@ -93,8 +94,8 @@ def compact_sample(
         forward = forward.recorded(longest, trial)
     processors = _of_rows(logits_processor, copies)
 
-    # Of the rows that are computed: which they are, what they hold, whether they have not ended, and whether each of
-    # their tokens was drawn from a distribution.
+    # For the rows in computation: their indices, their tokens, whether they are unfinished, and whether every token
+    # was drawn from a valid distribution.
     rows = torch.arange(number, device=ids.device)
     written = ids[:, :width]
     alive = torch.ones_like(rows, dtype=torch.bool)
@@ -114,7 +115,7 @@ def compact_sample(
         written = torch.cat([written, tokens[:, None]], dim=1)
         alive = alive & ~stopping_criteria(written, None)
         if (length - width) % check_every == 0 or length == longest:
-            # The one place of the loop that waits for the device.
+            # the only synchronization with the device in this loop
             still, all_sound = torch.stack([alive, sound]).tolist()
             if not all(all_sound):
                 raise RuntimeError(NO_DISTRIBUTION)
@@ -138,8 +139,8 @@ def _read_prompts(
     Compute every prompt once, and give each completion a row of the cache.
 
     Returns:
-        `torch.Tensor` of shape `(R, V)`: The logits of the first token.
-        [`TokenForward`]: The forwards to come.
+        `torch.Tensor` of shape `(R, V)`: Logits of the first token.
+        [`TokenForward`]: The later forwards.
     """
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     with without_cudnn(input_ids.device):
@@ -149,9 +150,9 @@ def _read_prompts(
     mask = None
     if attends_plainly(model, model_kwargs):
         attention_mask = model_kwargs.pop("attention_mask", None)
-        if attention_mask is None:  # `generate` leaves it out where no prompt is padded
+        if attention_mask is None:  # `generate` omits it if no prompt is padded
             attention_mask = torch.ones_like(input_ids)
-        # In what attention multiplies, which a head in fp32 or autocast around the model hides from the logits.
+        # The dtype of attention; an fp32 head or autocast around the model gives the logits another.
         dtype = cache_among(model_kwargs).layers[0].values.dtype
         mask = PaddingMask(attention_mask, copies, longest, dtype)
     model_kwargs = _select(model_kwargs, copies, len(input_ids))
@@ -163,12 +164,12 @@ class TokenForward:
     Computes the logits of the next token of every row.
 
     Args:
-        model ([`~transformers.GenerationMixin`]): A decoder of text.
-        mask ([`PaddingMask`], *optional*): The mask, where the model needs no other.
-        model_kwargs (`dict`): The arguments of its forward.
+        model ([`~transformers.GenerationMixin`]): A text decoder.
+        mask ([`PaddingMask`], *optional*): The mask, if the model needs no other.
+        model_kwargs (`dict`): Arguments of its forward.
 
     Attributes:
-        kept_share (`float`): Rows that have ended are dropped when fewer than this share have not.
+        kept_share (`float`): Finished rows are dropped when less than this share is unfinished.
     """
 
     kept_share = 1.0
@@ -179,7 +180,7 @@ class TokenForward:
         self._model_kwargs = model_kwargs
 
     def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
-        """Compute the logits `(R, V)` of the token that follows `written` `(R, length)`."""
+        """Compute the logits `(R, V)` of the token after `written` `(R, length)`."""
         inputs = self._model.prepare_inputs_for_generation(written, next_sequence_length=1, **self._model_kwargs)
         if self._mask is not None:
             inputs["attention_mask"] = self._mask.up_to(length)
@@ -197,7 +198,7 @@ class TokenForward:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether it depends on nothing that a [`RecordedForward`] does not know."""
+        """Whether a [`RecordedForward`] knows all its inputs."""
         tensors = {name for name, value in self._model_kwargs.items() if isinstance(value, torch.Tensor)}
         return self._mask is not None and tensors == {"position_ids"}
 
@@ -209,8 +210,8 @@ class TokenForward:
 
 def tokens_between_checks(device: torch.device) -> int:
     """
-    Return after how many tokens the loop looks which rows have ended. A CPU's result is there at once; on a device
-    that runs behind the program a look costs more than rows that are computed in vain for a few tokens.
+    Return the number of tokens between two checks for finished rows. A CPU's result is available at once; on an
+    asynchronous device a check costs more than computing finished rows for a few tokens.
     """
     return 1 if device.type == "cpu" else CHECK_EVERY
 
@@ -219,8 +220,7 @@ def _next_tokens(
     ids: torch.Tensor, logits: torch.Tensor, processors: LogitsProcessorList, samples: bool, logps_at: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | bool]:
     """
-    Choose the next token of every row, in few passes over the logits `(R, V)`: one that scales, one for the softmax,
-    and one for [`draw`].
+    Choose the next token of every row, with few passes over the logits `(R, V)`: scaling, softmax and [`draw`].
 
     Returns:
         `torch.LongTensor` of shape `(R,)`: Token ids.
@@ -229,7 +229,7 @@ def _next_tokens(
     """
     temperature = _temperature_alone(processors)
     if temperature is None:
-        # A processor may write into what it is given.
+        # A processor may write into its argument.
         scores = processors(ids, logits.to(torch.float32, copy=logps_at is not None))
     else:
         scores = _scaled(logits, temperature)
@@ -241,7 +241,7 @@ def _next_tokens(
         tokens = scores.argmax(dim=-1)
     if logps_at is None:
         return tokens, None, has_distribution
-    if samples and temperature == logps_at:  # what is drawn has a probability greater than 0
+    if samples and temperature == logps_at:  # a drawn token has a probability greater than 0
         logps = probabilities.gather(1, tokens[:, None]).log()
     else:
         logps = _scaled(logits, logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
@@ -249,7 +249,7 @@ def _next_tokens(
 
 
 def _temperature_alone(processors: LogitsProcessorList) -> float | None:
-    """Return the temperature, if nothing else is done to logits."""
+    """Return the temperature, if nothing else is applied to logits."""
     if not processors:
         return 1.0
     if len(processors) == 1 and type(processors[0]) is TemperatureLogitsWarper:
@@ -258,7 +258,7 @@ def _temperature_alone(processors: LogitsProcessorList) -> float | None:
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Divide logits by a temperature, in fp32; a divisor of that dtype lets one pass do both."""
+    """Divide logits by a temperature, in fp32; an fp32 divisor needs only one pass."""
     if temperature == 1.0:
         return logits.float()
     return logits / logits.new_full((1,), temperature, dtype=torch.float32)
@@ -270,7 +270,7 @@ def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
     for name, value in model_kwargs.items():
         selected[name] = value
         if isinstance(value, torch.Tensor) and value.dim():
-            # Positions of several kinds, (K, R, L): of text, and of a picture's axes.
+            # positions of several kinds, (K, R, L): of text, and of a picture's axes
             dim = value.dim() - 2 if name == "position_ids" else 0
             if value.shape[dim] == number:
                 selected[name] = value.index_select(dim, rows)
@@ -278,9 +278,7 @@ def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
 
 
 def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
-    """
-    Make the processors for some rows of the batch: a repetition penalty knows how much padding each row begins with.
-    """
+    """Make the processors for some rows of the batch: a repetition penalty stores each row's amount of padding."""
     selected = LogitsProcessorList()
     for processor in processors:
         padding = getattr(processor, "prompt_ignore_length", None)
@@ -296,17 +294,16 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 
 class RoomyLayer(DynamicLayer):
     """
-    Is the cache of an attention layer, with room for all tokens to come.
+    Cache of an attention layer, with room for all later tokens.
 
-    A new token is written into its place, where [`~transformers.DynamicLayer`] copies the whole cache to lengthen it
-    by one. The room is allocated once: blocks that grow would leave a GPU's allocator with ever larger ones, none of
-    which is used again.
+    A new token is written in place; [`~transformers.DynamicLayer`] copies the whole cache to append one. The room is
+    allocated once: growing blocks would leave a GPU's allocator with ever larger blocks that are never reused.
 
     Args:
-        keys (`torch.Tensor` of shape `(P, H, L, D)`): What it holds at first.
-        values (`torch.Tensor` of shape `(P, H, L, D)`): The same.
-        rows (`torch.LongTensor` of shape `(R,)`): Which of these rows, each as often as it stands there.
-        length (`int`): Tokens for which there is room in all.
+        keys (`torch.Tensor` of shape `(P, H, L, D)`): Initial keys.
+        values (`torch.Tensor` of shape `(P, H, L, D)`): Initial values.
+        rows (`torch.LongTensor` of shape `(R,)`): Indices of rows to copy, with repetitions.
+        length (`int`): Total number of tokens with room.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
@@ -317,14 +314,14 @@ class RoomyLayer(DynamicLayer):
         self._room = []
         for old in (keys, values):
             _, heads, filled, size = old.shape
-            room = old.new_zeros((len(rows), heads, max(length, filled), size))  # no NaN where a mask hides it
+            room = old.new_zeros((len(rows), heads, max(length, filled), size))  # no NaN under a mask
             room[:, :, :filled] = old[rows]
             self._room.append(room)
         self._place: torch.Tensor | None = None
         self._show(filled)
 
     def show_span(self, end: int, place: torch.Tensor) -> None:
-        """Return the first `end` places of every row from now on, and write the next token into `place` `(1,)`."""
+        """From now on return the first `end` places of every row, and write the next token into `place` `(1,)`."""
         self._place = place
         self._show(end)
 
@@ -346,7 +343,7 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def close_up(self, selection: "Selection") -> None:
-        """Keep some rows, in place: only a row that takes the place of another is copied."""
+        """Keep some rows, in place; only rows that move are copied."""
         length = self.keys.shape[-2]
         for place, room in enumerate(self._room):
             room[selection.places, :, :length] = room[selection.movers, :, :length]
@@ -356,12 +353,12 @@ class RoomyLayer(DynamicLayer):
 
 class Selection(NamedTuple):
     """
-    Says which rows of a batch are kept, of which the last take the places of those that are not.
+    Kept rows of a batch: the last ones move into the places of the dropped ones.
 
     Attributes:
         kept (`list[int]`): The rows, in their new order.
         rows (`torch.LongTensor` of shape `(R,)`): The same.
-        places, movers (`torch.LongTensor` of shape `(M,)`): The rows that get another's, and those others.
+        places, movers (`torch.LongTensor` of shape `(M,)`): Overwritten rows, and the rows that move there.
     """
 
     kept: list[int]
@@ -371,7 +368,7 @@ class Selection(NamedTuple):
 
     @classmethod
     def from_rows(cls, alive: list[bool], device: torch.device) -> "Selection":
-        """Keep the rows that are alive, so that dropping a row copies at most one row of the cache."""
+        """Keep the unfinished rows, so that dropping a row copies at most one row of the cache."""
         left = sum(alive)
         rows = list(range(left))
         places = [row for row in rows if not alive[row]]
@@ -383,19 +380,19 @@ class Selection(NamedTuple):
 
 
 def cache_among(values: Mapping[str, Any]) -> Cache:
-    """Return the cache among a forward's arguments or results, whose name transformers 5.24 has changed."""
+    """Return the cache among a forward's arguments or results; transformers 5.24 has changed its name."""
     name = "cache" if "cache" in values else "past_key_values"
     return values[name]
 
 
 def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
     """
-    Select rows of a cache, in place, each any number of times, and make room for tokens to come.
+    Select rows of a cache, in place, with repetitions, and make room for later tokens.
 
     Args:
         cache ([`~transformers.Cache`]): The cache.
         rows (`torch.LongTensor` of shape `(R,)`): Their indices.
-        length (`int`): Tokens of a row in all.
+        length (`int`): Total tokens per row.
     """
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
@@ -414,9 +411,9 @@ def close_up(cache: Cache, selection: Selection) -> None:
 
 
 def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: torch.Tensor) -> None:
-    """Select rows of a layer's cache, in place, each any number of times."""
+    """Select rows of a layer's cache, in place, with repetitions."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
-        layer.reorder_cache(rows)  # a selection of any rows, though made for those of a beam search
+        layer.reorder_cache(rows)  # selects any rows, although made for beam search
     else:
         layer.batch_select_indices(rows)
 
@@ -434,30 +431,29 @@ def cache_obstacle(cache: Cache) -> str | None:
 
 class PaddingMask:
     """
-    Masks the padding before each prompt, for one query of every row. Transformers creates such a mask for every
-    token, checks first whether there is padding, which waits for the device, and SDPA converts its booleans to numbers
-    in every layer.
+    Masks the padding before each prompt, for one query per row. Transformers creates such a mask for every token,
+    first synchronizes with the device to check for padding, and SDPA converts its booleans to numbers in every layer.
 
     Args:
-        attention_mask (`torch.Tensor` of shape `(P, L)`): 1 where a token is no padding.
-        rows (`torch.LongTensor` of shape `(R,)`): Which of its rows, each as often as it stands there.
-        length (`int`): Tokens of a row in all.
-        dtype (`torch.dtype`): That of the products: a GPU's kernel refuses another than the queries'.
+        attention_mask (`torch.Tensor` of shape `(P, L)`): 1 for tokens, 0 for padding.
+        rows (`torch.LongTensor` of shape `(R,)`): Indices of its rows, with repetitions.
+        length (`int`): Total tokens per row.
+        dtype (`torch.dtype`): Dtype of the queries; a GPU's kernel supports no other.
     """
 
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
         is_padding = attention_mask[rows] == 0
         self._has_padding = is_padding.any(dim=1).tolist()
-        width = length + -length % ALIGNMENT  # a GPU's kernel would copy a mask of other strides in every layer
+        width = length + -length % ALIGNMENT  # a GPU's kernel would copy a mask with other strides in every layer
         self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
         self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
 
     def up_to(self, length: int) -> torch.Tensor | None:
-        """Return what is added to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
+        """Return the term to add to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
         return self._to_add[..., :length] if any(self._has_padding) else None
 
     def hide_from(self, place: int, end: int) -> torch.Tensor:
-        """Hide the places from `place` on, until they are written. Return what is added for `end` of them."""
+        """Hide the places from `place` on, until they are written. Return the term to add for `end` places."""
         self._to_add[..., place:] = -torch.inf
         return self._to_add[..., :end]
 
@@ -469,8 +465,8 @@ class PaddingMask:
 
 def attends_plainly(model, model_kwargs: dict) -> bool:
     """
-    Return whether a model needs of its mask only which tokens of a row are padding, in the form in which SDPA adds it:
-    every layer attends to all tokens before it, and positions are given.
+    Return whether a model's mask must only mark padding, in SDPA's additive form: every layer attends to all earlier
+    tokens, and positions are given.
     """
     config = model.config
     cache = cache_among(model_kwargs)
@@ -481,7 +477,7 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
         and getattr(config, "rope_parameters", None) is not None
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not getattr(config, "sliding_window", None)
-        and all(type(layer) in (RoomyLayer, DynamicLayer) for layer in cache.layers)  # the latter holds nothing
+        and all(type(layer) in (RoomyLayer, DynamicLayer) for layer in cache.layers)  # the latter is empty
         and model_kwargs.get("position_ids") is not None
     )
 
@@ -489,11 +485,11 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
 @contextmanager
 def contiguous_states(model) -> Iterator[None]:
     """
-    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts.
+    Make the states for a CPU's bf16 head contiguous within this context.
 
-    `generate` computes logits of the last token alone, and its states are a slice of all. Where the CPU has
-    AVX512-BF16, torch 2.13 multiplies each row of such a slice by a copy of the whole head: six rows take eighty times
-    as long, and six times its memory.
+    `generate` computes only the last token's logits, so its states are a slice. On a CPU with AVX512-BF16, torch 2.13
+    multiplies each row of such a slice by a copy of the whole head: six rows take eighty times as long, and six times
+    its memory.
     """
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -509,32 +505,31 @@ def contiguous_states(model) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------ drawing a token
 
-BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
-SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
+BLOCK = 128  # tokens per block; 64 to 512 cost about the same for a vocabulary of 8,192
+SHORT_OF_ALL = 1.0 - 1e-12  # keeps a rounded sum before the end of the last token
 
 
 def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Sample a token of each row by inverting its cumulative distribution, first over blocks of tokens and then within
-    one.
+    Sample a token per row by inverting its cumulative distribution, first over blocks of tokens and then within one.
 
     `torch.multinomial` draws a random number for every token of the vocabulary: for 16 rows of 8,192 tokens that takes
-    40 times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a
-    token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
+    40 times as long on a CPU, a third of a small model's forward. Sums are in double precision, so a token's
+    probability is exact up to the rounding of `probabilities`; a token of probability 0 is never drawn.
 
     Args:
-        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, which need
-            not be 1.
+        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, not
+            necessarily 1.
 
     Returns:
         `torch.LongTensor` of shape `(R,)`: Token ids.
-        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution, where `torch.multinomial` would raise.
-            The token of a row without one is any token. It is left to the caller to look, because that waits for the
+        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution; if not, `torch.multinomial` would raise
+            an error, and its token here is arbitrary. The caller must check, because checking synchronizes with the
             device.
     """
     rows, size = probabilities.shape
     missing = -size % BLOCK
-    whole = pad(probabilities, (0, missing)) if missing else probabilities  # padding by nothing copies, too
+    whole = pad(probabilities, (0, missing)) if missing else probabilities  # padding by nothing would copy, too
     blocks = whole.view(rows, -1, BLOCK)
     ends = _running_sums(blocks.sum(dim=-1, dtype=torch.float64))
     total = ends[:, -1:]
@@ -550,7 +545,10 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sum along each row. Under `full_determinism` torch refuses a GPU's own sums, whose order is not fixed."""
+    """
+    Sum along each row. Under `full_determinism` torch raises an error for a GPU's cumulative sums, which are not
+    deterministic.
+    """
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)
     return values.cumsum(dim=-1)
@@ -558,8 +556,8 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
 
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """
-    Find the first of ascending sums that is greater than what is wanted, or than all but nothing of the last: `(R,
-    1)`. Among sums that do not ascend, as those of NaN, it is any of them.
+    Return the index of the first ascending sum greater than the wanted value, or than nearly all of the last sum: `(R,
+    1)`. For sums that do not ascend, such as NaN, the index is arbitrary.
     """
     largest = ends[:, -1:] * SHORT_OF_ALL
     found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)

@@ -1,11 +1,11 @@
 """
-The policy with its LoRA merged, for sampling: half the matrix products of a token, and no wrapper around them.
+The policy with its LoRA merged, for sampling: half the matrix products per token, and no wrapper around them.
 
-Merging into the policy itself and taking it out again would leave rounding behind in every weight, in bf16 visibly.
-The copy shares every parameter with the policy but the weights that LoRA changes, which are recomputed from base
-and adapter, and on a CPU the LM head. There the weights of linear layers are in the order in which they are read: for
-a few rows a CPU multiplies by a large matrix two to four times as fast if oneDNN has reordered the matrix before, and
-by a small one a quarter faster. `torch.compile` does the same with the weights of a frozen model.
+Merging into the policy itself and unmerging would leave rounding errors in every weight, visible in bf16. The copy
+shares the policy's parameters, except the weights that LoRA changes, which are recomputed from base and adapter, and
+on a CPU the LM head. On a CPU, oneDNN reorders the weights of linear layers for reading: for a few rows, a product
+with a large matrix is then two to four times as fast, with a small one a quarter faster. `torch.compile` does the same
+for a frozen model.
 """
 
 import copy
@@ -15,26 +15,26 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 
-ROWS = 8  # of an input, for which oneDNN chooses the order; it serves any number
+ROWS = 8  # input rows for which oneDNN chooses the order; any number works
 
 
 class PackedLinear(torch.nn.Module):
     """
-    Computes a linear layer for inference, with the values of another layer as they were at the last
-    [`~PackedLinear.refresh`] or [`~PackedLinear.pack`].
+    A linear layer for inference, with another layer's values at the last [`~PackedLinear.refresh`] or
+    [`~PackedLinear.pack`].
 
     Args:
         layer (`torch.nn.Linear`): A layer that [`can_be_packed`] accepts.
 
     Attributes:
-        bytes (`int`): Memory that it needs in addition to that layer.
+        bytes (`int`): Memory in addition to that layer.
     """
 
     def __init__(self, layer: torch.nn.Linear):
         super().__init__()
         object.__setattr__(self, "_layer", layer)  # not a module of the copy
         self._packed: torch.Tensor | None = None
-        self._of: tuple[int, int] | None = None  # address and version of the weights that are packed
+        self._of: tuple[int, int] | None = None  # address and version of the packed weights
         self.bytes = layer.weight.numel() * layer.weight.element_size()
 
     @property
@@ -43,7 +43,7 @@ class PackedLinear(torch.nn.Module):
         return self._layer.weight
 
     def refresh(self) -> None:
-        """Take over the weights if they have changed."""
+        """Copy the weights if they have changed."""
         now = (self.weight.data_ptr(), self.weight._version)
         if now != self._of:
             self._of = now
@@ -51,11 +51,11 @@ class PackedLinear(torch.nn.Module):
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Take over the weights."""
+        """Copy the weights."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
 
     def release(self) -> None:
-        """Give the memory back; the next [`~PackedLinear.pack`] takes over the weights again."""
+        """Free the memory until the next [`~PackedLinear.pack`]."""
         self._packed = None
         self._of = None
 
@@ -65,7 +65,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def can_be_packed(layer: torch.nn.Module | None) -> bool:
-    """Return whether a layer is a plain linear one on a CPU for which torch has oneDNN's operators."""
+    """Return whether a layer is a plain linear layer on a CPU, and torch has oneDNN's operators for it."""
     return (
         type(layer) is torch.nn.Linear
         and "forward" not in vars(layer)  # replaced, to cast
@@ -86,22 +86,22 @@ class MergedLayer:
     """
     Merges the LoRA of a layer into the copy's weights.
 
-    They are the policy's own tensors until a [`~MergedLayer.refresh`], and again after a [`~MergedLayer.release`].
+    They are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
 
     Args:
-        layer ([`~peft.tuners.tuners_utils.BaseTunerLayer`]): PEFT's layer, which merges, in the copy.
-        adapter (`str`): The name of the adapter.
+        layer ([`~peft.tuners.tuners_utils.BaseTunerLayer`]): PEFT's layer in the copy, which merges.
+        adapter (`str`): Name of the adapter.
 
     Attributes:
-        module (`torch.nn.Module`): What computes in the copy, in the place of PEFT's layer.
-        bytes (`int`): Memory that the merged weights take.
+        module (`torch.nn.Module`): Module that replaces PEFT's layer in the copy.
+        bytes (`int`): Memory of the merged weights.
     """
 
     def __init__(self, layer: BaseTunerLayer, adapter: str):
         self._layer = layer
         self._adapter = adapter
         self._weights = layer.get_base_layer()
-        self._weights._forward_pre_hooks.update(layer._forward_pre_hooks)  # as that which casts embeddings
+        self._weights._forward_pre_hooks.update(layer._forward_pre_hooks)  # such as the hook that casts embeddings
         self._weights._forward_hooks.update(layer._forward_hooks)
         self._originals = dict(self._weights.named_parameters(recurse=False))  # the policy's own
         self.bytes = 0
@@ -112,17 +112,17 @@ class MergedLayer:
         self.module = self._packed or self._weights
 
     def refresh(self) -> None:
-        """Merge the adapter into the base weights, both as they are now."""
+        """Merge the current adapter into the current base weights."""
         for name, original in self._originals.items():
             getattr(self._weights, name).data = original.detach().clone()
         self._layer.merged_adapters.clear()
         self._layer.merge(adapter_names=[self._adapter])
         if self._packed is not None:
             self._packed.pack()
-            self._weights.weight.data = self._originals["weight"].detach()  # the merged ones are held once
+            self._weights.weight.data = self._originals["weight"].detach()  # keep the merged weights only once
 
     def release(self) -> None:
-        """Give back the memory of the merged weights."""
+        """Free the memory of the merged weights."""
         for name, original in self._originals.items():
             getattr(self._weights, name).data = original.detach()
         if self._packed is not None:
@@ -131,15 +131,15 @@ class MergedLayer:
 
 class MergedCopy:
     """
-    Holds a model whose weights are the policy's with the adapter merged.
+    A model with the policy's weights and the adapter merged.
 
     Args:
         policy ([`~peft.PeftModel`]): With one active adapter, which [`~trl_prorl.fast.probes.merge_obstacle`] accepts.
 
     Attributes:
-        model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`],
+        model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`]
             until a [`~MergedCopy.release`].
-        bytes (`int`): Memory that it needs in addition to the policy, between the two.
+        bytes (`int`): Memory in addition to the policy, between the two.
     """
 
     def __init__(self, policy: PeftModel):
@@ -147,11 +147,11 @@ class MergedCopy:
         base = policy.get_base_model()
         shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model = copy.deepcopy(base, shared)
-        # TRL's, for its fused LM head: a closure that computes with the policy itself. Sampling does not need it.
+        # TRL's closure for its fused LM head computes with the policy itself; sampling does not need it.
         vars(self.model).pop("forward", None)
         for module in self.model.modules():
             if getattr(module, "gradient_checkpointing", False):
-                module.gradient_checkpointing = False  # in training mode it would switch the cache off
+                module.gradient_checkpointing = False  # in training mode it would disable the cache
         self._layers: list[MergedLayer] = []
         for name, layer in find_adapted_layers(self.model, adapter):
             replaced = _replaced_forward(self.model, name)
@@ -170,23 +170,22 @@ class MergedCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the policy's weights as they are now."""
+        """Update to the policy's current weights."""
         for layer in self._layers:
             layer.refresh()
         if self._head is not None:
             self._head.refresh()
 
     def release(self) -> None:
-        """Give back the memory of the merged weights. The head stays: training does not change it."""
+        """Free the memory of the merged weights. The head stays, because training does not change it."""
         for layer in self._layers:
             layer.release()
 
 
 def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
     """
-    Name a layer, or a module around it, whose forward is an attribute of its own, and so computes anything.
-
-    `None` if there is none.
+    Return the name of a layer, or of a module around it, with a forward that is its own attribute and so may compute
+    anything; `None` without one.
     """
     if "forward" in vars(model.get_submodule(name).get_base_layer()):
         return name
@@ -199,7 +198,7 @@ def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
 
 
 def find_adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
-    """Return the names and the layers that an adapter changes."""
+    """Return names and layers that an adapter changes."""
     found = []
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):

@@ -1,18 +1,18 @@
 """
 Log-probabilities of completions, with every prompt computed once and no padding.
 
-TRL pads each row to the longest prompt and the longest completion, and computes a prompt again for each of its G
-completions. Here a prompt stands once, before its completions, and each completion sees only the prompt and itself:
+TRL pads each row to the longest prompt and the longest completion, and recomputes a prompt for each of its G
+completions. Here a prompt appears once, before its completions, and each completion sees only the prompt and itself:
 
     tokens      a b c | d x1 x2 | d y1 y2 y3        prompt a b c d, completions x1 x2 and y1 y2 y3
     positions   0 1 2 | 3 4  5  | 3 4  5  6
     labels      - - - | - x1 x2 | - y1 y2 y3
 
-Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: a
-label then stands one place to the right of the state that predicts it, as the shift inside TRL's fused LM head
-expects. Values and gradients are TRL's up to rounding (`tests/scoring/test_packing.py`).
-[`prefix_attention`][`~trl_prorl.fast.prefix`] restricts attention, so a row needs no padding: all groups
-of a micro-batch stand in one row, unless `max_tokens` separates them.
+Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token. A
+label is then one place to the right of the state that predicts it, as the shift in TRL's fused LM head expects. Values
+and gradients are TRL's up to rounding (`tests/scoring/test_packing.py`).
+[`prefix_attention`][`~trl_prorl.fast.prefix`] restricts attention, so a row needs no padding: all groups of a
+micro-batch form one row, unless `max_tokens` separates them.
 """
 
 import math
@@ -27,7 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .prefix import Layout, layout, register
 
 
-# A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
+# A piece is a group's rows that share one copy of the prompt; a call concatenates pieces.
 Piece = list[int]
 Call = list[Piece]
 
@@ -42,11 +42,11 @@ def packed_logps(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    Compute per-token log-probabilities and entropies of completions, with gradient: what TRL's
-    `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model against which nothing stands.
+    Compute per-token log-probabilities and entropies of completions, with gradient: the result of TRL's
+    `GRPOTrainer._get_per_token_logps_and_entropies`, for a model without an obstacle.
 
     Equal prompts are found anywhere in the batch. Completions without tokens are not computed; if there are no others,
-    one prompt is computed, so that the returned zeros have a gradient, as TRL's have.
+    one prompt is computed, so that the returned zeros have a gradient, like TRL's.
 
     Args:
         model (`Callable`): A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`),
@@ -54,19 +54,19 @@ def packed_logps(
         input_ids (`torch.Tensor` of shape `(B, P + C)`):
             Prompts padded on the left, then completions padded on the right.
         attention_mask (`torch.Tensor` of shape `(B, P + C)`):
-            1 where a token counts. A completion may be masked altogether.
+            1 for tokens that count. A completion may be fully masked.
         logits_to_keep (`int`): C.
-        max_tokens (`int`, *optional*): The most tokens of one call. By default there is one call. Processes that train
-            one model must make equally many calls, or they wait for each other for ever (DDP synchronises buffers in
-            every call, a sharded model its weights); a limit does not ensure that. With gradient, the activations of
-            all calls are kept until the backward pass unless they are checkpointed.
+        max_tokens (`int`, *optional*): Maximum tokens per call; by default there is one call. Processes that train one
+            model must make equally many calls, or they deadlock (DDP synchronises buffers in every call, a sharded
+            model its weights); a limit does not ensure that. With gradient, the activations of all calls are kept
+            until the backward pass unless they are checkpointed.
         compute_entropy (`bool`, *optional*, defaults to `False`): Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
             Makes the context for a call of the model, such as `accelerator.autocast`.
 
-    Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
-    exactly 0 where the mask is 0, as TRL's are. Raises `ValueError`: the mask has another form, or a prompt with one
-    completion exceeds `max_tokens`.
+    Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` without
+    `compute_entropy`), exactly 0 at masked tokens, like TRL's. Raises `ValueError`: the mask has another form, or a
+    prompt with one completion exceeds `max_tokens`.
     """
     plan = Plan.from_batch(input_ids, attention_mask, logits_to_keep, max_tokens)
     return plan.score(model, compute_entropy, autocast)
@@ -74,7 +74,7 @@ def packed_logps(
 
 class PackedScorer:
     """
-    Scores batches as TRL's `GRPOTrainer._get_per_token_logps_and_entropies` does, from packed rows, a micro-batch at a
+    Scores batches like TRL's `GRPOTrainer._get_per_token_logps_and_entropies`, from packed rows, one micro-batch at a
     time.
 
     Args:
@@ -84,8 +84,8 @@ class PackedScorer:
     def __init__(self, max_tokens: int | None, autocast: Callable[[], AbstractContextManager]):
         self.max_tokens = max_tokens
         self.autocast = autocast
-        # Of batches that are still in use, by a tensor that each of them holds: several models score the same rows,
-        # and the policy does so in every pass. To plan them, the host waits for the device.
+        # Plans of batches in use, by one of each batch's tensors: several models score the same rows, the policy in
+        # every pass. Planning synchronizes with the device.
         self._plans = WeakTensorKeyDictionary()
 
     def __call__(
@@ -100,8 +100,8 @@ class PackedScorer:
         **others,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """
-        Score a batch; TRL's arguments, and a `plan_key` that lives as long as the batch and says that it is the same
-        one. Returns TRL's result. Raises `ValueError`: the batch has more than text.
+        Score a batch, with TRL's arguments and a `plan_key`: a tensor that lives as long as the batch and identifies
+        it. Returns TRL's result. Raises `ValueError`: the batch is not only text.
         """
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
@@ -110,7 +110,7 @@ class PackedScorer:
             )
         size = batch_size or len(input_ids)
         plans_by_size = {} if plan_key is None else self._plans.setdefault(plan_key, {})
-        if size not in plans_by_size:  # all of them before the first forward, for which the host would wait
+        if size not in plans_by_size:  # all plans before the first forward, because planning synchronizes
             batches = zip(input_ids.split(size), attention_mask.split(size), strict=True)
             plans_by_size[size] = [
                 Plan.from_batch(ids, mask, logits_to_keep, self.max_tokens) for ids, mask in batches
@@ -128,9 +128,9 @@ class PackedCall:
 
     Attributes:
         inputs (`dict[str, torch.Tensor]`): Inputs of the model, in addition to the layout: tensors of shape `(1, T)`.
-        layout ([`~trl_prorl.fast.prefix.Layout`]): Where the row's sequences lie.
+        layout ([`~trl_prorl.fast.prefix.Layout`]): The row's sequences.
         scored (`torch.LongTensor` of shape `(N,)`):
-            The places of the tokens to score among the row's T - 1 log-probabilities.
+            Places of the scored tokens among the row's T - 1 log-probabilities.
         results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
     """
 
@@ -143,8 +143,7 @@ class PackedCall:
 @dataclass(frozen=True)
 class Plan:
     """
-    Says which rows of a batch are computed together, and holds their packed rows. Everything that depends on the
-    batch's tokens and masks alone stands here, for whoever scores the batch once more.
+    Layout of a packed batch, reused by every model that scores it.
 
     Attributes:
         calls (`list[PackedCall]`): The calls of the model.
@@ -159,8 +158,8 @@ class Plan:
         cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
     ) -> "Plan":
         """
-        Plan a batch; the arguments are those of [`packed_logps`]. The host waits for a device here, and not
-        while a model computes.
+        Plan a batch; the arguments are those of [`packed_logps`]. Synchronizes with the device, so that scoring need
+        not.
         """
         batch, width = input_ids.shape
         prompt_width = width - logits_to_keep
@@ -198,7 +197,7 @@ class Plan:
         logps = []
         entropies = []
         for call in self.calls:
-            # Masks to add are large: they live with this forward's graph.
+            # Additive masks are large: they live with this forward's graph.
             prefix_layout = call.layout._replace(added={})
             with autocast():
                 outputs = model(**call.inputs, prefix_layout=prefix_layout, fused_lm_head=True)
@@ -212,7 +211,7 @@ class Plan:
         return logps, self._in_rows(entropies, places) if compute_entropy else None
 
     def _in_rows(self, values: list[torch.Tensor], places: list[torch.Tensor]) -> torch.Tensor:
-        """Put the values of all calls into their places among zeros: shape `(B, C)`."""
+        """Insert the values of all calls into zeros of shape `(B, C)`."""
         zeros = values[0].new_zeros(math.prod(self.shape))
         return zeros.index_copy(0, torch.cat(places), torch.cat(values)).view(self.shape)
 
@@ -225,8 +224,8 @@ def pack(
     other arguments are those of [`packed_logps`].
     """
     width = input_ids.shape[1]
-    start = width - logits_to_keep  # the completions' first column
-    taken = []  # stretches of the row: first place in the flattened batch, first position, length
+    start = width - logits_to_keep  # first column of the completions
+    taken = []  # spans of the row: first place in the flattened batch, first position, length
     scored = []  # completions: first place among the log-probabilities, first place in the result, length
     sequences = []  # for `layout`: first place and length of the prefix, and of the sequence itself
     end = 0  # of the packed row so far
@@ -252,8 +251,7 @@ def pack(
         "input_ids": tokens[None],
         "position_ids": positions[None],
         "labels": tokens.masked_fill(source % width < start, -100)[None],
-        # Not a mask: it keeps transformers from making one, and attention that does not know `prefix_layout` refuses
-        # it.
+        # This dummy keeps transformers from making a mask, and makes attention without `prefix_layout` fail.
         "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device),
     }
     return PackedCall(inputs, layout(sequences, device), scored_places, results)
@@ -261,8 +259,8 @@ def pack(
 
 def join_stretches(stretches: list[tuple[int, ...]]) -> torch.Tensor:
     """
-    List numbers that count up in stretches, one stretch after another. A stretch is M first numbers and its length.
-    Returns a tensor of shape `(M, sum of the lengths)`.
+    Concatenate ranges of numbers. A range is M first numbers and its length. Returns a tensor of shape `(M, sum of the
+    lengths)`.
     """
     return torch.cat([torch.tensor(firsts)[:, None] + torch.arange(length) for *firsts, length in stretches], dim=1)
 
@@ -271,13 +269,13 @@ def plan_calls(
     groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
 ) -> list[Call]:
     """
-    Choose the rows of the batch to compute together, by first-fit decreasing. A group is cut only where it exceeds a
+    Choose the rows of the batch to compute together, by first-fit decreasing. A group is split only if it exceeds a
     call. Without `max_tokens` there are never more tokens than in padded rows.
 
     Args:
         groups (`list[Piece]`): Rows of the batch with the same prompt.
         prompts, completions (`list[int]`): Number of tokens of every row of the batch.
-        max_tokens (`int`, *optional*): The most tokens of one call; by default there is one call.
+        max_tokens (`int`, *optional*): Maximum tokens per call; by default there is one call.
 
     Returns `list[Call]`. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
     """
@@ -301,7 +299,7 @@ def plan_calls(
 
 
 def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:
-    """Put items into bins by first-fit decreasing; the sizes in a bin add up to at most `capacity`."""
+    """Distribute items over bins by first-fit decreasing; the sizes in a bin sum to at most `capacity`."""
     bins = []
     room = []
     for item in sorted(items, key=size, reverse=True):

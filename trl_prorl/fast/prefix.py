@@ -1,32 +1,30 @@
 """
-Attention within one row of tokens that holds many sequences, some of which continue others.
+Attention within one row of tokens with many sequences, some of which continue others.
 
-A sequence is a stretch of the row; its prefix is another stretch, which it sees as a whole. The prefix of a completion
-is its prompt, and a prompt has no prefix:
+A sequence is a span of the row; its prefix is another span, fully visible to it. A completion's prefix is its prompt,
+and a prompt has no prefix:
 
     row         a b c | d x1 x2 | d y1 y2 y3        prompt a b c, completions d x1 x2 and d y1 y2 y3
     sees        causal  a b c,    a b c,
                         causal    causal
 
-Under a mask over the whole row, every token would pay for all others. Here queries are computed in blocks: the first
-tokens of all sequences together, then the next tokens of the longer sequences, and so on. The keys of a block end
-where its queries end. Only the padding of prefixes to the longest one, the padding of a sequence's last block, and
-half of every block on the diagonal are computed in vain.
+Under a mask over the whole row, every token would compute scores for all others. Here queries are computed in blocks:
+first the first tokens of all sequences, then the next tokens of the longer sequences, and so on. A block's keys end
+with its queries. Wasted work is only the padding of prefixes to the longest one, the padding of a sequence's last
+block, and half of every block on the diagonal.
 
-Layers with a state (Gated DeltaNet, Mamba, short convolutions) in one row of tokens that holds many sequences.
+Layers with a state (Gated DeltaNet, Mamba, short convolutions) in such a row.
 
-A prompt is computed once. Every completion continues from the state after the prompt: the last inputs of the
-convolution, and the recurrent state. The layer's own `forward` computes both, given [`States`] in place of the cache
-that transformers gives it in generation. So padded and packed rows run the same code, and gradients flow through the
-states:
+A prompt is computed once. Every completion continues from the state after the prompt: the convolution's last inputs,
+and the recurrent state. The layer's own `forward` computes both, with [`States`] in place of transformers' cache. So
+padded and packed rows run the same code, and gradients flow through the states:
 
     row         a b c | d x1 x2 | d y1 y2 y3        prompt a b c, completions d x1 x2 and d y1 y2 y3
     call 1      a b c                               leaves a state
     call 2      d y1 y2 y3                          each continues from a copy of it
                 d x1 x2 .
 
-Completions are computed in the blocks of [`~trl_prorl.fast.prefix`], so a completion that has ended is
-not computed in later blocks.
+Completions are computed in the same blocks, so a finished completion is absent from later blocks.
 """
 
 import inspect
@@ -42,27 +40,26 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 
-# The queries of a sequence that are computed together. On a CPU 128 to 512 differ by a tenth: smaller blocks compute
-# less in vain, larger blocks need fewer calls.
+# Queries of a sequence in one block. On a CPU 128 to 512 differ by 10 %: smaller blocks waste less, larger blocks need
+# fewer calls.
 QUERY_BLOCK = 128
-# Strides of a mask that torch's memory-efficient kernel for GPUs takes as it is; it would copy any other in every
-# layer.
+# Mask stride of torch's memory-efficient GPU kernel; it copies masks with other strides in every layer.
 ALIGNMENT = 8
 
 
 class Layout(NamedTuple):
     """
-    Says where the sequences of a row of T tokens lie, in the form that an attention layer needs.
+    The sequences of a row of T tokens, as an attention layer needs them.
 
     Attributes:
-        keys (`torch.LongTensor` of shape `(S, W)`): The places of every sequence's prefix, ending at the same column,
-            and of its own tokens; the longest sequence first.
-        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): For each block of queries, the keys that they see.
-            The queries are the last Q of the first K keys of the first S' sequences.
-        order (`torch.LongTensor` of shape `(T,)`):
-            For each place of the row, the position of its result among all queries of all blocks.
-        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], the longest first.
-        added (`dict`): What layers have made of this, such as masks to add: all layers take the same.
+        keys (`torch.LongTensor` of shape `(S, W)`): Places of every sequence's prefix, right-aligned, and of its own
+            tokens; longest sequence first.
+        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): Visible keys for each block of queries. The queries
+            are the last Q of the first K keys of the first S' sequences.
+        order (`torch.LongTensor` of shape `(T,)`): For each place of the row, the position of its result among all
+            queries of all blocks.
+        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], longest first.
+        added (`dict`): Tensors that layers have made from it, such as additive masks, shared by all layers.
     """
 
     keys: torch.Tensor
@@ -74,15 +71,15 @@ class Layout(NamedTuple):
 
 def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, window: int | None = None) -> torch.Tensor:
     """
-    Return the mask of a block as it is added to scores, of shape `(S', 1, G·Q, K)`: 0 where a key is seen, else −∞.
-    SDPA would make it of the booleans in every layer.
+    Return the additive mask of a block, of shape `(S', 1, G·Q, K)`: 0 for visible keys, else −∞. SDPA would make it
+    from the booleans in every layer.
 
     Args:
-        layout ([`Layout`]): The layout of the row.
-        block (`int`): The place of the block among all.
-        dtype (`torch.dtype`): That of the queries.
-        groups (`int`): G, how often the queries' mask is repeated, for heads that share their keys.
-        window (`int`, *optional*): How many keys a query sees at most, itself included.
+        layout ([`Layout`]): Layout of the row.
+        block (`int`): Index of the block.
+        dtype (`torch.dtype`): Dtype of the queries.
+        groups (`int`): G, repetitions of the queries' mask, for heads that share their keys.
+        window (`int`, *optional*): Maximum number of keys that a query sees, including itself.
     """
     name = (block, dtype, groups, window)
     if name not in layout.added:
@@ -103,8 +100,8 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     """
     Lay out a row in which every place belongs to exactly one sequence.
 
-    Sequences stand below each other, the longest first, so that their own tokens begin at column 0 and their prefixes
-    end before it. Of the row `a b c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
+    Sequences are stacked, longest first: their own tokens start at column 0, and their prefixes end before it. For the
+    row `a b c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
 
         column       -3 -2 -1 |  0  1 |  2  3
         d y1 y2 y3    a  b  c |  d y1 | y2 y3
@@ -112,12 +109,12 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         d x1 x2       a  b  c |  d x1 | x2  .
                               block 1 | block 2: from its first column on, sequences that are longer than 2
 
-    The queries of a block see the keys to their left, in their own line, that are no padding. The results of all
-    blocks stand one after another, line by line; `order` finds those of the row's places in them.
+    A block's queries see the keys to their left, in their own line, except padding. The results of all blocks are
+    concatenated, line by line; `order` has the position of each place's result.
 
     Args:
         sequences (`list` of `tuple`):
-            Of each sequence: first place and length of its prefix, first place and length of the sequence itself.
+            For each sequence: first place and length of its prefix, first place and length of the sequence itself.
         device (`torch.device`): The device that computes the attention.
 
     Returns [`Layout`]
@@ -125,7 +122,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     longest_first = sorted(sequences, key=lambda sequence: sequence[3], reverse=True)
     longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
     lengths = [length for _, _, _, length in longest_first]
-    # All that grows with the tokens of the sequences is made on the device.
+    # tensors as large as the sequences are made on the device
     prefix, prefix_length, start, length = torch.tensor(longest_first).T.unsqueeze(-1).to(device)  # (S, 1) each
 
     size = sum(lengths)
@@ -143,7 +140,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         queries = slice(longest_prefix + first, longest_prefix + end)
         is_before = column[seen] <= column[queries, None]
         masks.append(is_token[:rows, None, None, seen] & is_before)
-        # Padding goes to a place behind the row.
+        # padding goes to a place after the row
         query_places.append(keys[:rows, queries].where(is_token[:rows, queries], size).flatten())
 
     return Layout(keys, masks, order_of(query_places, size), longest_first, {})
@@ -151,14 +148,14 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
 
 def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
     """
-    Return places for padding, of the mask's shape, that take each of the row's places in turn: if all padding took one
-    place, the backward pass would add thousands of zeros to it, one after another.
+    Return places for padding, of the mask's shape, that cycle through the row's places: with one place for all
+    padding, the backward pass would add thousands of zeros to it sequentially.
     """
     return torch.arange(mask.numel(), device=mask.device).view(mask.shape) % size
 
 
 def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
-    """Find each of a row's places among results that stand one after another; `size` is the place of padding."""
+    """Return the position of each of a row's places among concatenated results; `size` is the place of padding."""
     found = torch.cat(places)
     order = torch.empty(size + 1, dtype=torch.long, device=found.device)
     order.scatter_(0, found, torch.arange(len(found), device=found.device))
@@ -167,9 +164,9 @@ def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
 
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
     """
-    Return the columns between which blocks of queries lie, from 0 to the longest sequence. Prompts may be longer than
-    completions: a block ends with the longest sequence that has a prefix (0: none has), too. A block of a few queries
-    is computed with the one before: a completion of 128, 256 or 512 tokens has one more, its prompt's last token.
+    Return the columns that separate blocks of queries, from 0 to the longest sequence. Prompts may be longer than
+    completions: a block also ends with the longest sequence that has a prefix (0: none). A block of a few queries is
+    merged into the one before: a completion of 128, 256 or 512 tokens has one more, its prompt's last token.
     """
     ends = sorted({longest, longest_with_prefix} - {0})
     bounds = set()
@@ -189,15 +186,15 @@ def prefix_attention(
     window: int | None = None,
 ) -> torch.Tensor:
     """
-    Compute scaled dot-product attention under the mask that `layout` describes.
+    Compute scaled dot-product attention under the mask of `layout`.
 
     Args:
         query (`torch.Tensor` of shape `(1, H, T, D)`): Queries of one row.
         key (`torch.Tensor` of shape `(1, H', T, D)`): Keys; H' divides H (grouped-query attention).
         value (`torch.Tensor` of shape `(1, H', T, D)`): Values.
-        layout ([`Layout`]): The layout of a row of T tokens, on the device of `query`.
+        layout ([`Layout`]): Layout of a row of T tokens, on the device of `query`.
         scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
-        window (`int`, *optional*): How many keys a query sees at most, itself included.
+        window (`int`, *optional*): Maximum number of keys that a query sees, including itself.
 
     Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
@@ -207,7 +204,7 @@ def prefix_attention(
     keys = gather_places(key, layout.keys)
     values = gather_places(value, layout.keys)
     if query.device.type != "cpu" and torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)  # here once, and not by autocast in every block
+        dtype = torch.get_autocast_dtype(query.device.type)  # once here, not by autocast in every block
         query = query.to(dtype)
         keys = keys.to(dtype)
         values = values.to(dtype)
@@ -222,7 +219,7 @@ def prefix_attention(
         seen_keys = keys[:rows, :, :seen]
         seen_values = values[:rows, :, :seen]
         added = to_add(layout, block, query.dtype, groups, window)
-        # The heads that share keys stand below each other, as queries of one head.
+        # heads that share keys are stacked, as queries of one head
         grouped = states.unflatten(1, (-1, groups)).flatten(2, 3)
         if by_products:
             factor = scale or states.shape[-1] ** -0.5
@@ -238,8 +235,8 @@ def prefix_attention(
 @contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
     """
-    Attend on a GPU without cuDNN, which torch prefers on Hopper. It makes a plan for every new shape, which took 34
-    to 63 ms on an H200, and here many calls have a shape of their own.
+    Attend on a GPU without cuDNN, torch's default on Hopper. It makes a plan for every new shape, which took 34 to 63
+    ms on an H200, and many calls here have a new shape.
     """
     enabled = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
     if enabled:
@@ -253,18 +250,18 @@ def without_cudnn(device: torch.device) -> Iterator[None]:
 
 def keeps_keys_shared(query: torch.Tensor) -> bool:
     """
-    Return whether keys that several heads share are not repeated for each. A GPU's kernel that takes a mask wants
-    equal numbers of heads, and repeated keys are memory and bandwidth; on a CPU in fp32 nothing is gained.
+    Return whether shared keys stay shared instead of being repeated per head. A GPU's kernel with a mask needs equal
+    numbers of heads, and repeated keys cost memory and bandwidth; on a CPU in fp32 sharing gains nothing.
     """
     return query.device.type != "cpu"
 
 
 class BackwardByProducts(torch.autograd.Function):
     """
-    Attends in bf16 on a CPU, with torch's kernel forward and matrix products backward, where torch's kernel takes
-    three to six times as long. Scores and their gradients are in fp32, as in that kernel.
+    Attention in bf16 on a CPU: torch's kernel forward, matrix products backward; torch's backward kernel takes three
+    to six times as long. Scores and their gradients are in fp32, as in that kernel.
 
-    Queries `(S, H', R, D)`, all those of one head of keys together; keys and values `(S, H', K, D)`; a mask to add
+    Queries `(S, H', R, D)`, stacked for the heads that share keys; keys and values `(S, H', K, D)`; an additive mask
     `(S, 1, R, K)`; the factor of the scores.
     """
 
@@ -282,7 +279,7 @@ class BackwardByProducts(torch.autograd.Function):
         scores = (query.float() * ctx.scale) @ key.float().transpose(-1, -2)
         weights = scores.add_(mask).softmax(dim=-1)
         mean = (gradient.float() * result).sum(dim=-1, keepdim=True)
-        # In fp32 as well: the mean is subtracted from it, and the rest is small compared with rounding in bf16.
+        # in fp32 as well: after subtracting the mean, the rest is small compared with bf16 rounding
         weight_gradient = gradient.float() @ value.float().transpose(-1, -2)
         score_gradient = weight_gradient.sub_(mean).mul_(weights).mul_(ctx.scale)
         score_gradient = score_gradient.to(query.dtype)
@@ -302,9 +299,7 @@ def gather_places(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def sdpa_or_prefix_attention(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, prefix_layout=None, **kwargs
 ):
-    """
-    Attend, as a function for transformers: by `prefix_layout` if the model was called with one, else by `sdpa`.
-    """
+    """Attention function for transformers: by `prefix_layout` if the model was called with one, else by `sdpa`."""
     if prefix_layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -330,26 +325,26 @@ def slides(module: torch.nn.Module) -> bool:
 
 def register() -> None:
     """
-    Let models whose attention is `"sdpa"` accept `prefix_layout`. The name stays registered, because transformers
-    reads it in many places, and so does a backward pass that recomputes a forward.
+    Let models with `"sdpa"` attention accept `prefix_layout`. The name stays registered, because transformers reads it
+    in many places, and a backward pass that recomputes a forward needs it.
     """
     AttentionInterface.register("sdpa", sdpa_or_prefix_attention)
 
 
-# The methods of transformers' cache by which a layer reads its state.
+# methods of transformers' cache by which a layer reads its state
 READS = {"get_conv_state", "get_recurrent_state"}
-FOLLOWING: set[type] = set()  # the classes whose forward accepts `prefix_layout`
+FOLLOWING: set[type] = set()  # the classes with a forward that accepts `prefix_layout`
 
 
 class States:
     """
-    The state of one layer for S sequences. Has the methods of transformers' cache that such a layer calls, but writes
+    State of one layer for S sequences. It has the methods of transformers' cache that such a layer calls, but writes
     nothing in place, so gradients flow through it.
 
     Args:
-        convolutions (`dict[int, torch.Tensor]`, *optional*):
-            By the number of the convolution, its last inputs, of shape `(S, D, K)`.
-        recurrent (`dict[int, torch.Tensor]`, *optional*): By number, recurrent states of shape `(S, …)`.
+        convolutions (`dict[int, torch.Tensor]`, *optional*): Last inputs of each convolution, of shape `(S, D, K)`, by
+            number.
+        recurrent (`dict[int, torch.Tensor]`, *optional*): Recurrent states of shape `(S, …)`, by number.
     """
 
     def __init__(
@@ -361,7 +356,7 @@ class States:
         self.recurrent = recurrent or {}
 
     def select(self, rows: torch.Tensor) -> "States":
-        """Return the states of some sequences `(S',)`, each any number of times."""
+        """Return the states of some sequences `(S',)`, with repetitions."""
         convolutions = {number: state.index_select(0, rows) for number, state in self.convolutions.items()}
         recurrent = {number: state.index_select(0, rows) for number, state in self.recurrent.items()}
         return States(convolutions, recurrent)
@@ -393,13 +388,13 @@ class States:
 
 class StatePlan(NamedTuple):
     """
-    The calls in which a layer computes the sequences of a row of T tokens.
+    The calls of a layer for the sequences of a row of T tokens.
 
     Attributes:
-        prompts (`torch.LongTensor` of shape `(P, W)`): The places of the sequences that have no prefix, padded on the
-            left: their state after the last column is the state after their last token.
-        mask (`torch.LongTensor` of shape `(P, W)`): 1 where a place is not padding.
-        prompt_of (`torch.LongTensor` of shape `(S,)`): For each other sequence, the longest first, its prompt.
+        prompts (`torch.LongTensor` of shape `(P, W)`): Places of the sequences without a prefix, padded on the left:
+            the state after the last column is the state after their last token.
+        mask (`torch.LongTensor` of shape `(P, W)`): 0 for padding, else 1.
+        prompt_of (`torch.LongTensor` of shape `(S,)`): The prompt of each other sequence, longest first.
         blocks (`list[torch.LongTensor]` of shape `(S', W')`): For each block, the places of the next tokens of the
             first S' of these sequences, padded on the right.
         order (`torch.LongTensor` of shape `(T,)`): For each place of the row, its position among all results.
@@ -413,7 +408,7 @@ class StatePlan(NamedTuple):
 
     @classmethod
     def from_sequences(cls, sequences: list[tuple[int, int, int, int]], device: torch.device) -> "StatePlan":
-        """Plan a row, given the sequences of its [`Layout`]."""
+        """Plan a row from the sequences of its [`Layout`]."""
         size = sum(length for _, _, _, length in sequences)
         roots = [(start, length) for _, before, start, length in sequences if before == 0 and length > 0]
         others = [sequence for sequence in sequences if sequence[1] > 0]
@@ -431,12 +426,12 @@ class StatePlan(NamedTuple):
         for first, end in pairwise(block_bounds(longest, longest)):
             longer = [(start, length) for _, _, start, length in others if length > first]
             starts, lengths = torch.tensor(longer).T.unsqueeze(-1)
-            # At least two columns: with a single token, layers compute a step of generation, which writes in place.
+            # At least two columns: for a single token, layers run a generation step, which writes in place.
             column = torch.arange(first, max(end, first + 2))
             is_token = column < lengths
             block = torch.where(is_token, starts + column, padding_places(is_token, size))
             blocks.append(block)
-            found.append(block.where(is_token, size).flatten())  # padding goes to a place behind the row
+            found.append(block.where(is_token, size).flatten())  # padding goes to a place after the row
 
         return cls(
             prompts.to(device),
@@ -466,9 +461,8 @@ def has_state(layer: torch.nn.Module) -> bool:
 
 def accept_prefixes(model: torch.nn.Module) -> None:
     """
-    Let the classes of a model's layers with a state accept `prefix_layout`. Without that argument they compute what
-    they did before. The change is to the class, so that copies of the model have it, and a backward pass that
-    recomputes a forward.
+    Let the classes of a model's layers with a state accept `prefix_layout`. Calls without it are unchanged. The class
+    is changed, so that copies of the model, and a backward pass that recomputes a forward, have the change.
     """
     for kind in {type(module) for module in model.modules()}:
         if reads_state(kind) and kind not in FOLLOWING:
@@ -478,11 +472,11 @@ def accept_prefixes(model: torch.nn.Module) -> None:
 
 def compute_by_sequence(forward: Callable) -> Callable:
     """
-    Make a layer's forward compute a row sequence by sequence if it is given a layout.
+    Let a layer's forward compute a row sequence by sequence if it gets a layout.
 
     Args:
-        forward (`Callable`): The layer's own: `hidden_states` of shape `(S, W, D)`, `cache` and `attention_mask` →
-            a tensor of that shape.
+        forward (`Callable`): The layer's own: `hidden_states` of shape `(S, W, D)`, `cache` and `attention_mask` → a
+            tensor of that shape.
 
     Returns `Callable`: The same, with an argument `prefix_layout`; with it, `hidden_states` is a row `(1, T, D)`.
     """

@@ -1,10 +1,10 @@
 """
-The forward of one token, recorded once as a CUDA graph and replayed for the tokens that follow.
+The forward of one token, recorded once as a CUDA graph and replayed for later tokens.
 
-A token takes over a thousand kernels, and a fast GPU computes each of them sooner than Python launches the next one. A
-graph launches all at once. It repeats the same kernels on the same memory, so nothing in it may depend on the length
-of a row: keys and values are read up to the end of a span of tokens, the mask hides the places that are not written
-yet, and the place of the new token is in a tensor.
+A token takes over a thousand kernels, and a fast GPU finishes each before Python launches the next. A graph launches
+all at once. It repeats the same kernels on the same memory, so nothing in it may depend on the length of a row: keys
+and values are read up to the end of a span of tokens, the mask hides unwritten places, and a tensor has the place of
+the new token.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from .prefix import without_cudnn
 from .trial import first_line
 
 
-SPAN = 128  # tokens of a recording; to record takes as long as about ten of them
+SPAN = 128  # tokens per recording; recording takes as long as about ten tokens
 
 
 class RecordingError(RunError):
@@ -30,19 +30,19 @@ class RecordingError(RunError):
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of a GPU on which forwards are recorded: each stream keeps 33 MiB for cuBLAS until the end."""
+    """Return a GPU's stream for recording; it is reused, because each stream keeps 33 MiB for cuBLAS."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
     """
-    Let torch raise an error where the program, with all its threads, waits for a GPU. A recording that fails because
-    of that would leave random numbers and memory of the GPU unusable in some versions of torch.
+    Let torch raise an error if the program, in any thread, synchronizes with a GPU. If that made a recording fail,
+    random numbers and memory of the GPU would be unusable in some versions of torch.
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that not everything is found
+        warnings.simplefilter("ignore")  # torch warns that its detection is incomplete
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -52,14 +52,14 @@ def no_waiting() -> Iterator[None]:
 
 class Recording:
     """
-    What a function computes on a GPU, to be repeated.
+    A recorded computation on a GPU.
 
     Args:
-        compute (`Callable`): Takes and returns nothing. It is called once before it is recorded, because a first call
-            also prepares libraries.
+        compute (`Callable`): Without arguments and result. It is called once before the recording, because a first
+            call also prepares libraries.
         device (`torch.device`): The GPU.
-        pool: Memory of an earlier recording that is not replayed any more; `None` for memory of its own.
-        trial (`bool`): Whether a function that waits for the GPU raises an error before it is recorded.
+        pool: Memory of an earlier recording that is no longer replayed; `None` for new memory.
+        trial (`bool`): Whether a function that synchronizes with the GPU raises an error before it is recorded.
 
     Raises:
         [`RecordingError`]: It could not be recorded.
@@ -75,21 +75,21 @@ class Recording:
                 with torch.cuda.stream(side), no_waiting() if trial else nullcontext():
                     compute()
             finally:
-                current.wait_stream(side)  # what was begun there writes into memory that is used again
+                current.wait_stream(side)  # work started there writes into memory that is reused
             try:
-                # Other threads, as one that pins memory for a data loader, may go on meanwhile.
+                # Other threads, such as a data loader's that pins memory, may continue meanwhile.
                 with torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                     compute()
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                cause = first_line(error.__context__ or error)  # the first of two says more than that of the end
+                cause = first_line(error.__context__ or error)  # the first of two errors is more specific
                 raise RecordingError(
                     f"The forward of a token could not be recorded as a CUDA graph ({cause}). Set compact_generation: "
                     '"off".'
                 ) from error
             finally:
-                torch.cuda.set_stream(current)  # which torch does not do after a failure
+                torch.cuda.set_stream(current)  # torch does not do this after a failure
         self.pool = self._graph.pool()
 
     def replay(self) -> None:
@@ -102,16 +102,16 @@ class RecordedForward:
     Computes the logits of the next token of every row by a recording.
 
     Args:
-        model ([`~transformers.GenerationMixin`]): A decoder of text.
-        cache ([`~transformers.Cache`]): Its cache, of layers that can show a span of places
-            ([`~trl_prorl.fast.compact.RoomyLayer`]), or that hold nothing.
-        mask ([`~trl_prorl.fast.compact.PaddingMask`]): The mask of the padding.
-        model_kwargs (`dict`): The arguments of the forward, with the positions up to the next token.
-        longest (`int`): Tokens of a row in all.
-        trial (`bool`): Whether a model that waits for the GPU raises an error.
+        model ([`~transformers.GenerationMixin`]): A text decoder.
+        cache ([`~transformers.Cache`]): Its cache; layers are empty or can show a span of places
+            ([`~trl_prorl.fast.compact.RoomyLayer`]).
+        mask ([`~trl_prorl.fast.compact.PaddingMask`]): The padding mask.
+        model_kwargs (`dict`): Arguments of the forward, with positions up to the next token.
+        longest (`int`): Maximum tokens per row.
+        trial (`bool`): Whether a model that synchronizes with the GPU raises an error.
 
     Attributes:
-        kept_share (`float`): Rows that have ended are dropped when fewer than this share have not, because that needs
+        kept_share (`float`): Finished rows are dropped when less than this share is unfinished, because dropping needs
             another recording.
     """
 
@@ -130,9 +130,7 @@ class RecordedForward:
         self._recording: Recording | None = None
 
     def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
-        """
-        Compute the logits `(R, V)` of the token that follows `written` `(R, length)`. The next call overwrites them.
-        """
+        """Compute the logits `(R, V)` of the token after `written` `(R, length)`. The next call overwrites them."""
         if length > self._end:
             self._record(written, length)
         self._token.copy_(written[:, -1:])
@@ -148,10 +146,10 @@ class RecordedForward:
         for layer in self._layers:
             layer.show_span(self._end, self._place)
         self._seen = self._mask.hide_from(place, self._end)
-        # Torch wants memory that is shared to be in use: the last recording lives until the next one is made.
+        # Torch requires shared memory to be in use: the last recording lives until the next one is made.
         pool = None if self._recording is None else self._recording.pool
         self._recording = Recording(self._compute, self._token.device, pool, self._trial)
-        self._place.fill_(place)  # the call before the recording has moved them on
+        self._place.fill_(place)  # the call before the recording has advanced them
         self._position.copy_(position)
 
     def _compute(self) -> None:
