@@ -29,6 +29,7 @@ APART = 0.1  # nats per token
 COLLAPSED = 0.5  # of the best reward
 IDLE = 1e-4  # the KL term of the loss, of which advantages are about 1
 STRONG = 1e-3
+HOLDS, HELD = 1e-2, 2e-3  # a KL term, and the KL in nats per token of a policy that it holds
 GAIN = 0.03  # of the reward
 
 
@@ -129,6 +130,10 @@ def gain(run: RecordedRun) -> float:
 
 def too_strong(run: RecordedRun) -> Found | None:
     penalty = average(run, "kl_penalty", LONG)
+    distance = average(run, OWN_KL, LONG)
+    held = distance[(distance < HELD) & (penalty >= HOLDS)]
+    if len(held):
+        return first(held, "the KL term is 0.01 or more at a KL of {:.1g} nats per token: it holds the policy")
     if len(penalty) < LONG or gain(run) >= GAIN:
         return None
     return first(penalty[penalty >= STRONG], "the KL term is {:.2g}, and the reward has not risen")

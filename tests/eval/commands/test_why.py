@@ -62,6 +62,11 @@ def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_
     assert main([str(well)]) == 0
 
 
+def test_a_kl_that_holds_the_policy_is_named_while_the_reward_rises(read_run):
+    ((rule, found),) = find_causes(read_run("control", steps=100, **HEALTHY | {"kl_penalty": 0.02, "kl_ref": 0.001}))
+    assert (rule.cause, found.step) == ("KL too strong", 20)
+
+
 def test_a_policy_that_a_high_rate_destroys_is_not_said_to_be_cut(read_run):
     fallen = {"reward": lambda step: 0.5 * (step <= 20), "truncated_fraction": lambda step: float(step > 15)}
     run = read_run("plain", steps=100, **HEALTHY | fallen | {"gold": 0.2})
