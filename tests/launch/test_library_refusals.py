@@ -42,7 +42,6 @@ def train(tmp_path):
 
 
 REFUSED = [
-    ({"loss_type": "ppo"}, "Unknown loss type: ppo"),
     ({"top_k": -1}, "top_k"),  # in the first step
     ({"reward_weights": 0.5}, "'float' has no len"),
     ({"lr_scheduler_kwargs": {"num_cycle": 2}, "lr_scheduler_type": "cosine"}, "argument 'num_cycle'"),

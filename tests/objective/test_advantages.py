@@ -224,7 +224,7 @@ def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss
     ours, theirs = ([entry for entry in one.state.log_history if "policy_loss" in entry] for one in (b, control))
     assert [entry["policy_loss"] for entry in ours] == pytest.approx([e["policy_loss"] for e in theirs], abs=1e-5)
     assert len(ours) == 4
-    assert max(entry["kl_old"] for entry in ours) > 1e-3  # so that the penalty is no rounding
+    assert max(entry["kl"] for entry in ours) > 1e-3  # so that the penalty is no rounding
 
 
 TWO_ROWS = torch.tensor([[1, 1, 0], [1, 0, 0]])
