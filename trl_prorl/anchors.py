@@ -60,7 +60,6 @@ class Anchor:
 
     @property
     def is_on(self) -> bool:
-        """Return whether it has a KL term."""
         return self.coefficient != 0.0
 
     def make_model(self, models):
@@ -82,7 +81,6 @@ class Anchor:
         return False
 
     def acts_on(self, batch: Mapping[str, "torch.Tensor"]) -> bool:
-        """Return whether it has a KL term on this batch."""
         return self.is_on
 
     def logps(self, batch: Mapping[str, "torch.Tensor"], policy_logps: "torch.Tensor") -> "torch.Tensor":

@@ -123,7 +123,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def effect(self) -> Effect:
-        """Combined effect of all keys."""
         in_use = dict(vars(self))
         for key in FAST:
             if self.is_disabled(key):
@@ -159,14 +158,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         Run a check that applies only if a key of ours changes the training.
 
         If the check fails with `fast`, its accelerations are disabled (`disabled_reason` is the reason). If no other
-        key changes the training, the run continues as plain TRL.
-
-        Args:
-            check (`Callable`): Raises `ValueError` if something is not supported.
-            about (`Any`): Its arguments.
-
-        Raises:
-            `ValueError`: The check failed, and a key other than those of `fast` changes the training.
+        key changes the training, the run continues as plain TRL. Raises `ValueError`: the check failed, and a key
+        other than those of `fast` changes the training.
         """
         if self.is_trl:
             return
@@ -240,7 +233,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def restarts_schedule(self) -> bool:
-        """Whether a reset restarts the learning-rate schedule."""
         if self.optimizer_reset_schedule is None:
             return treatment_of(self.optimizer_reset).restarts_schedule
         return self.optimizer_reset_schedule == "restart"
@@ -296,7 +288,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def anchored(self) -> bool:
-        """Whether there is a KL term."""
         return any(getattr(self, key) != 0.0 for key in ANCHOR_KEYS)
 
     @property

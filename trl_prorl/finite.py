@@ -67,12 +67,6 @@ class FiniteGuard(Part):
     """
     Checks loss, gradients and weights, and acts by `nonfinite`. All processes agree on the action. An AMP scaler
     checks the gradients itself.
-
-    Args:
-        args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): The run's.
-        meter ([`~trl_prorl.meter.Meter`]): Has the KLs' sums over tokens.
-        recorder ([`~trl_prorl.record.Recorder`]): Writes the events.
-        decoder (`PreTrainedTokenizerBase` or `ProcessorMixin`): Decodes token ids.
     """
 
     remembers = ("skips",)
@@ -117,7 +111,6 @@ class FiniteGuard(Part):
         self._unread.append(Unread(largest, micro_batch.batch, micro_batch.logps, kl_sums))
 
     def _name_first(self, unread: Unread) -> str:
-        """Return the name of a micro-batch's first tensor that is not finite."""
         batch = unread.batch
         mask = completion_mask(batch)
         # in the order of computation
@@ -190,7 +183,6 @@ class FiniteGuard(Part):
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        """Return the event of a skipped update."""
         event = self._skipped
         self._skipped = None
         return event
@@ -200,7 +192,6 @@ class FiniteGuard(Part):
         return {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
 
     def _stop(self, step: int, finding: dict) -> NonFiniteError:
-        """Log the stop, and return its error."""
         self.recorder.event(self._make_event(step, "stop", finding))
         prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
         more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""

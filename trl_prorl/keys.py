@@ -48,7 +48,6 @@ class Need:
     names: str
 
     def check(self, name: str, value: Any, values: Values) -> None:
-        """Raise `ValueError` if the key with this name and value has no effect in a configuration."""
         if not self.is_met(values):
             raise ValueError(f"{name}={value!r} has no effect without {self.names}. Set it, or remove {name}.")
 
@@ -65,7 +64,6 @@ def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
 
 
 def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Return whether a key was on and is off now, given `[then, now]`."""
     then, now = changed.get(key, (None, None))
     return is_on(then) and not is_on(now)
 
@@ -172,16 +170,7 @@ def declared(cls: type) -> dict[str, Key]:
 
 
 def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
-    """
-    Raise an error for the first invalid value, and convert numbers to Python's own.
-
-    Args:
-        configuration (`Any`): A dataclass.
-        keys (`Mapping[str, Key]`): Its keys, from [`declared`].
-
-    Raises:
-        `ValueError`: A value is invalid.
-    """
+    """Raise `ValueError` for the first invalid value of a dataclass, and convert numbers to Python's own."""
     for name, key in keys.items():
         value = getattr(configuration, name)
         objection = key.objection(name, value)
@@ -191,12 +180,7 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
 
 
 def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
-    """
-    Raise an error for the first key without effect. Takes the arguments of [`check_values`].
-
-    Raises:
-        `ValueError`: A key is set without the key that it requires.
-    """
+    """Raise `ValueError` for the first key that is set without the key that it requires."""
     for name, key in keys.items():
         value = getattr(configuration, name)
         if key.needs is not None and value != key.default:
@@ -218,7 +202,6 @@ AN_ALPHA = Need(lambda values: values.get("optimizer_reset") in names_with_alpha
 
 
 def effects(values: Values) -> Effect:
-    """Combine the effects of all keys."""
     together = Effect.NOTHING
     for name, key in KEYS.items():
         if values.get(name) not in (None, key.default):
@@ -321,8 +304,8 @@ class ProlongedKeys:
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
             Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps after a reset in which no trigger fires. A reset by `guard_gap_action` or `request_reset`
-            does not wait.
+            Optimizer steps from a reset to the first after which a trigger may fire again. A reset by
+            `guard_gap_action` or `request_reset` does not wait.
         ref_reset_mix (`float`, *optional*, defaults to `1.0`):
             The reference after a reset is `mix` · policy + (1 − `mix`) · reference. 1: a copy of the policy. Between 0
             and 1: averaged parameters; with LoRA the factors A and B are averaged, which is not the average of their

@@ -143,16 +143,9 @@ def gradient_bias(
     estimator: str, corrected: bool, level: str, on_policy: bool, clamp: float | None = None
 ) -> str | None:
     """
-    Return why the penalty's expected gradient differs from the gradient of the per-token reverse KL.
-
-    Args:
-        estimator (`str`): One of [`KL_ESTIMATORS`].
-        corrected (`bool`): Whether the estimate is multiplied by the importance ratio.
-        level (`str`): The ratio's level, one of [`IMPORTANCE_LEVELS`].
-        on_policy (`bool`): Whether π_θ = π_old in every evaluation of the penalty.
-        clamp (`float`, *optional*): Bound of the estimate.
-
-    Returns `str` or `None`: `None` if the gradient is exact.
+    Return why the penalty's expected gradient differs from the gradient of the per-token reverse KL; `None` if it is
+    exact. `corrected`: the estimate is multiplied by the importance ratio of this level. `on_policy`: π_θ = π_old in
+    every evaluation of the penalty.
     """
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
@@ -179,13 +172,7 @@ def _clamp_bias(clamp: float | None) -> str | None:
 
 
 class Aggregation:
-    """
-    Aggregates a loss as TRL does, which counts the tokens of a window over all processes.
-
-    Args:
-        args ([`ProRLConfig`]): The configuration.
-        processes (`int`): Number of processes.
-    """
+    """Aggregates a loss as TRL does, which counts the tokens of a window over all processes."""
 
     def __init__(self, args, processes: int):
         self.args = args
@@ -193,13 +180,8 @@ class Aggregation:
 
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
         """
-        Compute the [`token_weights`] of a micro-batch.
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`): A micro-batch, with the number of tokens in its window.
-            accumulation (`float`, *optional*): Micro-batches of this optimizer step; `None` in an evaluation.
-
-        Returns `torch.Tensor` of shape `(B, T)`.
+        Compute the [`token_weights`] `(B, T)` of a micro-batch, which contains the number of tokens in its window.
+        `accumulation`: micro-batches of this optimizer step; `None` in an evaluation.
         """
         args = self.args
         window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
@@ -270,16 +252,10 @@ def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
     """
-    Move a coefficient so that its KL approaches a target: β ← β · (1 + clip(kl/target − 1, −0.2, 0.2) ·
-    steps/horizon), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), but at least half of β.
-
-    Args:
-        coefficient (`float`): β.
-        kl, target (`float`): In nats per token.
-        steps (`int`): Optimizer steps since the last call.
-        horizon (`float`): Steps in which a persistent error of 20 % or more moves β by about 20 %.
-
-    Returns `float`: The new coefficient, which is positive.
+    Move a coefficient so that its KL approaches a target, both in nats per token: β ← β · (1 + clip(kl/target − 1,
+    −0.2, 0.2) · steps/horizon), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), but at least half of β. A
+    persistent error of 20 % or more moves β by about 20 % in `horizon` optimizer steps; `steps` were done since the
+    last call. The result is positive.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * max(1.0 + error * steps / horizon, 0.5)
@@ -319,7 +295,6 @@ class Anchors(Part):
         return iter(self.by_name.values())
 
     def make_models(self, models) -> None:
-        """Make the model of every anchor, by [`~trl_prorl.reference.AnchorModels`]."""
         for anchor in self:
             anchor.model = anchor.make_model(models)
 
@@ -359,15 +334,9 @@ class Anchors(Part):
 
     def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
         """
-        Compute the per-token penalty of every anchor that acts on a batch, without its coefficient.
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`):
-                Advantages `(B,)`, masks `(B, T)` and the anchors' log-probabilities `(B, T)`.
-            logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
-            level (`str`): TRL's `importance_sampling_level`.
-
-        Returns `dict[str, torch.Tensor]`: By the anchor's name, shape `(B, T)` each.
+        Compute the per-token penalty of every anchor that acts on a batch, without its coefficient: shape `(B, T)`, by
+        the anchor's name. The batch has advantages `(B,)`, masks `(B, T)` and the anchors' log-probabilities `(B, T)`;
+        `logps` `(B, T)` are the policy's, with gradient; `level` is TRL's `importance_sampling_level`.
         """
         mask = completion_mask(batch)
         if self.args.drop_zero_rows:
@@ -411,7 +380,6 @@ class Anchors(Part):
         return Penalty(penalties, (weighted * weights).sum())
 
     def row(self, step: int, row: Mapping[str, float]) -> None:
-        """Keep the active anchor's KL for the next adaptation."""
         active = self.active
         if active is not None and active.kl_key in row:
             self._kl_since_generation.append(row[active.kl_key])

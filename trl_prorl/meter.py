@@ -30,12 +30,7 @@ TOKENS_OF = "tokens of "  # prefix for the number of tokens of a mean
 
 
 class Meter:
-    """
-    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`. It only observes.
-
-    Args:
-        device (`torch.device`): The model's device.
-    """
+    """Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`. It only observes."""
 
     KINDS = ("policy", *(anchor.name for anchor in ANCHORS))
     STAGES = ("rollout", *(anchor.name for anchor in ANCHORS), "update", "reset")
@@ -62,7 +57,6 @@ class Meter:
 
     @property
     def open(self) -> bool:
-        """Return whether a step is in progress."""
         return self._began is not None
 
     def begin_step(self) -> None:
@@ -76,7 +70,6 @@ class Meter:
         self._began = time.perf_counter()
 
     def abandon_step(self) -> None:
-        """Discard the step in progress, if any."""
         if self.open:
             self._utilization.end()
         self._began = None
@@ -117,13 +110,8 @@ class Meter:
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
-        Stop the clock, and return the row without the trainer's own keys.
-
-        Counts are sums over processes; times are this process's.
-
-        Args:
-            reduce (`Callable`): Sums a tensor over processes.
-            processes (`int`): Their number.
+        Stop the clock, and return the row without the trainer's own keys. Counts are sums over processes, by `reduce`;
+        times are this process's.
         """
         self.timer.leave()
         sums, self.micro_batch_tokens = self._add_up(reduce, processes)
@@ -238,7 +226,6 @@ class StageTimer:
         self._unread.clear()
 
     def _change(self) -> None:
-        """End the time of the stage on top."""
         began = time.perf_counter()
         now = self._moment()
         if self.stack:
@@ -256,8 +243,6 @@ class StageTimer:
 
 
 class Span:
-    """A time in a stage, measured by a [`StageTimer`]."""
-
     def __init__(self, timer: "StageTimer", stage: str):
         self.timer = timer
         self.stage = stage
@@ -319,7 +304,6 @@ class Utilization:
                 self.readings.append(torch.cuda.utilization(self.device))
 
     def end(self) -> list[float]:
-        """Stop, and return the readings."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -374,7 +358,6 @@ class Means(dict):
             self.add(name, value, others[name][2])
 
     def is_plain(self, name: str) -> bool:
-        """Return whether all values of a mean have the same weight."""
         return name in self and self[name][4]
 
     def values_by_name(self) -> dict[str, float]:

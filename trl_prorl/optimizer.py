@@ -45,12 +45,8 @@ STEP = "step"
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    Return a treatment's factors other than 1 on one parameter's entry in `optimizer.state`, by key.
-
-    The entry is empty before the first update.
-
-    Raises:
-        `ValueError`: The meaning of an entry is unknown.
+    Return a treatment's factors other than 1 on one parameter's entry in `optimizer.state`, by key. The entry is empty
+    before the first update. Raises `ValueError`: the meaning of an entry is unknown.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -93,12 +89,9 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Check, before training, that an optimizer's state is known and has the memory that a treatment changes.
-
-    SGD without momentum has nothing to reset; transformers' Adafactor without β1 has no first moment.
-
-    Raises:
-        `ValueError`: Naming the optimizer and the cure.
+    Check, before training, that an optimizer's state is known and has the memory that a treatment changes. SGD without
+    momentum has nothing to reset; transformers' Adafactor without β1 has no first moment. Raises `ValueError`: naming
+    the optimizer and the cure.
     """
     memory = memory_of(cls, momentum, beta1)
     treatment = treatment_of(mode)
@@ -117,10 +110,7 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
 
 def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> set[str]:
     """
-    Return the parts of [`MEMORY`] that an optimizer has.
-
-    Raises:
-        `ValueError`: It has none, or its state is unknown.
+    Return the parts of [`MEMORY`] that an optimizer has. Raises `ValueError`: it has none, or its state is unknown.
     """
     name = find_optimizer(cls)
     if name is None:
@@ -141,17 +131,14 @@ def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> s
 
 
 def full_name(cls: type) -> str:
-    """Return a class's name with its module."""
     return f"{cls.__module__}.{cls.__name__}"
 
 
 def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer within Accelerate's wrapper, or the optimizer itself."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
-    """Call `check_optimizer_class` for an instance, through Accelerate's wrapper."""
     inner = inner_of(optimizer)
     momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
     betas = [group["beta1"] for group in inner.param_groups if group.get("beta1") is not None]
@@ -163,15 +150,8 @@ def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """
-    List every parameter's state with the factors of a treatment; nothing is written.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): The optimizer, or Accelerate's wrapper of it.
-        mode (`str`): The treatment.
-        alpha (`float`): `optimizer_reset_alpha`.
-
-    Raises:
-        `ValueError`: A state is unknown.
+    List every parameter's state with the factors of a treatment, without writing. Raises `ValueError`: a state is
+    unknown.
     """
     if mode == "keep":
         return []
@@ -180,13 +160,12 @@ def plan_reset(
 
 
 def apply_reset(plan: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
-    """Apply a plan of `plan_reset` in place: tensors keep their storage."""
     for state, by_key in plan:
         apply_changes(state, by_key)
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
-    """Call `plan_reset`, then `apply_reset`: every parameter's state is treated, or none."""
+    """Treat every parameter's state, or none."""
     apply_reset(plan_reset(optimizer, mode, alpha))
 
 
@@ -207,11 +186,8 @@ def snapshot_schedule(scheduler) -> dict[str, Any]:
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     """
-    Reset a schedule and its learning rates to their start: warm-up and decay run again.
-
-    Args:
-        scheduler: The schedule, or Accelerate's wrapper of it.
-        start (`dict[str, Any]`): From [`snapshot_schedule`].
+    Reset a schedule (or Accelerate's wrapper of it) and its learning rates to the start of [`snapshot_schedule`]:
+    warm-up and decay run again.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
     base_rates = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
@@ -229,11 +205,8 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
 
 def rewarmup_factor(updates: int | None, steps: int) -> float:
     """
-    Return the factor on the learning rate of the next update after a reset: 1/steps, 2/steps, …, 1.
-
-    Args:
-        updates (`int`, *optional*): Updates since the reset; `None` without a reset.
-        steps (`int`): 0 and 1 have no effect.
+    Return the factor on the learning rate of the next update after a reset: 1/steps, 2/steps, …, 1. `updates` since
+    the reset are `None` without a reset; 0 and 1 steps have no effect.
     """
     if updates is None or steps <= 1:
         return 1.0
@@ -253,11 +226,9 @@ class Rewarmup:
 
     @property
     def factor(self) -> float:
-        """Factor on the next update."""
         return rewarmup_factor(self.updates, self.steps)
 
     def begin(self) -> None:
-        """Start the warm-up after a reset."""
         self.updates = 0
 
     def _before(self, optimizer, args, kwargs) -> None:

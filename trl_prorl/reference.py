@@ -43,7 +43,6 @@ SNAPSHOT_FILE = "reference.safetensors"
 
 
 def shard_file(folder: Path) -> Path:
-    """Return the file of this process's part of a sharded reference."""
     return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
 
 
@@ -91,14 +90,8 @@ def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]
 def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
     """
     Check trained parameters outside the adapter: a checkpoint must contain them, and they must not move a reference or
-    starting model that shares the policy's base.
-
-    Args:
-        policy (`torch.nn.Module`): The policy, unwrapped.
-        anchors (`list[str]`): Keys with such a reference or starting model.
-
-    Raises:
-        `ValueError`: Naming a parameter and the cure.
+    starting model (`anchors` are their keys) that shares the policy's base. Raises `ValueError`: naming a parameter
+    and the cure.
     """
     if not isinstance(policy, PeftModel):
         return
@@ -169,8 +162,7 @@ class AnchorModels:
     Makes the models that score as anchors of a policy.
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]): Trainer of the policy and of TRL's reference.
-        policy (`torch.nn.Module`): The policy, unwrapped.
+        trainer ([`~trl.GRPOTrainer`]), policy (`torch.nn.Module`): TRL's trainer, and the unwrapped policy.
         moves (`bool`): Whether resets move the reference.
         fresh_adapter (`bool`): Whether the policy's adapter has no effect at the start of the run.
         wrapped_by_trl (`bool`): Whether TRL has made that adapter from a `peft_config`.
@@ -184,7 +176,6 @@ class AnchorModels:
         self.wrapped_by_trl = wrapped_by_trl
 
     def policy_itself(self) -> "Policy":
-        """Return the policy with its current weights."""
         return Policy()
 
     def make_reference(self) -> "AdapterReference | SnapshotReference":
@@ -373,16 +364,9 @@ class SnapshotReference(Reference):
 
 class InitialAdapter:
     """
-    The starting policy of a run with an adapter, as evaluations' base: a host copy of the parameters that training
-    changes.
-
-    Args:
-        policy ([`~peft.PeftModel`]): The policy before the first step.
-        is_trained (`bool`): Whether the run starts from an adapter as it is. A new adapter is disabled for the base,
-            and only parameters trained outside it (`bias`) are copied.
-
-    Attributes:
-        values (`dict[str, torch.Tensor]`): The initial parameters, by name.
+    The starting policy of a run with an adapter, as evaluations' base: `values` is a host copy of the parameters that
+    training changes, by name. If the adapter is not already trained, it is disabled for the base, and only parameters
+    trained outside it (`bias`) are copied.
     """
 
     def __init__(self, policy: PeftModel, is_trained: bool):
@@ -462,13 +446,9 @@ class Scorer:
     """
     Scores completions, and counts the calls of each model.
 
-    Args:
-        args ([`ProRLConfig`]): The configuration.
-        meter ([`~trl_prorl.meter.Meter`]): Counts calls and seconds.
-        anchors ([`~trl_prorl.kl.Anchors`]): The anchors, with their models.
-        score_packed (`Callable`, *optional*): Scores as TRL's method does, but computes each prompt once for all its
-            completions; accepts a `plan_key`, see [`PolicyPass`]. By default TRL's method scores.
-        text_only (`bool`): Whether a batch contains only token ids, so it can be scored again from the buffer.
+    `score_packed` scores as TRL's method does, but computes each prompt once for all its completions, and accepts a
+    `plan_key`, see [`PolicyPass`]; without it TRL's method scores. If a batch contains only token ids (`text_only`),
+    it can be scored again from the buffer.
     """
 
     def __init__(
@@ -491,14 +471,9 @@ class Scorer:
 
     def answer_request(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
-        Answer TRL's request for log-probabilities of π_old or the reference. The model that TRL would call shows
-        which.
-
-        Args:
-            trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
-            model (`Callable`): The model that TRL would score with, followed by TRL's other arguments.
-
-        Returns `tuple`: TRL's result, or three times `None` if the log-probabilities come later.
+        Answer TRL's request for log-probabilities of π_old or the reference; the model that TRL would call shows
+        which. `trl_score` is TRL's `_get_per_token_logps_and_entropies`, followed by its arguments. Returns TRL's
+        result, or three times `None` if the log-probabilities come later.
         """
         reference = self.anchors["ref"]
         anchor = self.anchors["old"]
@@ -555,14 +530,8 @@ class Scorer:
         self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
     ) -> tuple:
         """
-        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`].
-
-        Args:
-            policy_pass ([`PolicyPass`]): The requested scoring.
-            counts (`bool`): Whether the call is counted; calls of an evaluation are not.
-            trl_score, model: As in [`Scorer.answer_request`].
-
-        Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
+        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Calls of an evaluation are not
+        counted. Returns TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
         `ValueError`: TRL's loss scores a part of the micro-batch, or scores it twice.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
@@ -609,17 +578,8 @@ class Scorer:
         self, anchor: Anchor, trl_score: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
     ) -> torch.Tensor:
         """
-        Score a batch under an anchor.
-
-        Args:
-            anchor ([`~trl_prorl.anchors.Anchor`]): The anchor; its model scores.
-            trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
-            policy (`Callable`): The wrapped policy.
-            batch (`Mapping`): Prompts `(B, P)` and completions `(B, T)`, each with its mask.
-            size (`int`, *optional*): Rows per forward; all by default.
-
-        Returns `torch.Tensor` of shape `(B, T)`: Log-probabilities, in nats. Raises `ValueError`: the batch is not
-        only text.
+        Score prompts `(B, P)` and completions `(B, T)` under an anchor, in forwards of `size` rows (by default all).
+        Returns log-probabilities `(B, T)` in nats. Raises `ValueError`: the batch is not only text.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
@@ -644,7 +604,6 @@ class Scorer:
         plan_key: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple:
-        """Score once under an anchor, as a separate stage."""
         score = self._with_plan(trl_score, plan_key)
         with self.meter.timer.stage(anchor.name):
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)

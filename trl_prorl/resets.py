@@ -32,7 +32,8 @@ class ReferenceResetCallback(TrainerCallback):
 
     Args:
         triggers (`Iterable[Trigger]`): [`Periodic`], [`KLSpike`], [`Stall`], or your own subclasses of [`Trigger`].
-        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps after a reset in which no trigger fires.
+        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps from a reset to the first after which a trigger
+            may fire again.
 
     Example:
 
@@ -101,7 +102,6 @@ def check_one_value(metric: str, eval_dataset) -> None:
 
 
 def configured_callback(args) -> ReferenceResetCallback:
-    """Make the callback of a [`ProRLConfig`]'s keys."""
     return ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown)
 
 
@@ -111,14 +111,8 @@ def configured_callback(args) -> ReferenceResetCallback:
 
 class Resets(Part):
     """
-    Applies resets, and keeps pending requests.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        accelerator ([`~accelerate.Accelerator`]): The run's.
-        timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
-        possible (`bool`): Whether the trainer was created for resets.
-        handler: Holds the trainer's callbacks, which a user may change.
+    Applies resets, and keeps pending requests. `possible`: whether the trainer was created for resets. `handler` has
+    the trainer's callbacks, which a user may change.
     """
 
     def __init__(self, args, accelerator, timer, possible: bool, handler):
@@ -140,7 +134,6 @@ class Resets(Part):
 
     @property
     def callbacks(self) -> list[ReferenceResetCallback]:
-        """The trainer's callbacks that request resets."""
         return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
 
     def _own_callbacks(self) -> list[ReferenceResetCallback]:
@@ -149,10 +142,8 @@ class Resets(Part):
 
     def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
         """
-        Register a callback of the trainer.
-
-        Raises:
-            `ValueError`: The callback cannot request a reset, or its metric has several values.
+        Register a callback of the trainer. Raises `ValueError`: it cannot request a reset, or its metric has several
+        values.
         """
         if not self.possible:
             raise ValueError(
@@ -204,10 +195,8 @@ class Resets(Part):
 
     def boundary(self, step: int) -> dict[str, Any] | None:
         """
-        Synchronize the requests, move the reference, treat the optimizer. All pending requests make one reset.
-
-        Returns:
-            `dict` or `None`: The event; `None` without a request.
+        Synchronize the requests, move the reference, treat the optimizer. All pending requests make one reset. Returns
+        its event, or `None` without a request.
         """
         args = self.args
         if not self.possible:

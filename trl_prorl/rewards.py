@@ -137,22 +137,9 @@ def settle_models(
     functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
 ) -> torch.Tensor:
     """
-    Treat NaN and infinity of a reward model as [`guard_reward`] treats those of a function.
-
-    A model cannot return `None`, and TRL would read its NaN as `None`.
-
-    Args:
-        functions (`Sequence[Callable]`): Reward functions and models.
-        names (`Sequence[str]`): Their names, for messages.
-        rewards (`torch.Tensor` of shape `(N, F)`): Their rewards, changed in place.
-        nonfinite (`str`): As in [`guard_reward`].
-        training (`bool`): Whether the rewards are for training, not for an evaluation.
-
-    Returns:
-        `torch.Tensor` of shape `(N, F)`: The same rewards.
-
-    Raises:
-        [`NonFiniteRewardError`]: With `nonfinite="stop"`, naming the model.
+    Treat NaN and infinity of a reward model as [`guard_reward`] treats those of a function: change rewards `(N, F)` in
+    place, and return them. A model cannot return `None`, and TRL would read its NaN as `None`. Raises
+    [`NonFiniteRewardError`]: with `nonfinite="stop"`, naming the model.
     """
     for place, (function, name) in enumerate(zip(functions, names, strict=True)):
         broken = ~torch.isfinite(rewards[:, place])
@@ -281,13 +268,9 @@ def own_copy(value: Any) -> Any:
 
 def own_traceback(error: BaseException) -> BaseException | None:
     """
-    Cut the traceback of an error to the reward function's own part.
-
-    These are the lines that its author needs. In an author's script Python prints them.
-
-    Returns:
-        `BaseException` or `None`: The error; `None` without such a part, because the function was never entered or
-            continued elsewhere.
+    Cut the traceback of an error to the reward function's own part, which its author needs. In an author's script
+    Python prints it. Returns `None` without such a part, because the function was never entered or continued
+    elsewhere.
     """
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
@@ -307,9 +290,8 @@ def locate_error(error: Exception, function: Callable) -> str:
 
 def as_float(reward: Any) -> float | None:
     """
-    Convert a number, a NumPy scalar or a tensor of one value to a float.
-
-    Returns `None` for anything else, including a string of digits.
+    Convert a number, a NumPy scalar or a tensor of one value to a float; `None` for anything else, including a string
+    of digits.
     """
     if isinstance(reward, (str, bytes)):
         return None
@@ -320,5 +302,4 @@ def as_float(reward: Any) -> float | None:
 
 
 def read_generator(rewards: Any) -> Any:
-    """Read a generator to its end; return anything else unchanged."""
     return list(rewards) if hasattr(rewards, "__next__") else rewards

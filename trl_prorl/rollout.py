@@ -77,18 +77,9 @@ class Outcome:
         """
         Make the outcome from the arguments and the result of TRL's `_calculate_rewards`.
 
-        A completion mask would lack the tokens that `mask_truncated_completions` excludes from the loss.
-
-        Args:
-            rewards (`torch.Tensor` of shape `(N, F)`): Of all processes.
-            group_size (`int`): G.
-            examples (`list[dict]`): Rows of this process, one per completion; columns `task` and `interrupted` with
-                another meaning are ignored.
-            completions (`list`): This process's completions.
-            completion_ids (`list[list[int]]`): Their tokens.
-            tool_masks (`list[list[int]]`, *optional*): 0 for tokens that no model sampled.
-            correct (`list[bool]`): Verdicts of all processes.
-            seconds (`float`): Time of all reward functions.
+        A completion mask would lack the tokens that `mask_truncated_completions` excludes from the loss, so
+        `tool_masks` are 0 for tokens that no model sampled. Rewards `(N, F)` and verdicts are those of all processes;
+        examples and completions are this process's. Columns `task` and `interrupted` with another meaning are ignored.
         """
         lengths = [len(ids) for ids in completion_ids] if tool_masks is None else [sum(mask) for mask in tool_masks]
         tasks = [example.get("task") for example in examples]
@@ -156,7 +147,6 @@ class Outcome:
         return groups.float().mean().item()
 
     def count_scored(self, names: Sequence[str]) -> None:
-        """Count the rows with a reward, in all and per function."""
         missing = self.rewards.isnan()
         every, *each = torch.cat([missing.all(dim=1, keepdim=True), missing], dim=1).sum(dim=0).tolist()
         total = len(self.rewards)
@@ -166,11 +156,8 @@ class Outcome:
 
     def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
-        Return the columns of one process's rows for its batch, so they are shuffled with the rows.
-
-        Returns:
-            `dict[str, torch.Tensor]`: `rewards` of shape `(count, F)`, and `group` of shape `(count,)`, the number of
-                each row's group among those of all processes.
+        Return the columns of one process's rows for its batch, so they are shuffled with the rows: `rewards` of shape
+        `(count, F)`, and `group` of shape `(count,)`, the number of each row's group among those of all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
         return {
@@ -212,15 +199,7 @@ class Sampled:
     def from_outcome(
         cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]
     ) -> "Sampled":
-        """
-        Make it from the outcome of sampling and its batch.
-
-        Args:
-            outcome ([`Outcome`]): The outcome.
-            batch (`dict[str, torch.Tensor]`): The batch.
-            weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
-            ends (`set[int]`): Tokens that end a completion.
-        """
+        """Make it from the outcome of sampling and its batch. `ends` are the tokens that end a completion."""
         cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
         rewards = outcome.rewards.cpu()
         total = weighted_sum(outcome.rewards, weights).cpu()
@@ -228,13 +207,7 @@ class Sampled:
 
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """
-    Sum the rewards of all functions to one reward per completion, `(N,)`; NaN if no function gave one.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
-        weights (`torch.Tensor` of shape `(F,)`): TRL's `reward_weights`.
-    """
+    """Sum rewards `(N, F)` to one reward per completion, `(N,)`, with weights `(F,)`; NaN if no function gave one."""
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
 
@@ -316,7 +289,6 @@ def set_advantages(
 def combined_rewards(
     rewards: torch.Tensor, weights: torch.Tensor, penalties: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the weighted sum `(N,)` of rewards `(N, F)`, minus the penalties `(N,)`."""
     combined = weighted_sum(rewards, weights)
     if penalties is None:
         return combined

@@ -192,7 +192,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
-        """Make the parts; each owns its state."""
         args = self.args
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
@@ -285,7 +284,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             check_tokens(sets, self.tokenize_prompts, self.context, end)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
-        """Compute log-probabilities as TRL does."""
         return self._trl_score(policy, input_ids, attention_mask, logits_to_keep)[0]
 
     def _trl_score(self, model, *rows, **kwargs) -> tuple:
@@ -467,7 +465,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return batch, self._outcome
 
     def _take_metrics(self) -> dict[str, float]:
-        """Take the metrics that TRL has appended to its lists."""
         return take(self._metrics["train" if self.model.training else "eval"])
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:

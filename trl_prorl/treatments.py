@@ -61,7 +61,6 @@ class Treatment:
         return frozenset(changed)
 
     def effect_on(self, moment: str, alpha: float) -> float:
-        """Return the factor on `"first"` or `"second"`."""
         factor = getattr(self, moment)
         return alpha if factor == ALPHA else factor
 
@@ -99,12 +98,7 @@ def names_with_alpha() -> list[str]:
 
 
 def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
-    """
-    Find a treatment by its name.
-
-    Raises:
-        `ValueError`: Unknown name, or α outside (0, 1].
-    """
+    """Find a treatment by its name. Raises `ValueError`: unknown name, or α outside (0, 1]."""
     treatment = TREATMENTS.get(name) or _scale(name)
     if treatment is None:
         raise ValueError(f"optimizer_reset={name!r} is not one of {', '.join((*TREATMENTS, *SCALE_FORMS))}.")
@@ -115,10 +109,8 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
     """
-    Return a treatment's factors on m and v, and whether it clears the step count.
-
-    Raises:
-        `ValueError`: Unknown name, or α outside (0, 1].
+    Return a treatment's factors on m and v, and whether it clears the step count. Raises `ValueError`: unknown name,
+    or α outside (0, 1].
     """
     treatment = treatment_of(name, alpha)
     return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

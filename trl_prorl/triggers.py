@@ -268,7 +268,6 @@ CONFIGURED = (Periodic, KLSpike, Stall)  # triggers with keys
 
 
 def configured_triggers(args) -> list[Trigger]:
-    """Make the triggers of a [`ProRLConfig`]'s keys."""
     triggers: list[Trigger] = []
     if args.ref_reset_every:
         triggers.append(Periodic(args.ref_reset_every))
@@ -290,10 +289,6 @@ class TriggerSet:
     """
     Several triggers that cannot fire until `cooldown` optimizer steps have passed since the last reset. They observe
     all the time.
-
-    Args:
-        triggers (`Iterable[Trigger]`): The triggers.
-        cooldown (`int`, *optional*): Optimizer steps. Before the first reset there is no cooldown.
     """
 
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
@@ -307,7 +302,6 @@ class TriggerSet:
         return self._allowed(step, reasons)
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Reason]:
-        """Collect all reasons of an evaluation."""
         reasons = [trigger.observe_evaluation(step, metrics) for trigger in self.triggers]
         return self._allowed(step, reasons)
 

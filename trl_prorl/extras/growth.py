@@ -25,14 +25,8 @@ class Growth(Part):
     """
     Gives more ranks to the policy's adapter and its frozen copies.
 
-    Growth is requested every `lora_growth_every` optimizer steps, and applied at the next generation boundary.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        policy ([`~peft.PeftModel`]): The policy.
-        copies (`Iterable[dict[str, torch.Tensor]]`): Copies of trained parameters by name. Their entries are replaced,
-            to keep the parameters' shapes.
-        timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
+    Growth is requested every `lora_growth_every` optimizer steps, and applied at the next generation boundary. In
+    `copies` of trained parameters, by name, the entries are replaced to keep the parameters' shapes.
     """
 
     remembers = ("requested",)  # the adapter's own files have the weights
@@ -51,7 +45,6 @@ class Growth(Part):
 
     @property
     def rank(self) -> int:
-        """Current rank of every layer's adapter."""
         return self.policy.peft_config["default"].r
 
     def optimizer_made(self, optimizer) -> None:
@@ -61,12 +54,10 @@ class Growth(Part):
         self.requested: int | None = None
 
     def update(self, step: int, model) -> None:
-        """Request growth if it is due."""
         if step % self.every == 0 and self.rank < self.largest:
             self.requested = step
 
     def boundary(self, step: int) -> dict[str, Any] | None:
-        """Apply requested growth."""
         requested = self.requested
         self.requested = None
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the maximum
@@ -85,16 +76,10 @@ class Growth(Part):
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """
-        Set the rank of everything, or of nothing if a state is unknown.
+        Set the rank of everything, or of nothing if a state is unknown. Returns the seconds.
 
-        The policy and its frozen copies get the same new rows, so that the average of two of them is that of their old
-        ranks.
-
-        Args:
-            rank (`int`): The new rank.
-            rows (`Mapping[str, torch.Tensor]`): New rows of A by layer; 0 for a missing layer.
-
-        Returns `dict[str, float]`: Seconds.
+        The policy and its frozen copies get the same new rows of A, by layer, so that the average of two of them is
+        that of their old ranks. Rows of a missing layer are 0.
         """
         factors = list_factors(self.policy)
         states = self.optimizer.state if self.optimizer is not None else {}
@@ -121,10 +106,8 @@ class Growth(Part):
 
     def before_load(self, checkpoint: Path) -> None:
         """
-        Set the adapters' rank, and the frozen adapters' values, to those of a checkpoint.
-
-        Raises:
-            `ValueError`: This run's adapter cannot grow into the checkpoint's.
+        Set the adapters' rank, and the frozen adapters' values, to those of a checkpoint. Raises `ValueError`: this
+        run's adapter cannot grow into the checkpoint's.
         """
         if not (checkpoint / CONFIG_FILE).is_file():
             return
@@ -194,7 +177,6 @@ class Factor:
 
     @property
     def name(self) -> str:
-        """Name of its parameter in the policy."""
         return f"{self.place}.lora_{self.side}.{self.adapter}.weight"
 
 
@@ -211,9 +193,8 @@ def list_factors(policy: PeftModel) -> list[Factor]:
 
 def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
     """
-    Copy a tensor with another size along one dimension.
-
-    A smaller size truncates at the end, a larger one appends `new`, by default 0.
+    Copy a tensor with another size along one dimension: a smaller one truncates at the end, a larger one appends
+    `new`, by default 0.
     """
     more = size - tensor.shape[axis]
     if more <= 0:
@@ -283,16 +264,9 @@ OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 @torch.no_grad()
 def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """
-    Return the entries of a factor's state that change with the rank. Nothing is written.
-
-    Args:
-        state (`Mapping[str, Any]`): Its entry in `optimizer.state`, empty before the first update.
-        shape (`torch.Size`): The factor's old shape.
-        axis (`int`): Dimension of the ranks.
-        rank (`int`): The new rank.
-
-    Raises:
-        `ValueError`: The meaning of an entry is unknown.
+    Return the entries of a factor's state that change with the rank, without writing. The state is empty before the
+    first update; `shape` is the factor's old shape, `axis` its dimension of the ranks. Raises `ValueError`: the
+    meaning of an entry is unknown.
     """
     unknown = sorted(set(state) - {*OF_VALUES, STEP})
     held = [key for key in OF_VALUES if state.get(key) is not None]
@@ -304,10 +278,8 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
 
 def check_growing_optimizer(cls: type) -> None:
     """
-    Check, before training, that growth supports an optimizer's state.
-
-    Raises:
-        `ValueError`: Naming the optimizer and the supported ones.
+    Check, before training, that growth supports an optimizer's state. Raises `ValueError`: naming the optimizer and
+    the supported ones.
     """
     name = find_optimizer(cls)
     if name is None or not OPTIMIZERS[name].grows:

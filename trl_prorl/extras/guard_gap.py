@@ -19,10 +19,6 @@ class GuardGap(Part):
     Fires when the moving average of `gold` (accuracy) has fallen by more than `guard_gap` from its best value, while
     the moving average of `reward` is no lower than it was then. After firing, the best value is searched again.
     `guard_gap_action` `"reset"` also requests a reset of the reference, `"stop"` ends the run.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        request (`Callable`): Requests a reset.
     """
 
     remembers = ("values", "best", "best_step")

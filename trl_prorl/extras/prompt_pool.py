@@ -56,8 +56,7 @@ def update_memory(
         earlier ([`Memory`], *optional*): The memory before; `None` if it was never sampled.
         passed (`float`, *optional*): Share of correct completions of the group; `None` without a verifier.
         is_equal (`bool`): Whether all rewards of the group are equal.
-        drawn (`int`): Groups drawn from the pool so far.
-        prompts (`int`): Prompts of the training set.
+        drawn, prompts (`int`): Groups drawn from the pool so far, and prompts of the training set.
         retire (`float`): Pass rate of a solved prompt.
     """
     rate = passed
@@ -75,13 +74,8 @@ def update_memory(
 
 class Queue:
     """
-    The order of prompts: unseen ones in their order, then by due time.
-
-    A heap, because scanning a million prompts for every batch takes a second.
-
-    Args:
-        order (`Sequence[int]`): Prompts in the order of their first use.
-        memories (`Mapping[int, Memory]`): Memories of the sampled prompts.
+    The order of prompts: unseen ones in their order, then by due time. A heap, because scanning a million prompts for
+    every batch takes a second.
     """
 
     def __init__(self, order: Sequence[int], memories: Mapping[int, Memory]):
@@ -97,11 +91,8 @@ class Queue:
 
     def take(self, number: int, last: Collection[int] = ()) -> list[int]:
         """
-        Take the next prompts out of the queue; [`Queue.put`] returns them.
-
-        Args:
-            number (`int`): Number of prompts. None is taken twice unless all are taken.
-            last (`Collection[int]`): Prompts already taken for this batch; they come last.
+        Take the next `number` prompts out of the queue; [`Queue.put`] returns them. None is taken twice unless all are
+        taken. Prompts already taken for this batch (`last`) come last.
         """
         taken: list[int] = []
         held: list[int] = []
@@ -115,7 +106,6 @@ class Queue:
         return [taken[which % len(taken)] for which in range(number)]
 
     def put(self, prompts: Collection[int], memories: Mapping[int, Memory]) -> None:
-        """Return taken prompts to the queue, by their current memories."""
         for prompt in set(prompts):
             if prompt in memories:
                 self.due[prompt] = memories[prompt].due
@@ -127,21 +117,11 @@ class Queue:
 
 class PromptPool(Part):
     """
-    Draws the prompts of each generation batch, in place of the data loader's.
+    Draws the prompts of each generation batch, in place of the data loader's. All processes draw the same prompts, and
+    each uses its share.
 
-    All processes draw the same prompts, and each uses its share.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): `prompt_pool_retire`, `seed`, `shuffle_dataset`.
-        accelerator (`Accelerator`): The run's.
-        dataset (`datasets.Dataset`): The training set.
-        group_size (`int`): Completions per prompt.
-        weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
-        functions (`Sequence[int]`, *optional*): Indices of the functions that decide whether a group's rewards are
-            equal; by default the task's (see `dynamic_sampling_rewards`).
-
-    Raises:
-        `ValueError`: The dataset is streamed.
+    The reward `functions` (indices) decide whether a group's rewards are equal; by default the task's (see
+    `dynamic_sampling_rewards`). Raises `ValueError`: the dataset is streamed.
     """
 
     def __init__(
@@ -179,16 +159,9 @@ class PromptPool(Part):
 
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
         """
-        Sample a generation batch of prompts from the pool, and remember its rewards.
-
-        Args:
-            draw (`Callable`): Samples completions of rows; returns a batch and its outcome.
-            examples (`list[dict]`): This process's rows, G times each; replaced by the pool's rows.
-            again (`bool`): Whether this is a further round of dynamic sampling.
-
-        Returns:
-            `dict[str, torch.Tensor]`: The batch, which no anchor has scored.
-            [`Outcome`]: Its outcome.
+        Sample a generation batch of prompts from the pool, and remember its rewards. `examples`, this process's rows,
+        G times each, are replaced by the pool's. `draw` and the result are those of [`DynamicSampling.sample`];
+        `again` in a further round of it.
         """
         count = len(examples)
         groups = count * self.accelerator.num_processes // self.group_size
@@ -207,11 +180,7 @@ class PromptPool(Part):
 
     def observe(self, prompts: list[int], outcome: Outcome) -> dict[str, float]:
         """
-        Remember the rewards of prompts, and return the pool's columns of `metrics.jsonl`.
-
-        Args:
-            prompts (`list[int]`): Indices of all processes' prompts.
-            outcome ([`Outcome`]): Rewards of their completions.
+        Remember the rewards of all processes' prompts (indices), and return the pool's columns of `metrics.jsonl`.
         """
         size = self.group_size
         deciders = deciding_rewards(outcome.rewards, self.weights.to(outcome.rewards.device), size, self.functions)

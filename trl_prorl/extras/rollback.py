@@ -29,7 +29,6 @@ from .collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 
 
 def count_rollbacks(run_dir: Path) -> int:
-    """Count the roll-backs so far."""
     last = last_rollback(run_dir)
     return last["rollbacks"] if last is not None else 0
 
@@ -37,12 +36,7 @@ def count_rollbacks(run_dir: Path) -> int:
 class Rollback(Part):
     """
     Watches the reward by the rule of the report, and plans a roll-back after a collapse: an end below half of the
-    best.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): `rollback` is the maximum number of roll-backs; each multiplies the learning
-            rate by `rollback_rate`.
-        find_run_dir (`Callable`): Returns the folder of the run, which a hyperparameter search changes.
+    best. `find_run_dir` returns the folder of the run, which a hyperparameter search changes.
     """
 
     def __init__(self, args, find_run_dir: Callable[[], Path]):
@@ -83,14 +77,9 @@ class Rollback(Part):
 
     def plan(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """
-        Find the newest complete checkpoint no newer than `last_good`.
-
-        Args:
-            event (`Mapping[str, Any]`): Reason for the roll-back: its `event`, `step_applied` and `last_good`.
-
-        Returns:
-            `dict` or `None`: The event for `events.jsonl`, which names the checkpoint; `None` without such a
-                checkpoint, or after the last allowed roll-back.
+        Find the newest complete checkpoint no newer than the event's `last_good`. Returns the event for
+        `events.jsonl`, which names the checkpoint; `None` without such a checkpoint, or after the last allowed
+        roll-back.
         """
         made = count_rollbacks(self.find_run_dir())
         steps = steps_of(self.find_run_dir())

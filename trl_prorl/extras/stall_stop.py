@@ -25,9 +25,6 @@ class StallStop(Part):
 
     If `ref_reset_cooldown` delays the reset, it delays the end as much. Values before the first step do not count, as
     in transformers: no checkpoint has them.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
     """
 
     may_join = True

@@ -64,9 +64,6 @@ class RequestSeeds:
     """
     Gives each batch of requests its first seed. It depends on the run's seed, the engine, the step, training or
     evaluation, and the batch's number in that step: all of them known to a checkpoint.
-
-    Args:
-        trainer ([`ProRLTrainer`]): The trainer that samples.
     """
 
     def __init__(self, trainer):
@@ -75,7 +72,6 @@ class RequestSeeds:
         self._batches: Counter[str] = Counter()  # batches of this step, by purpose
 
     def next(self) -> int:
-        """Return the first seed of the next batch."""
         trainer = self._trainer
         if trainer.state.global_step != self._step:
             self._step = trainer.state.global_step
@@ -135,14 +131,11 @@ def describe_engine(args) -> str:
 @contextmanager
 def keep_weights(model: torch.nn.Module) -> Iterator[None]:
     """
-    Restore every parameter and buffer of a model, bit for bit, after a cast in this context.
+    Restore every parameter and buffer of an unsharded model, bit for bit, after a cast in this context.
 
     TRL 1.16 casts the policy to bf16 or fp16 before `generate_batch` of transformers' continuous batching, and never
     back: fp32 LoRA weights would stay bf16 after the first generation, and lose updates smaller than their rounding. A
     cast makes new tensors, so references to the old ones suffice.
-
-    Args:
-        model (`torch.nn.Module`): The policy, unsharded on this process.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]

@@ -161,15 +161,8 @@ def _read_prompts(
 
 class TokenForward:
     """
-    Computes the logits of the next token of every row.
-
-    Args:
-        model ([`~transformers.GenerationMixin`]): A text decoder.
-        mask ([`PaddingMask`], *optional*): The mask, if the model needs no other.
-        model_kwargs (`dict`): Arguments of its forward.
-
-    Attributes:
-        kept_share (`float`): Finished rows are dropped when less than this share is unfinished.
+    Computes the logits of the next token of every row. `mask` is given if the model needs no other. Finished rows are
+    dropped when less than `kept_share` of the rows is unfinished.
     """
 
     kept_share = 1.0
@@ -190,7 +183,6 @@ class TokenForward:
         return outputs.logits[:, -1]
 
     def close_up(self, selection: "Selection", number: int) -> None:
-        """Keep some of the `number` rows."""
         close_up(cache_among(self._model_kwargs), selection)
         if self._mask is not None:
             self._mask.close_up(selection)
@@ -203,7 +195,6 @@ class TokenForward:
         return self._mask is not None and tensors == {"position_ids"}
 
     def recorded(self, longest: int, trial: bool) -> RecordedForward:
-        """Return it as a recording, for rows of at most `longest` tokens."""
         cache = cache_among(self._model_kwargs)
         return RecordedForward(self._model, cache, self._mask, self._model_kwargs, longest, trial)
 
@@ -249,7 +240,6 @@ def _next_tokens(
 
 
 def _temperature_alone(processors: LogitsProcessorList) -> float | None:
-    """Return the temperature, if nothing else is applied to logits."""
     if not processors:
         return 1.0
     if len(processors) == 1 and type(processors[0]) is TemperatureLogitsWarper:
@@ -265,7 +255,6 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
-    """Select some of the `number` rows of a batch in the arguments of the forward."""
     selected = {}
     for name, value in model_kwargs.items():
         selected[name] = value
@@ -294,16 +283,12 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 
 class RoomyLayer(DynamicLayer):
     """
-    Cache of an attention layer, with room for all later tokens.
+    Cache of an attention layer, with room for `length` tokens.
 
     A new token is written in place; [`~transformers.DynamicLayer`] copies the whole cache to append one. The room is
     allocated once: growing blocks would leave a GPU's allocator with ever larger blocks that are never reused.
 
-    Args:
-        keys (`torch.Tensor` of shape `(P, H, L, D)`): Initial keys.
-        values (`torch.Tensor` of shape `(P, H, L, D)`): Initial values.
-        rows (`torch.LongTensor` of shape `(R,)`): Indices of rows to copy, with repetitions.
-        length (`int`): Total number of tokens with room.
+    It starts with some rows, in any repetition, of keys and values `(P, H, L, D)`.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
@@ -386,14 +371,7 @@ def cache_among(values: Mapping[str, Any]) -> Cache:
 
 
 def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
-    """
-    Select rows of a cache, in place, with repetitions, and make room for later tokens.
-
-    Args:
-        cache ([`~transformers.Cache`]): The cache.
-        rows (`torch.LongTensor` of shape `(R,)`): Their indices.
-        length (`int`): Total tokens per row.
-    """
+    """Select rows of a cache, in place, with repetitions, and make room for `length` tokens per row."""
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
             cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
@@ -402,7 +380,6 @@ def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
 
 
 def close_up(cache: Cache, selection: Selection) -> None:
-    """Keep some rows of a cache, in place."""
     for layer in cache.layers:
         if isinstance(layer, RoomyLayer):
             layer.close_up(selection)
@@ -434,11 +411,8 @@ class PaddingMask:
     Masks the padding before each prompt, for one query per row. Transformers creates such a mask for every token,
     first synchronizes with the device to check for padding, and SDPA converts its booleans to numbers in every layer.
 
-    Args:
-        attention_mask (`torch.Tensor` of shape `(P, L)`): 1 for tokens, 0 for padding.
-        rows (`torch.LongTensor` of shape `(R,)`): Indices of its rows, with repetitions.
-        length (`int`): Total tokens per row.
-        dtype (`torch.dtype`): Dtype of the queries; a GPU's kernel supports no other.
+    It is made from some rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens per row and with
+    the dtype of the queries; a GPU's kernel supports no other.
     """
 
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
@@ -458,7 +432,6 @@ class PaddingMask:
         return self._to_add[..., :end]
 
     def close_up(self, selection: Selection) -> None:
-        """Keep some rows."""
         self._to_add = self._to_add[selection.rows]
         self._has_padding = [self._has_padding[row] for row in selection.kept]
 

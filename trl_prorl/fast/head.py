@@ -53,13 +53,9 @@ class FrozenHead(torch.autograd.Function):
 
 def add_frozen_head(model: nn.Module, temperature: float) -> None:
     """
-    Let a model with TRL's fused head score packed rows by [`FrozenHead`] if the result is the same; other calls are
-    unchanged. Entropies then have no gradient.
-
-    Args:
-        model (`torch.nn.Module`):
-            A model without adapters around it, after `trl.trainer.utils.add_fused_lm_head`.
-        temperature (`float`): That of the fused head.
+    Let a model without adapters around it, with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`), score
+    packed rows by [`FrozenHead`] if the result is the same; other calls are unchanged. Entropies then have no
+    gradient. The temperature is that of the fused head.
     """
     fused = model.forward
     plain = all(getattr(model.config, key, None) is None for key in OTHER_LOGITS)

@@ -20,14 +20,8 @@ ROWS = 8  # input rows for which oneDNN chooses the order; any number works
 
 class PackedLinear(torch.nn.Module):
     """
-    A linear layer for inference, with another layer's values at the last [`~PackedLinear.refresh`] or
-    [`~PackedLinear.pack`].
-
-    Args:
-        layer (`torch.nn.Linear`): A layer that [`can_be_packed`] accepts.
-
-    Attributes:
-        bytes (`int`): Memory in addition to that layer.
+    A linear layer for inference, with the values of a layer that [`can_be_packed`] accepts, as of the last
+    [`~PackedLinear.refresh`] or [`~PackedLinear.pack`]. It needs `bytes` in addition to that layer.
     """
 
     def __init__(self, layer: torch.nn.Linear):
@@ -39,11 +33,9 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight of the layer, of shape `(V, H)`."""
         return self._layer.weight
 
     def refresh(self) -> None:
-        """Copy the weights if they have changed."""
         now = (self.weight.data_ptr(), self.weight._version)
         if now != self._of:
             self._of = now
@@ -51,11 +43,9 @@ class PackedLinear(torch.nn.Module):
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Copy the weights."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
 
     def release(self) -> None:
-        """Free the memory until the next [`~PackedLinear.pack`]."""
         self._packed = None
         self._of = None
 
@@ -78,23 +68,14 @@ def can_be_packed(layer: torch.nn.Module | None) -> bool:
 
 
 def packs_bf16() -> bool:
-    """Return whether this CPU multiplies in bf16."""
     return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class MergedLayer:
     """
-    Merges the LoRA of a layer into the copy's weights.
+    Merges the LoRA of a layer into the copy's weights: `module` replaces PEFT's layer in the copy, and takes `bytes`.
 
-    They are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
-
-    Args:
-        layer ([`~peft.tuners.tuners_utils.BaseTunerLayer`]): PEFT's layer in the copy, which merges.
-        adapter (`str`): Name of the adapter.
-
-    Attributes:
-        module (`torch.nn.Module`): Module that replaces PEFT's layer in the copy.
-        bytes (`int`): Memory of the merged weights.
+    Its weights are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
     """
 
     def __init__(self, layer: BaseTunerLayer, adapter: str):
@@ -112,7 +93,6 @@ class MergedLayer:
         self.module = self._packed or self._weights
 
     def refresh(self) -> None:
-        """Merge the current adapter into the current base weights."""
         for name, original in self._originals.items():
             getattr(self._weights, name).data = original.detach().clone()
         self._layer.merged_adapters.clear()
@@ -122,7 +102,6 @@ class MergedLayer:
             self._weights.weight.data = self._originals["weight"].detach()  # keep the merged weights only once
 
     def release(self) -> None:
-        """Free the memory of the merged weights."""
         for name, original in self._originals.items():
             getattr(self._weights, name).data = original.detach()
         if self._packed is not None:
@@ -131,15 +110,9 @@ class MergedLayer:
 
 class MergedCopy:
     """
-    A model with the policy's weights and the adapter merged.
-
-    Args:
-        policy ([`~peft.PeftModel`]): With one active adapter, which [`~trl_prorl.fast.probes.merge_obstacle`] accepts.
-
-    Attributes:
-        model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`]
-            until a [`~MergedCopy.release`].
-        bytes (`int`): Memory in addition to the policy, between the two.
+    `model` is a copy of a policy with its one active adapter merged, which [`~trl_prorl.fast.probes.merge_obstacle`]
+    must accept. It has the values of the last [`~MergedCopy.refresh`] until a [`~MergedCopy.release`], and needs
+    `bytes` in addition to the policy between the two.
     """
 
     def __init__(self, policy: PeftModel):
@@ -170,7 +143,6 @@ class MergedCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Update to the policy's current weights."""
         for layer in self._layers:
             layer.refresh()
         if self._head is not None:
@@ -198,7 +170,6 @@ def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
 
 
 def find_adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
-    """Return names and layers that an adapter changes."""
     found = []
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):

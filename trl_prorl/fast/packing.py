@@ -76,9 +76,6 @@ class PackedScorer:
     """
     Scores batches like TRL's `GRPOTrainer._get_per_token_logps_and_entropies`, from packed rows, one micro-batch at a
     time.
-
-    Args:
-        max_tokens, autocast: As for [`packed_logps`].
     """
 
     def __init__(self, max_tokens: int | None, autocast: Callable[[], AbstractContextManager]):
@@ -269,15 +266,10 @@ def plan_calls(
     groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
 ) -> list[Call]:
     """
-    Choose the rows of the batch to compute together, by first-fit decreasing. A group is split only if it exceeds a
-    call. Without `max_tokens` there are never more tokens than in padded rows.
-
-    Args:
-        groups (`list[Piece]`): Rows of the batch with the same prompt.
-        prompts, completions (`list[int]`): Number of tokens of every row of the batch.
-        max_tokens (`int`, *optional*): Maximum tokens per call; by default there is one call.
-
-    Returns `list[Call]`. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
+    Choose the rows of the batch to compute together, by first-fit decreasing. A group, rows with the same prompt, is
+    split only if it exceeds a call of `max_tokens` (by default there is one call). Without that limit there are never
+    more tokens than in padded rows. `prompts` and `completions` are the numbers of tokens of every row. Raises
+    `ValueError`: a prompt with one completion exceeds `max_tokens`.
     """
 
     def length(piece: Piece) -> int:

@@ -74,12 +74,8 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, wind
     Return the additive mask of a block, of shape `(S', 1, G·Q, K)`: 0 for visible keys, else −∞. SDPA would make it
     from the booleans in every layer.
 
-    Args:
-        layout ([`Layout`]): Layout of the row.
-        block (`int`): Index of the block.
-        dtype (`torch.dtype`): Dtype of the queries.
-        groups (`int`): G, repetitions of the queries' mask, for heads that share their keys.
-        window (`int`, *optional*): Maximum number of keys that a query sees, including itself.
+    The mask has the dtype of the queries. It is repeated for the G heads that share their keys (`groups`). A query
+    sees at most `window` keys, including itself.
     """
     name = (block, dtype, groups, window)
     if name not in layout.added:
@@ -339,12 +335,8 @@ FOLLOWING: set[type] = set()  # the classes with a forward that accepts `prefix_
 class States:
     """
     State of one layer for S sequences. It has the methods of transformers' cache that such a layer calls, but writes
-    nothing in place, so gradients flow through it.
-
-    Args:
-        convolutions (`dict[int, torch.Tensor]`, *optional*): Last inputs of each convolution, of shape `(S, D, K)`, by
-            number.
-        recurrent (`dict[int, torch.Tensor]`, *optional*): Recurrent states of shape `(S, …)`, by number.
+    nothing in place, so gradients flow through it. It contains the last inputs `(S, D, K)` of each convolution, by
+    number, and recurrent states `(S, …)`, by number.
     """
 
     def __init__(
@@ -408,7 +400,6 @@ class StatePlan(NamedTuple):
 
     @classmethod
     def from_sequences(cls, sequences: list[tuple[int, int, int, int]], device: torch.device) -> "StatePlan":
-        """Plan a row from the sequences of its [`Layout`]."""
         size = sum(length for _, _, _, length in sequences)
         roots = [(start, length) for _, before, start, length in sequences if before == 0 and length > 0]
         others = [sequence for sequence in sequences if sequence[1] > 0]
@@ -472,13 +463,9 @@ def accept_prefixes(model: torch.nn.Module) -> None:
 
 def compute_by_sequence(forward: Callable) -> Callable:
     """
-    Let a layer's forward compute a row sequence by sequence if it gets a layout.
-
-    Args:
-        forward (`Callable`): The layer's own: `hidden_states` of shape `(S, W, D)`, `cache` and `attention_mask` → a
-            tensor of that shape.
-
-    Returns `Callable`: The same, with an argument `prefix_layout`; with it, `hidden_states` is a row `(1, T, D)`.
+    Let a layer's forward compute a row sequence by sequence if it gets a layout. The layer's own maps `hidden_states`
+    of shape `(S, W, D)`, `cache` and `attention_mask` to a tensor of that shape; with the new argument
+    `prefix_layout`, `hidden_states` is a row `(1, T, D)`.
     """
 
     @wraps(forward)

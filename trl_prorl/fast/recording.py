@@ -54,15 +54,9 @@ class Recording:
     """
     A recorded computation on a GPU.
 
-    Args:
-        compute (`Callable`): Without arguments and result. It is called once before the recording, because a first
-            call also prepares libraries.
-        device (`torch.device`): The GPU.
-        pool: Memory of an earlier recording that is no longer replayed; `None` for new memory.
-        trial (`bool`): Whether a function that synchronizes with the GPU raises an error before it is recorded.
-
-    Raises:
-        [`RecordingError`]: It could not be recorded.
+    `compute` is called once before the recording, because a first call also prepares libraries. `pool` is memory of an
+    earlier recording that is no longer replayed. In a trial, a function that synchronizes with the GPU raises an error
+    before it is recorded. Raises [`RecordingError`]: it could not be recorded.
     """
 
     def __init__(self, compute: Callable[[], None], device: torch.device, pool, trial: bool):
@@ -93,26 +87,16 @@ class Recording:
         self.pool = self._graph.pool()
 
     def replay(self) -> None:
-        """Compute it again."""
         self._graph.replay()
 
 
 class RecordedForward:
     """
-    Computes the logits of the next token of every row by a recording.
+    Computes the logits of the next token of every row, of at most `longest` tokens, by a recording.
 
-    Args:
-        model ([`~transformers.GenerationMixin`]): A text decoder.
-        cache ([`~transformers.Cache`]): Its cache; layers are empty or can show a span of places
-            ([`~trl_prorl.fast.compact.RoomyLayer`]).
-        mask ([`~trl_prorl.fast.compact.PaddingMask`]): The padding mask.
-        model_kwargs (`dict`): Arguments of the forward, with positions up to the next token.
-        longest (`int`): Maximum tokens per row.
-        trial (`bool`): Whether a model that synchronizes with the GPU raises an error.
-
-    Attributes:
-        kept_share (`float`): Finished rows are dropped when less than this share is unfinished, because dropping needs
-            another recording.
+    The cache's layers are empty or can show a span of places ([`~trl_prorl.fast.compact.RoomyLayer`]). `model_kwargs`
+    has positions up to the next token. In a trial, a model that synchronizes with the GPU raises an error. Finished
+    rows are dropped when less than `kept_share` of the rows is unfinished, because dropping needs another recording.
     """
 
     kept_share = 0.75
@@ -162,7 +146,6 @@ class RecordedForward:
         self._position += 1
 
     def close_up(self, selection, number: int) -> None:
-        """Keep some of the `number` rows."""
         for layer in self._layers:
             layer.close_up(selection)
         self._mask.close_up(selection)

@@ -67,7 +67,6 @@ class Record:
 
     @property
     def steps(self) -> int | None:
-        """Optimizer steps done."""
         return self.metrics[-1]["step"] if self.metrics else None
 
     @property
@@ -79,7 +78,6 @@ class Record:
         return self.events_of(*RESETS)
 
     def events_of(self, *names: str) -> list[dict[str, Any]]:
-        """Return the events with these names."""
         return [event for event in self.events or [] if event.get("event") in names]
 
     @property
@@ -110,7 +108,6 @@ def read_record(run_dir: str | os.PathLike) -> Record:
 
 
 def read_if_there(path: Path) -> dict[str, Any] | None:
-    """Return a file of a run; `None` if it does not exist."""
     return read_shaped(path) if path.is_file() else None
 
 
@@ -299,7 +296,6 @@ def _interval(ends: list[float], spec: str = ".3f") -> str:
 
 
 def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
-    """Write `README.md`, and return its path."""
     path = Path(folder) / CARD_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as aside:
@@ -323,12 +319,8 @@ def eval_results(record: Record) -> list[EvalResult]:
 
 def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
     """
-    Make one number of the `model-index`.
-
-    Args:
-        part (`dict`): `passk.json`, or its part on another task, with its settings.
-        measure ([`Measure`]): The number.
-        dataset (`str`, *optional*): Hub name of the data.
+    Make one number of the `model-index` from `passk.json`, or from its part on another task, with its settings.
+    `dataset` is the Hub name of the data.
     """
     value, *interval = measure.trained
     base, *base_interval = measure.base
