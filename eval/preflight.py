@@ -11,9 +11,11 @@ For your own trainer, call [`preflight`].
 """
 
 import functools
+import io
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
@@ -23,8 +25,9 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import SaveStrategy
+from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from trl import GRPOTrainer
 
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
@@ -44,45 +47,66 @@ from trl_prorl.eval.readiness.data import (
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings, update_findings
 from trl_prorl.eval.readiness.memory import generation_findings
-from trl_prorl.eval.readiness.signal import Rollouts, sample_starting_model, signal_findings
+from trl_prorl.eval.readiness.put_back import put_back
+from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
+from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
+from trl_prorl.eval.samples.own_rows import check_verifier
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.hub.downloads import PREFIX
 from trl_prorl.launch.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
+from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder
 from trl_prorl.trainer import ProRLTrainer
 
 
 NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
+OURS_ONLY = "memory of a generation batch, tokens per second"  # checks that read what only our trainer has
+
+
+class Findings(list):
+    """The [`Finding`]s of a preflight: a list that is displayed as their table."""
+
+    def __repr__(self) -> str:
+        console = Console(file=io.StringIO(), width=terminal().width, force_jupyter=False)
+        print_findings(self, True, console)
+        return console.file.getvalue().rstrip()
 
 
 def preflight(
-    trainer: ProRLTrainer, task=None, prompts: int = PROMPTS, console: Console | None = None
-) -> list[Finding]:
+    trainer: GRPOTrainer,
+    task=None,
+    prompts: int = PROMPTS,
+    console: Console | None = None,
+    verify: Callable | None = None,
+) -> Findings:
     """
     Check, before a run, whether it can learn, whether it fits into memory, and whether its reward can be hacked.
 
-    It samples prompts of the training set and trains two steps, so the trainer cannot be used afterwards. Create one
-    for the preflight alone, with its own `output_dir`.
+    It samples prompts of the training set and trains two steps in a temporary folder. Then weights, optimizer, random
+    states, order of the data and logs are put back: `trainer.train()` trains as if there had been no preflight.
+    Callbacks of your own are not called. What your reward functions remember is not put back.
 
     Args:
-        trainer ([`ProRLTrainer`]): A trainer that was not used yet, in a single process. Correct completions are those
-            that the `batch_verifier` of its reward function accepts; without one, those that `task` accepts; without a
-            task, those with the full reward of 1 from the first reward function.
+        trainer (`GRPOTrainer`): TRL's trainer, a subclass or [`ProRLTrainer`], in a single process. Checks that need
+            [`ProRLTrainer`] are left out for others, and named.
         task ([`~trl_prorl.tasks.Task`], *optional*): Provides reference answers. Without a task they are not checked,
             so a wrong reward function looks like a model that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Number of training prompts to sample.
         console (`rich.console.Console`, *optional*): Prints a line for each stage and step.
+        verify (`Callable`, *optional*): `verify(completion, row) -> bool`: whether the text `completion` is correct.
+            Without it the trainer's `verify` decides, else the `batch_verifier` of a reward function, else `task`.
+            Without any, completions with the full reward of 1 from the first reward function count as correct.
 
     Returns:
         `list[Finding]`: One finding per check: `what`, `label` (its printed name), `number`, `change` (what to change,
             or empty), `level` (`"fine"`, `"look"`: the run can learn, and could do better, or `"stop"`: it cannot
-            learn) and `values`.
+            learn) and `values`. `print` and a notebook show the list as a table.
 
     Raises:
-        [`InputError`]: The training set is a stream, or there are several processes.
+        [`InputError`]: The training set is a stream, there are several processes, or `verify` fails on the first row.
 
     Example:
 
@@ -96,6 +120,35 @@ def preflight(
     ```
     """
     check_trainer(trainer)
+    verify = verify or getattr(trainer, "verify", None)
+    if verify is not None:
+        check_verifier(verify, trainer.train_dataset[0], "verify")
+    with put_back(trainer), tempfile.TemporaryDirectory() as folder:
+        keep_aside(trainer, folder)
+        return Findings(check(trainer, task, prompts, console, verify))
+
+
+def keep_aside(trainer: GRPOTrainer, folder: str) -> None:
+    """Make a trainer write into `folder` only: it saves nothing, evaluates nothing, calls no callback of others."""
+    args = trainer.args
+    args.output_dir = folder
+    args.logging_strategy = IntervalStrategy.STEPS
+    args.logging_steps = 1
+    args.save_strategy = SaveStrategy.NO
+    args.eval_strategy = IntervalStrategy.NO
+    args.eval_on_start = False
+    args.load_best_model_at_end = False
+    args.push_to_hub = False
+    args.disable_tqdm = True
+    trainer.log_completions = False
+    callbacks = trainer.callback_handler.callbacks
+    callbacks[:] = [one for one in callbacks if isinstance(one, DefaultFlowCallback | ReferenceResetCallback)]
+
+
+def check(
+    trainer: GRPOTrainer, task, prompts: int, console: Console | None, verify: Callable | None = None
+) -> list[Finding]:
+    """Do the checks of [`preflight`] with a trainer that may be changed."""
     available = len(trainer.train_dataset)
     # Random, because evenly spaced rows of a mixture could all belong to one task.
     places = random.Random(trainer.args.seed).sample(range(available), min(prompts, available))
@@ -110,9 +163,10 @@ def preflight(
         gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
     findings += rate_findings(trainer.args.learning_rate, is_peft_model(trainer.model))
     train_prompts = list(trainer.train_dataset["prompt"])
-    seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
+    recipe = getattr(trainer, "recipe", ())
+    seed = getattr(recipe[0], "task_seed", 0) if recipe else 0
     findings += split_findings({"train": train_prompts, **held_out_prompts(trainer.eval_dataset, task, seed)})
-    lengths = [len(ids) for ids in trainer.tokenize_prompts(train_prompts)]
+    lengths = [len(ids) for ids in tokenize_prompts(trainer, train_prompts)]
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     findings += length_findings(lengths, gold_lengths, trainer.args.max_completion_length, context)
     if exit_code(findings):
@@ -121,7 +175,10 @@ def preflight(
     for finding in memory:
         if finding.change:  # at once, because a process that runs out of memory on a CPU is killed without a table
             tell(console, f"{finding.label}: {finding.number}: {finding.change}")
-    return findings + memory + look_at_model(trainer, rows, task, max(gold_lengths, default=None), tells, console)
+    if not isinstance(trainer, ProRLTrainer):
+        memory = [Finding("checks that need ProRLTrainer", NOT_MEASURED, OURS_ONLY)]
+    gold_length = max(gold_lengths, default=None)
+    return findings + memory + look_at_model(trainer, rows, task, gold_length, tells, console, verify)
 
 
 def tell(console: Console | None, line: str) -> None:
@@ -130,7 +187,7 @@ def tell(console: Console | None, line: str) -> None:
         console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def check_trainer(trainer: ProRLTrainer) -> None:
+def check_trainer(trainer: GRPOTrainer) -> None:
     """
     Raise an error for a trainer that cannot be checked.
 
@@ -145,12 +202,13 @@ def check_trainer(trainer: ProRLTrainer) -> None:
 
 
 def look_at_model(
-    trainer: ProRLTrainer,
+    trainer: GRPOTrainer,
     rows: list[dict],
     task,
     gold_length: int | None,
     tells: bool | None,
     console: Console | None,
+    verify: Callable | None,
 ) -> list[Finding]:
     """
     Sample the starting model and take the first steps. `gold_length` and `tells` are as in [`signal_findings`].
@@ -161,28 +219,20 @@ def look_at_model(
     findings = []
     try:
         with nullcontext() if console is None else progress(completions, "preflight") as bar:
-            samples = sample_starting_model(trainer, rows, task, bar)
+            samples = sample_starting_model(trainer, rows, task, bar, verify)
         findings += signal_findings(samples, gold_length, tells)
         tell(console, "first steps")
-        before = policy_logps(trainer, samples)
-        steps = first_steps(trainer, functools.partial(tell, console))
-        after = policy_logps(trainer, samples)
+        before = policy_logps(trainer, samples.batch)
+        steps, trained = first_steps(trainer, functools.partial(tell, console))
+        after = policy_logps(trainer, samples.batch)
     except torch.OutOfMemoryError:
         return [*findings, out_of_memory(args.per_device_train_batch_size)]
     except RunError as error:
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
-    findings += update_findings(steps)
+    findings += [trained, *update_findings(steps)]
     if before is not None:
         findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))
     return findings + cost_findings(trainer, steps)
-
-
-def policy_logps(trainer: ProRLTrainer, samples: Rollouts) -> torch.Tensor | None:
-    """Return the policy's log-probabilities of the sampled tokens, without dropout; `None` for images."""
-    if not trainer.scorer.text_only:
-        return None
-    trainer.model.eval()
-    return trainer.policy_logps(samples.batch)
 
 
 def check_processes(count: int) -> None:
@@ -241,7 +291,7 @@ def verdict(findings: list[Finding]) -> str:
     limited = any(finding.values.get("limited") for finding in findings)
     changes = sum(finding.level == LOOK for finding in findings) - limited
     if limited:
-        learns += "; the reward can be hacked, which the recipe already limits"
+        learns += "; the reward can be hacked, which its keys already limit"
     if changes == 0:
         return learns
     if changes == 1:
@@ -249,12 +299,11 @@ def verdict(findings: list[Finding]) -> str:
     return f"{learns}; {changes} findings suggest a change"
 
 
-def print_findings(findings: list[Finding], with_passed: bool) -> None:
+def print_findings(findings: list[Finding], with_passed: bool, console: Console) -> None:
     """
     Print the findings that need a change, most important first; how many checks passed, or all of them; the expected
-    time; and the verdict. The table is as wide as the terminal at most.
+    time; and the verdict. The table is as wide as the console at most.
     """
-    console = terminal()
     changes = sorted((finding for finding in findings if finding.level != FINE), key=lambda finding: finding.priority)
     others = [finding for finding in findings if finding.level == FINE]
     missing = [finding for finding in others if finding.number.startswith(NOT_MEASURED)]
@@ -272,7 +321,7 @@ def print_findings(findings: list[Finding], with_passed: bool) -> None:
         for finding in others:
             if finding.what.startswith(WALL_TIME):
                 console.print(f"{finding.label.capitalize()}: {finding.number}.")
-    console.print(Text(visible(f"The recipe {verdict(findings)}.")))
+    console.print(Text(visible(f"The run {verdict(findings)}.")))
 
 
 def grid(findings: list[Finding]) -> Table:
@@ -294,9 +343,10 @@ def main(argv=None) -> int:
     args, others = command_lines.preflight(argv)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args, found = build_trainer(others, Path(folder))
-        findings = found + preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
+        check_trainer(trainer)
+        findings = found + check(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
-    print_findings(findings, args.all)
+    print_findings(findings, args.all, terminal())
     if args.json is not None:
         lines = [{"what": finding.what, "label": finding.label, **vars(finding)} for finding in findings]
         try:

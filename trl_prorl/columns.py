@@ -72,7 +72,11 @@ METRICS = {
     "reward/TASK": RecordKey(
         "reward", "mean reward of one task, by the first function that scores it", "a column `task`"
     ),
-    "pass_rate/TASK": RecordKey("share", "share of these completions with the full reward of 1", "a column `task`"),
+    "pass_rate/TASK": RecordKey(
+        "share",
+        "share of these completions that are correct, or have the full reward of 1",
+        "a column `task`",
+    ),
     "gold": RecordKey(
         "share",
         "accuracy: share of completions that are correct by the verifier; before `dynamic_sampling_rounds`",

@@ -24,6 +24,7 @@ from .record import token_means
 from .rewards import guard_reward
 from .rollout import EQUAL_GROUPS, Outcome, groups_without_signal, weighted_sum
 from .supported import TOKEN_LOSSES
+from .text import last_text
 
 
 def count_rows(dataset: Any, n: int) -> int | None:
@@ -65,6 +66,27 @@ def find_verifier(functions: Iterable[Any]) -> Callable | None:
     """Return the `batch_verifier` of the first reward function that has one, or `None`."""
     found = (getattr(function, name, None) for function in functions for name in ATTRIBUTES)
     return next((verifier for verifier in found if callable(verifier)), None)
+
+
+class OneByOne:
+    """A verifier of one completion, `verify(completion, row) -> bool`, as a `batch_verifier`."""
+
+    def __init__(self, verify: Callable):
+        self.verify = verify
+
+    def batch_verifier(self, prompts: list, completions: list, **columns: list) -> list[bool]:
+        """Judge the text of each completion; its row has the prompt and the columns."""
+        verdicts = []
+        for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            text = completion if isinstance(completion, str) else last_text(completion)
+            row = {name: values[place] for name, values in columns.items()}
+            verdicts.append(self.verify(text, {"prompt": prompt, **row}))
+        return verdicts
+
+
+def judges(verify: Callable | None, functions: Iterable[Any]) -> list:
+    """Return what may have a `batch_verifier`: a verifier of one completion, if any, then the reward functions."""
+    return [*functions] if verify is None else [OneByOne(verify), *functions]
 
 
 def draw_sizes(n: int) -> list[int]:

@@ -102,19 +102,22 @@ class Outcome:
 
     def measurements(self) -> dict[str, float]:
         """
-        Compute the entries in `metrics.jsonl`: per task the mean reward and the share with the full reward of 1; the
-        share of correct completions; the share of interruptions.
+        Compute the entries in `metrics.jsonl`: by task, the mean of the first reward function and the share of correct
+        completions (without a verifier, of those with its full reward of 1); that share of all; the interruptions.
         """
         first = self.rewards[:, 0]
         values = {}
         for task in sorted({name for name in self.tasks if name is not None}):
-            rewards = first[[place for place, name in enumerate(self.tasks) if name == task]]
+            places = [place for place, name in enumerate(self.tasks) if name == task]
+            rewards = first[places]
             rewards = rewards[~rewards.isnan()]
+            passes = [self.correct[place] for place in places] if self.correct else (rewards >= 1.0).tolist()
             if len(rewards):  # the first reward function may belong to another task
                 values[f"reward/{task}"] = rewards.mean().item()
-                values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
                 self.counts[f"reward/{task}"] = len(rewards)
-                self.counts[f"pass_rate/{task}"] = len(rewards)
+            if passes:
+                values[f"pass_rate/{task}"] = sum(passes) / len(passes)
+                self.counts[f"pass_rate/{task}"] = len(passes)
         if self.correct:
             values["gold"] = sum(self.correct) / len(self.correct)
         if self.interrupted:
@@ -170,40 +173,6 @@ class Outcome:
         rows = self.rewards.isinf().any(dim=1)
         groups = rows.view(-1, self.group_size).any(dim=1)
         return groups.repeat_interleave(self.group_size)
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """
-    Completions that are inspected, not trained on: G per row, row by row; N in all.
-
-    Attributes:
-        completions (`list`): As reward functions get them: texts, or lists of messages.
-        ids (`list[list[int]]`): Their tokens, including the end token.
-        cut (`list[bool]`): Whether each was truncated at the maximum length.
-        rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN if it does not apply.
-        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
-        correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
-        batch (`dict[str, torch.Tensor]`): As a step would train on it, without anchors.
-    """
-
-    completions: list
-    ids: list[list[int]]
-    cut: list[bool]
-    rewards: torch.Tensor
-    total: torch.Tensor
-    correct: list[bool]
-    batch: dict[str, torch.Tensor]
-
-    @classmethod
-    def from_outcome(
-        cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]
-    ) -> "Sampled":
-        """Make it from the outcome of sampling and its batch. `ends` are the tokens that end a completion."""
-        cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
-        rewards = outcome.rewards.cpu()
-        total = weighted_sum(outcome.rewards, weights).cpu()
-        return cls(outcome.completions, outcome.ids, cut, rewards, total, outcome.correct, batch)
 
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

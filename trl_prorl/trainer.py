@@ -41,7 +41,7 @@ from .assembly import (
 )
 from .checkpoint import CheckpointMixin
 from .errors import RewardError
-from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts
+from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, judges
 from .extras.vllm import keep_weights
 from .finite import FiniteGuard
 from .hub.uploads import Uploads
@@ -88,7 +88,6 @@ from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rewards import guard_reward, settle_models
 from .rollout import (
     Outcome,
-    Sampled,
     keep_groups_together,
     set_advantages,
 )
@@ -113,7 +112,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         reward_funcs (`Callable`, `str` or a list of them): A function `reward(completions, **columns)` returns one
             number per completion; `prompts` and the other columns of the data set are lists of the same length. Its
             attribute `batch_verifier`, called with the same arguments, returns one bool per completion: whether it is
-            correct. pass@k during training and `guard_gap` require it. A `str` is the name of a reward model.
+            correct; for a verifier of one completion see `verify`. A `str` is the name of a reward model.
         args ([`ProRLConfig`], *optional*): The settings of the run.
         train_dataset (`datasets.Dataset`): Rows with a `prompt` (chat messages or text). Their other columns are
             passed to the reward functions.
@@ -123,6 +122,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             [`ReferenceResetCallback`].
         peft_config ([`~peft.LoraConfig`], *optional*): Train an adapter. A reset then copies it onto the frozen
             adapter `ref`. In full fine-tuning a reset copies the model onto a snapshot.
+        verify (`Callable`, *optional*): `verify(completion, row) -> bool`: whether the text of a completion is
+            correct. The accuracy, `eval_pass@k`, `guard_gap` and the preflight use it, in place of a `batch_verifier`.
 
     Raises:
         `ValueError`: A key, or a combination of keys, model and data, is wrong or not supported. The message names the
@@ -175,6 +176,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
         check_names(ProRLTrainer)
+        self.verify = named.pop("verify", None)
         plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
         if plan.args.use_vllm:
             check_names(ProRLTrainer, with_vllm=True)
@@ -199,7 +201,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = run_identity(self, plan, policy)
-        self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
+        self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -253,6 +255,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
 
+    def _judges(self) -> list:
+        """Return what may judge whether a completion is correct, in order."""
+        return judges(self.verify, self.reward_funcs)
+
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
         """Prompts of the training set, for comparisons."""
@@ -297,7 +303,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
         if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
-            choose_best_metric(self.args, self.reward_funcs, self.eval_dataset, [EarlyStoppingCallback()])
+            choose_best_metric(self.args, self._judges(), self.eval_dataset, [EarlyStoppingCallback()])
         super().add_callback(callback)
 
     @property
@@ -706,27 +712,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.environment_factories is not None and not self._multi_environment:
             self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
-
-    @torch.no_grad()
-    def sample_rows(self, rows: list[dict]) -> Sampled:
-        """
-        Sample and reward rows of the training set as a step does, `num_generations` completions each, without training
-        on them. Reward functions see the last completed step.
-
-        Args:
-            rows (`list[dict]`): Rows with a `prompt`; by a single process.
-
-        Returns [`~trl_prorl.rollout.Sampled`]
-        """
-        self.model.train()  # as for the rollouts of a step
-        inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
-        batch, outcome = self._sample(inputs)
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        return Sampled.from_outcome(outcome, batch, self.reward_weights, ends)
-
-    def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Score a batch of [`sample_rows`] by the current policy. Returns log-probabilities `(N, T)`."""
-        return self._score(self.anchors["old"], batch, self.args.per_device_train_batch_size)
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """

@@ -94,12 +94,12 @@ def cost_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]
     max_steps = trainer.state.max_steps
     timed = {f"time_{stage}": max(row.get(f"time_{stage}", 0.0) for row in rows) for stage in STAGES}
     stages = ", ".join(f"{key.removeprefix('time_')} {seconds:.2f}" for key, seconds in timed.items() if seconds)
-    wall = seconds_of_run(rows, max_steps, args.generate_every / args.gradient_accumulation_steps)
-    throughput = fmean(row["tokens_per_second"] for row in rows)
+    generate_every = args.steps_per_generation * trainer.num_iterations
+    wall = seconds_of_run(rows, max_steps, generate_every / args.gradient_accumulation_steps)
     share = rows[0]["time_reward"] / rows[0]["time_step"]
     return [
         Finding("seconds by stage", stages, values=timed),
-        Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
+        *throughput_findings(rows),
         Finding(
             f"{WALL_TIME} {max_steps} steps",
             f"about {duration(wall)}, without evaluations",
@@ -114,6 +114,14 @@ def cost_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]
         ),
         *memory_findings(trainer, rows),
     ]
+
+
+def throughput_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
+    """Return the finding about the throughput, if the trainer measures it."""
+    if "tokens_per_second" not in rows[0]:
+        return []
+    throughput = fmean(row["tokens_per_second"] for row in rows)
+    return [Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput})]
 
 
 def memory_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]:
@@ -159,7 +167,7 @@ def micro_batch_finding(
     if most is not None and length > 0:
         at_full_length = per_row * max(1.0, most / length)
         fit_at_full_length = largest_micro_batch(held, at_full_length, total, group)
-        larger = larger_micro_batch(now, fit_at_full_length, args.exchangeable_micro_batches)
+        larger = larger_micro_batch(now, fit_at_full_length, getattr(args, "exchangeable_micro_batches", 1))
     what = "largest micro-batch that fits"
     number = f"{fits} rows (now {now})"
     values = {"rows": fits, "now": now, "advised": larger}

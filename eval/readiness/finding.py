@@ -32,6 +32,7 @@ LABELS = {
     "right among answers paid in full": "correct completions among those with full reward",
     "KL to the base that right answers need": "KL to the starting model that correct answers need (kl_target)",
     "KL to the policy before the first": "KL between the policies before and after the first",
+    "trained parameters": "trained parameters",
     "entropy": "entropy",
     "tokens clipped after it": "tokens clipped after the first update",
     "memory": "memory",

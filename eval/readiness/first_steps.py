@@ -1,19 +1,27 @@
 """The first optimizer steps of a run, done in a temporary folder, and the findings about them."""
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from transformers import TrainerCallback
 
 from trl_prorl import kl
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
+from trl_prorl.eval.readiness.memory import GIB
+from trl_prorl.eval.readiness.samples_of import watch
 from trl_prorl.kl import completion_mask
 from trl_prorl.launch.terminal import LORA_RATES
 from trl_prorl.run_files import METRICS_FILE, read_log
+from trl_prorl.run_recorder import RunRecorder
 
 
 STEPS = 2
+# Columns of `metrics.jsonl` by the method that takes the time.
+TIMED = {"_generate_and_score_completions": "time_rollout", "_calculate_rewards": "time_reward"}
 MIN_ENTROPY = 0.05  # nats per token
 MAX_CLIPPED = 0.2  # share of tokens
 # Nats per token. Two updates move the embedded models by less than 0.01 with the shipped recipes, by 0.06 at ten times
@@ -24,26 +32,78 @@ FULL_RATE = 2e-6  # the highest learning rate of full fine-tuning; LoRA needs ab
 
 
 class StopAfter(TrainerCallback):
-    """Stops a run after some steps and reports each of them; the learning-rate schedule is that of the full run."""
+    """
+    Stops a run after some steps and reports each of them; the learning-rate schedule is that of the full run.
+
+    Attributes:
+        rows (`list[dict]`): What the log files of TRL's trainer lack, of each step: its memory, and the seconds of
+            sampling and of reward functions.
+        reached (`set[str]`): The parameters that got a gradient.
+    """
 
     def __init__(self, steps: int, tell: Callable[[str], None]):
         self.steps = steps
         self.tell = tell
+        self.rows: list[dict[str, float]] = []
+        self.reached: set[str] = set()
+        self._seconds = dict.fromkeys(TIMED.values(), 0.0)
+
+    def add_seconds(self, name: str, call: Callable, *args):
+        """Call a method, and add its seconds to a column."""
+        began = time.perf_counter()
+        result = call(*args)
+        self._seconds[name] += time.perf_counter() - began
+        return result
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._seconds = dict.fromkeys(TIMED.values(), 0.0)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.reached |= {name for name, param in model.named_parameters() if param.grad is not None}
 
     def on_step_end(self, args, state, control, **kwargs):
         self.tell(f"step {state.global_step} of {self.steps} is done")
+        row = dict(self._seconds)
+        if torch.cuda.is_available():
+            row["peak_memory_gib"] = torch.cuda.max_memory_allocated() / GIB
+        self.rows.append(row)
         if state.global_step >= self.steps:
             control.should_training_stop = True
 
 
-def first_steps(trainer, tell: Callable[[str], None]) -> list[dict]:
+def first_steps(trainer, tell: Callable[[str], None]) -> tuple[list[dict], Finding]:
     """
-    Train the first [`STEPS`], and return their rows of `metrics.jsonl`; `tell` gets a line after each. The trainer
-    neither saves nor evaluates, and the caller deletes its `output_dir`.
+    Train the first [`STEPS`], and return their rows of `metrics.jsonl`, and the finding about what is trained; `tell`
+    gets a line after each step. The trainer neither saves nor evaluates, and the caller deletes its `output_dir`.
     """
-    trainer.add_callback(StopAfter(STEPS, tell))
+    stop = StopAfter(STEPS, tell)
+    trainer.add_callback(stop)
+    if not hasattr(trainer, "run_dir"):  # TRL's, which writes no log files
+        trainer.add_callback(RunRecorder())
+        for name, column in TIMED.items():
+            watch(trainer, name, functools.partial(stop.add_seconds, column))
     trainer.train()
-    return read_log(trainer.run_dir, METRICS_FILE)
+    rows = read_log(Path(trainer.args.output_dir), METRICS_FILE)
+    trained = trained_finding(trainer.accelerator.unwrap_model(trainer.model), stop.reached)
+    return [measured | row for measured, row in zip(stop.rows, rows, strict=True)], trained
+
+
+def trained_finding(model: torch.nn.Module, reached: Collection[str]) -> Finding:
+    """Return how much of a model is trained, and whether a gradient `reached` all of it."""
+    sizes = {name: param.numel() for name, param in model.named_parameters()}
+    trained = {name: sizes[name] for name, param in model.named_parameters() if param.requires_grad}
+    missed = [name for name in trained if name not in reached]
+    share = sum(trained.values()) / sum(sizes.values())
+    number = f"{sum(trained.values()):,} of {sum(sizes.values()):,} ({100 * share:.2g} %)"
+    first = missed[0] if missed else ""
+    change = (
+        f"no gradient reaches {len(missed)} of {len(trained)} trained tensors, the first {first}: activate that "
+        "adapter, or freeze them"
+    )
+    values = {"trained": sum(trained.values()), "parameters": sum(sizes.values()), "missed": missed}
+    return make_finding("trained parameters", number, bool(missed), change, **values)
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:

@@ -95,7 +95,7 @@ def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     sampling, or without a limit on the length of completions, there is none.
     """
     args = trainer.args
-    if trainer.compact is None or args.max_completion_length is None:
+    if getattr(trainer, "compact", None) is None or args.max_completion_length is None:
         return []
     model = trainer.accelerator.unwrap_model(trainer.model)
     copy = 0 if trainer.compact.copy is None else trainer.compact.copy.bytes

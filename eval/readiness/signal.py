@@ -1,7 +1,7 @@
 """Samples of the starting model, as a run draws and rewards them: does any group give a gradient, and if not, why?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,8 @@ from trl_prorl.eval.analysis.statistics import prompt_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import judge, without_nan
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
-from trl_prorl.evaluation import find_verifier
+from trl_prorl.eval.readiness.samples_of import sample_rows
+from trl_prorl.evaluation import find_verifier, judges
 from trl_prorl.text import last_text
 
 
@@ -39,7 +40,7 @@ REWARDS_WRONG = "groups that pay a wrong answer like a right one"
 NEEDED_KL = "KL to the base that right answers need"
 NO_VERIFIER = f"{NOT_MEASURED}: no verifier"
 JUDGED = (
-    "reward hacking cannot be detected: give the reward function an attribute batch_verifier, or pass task=. If "
+    "reward hacking cannot be detected: pass verify=is_correct, a function of a completion and its row. If "
     "only a judge, a rubric or a reward model can score answers, keep a KL to the starting model (beta with "
     "kl_target), read samples, and evaluate with a different judge"
 )
@@ -84,22 +85,24 @@ class Rollouts:
         return [list(values[i : i + self.group_size]) for i in range(0, len(values), self.group_size)]
 
 
-def sample_starting_model(trainer, rows: Sequence[Mapping], task=None, bar: tqdm | None = None) -> Rollouts:
+def sample_starting_model(
+    trainer, rows: Sequence[Mapping], task=None, bar: tqdm | None = None, verify: Callable | None = None
+) -> Rollouts:
     """
     Sample P rows of the training set as a trainer does before its first step, a generation batch at a time. A `bar`
     shows the number of completions.
 
-    The verifier of a reward function decides which completions are correct, else the task. Without both, a completion
-    is correct if the first reward function gives it the full reward of 1, as for `pass_rate/TASK` in `metrics.jsonl`.
+    `verify(completion, row)` decides which completions are correct, else the verifier of a reward function, else the
+    task. Without them, a completion is correct if the first reward function gives it the full reward of 1.
     """
     size = trainer.num_generations
     together = max(1, trainer.args.generation_batch_size // size)
-    has_verifier = task is not None or find_verifier(trainer.reward_funcs) is not None
+    has_verifier = task is not None or find_verifier(judges(verify, trainer.reward_funcs)) is not None
     answered = None if task is None else []
     found = Rollouts(trainer.args, size, "verify" if has_verifier else FULL_REWARD, answered)
     for start in range(0, len(rows), together):
         batch = rows[start : start + together]
-        sampled = trainer.sample_rows(batch)
+        sampled = sample_rows(trainer, batch, verify)
         found.batch = found.batch or sampled.batch
         row_of_each = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
@@ -225,7 +228,7 @@ def accuracy_finding(what: str, rates: list[float], tells: bool | None, truncate
 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Return the share of groups that give no gradient: observed, and expected from the accuracy."""
-    if found.group_size == 1 or found.args.advantage_estimator in UNGROUPED:
+    if found.group_size == 1 or getattr(found.args, "advantage_estimator", None) in UNGROUPED:
         return batch_finding(found, tells)
     groups = found.groups(found.rewards)
     truncated = found.groups(found.truncated)
@@ -361,13 +364,15 @@ def few_prompts(found: Rollouts) -> str:
 
 def limits_set(args: ProRLConfig) -> dict[str, float]:
     """Return those of the keys [`LIMITS`] that are set."""
-    return {key: getattr(args, key) for key in LIMITS if getattr(args, key)}
+    return {key: getattr(args, key) for key in LIMITS if getattr(args, key, None)}
 
 
 def missing_limits(found: Rollouts) -> list[str]:
     """Return what to set against reward hacking; empty if the configuration already limits it."""
     limits = limits_set(found.args)
     target = f"{needed_kl(found):.2g}"
+    if not hasattr(found.args, "kl_target"):  # of another trainer
+        return [] if limits else [f"beta: 0.3 (ProRLTrainer adapts it to kl_target: {target})"]
     missing = []
     if "kl_target" not in limits or not {"beta", "beta_base"} & limits.keys():
         missing.append(f"kl_target: {target} (beta: 0.3 to start)")

@@ -275,3 +275,23 @@ def test_the_earlier_name_of_batch_verifier_works_and_yields_to_it():
     assert find_verifier([constant(0.0), judged_by_old]) is old
     assert find_verifier([judged_by_both]) is new
     assert find_verifier([constant(0.0)]) is None
+
+
+def test_a_verifier_of_one_completion_judges_training_and_evaluations(run):
+    """It accepts two of four prompts of the evaluation, and those of task a, whose reward is not full."""
+    seen = []
+
+    def is_correct(completion, row):
+        seen.append((completion, row))
+        return row["right"]
+
+    rows = {"task": ["a"] * 8 + ["b"] * 8, "right": [True] * 8 + [False] * 8}
+    evaluated = say(4, right=[True, True, False, False])
+    given = {"verify": is_correct, "eval_dataset": evaluated}
+    trained = run(reward=constant(0.5), columns=rows, trainer_kwargs=given, guard_gap=0.1, max_steps=2, **EVALUATED)
+    for row in read(trained.run_dir, "evaluations.jsonl"):
+        assert passes(row) == {"eval_pass@1": 0.5, "eval_pass@2": 0.5, "eval_pass@4": 0.5}
+    for row in read(trained.run_dir):
+        assert (row.get("pass_rate/a", 1.0), row.get("pass_rate/b", 0.0)) == (1.0, 0.0)  # and not the reward's 0
+        assert row["gold"] in (0.0, 0.5, 1.0)
+    assert all(isinstance(completion, str) and row["prompt"][0]["role"] == "user" for completion, row in seen)

@@ -105,8 +105,8 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
         key, value = next(iter(needs_verdicts.items()))
         raise ValueError(
             f"{key}={value!r} needs to know which completions are correct, and no reward function has a "
-            "batch_verifier. Remove the key, or set reward.batch_verifier = verify, where "
-            "verify(completions, **columns) returns one bool per completion."
+            "batch_verifier. Remove the key, or give the trainer verify=is_correct, where "
+            "is_correct(completion, row) returns a bool."
         )
     if verifier is not None and is_async_callable(verifier):
         raise ValueError(

@@ -3,7 +3,7 @@
 import inspect
 import os
 import tempfile
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from ..anchors import ANCHORS
 from ..config import ProRLConfig
+from ..evaluation import judges
 from ..extras.growth import check_growing_optimizer
 from ..extras.vllm import RANKS, let_engine_take_adapters
 from ..files import check_contents
@@ -101,7 +102,7 @@ class Plan:
         RunFolder(args.output_dir).check_usable()
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
-        _check_data_and_rewards(args, given)
+        _check_data_and_rewards(args, given, trainer.verify)
         keys = changing_keys(args)
         optimizer, _ = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
         _check_optimizer(args, optimizer)
@@ -259,7 +260,7 @@ def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
     return leave_out_towers(config, given["model"], revision=revision, trust_remote_code=args.trust_remote_code)
 
 
-def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
+def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Callable | None) -> None:
     """Raise an error if training set, reward functions and metrics do not fit each other."""
     rows = given.get("train_dataset")
     evaluation = given.get("eval_dataset")
@@ -282,7 +283,8 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
             check_contents(function, f"reward_funcs={function!r}")
             if "attn_implementation" not in (args.model_init_kwargs or {}):
                 refuse_kernel(function, **_place(args))
-    choose_best_metric(args, functions, evaluation, given.get("callbacks") or [])
+    judging = judges(verify, functions)
+    choose_best_metric(args, judging, evaluation, given.get("callbacks") or [])
     metrics = {}
     if args.metric_for_best_model is not None and not args.stop_stall:  # with which it is the same as the next
         metrics["metric_for_best_model"] = args.metric_for_best_model
@@ -295,7 +297,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
         needs_verdicts["guard_gap"] = args.guard_gap
     if args.prompt_pool_retire != KEYS["prompt_pool_retire"].default:
         needs_verdicts["prompt_pool_retire"] = args.prompt_pool_retire
-    check_verifier(functions, needs_verdicts)
+    check_verifier(judging, needs_verdicts)
     if not has_environment:  # whose rewards are known when it is made
         check_measured(metrics, functions, args.num_generations_eval or args.num_generations, evaluation)
 

@@ -16,6 +16,7 @@ from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.preflight import main, preflight
 from trl_prorl.eval.readiness.finding import Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps
+from trl_prorl.eval.readiness.samples_of import sample_rows
 from trl_prorl.launch.recipe import TaskArguments
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
@@ -54,7 +55,7 @@ def found(tmp_path):
 def test_a_verifier_that_rejects_reference_answers(tmp_path, monkeypatch):
     """No model is sampled, because no completion could be judged."""
     trainer = make(tmp_path)
-    monkeypatch.setattr(trainer, "sample_rows", None)
+    monkeypatch.setattr(trainer, "_sample", None)
     broken = get_task("reverse_digits", level=3)
     broken.verify = lambda completion, row: False
     findings = preflight(trainer, broken, prompts=4)
@@ -63,11 +64,11 @@ def test_a_verifier_that_rejects_reference_answers(tmp_path, monkeypatch):
 
 
 def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
-    def full(rows):
+    def full(inputs):
         raise torch.OutOfMemoryError
 
     trainer = make(tmp_path)
-    monkeypatch.setattr(trainer, "sample_rows", full)
+    monkeypatch.setattr(trainer, "_sample", full)
     assert exit_code(preflight(trainer, TASK, prompts=4)) == 1
 
 
@@ -76,7 +77,7 @@ def test_it_samples_as_a_step_does(tmp_path):
     trainer = make(tmp_path, num_iterations=1)
     rows = [trainer.train_dataset[place] for place in range(4)]
     torch.manual_seed(5)
-    sampled = trainer.sample_rows(rows)
+    sampled = sample_rows(trainer, rows)
     torch.manual_seed(5)
     batch = trainer._generate_and_score_completions([row for row in rows for _ in range(4)])
     lengths = batch["completion_mask"].sum(1).tolist()
@@ -126,7 +127,8 @@ FOUND = [
 @pytest.mark.parametrize("columns, most", [(None, 100), ("60", 60)])
 def test_what_needs_a_change_is_printed_first_and_the_rest_on_demand(monkeypatch, capsys, columns, most):
     monkeypatch.setattr("trl_prorl.eval.preflight.build_trainer", lambda argv, folder: (None, TaskArguments(), []))
-    monkeypatch.setattr("trl_prorl.eval.preflight.preflight", lambda *_: FOUND)
+    monkeypatch.setattr("trl_prorl.eval.preflight.check_trainer", lambda trainer: None)
+    monkeypatch.setattr("trl_prorl.eval.preflight.check", lambda *_: FOUND)
     if columns is None:
         monkeypatch.delenv("COLUMNS", raising=False)
     else:
@@ -152,7 +154,7 @@ def test_a_recipe_that_limits_hacking_and_was_trained_already(folder, capsys):
     assert main([*GAMED, "--output_dir", "held", "--all"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "already contains a run" in printed
-    assert "already limits; one finding suggests a change." in printed
+    assert "already limit; one finding suggests a change." in printed
     checks, _, measured = printed.partition("Measured:")
     assert "checks passed:" in checks
     assert "tokens per second" in measured
@@ -198,7 +200,7 @@ def test_what_else_a_recipe_can_ask_for(folder):
 
 
 def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
-    rows = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"), print)
+    rows, _ = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"), print)
     assert [row["step"] for row in rows] == [1, 2]
     assert [row["lr"] for row in rows] == pytest.approx([0.0, 0.2e-4])
 

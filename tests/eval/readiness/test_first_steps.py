@@ -84,6 +84,7 @@ def test_time_and_memory_on_a_gpu(monkeypatch):
         state=SimpleNamespace(max_steps=10),
         accelerator=SimpleNamespace(device=torch.device("cuda")),
         num_generations=4,
+        num_iterations=2,
     )
     rows = [FIRST | {"time_reward": 4.0, "peak_memory_gib": 19.0}, SECOND | {"peak_memory_gib": 12.0}]
     found = {finding.what: finding for finding in cost_findings(trainer, rows)}

@@ -1,0 +1,95 @@
+"""What a preflight asks of a trainer, ours or any of TRL's: prompts in tokens, samples, log-probabilities."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from trl_prorl.evaluation import Verdicts, judges
+from trl_prorl.rollout import weighted_sum
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """
+    Completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
+
+    Attributes:
+        completions (`list`): As reward functions get them: texts, or lists of messages.
+        ids (`list[list[int]]`): Their tokens, the end token included.
+        cut (`list[bool]`): Whether each was cut at the greatest length instead of ending.
+        rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
+        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
+        correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
+        batch (`dict[str, torch.Tensor]`): As a step would train on it.
+    """
+
+    completions: list
+    ids: list[list[int]]
+    cut: list[bool]
+    rewards: torch.Tensor
+    total: torch.Tensor
+    correct: list[bool]
+    batch: dict[str, torch.Tensor]
+
+
+def tokenize_prompts(trainer, prompts: list) -> list[list[int]]:
+    """Turn prompts into token ids, with the chat template."""
+    ours = getattr(trainer, "tokenize_prompts", None)
+    return trainer._tokenize_prompts(prompts)[0] if ours is None else ours(prompts)
+
+
+def watch(owner, name: str, see: Callable) -> None:
+    """Call `see(call, *args)` in place of a method of an object; `call` is the method."""
+    setattr(owner, name, partial(see, getattr(owner, name)))
+
+
+@torch.no_grad()
+def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -> Sampled:
+    """
+    Sample and reward rows of the training set as a step does, `num_generations` completions each. Own rewards see the
+    step that is done last; `verify(completion, row) -> bool` decides which completions are correct, or else the
+    `batch_verifier` of a reward function.
+    """
+    seen = []
+
+    def see(call, inputs, prompts, completions, ids):
+        rewards = call(inputs, prompts, completions, ids)
+        seen[:] = rewards, inputs, prompts, completions, ids
+        return rewards
+
+    trainer.model.train()  # rollouts of a step are drawn so
+    inputs = [dict(row) for row in rows for _ in range(trainer.num_generations)]
+    watch(trainer, "_calculate_rewards", see)
+    try:
+        if hasattr(trainer, "_sample"):  # ours, without the resets that are due before a step's batch
+            batch, _ = trainer._sample(inputs)
+        else:
+            batch = trainer._generate_and_score_completions(inputs)
+    finally:
+        del trainer._calculate_rewards
+    rewards, inputs, prompts, completions, ids = seen
+    ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    return Sampled(
+        completions=completions,
+        ids=ids,
+        cut=[not tokens or tokens[-1] not in ends for tokens in ids],
+        rewards=rewards.cpu(),
+        total=weighted_sum(rewards, trainer.reward_weights).cpu(),
+        correct=Verdicts(judges(verify, trainer.reward_funcs), 1, None).judge(inputs, prompts, completions),
+        batch=batch,
+    )
+
+
+@torch.no_grad()
+def policy_logps(trainer, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """Score sampled tokens by the policy as it now is, without dropout; `(N, T)`, or `None` for images."""
+    if "pixel_values" in batch:
+        return None
+    trainer.model.eval()
+    tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    length = batch["completion_ids"].shape[1]
+    size = trainer.args.per_device_train_batch_size
+    return trainer._get_per_token_logps_and_entropies(trainer.model, tokens, mask, length, batch_size=size)[0]

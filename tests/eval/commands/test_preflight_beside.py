@@ -1,0 +1,164 @@
+"""The preflight of a trainer that goes on to train: TRL's own, a subclass, and ours."""
+
+import json
+import random
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from run_record import read_rows, without_times
+from tiny_run import QUESTIONS, vowels
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLTrainer, RunRecorder
+from trl_prorl.eval.preflight import preflight
+
+
+class Counting(GRPOTrainer):
+    """A subclass that keeps something of its own, and draws random numbers for it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = defaultdict(list)
+
+    def _calculate_rewards(self, inputs, *args):
+        rewards = super()._calculate_rewards(inputs, *args)
+        self.seen["rewards"].append(rewards + random.random() + np.random.rand())
+        return rewards
+
+
+class Witness(TrainerCallback):
+    """A user's callback."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps.append(state.global_step)
+
+
+TIMES = ("time", "runtime", "per_second")
+
+
+def numbers(trainer):
+    """All that a training logs, but for times."""
+    return [{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in trainer.state.log_history]
+
+
+PLAIN = {"beta": 0.1, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "log_completions": True}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "eval_on_start": True}
+FULL = {"lora": False, "num_iterations": 1, "optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 2}
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, Counting])
+@pytest.mark.parametrize("keys", [{}, FULL, EVALUATED, {"gradient_accumulation_steps": 2, "steps_per_generation": 4}])
+def test_a_training_after_it_is_the_training_without_it(cls, keys, make_trainer, weights, tmp_path):
+    runs = []
+    for name in ("without", "after"):
+        witness = Witness()
+        given = {"callbacks": [witness, RunRecorder()], **QUESTIONS}
+        trainer = make_trainer(cls, **PLAIN | keys, output_dir=str(tmp_path / name), trainer_kwargs=given)
+        if name == "after":
+            before = sorted((tmp_path / name).rglob("*"))
+            preflight(trainer, prompts=4)
+            assert sorted((tmp_path / name).rglob("*")) == before and witness.steps == []
+            assert trainer.optimizer is None and trainer.state.global_step == 0
+        trainer.train()
+        assert witness.steps == [1, 2, 3, 4]
+        seen = [rewards.tolist() for rewards in getattr(trainer, "seen", {"rewards": []})["rewards"]]
+        rows = [without_times(row) for row in read_rows(tmp_path / name)]
+        runs.append((weights(trainer), numbers(trainer), rows, seen, torch.get_rng_state().tolist()))
+    (first, *others), (second, *again) = runs
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert json.dumps(others) == json.dumps(again)
+
+
+def test_an_optimizer_of_the_user_s_is_put_back(make_trainer, weights, tiny_model):
+    runs = []
+    for tries in (False, True):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=4)
+        given = {"optimizers": (optimizer, schedule)}
+        trainer = make_trainer(GRPOTrainer, lora=False, model=model, trainer_kwargs=given)
+        if tries:
+            preflight(trainer, prompts=4)
+            assert optimizer.state_dict()["state"] == {} and schedule.last_epoch == 0
+        trainer.train()
+        runs.append((weights(trainer), numbers(trainer)))
+    (first, log), (second, again) = runs
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert log == again
+
+
+OURS = {
+    "reset": {"beta": 0.1, "ref_reset_every": 1, "optimizer_reset": "hard", "fast": True},
+    "anchors": {"beta_old": 0.1, "beta_base": 0.05, "dynamic_sampling_rounds": 1},
+    "elastic": {"elastic_reset_every": 2, "lora": False},
+}
+
+
+@pytest.mark.parametrize("keys", OURS.values(), ids=OURS)
+def test_ours_trains_after_it_as_without_it(keys, make_trainer, weights, tmp_path):
+    runs = []
+    for name in ("without", "after"):
+        trainer = make_trainer(ProRLTrainer, max_steps=4, output_dir=str(tmp_path / name), **keys)
+        if name == "after":
+            preflight(trainer, prompts=4)
+            assert not (tmp_path / name / "metrics.jsonl").exists()
+        trainer.train()
+        rows = [without_times(row) for row in read_rows(tmp_path / name)]
+        events = [without_times(row) for row in read_rows(tmp_path / name, "events.jsonl")]
+        runs.append((weights(trainer), rows, events))
+    (first, *others), (second, *again) = runs
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert json.dumps(others) == json.dumps(again)
+
+
+def levels(findings):
+    return {finding.what: finding.level for finding in findings if finding.level != "fine"}
+
+
+def constant(completions, **columns):
+    return [0.5] * len(completions)
+
+
+def test_causes_are_found_in_trl_s_trainer(make_trainer):
+    found = {finding.what: finding for finding in preflight(make_trainer(GRPOTrainer, learning_rate=1e-6), prompts=4)}
+    assert found["learning rate"].level == "look"
+    assert found["completions cut off"].level == "look"
+    lora, whole = (found["trained parameters"].values[key] for key in ("trained", "parameters"))
+    assert 0 < lora < whole and found["trained parameters"].values["missed"] == []
+    assert found["wall time of 4 steps"].values["seconds"] > 0
+    same = levels(preflight(make_trainer(GRPOTrainer, reward=constant), prompts=4))
+    assert same["groups without signal, expected"] == "stop"
+    long = make_trainer(GRPOTrainer, max_completion_length=40_000)
+    long.generation_config.max_new_tokens = 6
+    assert levels(preflight(long, prompts=4))["longest prompt, with a completion"] == "look"
+
+
+def test_a_verifier_of_one_completion_finds_what_the_reward_pays_wrongly(make_trainer):
+    rows = []
+
+    def is_correct(completion, row):
+        rows.append(row)
+        return len(completion) % 2 == 0  # unlike the reward, which counts vowels
+
+    columns = {"answer": [str(place) for place in range(16)]}
+    for cls in (GRPOTrainer, ProRLTrainer):
+        found = levels(preflight(make_trainer(cls, columns=columns, reward=vowels), prompts=8, verify=is_correct))
+        assert found["groups that pay a wrong answer like a right one"] == "look"
+        assert "verifier beside the reward" not in found
+    assert all(set(row) >= {"prompt", "answer"} for row in rows)
+    with pytest.raises(ValueError, match="verify"):
+        preflight(make_trainer(GRPOTrainer), verify=lambda completion: True)
+
+
+def test_a_trained_part_that_no_gradient_reaches(make_trainer):
+    trainer = make_trainer(GRPOTrainer, lora=False)
+    trainer.model.unused = torch.nn.Linear(2, 2)
+    found = {finding.what: finding for finding in preflight(trainer, prompts=4)}
+    assert found["trained parameters"].values["missed"] == ["unused.weight", "unused.bias"]
+    assert found["trained parameters"].level == "look"
