@@ -85,9 +85,9 @@ class FiniteGuard(Part):
         self.optimizer = optimizer
 
     def begin(self) -> None:
-        self._found: dict[str, Any] | None = None  # of this step
-        self._skipped: dict[str, Any] | None = None  # event of this step's update
-        self._unread: list[Unread] = []  # this step's micro-batches
+        self._found: dict[str, Any] | None = None
+        self._skipped: dict[str, Any] | None = None
+        self._unread: list[Unread] = []
         self.skips = 0
 
     @contextmanager

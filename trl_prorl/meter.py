@@ -246,7 +246,7 @@ class Span:
     def __init__(self, timer: "StageTimer", stage: str):
         self.timer = timer
         self.stage = stage
-        self.settled = 0.0  # seconds read from the clock so far
+        self.settled = 0.0
 
     @property
     def seconds(self) -> float:

@@ -175,7 +175,7 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The learning rate after a reset: a restarted schedule, or a new warm-up
+# the learning rate after a reset
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:

@@ -409,7 +409,7 @@ class InitialAdapter:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Scoring of batches by the policy in TRL's loss and by the anchors of the KL terms.
+# Scoring of batches by the policy in TRL's loss, and by the anchors.
 #
 # TRL requests log-probabilities of π_old and of the reference while it makes a generation batch, and of the policy in
 # its loss. If sound, the first two requests get an empty answer, and the finished batch is scored under each missing

@@ -127,8 +127,8 @@ class Resets(Part):
         self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may create itself
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
-        self.configured: ReferenceResetCallback | None = None  # the callback of the keys, if any
-        self._has_moved = False  # whether a reset has moved the reference
+        self.configured: ReferenceResetCallback | None = None
+        self._has_moved = False
         self._requests: list[Reason] = []
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 

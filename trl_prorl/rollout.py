@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .config import ProRLConfig
 
 
-EQUAL_GROUPS = "frac_reward_zero_std"  # TRL's metric
+EQUAL_GROUPS = "frac_reward_zero_std"
 
 
 @dataclass

@@ -165,7 +165,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "prorl"]
-    has_begun = False  # whether a step has started
+    has_begun = False
     resets: Resets | None = None  # None until TRL's trainer is made
     _makes_batch = False  # whether TRL makes a generation batch of training
     _policy_pass: PolicyPass | None = None  # set while TRL computes the loss of its micro-batch

@@ -85,7 +85,7 @@ def _scale(name: str) -> Treatment | None:
     try:
         first = float(match["first"])
         second = float(match["second"])
-    except (TypeError, ValueError):  # no match, or not a number
+    except (TypeError, ValueError):
         return None
     if first > 1.0 or second > 1.0:
         return None

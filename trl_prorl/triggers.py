@@ -264,7 +264,7 @@ class Stall(Trigger):
         self.without_improvement = state["without_improvement"]
 
 
-CONFIGURED = (Periodic, KLSpike, Stall)  # triggers with keys
+CONFIGURED = (Periodic, KLSpike, Stall)
 
 
 def configured_triggers(args) -> list[Trigger]:

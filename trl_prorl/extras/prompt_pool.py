@@ -91,8 +91,8 @@ class Queue:
 
     def take(self, number: int, last: Collection[int] = ()) -> list[int]:
         """
-        Take the next `number` prompts out of the queue; [`Queue.put`] returns them. None is taken twice unless all are
-        taken. Prompts already taken for this batch (`last`) come last.
+        Take the next `number` prompts out of the queue; [`Queue.put`] returns them. None is taken twice unless all
+        are. Prompts already taken for this batch (`last`) come last.
         """
         taken: list[int] = []
         held: list[int] = []

@@ -225,7 +225,7 @@ def pack(
     taken = []  # spans of the row: first place in the flattened batch, first position, length
     scored = []  # completions: first place among the log-probabilities, first place in the result, length
     sequences = []  # for `layout`: first place and length of the prefix, and of the sequence itself
-    end = 0  # of the packed row so far
+    end = 0
     for piece in call:
         first = piece[0]
         prompt_start = end

@@ -110,7 +110,7 @@ class RecordedForward:
         self._trial = trial
         self._position = model_kwargs["position_ids"][:, -1:].clone()
         self._place = torch.zeros(1, dtype=torch.long, device=self._position.device)
-        self._end = 0  # of the span
+        self._end = 0
         self._recording: Recording | None = None
 
     def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
