@@ -216,7 +216,8 @@ def evaluate(
     loaded again.
 
     Args:
-        trainer ([`ProRLTrainer`]): A trainer that has finished training, in a single process.
+        trainer (`GRPOTrainer`): TRL's trainer, a subclass or [`ProRLTrainer`] that has finished training, in a single
+            process.
         rows (`datasets.Dataset`): Held-out rows with a `prompt` (chat messages or text) and the columns that
             `verifier` reads.
         verifier (`Callable`): `verifier(completion, row) -> bool`: whether the text `completion` answers `row`

@@ -20,6 +20,7 @@ from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
 from trl_prorl.identity import base_parameters, weights_hash
 from trl_prorl.launch.dropout import evaluation_mode
+from trl_prorl.launch.training_prompts import TrainingPrompts
 
 
 class TrainerHeldOut(HeldOut):
@@ -49,31 +50,35 @@ class TrainerHeldOut(HeldOut):
                 f"evaluate and drift need one process, and this run has {processes}; evaluate it with "
                 "`trl-prorl passk --plugin FILE.py` after training"
             )
-        if trainer.environment_factories is not None:
+        if getattr(trainer, "environment_factories", None):
             raise InputError(
                 "environment_factory is not supported by evaluate and drift, which sample one turn; pass eval_dataset "
                 "and set eval_strategy, which evaluate in the environment"
             )
         self.task = OwnRows(rows, verifier)
-        self.run_dir = Path(trainer.run_dir)
+        self.run_dir = Path(getattr(trainer, "run_dir", trainer.args.output_dir))
+        self.run_dir.mkdir(parents=True, exist_ok=True)
         check_contents(self.run_dir)
         self.seed = seed
         self.batch_size = batch_size
         self.name = TaskName(name, is_own=True)
         self.rows = list(rows)
         self.prompt_ids = content_ids(self.rows)
-        self.in_training = trainer.training_prompts.count(row["prompt"] for row in self.rows)
+        trained_on = getattr(trainer, "training_prompts", None) or TrainingPrompts(trainer.train_dataset)
+        self.in_training = trained_on.count(row["prompt"] for row in self.rows)
         self.split = split_of(self.in_training, len(self.rows))
         self.sampling = SamplingSettings.of_run(vars(trainer.args), temperature, max_new_tokens)
         # A verifier has no version, so stored samples are graded again.
         self.grader = None if verifier is None else uuid4().hex[:12]
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        self.trained = Point("trained", trainer.step_of_weights, None)
+        self.trained = Point("trained", getattr(trainer, "step_of_weights", trainer.state.global_step), None)
         self.base = Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
-        self.initial_adapter = trainer.initial_adapter
+        self.initial_adapter = getattr(trainer, "initial_adapter", None)
         noted = read_env(self.run_dir).get("base_model") or {}
+        if not hasattr(trainer, "run_dir"):  # TRL's: its model knows its name
+            noted = {"name": self.policy.config._name_or_path} | noted
         self.config = {
             "model_name_or_path": noted.get("name"),
             "model_revision": noted.get("commit"),
