@@ -206,6 +206,14 @@ sampled, moved, saved and resumed as they are trained. TRL's own GRPOTrainer acc
 
 `init_lora_weights` is one of {initialisations}.
 
+These keys take a LoRA with some of its options:
+
+{adapter_options}
+
+## Quantised models
+
+{quantisations}, with an adapter. Other quantisations raise an error.
+
 ## Models for `fast`
 
 Causal language models are trained. `fast` serves these families (`model_type`), with the implementations of attention
@@ -233,6 +241,10 @@ Any optimizer trains. An `optimizer_reset` needs one of these, or a subclass, th
 ## Learning-rate schedules
 
 {schedules}
+
+## Several processes
+
+{distributions}
 
 ## Versions
 
@@ -283,6 +295,25 @@ def make_supported_page() -> str:
             [[name, code(options)] for name, options in supported.ADAPTERS.items()],
         ),
         initialisations=code(map(repr, supported.INITIALISATIONS)),
+        adapter_options=table(
+            ["key", "options of LoRA"],
+            [
+                [f"`{key}`", code(name for name in supported.ADAPTERS["LORA"] if name in options)]
+                for key, options in supported.ADAPTER_OPTIONS.items()
+            ],
+        ),
+        quantisations=" and ".join(supported.QUANTISATIONS),
+        distributions=table(
+            ["", "`accelerate_configs`", *supported.FEATURES.values()],
+            [
+                [
+                    name,
+                    code([way.file] if way.file else []),
+                    *(yes_or_no(key in way.features) for key in supported.FEATURES),
+                ]
+                for name, way in supported.DISTRIBUTIONS.items()
+            ],
+        ),
         families=table(["`model_type`", "`pack_groups`", "`compact_generation`", "CUDA graph"], families),
         positions=code(supported.POSITIONS),
         learned=code(supported.LEARNED_POSITIONS),

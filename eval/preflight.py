@@ -44,6 +44,7 @@ from trl_prorl.eval.readiness.data import (
     summed_reward,
     text_tokenizer,
 )
+from trl_prorl.eval.readiness.family import family_findings
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings, update_findings
 from trl_prorl.eval.readiness.memory import generation_findings
@@ -161,6 +162,7 @@ def check(
         findings, tells = check_gold_answers(task, rows, summed_reward(trainer))
         texts = [task.gold(row) for row in rows]
         gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
+    findings += family_findings(trainer)
     findings += rate_findings(trainer.args.learning_rate, is_peft_model(trainer.model))
     train_prompts = list(trainer.train_dataset["prompt"])
     recipe = getattr(trainer, "recipe", ())

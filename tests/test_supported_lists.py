@@ -63,5 +63,7 @@ def test_a_second_list_of_each_kind_is_found(name):
     members = [member for member in LISTS[name] if isinstance(member, str)][:4]
     if len(members) < 2:
         pytest.skip("one member")
-    texts = [f"x = {tuple(members)!r}", f"x = {dict.fromkeys(members)!r}", f"x = {' '.join(members)!r}.split()"]
+    texts = [f"x = {tuple(members)!r}", f"x = {dict.fromkeys(members)!r}"]
+    if " " not in "".join(members):
+        texts.append(f"x = {' '.join(members)!r}.split()")
     assert all(name in found[0][2] for found in map(second_lists, texts))

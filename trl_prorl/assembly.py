@@ -34,10 +34,9 @@ from .identity import (
 )
 from .launch.adapters import check_growing_model
 from .launch.checks import check_in_one_place, shards_weights
-from .launch.dropout import check_dropout, check_randomness
+from .launch.dropout import check_dropout
 from .launch.fp32_head import cast_head_to_fp32, give_bias
 from .launch.model_defaults import describe_unused
-from .launch.own_head import check_own_head
 from .launch.plan import Plan
 from .launch.prompt_rows import check_images
 from .parts import Part
@@ -77,10 +76,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
     elif trainer.use_vllm and not is_sharded:
         keep_base_in_syncs(trainer.vllm_generation)
     args.check_or_disable(check_dropout, trainer.model)
-    args.check_or_disable(check_randomness, policy, trainer.accelerator.autocast(), is_sharded)
     check_images(trainer)
-    if not is_sharded:
-        check_own_head(policy, trainer._tokenizer, trainer.temperature)
     return Acceleration.from_trainer(trainer, policy, padded)
 
 

@@ -304,7 +304,7 @@ class CheckpointMixin:
                 self.recorder.open(self.run_dir, resumes=True)
                 self.recorder.event(resume.event)
             # Before any other file with content: it has the id by which they are known as this run's.
-            write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
+            self.write_env()
             write_config(self.run_dir, self.args, self.recipe)
             if self.initial_adapter is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
                 self.initial_adapter.save(self.run_dir / BASE_ADAPTER)
@@ -312,6 +312,10 @@ class CheckpointMixin:
         knows_best = resume is not None and resume.best is not None
         with without_warning("transformers.trainer", "The best checkpoint") if knows_best else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
+
+    def write_env(self) -> None:
+        """Write `env.json` of the run."""
+        write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
 
     def _execution(self) -> dict[str, Any]:
         """Return how the run is computed, for `env.json`."""

@@ -10,6 +10,13 @@ class InputError(ValueError):
         super().__init__(cut(message, 500))
 
 
+def first_line(error: Exception) -> str:
+    """Return the kind of an error and the beginning of its message, without a full stop."""
+    lines = str(error).strip().splitlines()
+    line = lines[0][:160].rstrip(".") if lines else ""
+    return f"{type(error).__name__}: {line}"
+
+
 class RunError(RuntimeError):
     """A run stopped. Its last complete checkpoint is kept."""
 

@@ -359,20 +359,27 @@ class ProlongedKeys:
             comes before or within that pass (`gradient_accumulation_steps` is a multiple of `steps_per_generation`)
             and no correction for vLLM needs them earlier. Otherwise the forward pass stays, and `env.json` gives the
             reason.
+        fast_models (`list[str]`, *optional*):
+            Families of models (`model_type`), in addition to those of docs/supported.md, for which `pack_groups` and
+            `compact_generation` are tried: when the trainer is made, on a tiny model of the same class. `trl-prorl
+            preflight` makes the same trial and says whether it succeeds. `None`: only listed ones.
         pack_groups (`str`, *optional*, defaults to `"off"`):
             `"on"`: every scoring forward pass computes each prompt once for all its completions, without padding, with
             the same results. Each update uses the same rows as in TRL. Rows of a group are moved into one micro-batch
-            as far as possible: completely if an update uses all rows of a generation batch. When the trainer is made,
-            values and gradients of a few tokens are compared with TRL's; a difference, or a model or task that cannot
-            be packed, raises an error. `"auto"`: such a run is computed as in TRL, and `env.json` gives the reason.
+            as far as possible: completely if an update uses all rows of a generation batch. It needs a family of
+            models that docs/supported.md lists, and at the first batch a row's score is compared with the policy's own
+            forward. A difference, or a model or task that cannot be packed, raises an error. `"auto"`: such a run is
+            computed as in TRL, and `env.json` gives the reason.
         pack_max_tokens (`int`, *optional*):
             Maximum tokens per packed forward pass, to limit memory; at least the longest prompt plus
             `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
         compact_generation (`str`, *optional*, defaults to `"off"`):
             `"on"`: generation computes each prompt once for all its completions, drops finished completions, and
-            samples from a copy of the policy with LoRA merged. Generation settings mean the same as in TRL. A model or
-            setting that does not support it raises an error; with `"auto"`, transformers' `generate` is used, and
-            `env.json` gives the reason.
+            samples from a copy of the policy with LoRA merged. Generation settings mean the same as in TRL. It needs a
+            family of models that docs/supported.md lists, and at the first batch the log-probabilities of a prompt's
+            completions are compared with the policy's own forward. A difference, or a model or setting that does not
+            support it, raises an error; with `"auto"`, transformers' `generate` is used, and `env.json` gives the
+            reason.
         compact_max_rows (`int`, *optional*):
             Maximum completions that are decoded at once, to limit memory; groups that fit stay together. `trl-prorl
             preflight` prints how many fit. `None`: the whole generation batch. Sampled tokens depend on this number.
@@ -529,6 +536,7 @@ class ProlongedKeys:
 
     fast: Annotated[bool, Key(free=True)] = False
     reuse_old_logps: Annotated[bool, Key(changes=Effect.STEP, fast=True)] = False
+    fast_models: Annotated[list[str] | None, Key(needs=needs("pack_groups", "compact_generation"))] = None
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
     pack_max_tokens: Annotated[int | None, Key(ge=1, needs=needs("pack_groups"))] = None
     compact_generation: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"

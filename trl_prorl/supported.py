@@ -31,8 +31,22 @@ ADAPTERS: dict[str, list[str]] = {
     "OFT": ["oft_block_size"],
     "VERA": ["r"],
 }
+PACKED_ADAPTERS = ("LORA",)  # whose output does not depend on a token's place in a row
 # Initialisations of LoRA. Others change the base model's weights, which no checkpoint contains.
 INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+
+# Of LoRA: options that keys of ours take.
+PATTERNS = ("rank_pattern", "alpha_pattern")
+ALIKE = frozenset(ADAPTERS["LORA"]) - {*PATTERNS}  # the same rank in every layer
+PRODUCTS = ALIKE - {"use_dora", "modules_to_save", "trainable_token_indices", "bias", "lora_bias"}
+ADAPTER_OPTIONS = {
+    "lora_growth_every": ALIKE,
+    "vllm_enable_lora": PRODUCTS,
+    "compact_merge": frozenset(ADAPTERS["LORA"]),
+}
+UNALIKE_INITIALISATIONS = ("mica",)  # with which one factor is frozen
+
+QUANTISATIONS = ("bitsandbytes 4-bit", "bitsandbytes 8-bit")
 
 # ----------------------------------------------------------------------------------------------------------- families
 
@@ -65,17 +79,21 @@ FAMILIES = {
     "gemma2": Family(compact=("eager",)),
     "gemma3_text": ATTENDING,
     "gemma4_text": ATTENDING,
+    "glm4": ATTENDING,
     "gpt2": Family(compact=BOTH),
     "granite": FULLY_ATTENDING,
     "granitemoehybrid": WITH_STATE,
     "lfm2": WITH_STATE,
     "llama": FULLY_ATTENDING,
     "mamba": Family(compact=("eager",), has_state=True),
+    "ministral3": ATTENDING,
     "mistral": ATTENDING,
     "mixtral": ATTENDING,
     "olmo2": ATTENDING,
+    "olmo3": ATTENDING,
     "phi3": ATTENDING,
     "qwen2": FULLY_ATTENDING,
+    "qwen2_moe": ATTENDING,
     "qwen3": FULLY_ATTENDING,
     "qwen3_5": WITH_STATE,
     "qwen3_5_text": WITH_STATE,
@@ -85,7 +103,6 @@ FAMILIES = {
 }
 # Their positions are learned. They get those of their tokens, which TRL does not pass.
 LEARNED_POSITIONS = ("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "xglm")
-MODEL_TYPES = tuple(dict.fromkeys([*FAMILIES, *LEARNED_POSITIONS]))
 # Rotary positions (`rope_type`). With others, frequencies depend on the longest row of a call.
 POSITIONS = ("default", "linear", "llama3", "yarn", "proportional")
 
@@ -227,6 +244,39 @@ SCHEDULES = {
 ENDLESS_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.is_endless)
 PATH_DEPENDENT_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.follows_rates)
 
+# --------------------------------------------------------------------------------------------------------- processes
+
+
+class Distribution(NamedTuple):
+    """
+    A way to train in several processes.
+
+    Attributes:
+        features (`frozenset[str]`): What it supports, of [`FEATURES`].
+        file (`str`, *optional*): Its file in `accelerate_configs`.
+    """
+
+    features: frozenset[str]
+    file: str | None = None
+
+
+FEATURES = {
+    "reference": "a moving reference",
+    "saved_reference": "a checkpoint of a moving full-model reference",
+    "copies": "`beta_base`, `elastic_reset_every`",
+    "treatment": "`optimizer_reset`, a restart of the schedule, a re-warm-up",
+    "vllm_enable_lora": "`vllm_enable_lora`",
+    "rollback": "`rollback`",
+    "lora_growth_every": "`lora_growth_every`",
+}
+DISTRIBUTIONS = {
+    "one process": Distribution(frozenset(FEATURES), "single_gpu.yaml"),
+    "DDP": Distribution(frozenset(FEATURES) - {"rollback", "lora_growth_every"}, "multi_gpu.yaml"),
+    "FSDP": Distribution(frozenset(["reference", "treatment"]), "fsdp2.yaml"),
+    "DeepSpeed ZeRO-2": Distribution(frozenset(["reference", "saved_reference", "copies"]), "zero2.yaml"),
+    "DeepSpeed ZeRO-3": Distribution(frozenset()),
+}
+
 # ------------------------------------------------------------------------------------------------------------ metrics
 
 # What an evaluation measures beside rewards and pass@k, by the first part of a name.
@@ -266,6 +316,89 @@ def check_adapters(configs: Mapping[str, Any]) -> None:
         init = getattr(config, "init_lora_weights", True)
         if init not in INITIALISATIONS:
             raise _refusal(name, f"init_lora_weights={init!r}", ", ".join(map(repr, INITIALISATIONS)))
+
+
+def check_options(config: Any | None, key: str, value: Any) -> None:
+    """
+    Raise an error, before a model is loaded, for an adapter that a key of ours does not take.
+
+    Args:
+        config ([`~peft.PeftConfig`], *optional*): The adapter's.
+        key (`str`): The key, one of [`ADAPTER_OPTIONS`].
+        value: Its value.
+
+    Raises:
+        `InputError`: The line names the key, its value, and the adapters that it takes.
+    """
+    given = f"{key}={value!r}"
+    if config is None:
+        raise InputError(
+            f"{given} needs a LoRA adapter named 'default', and the model has none. Set use_peft: true (in a script, "
+            f"pass a peft_config), or remove {key}."
+        )
+    other = other_options(config, key)
+    init = getattr(config, "init_lora_weights", True)
+    if init in UNALIKE_INITIALISATIONS:
+        other.append(f"init_lora_weights={init!r}")
+    if other:
+        raise InputError(
+            f"{given} does not support {', '.join(other)} of the adapter. Supported: LoRA with "
+            f"{', '.join(name for name in ADAPTERS['LORA'] if name in ADAPTER_OPTIONS[key])}. Remove one or the other."
+        )
+
+
+def other_options(config: Any, key: str) -> list[str]:
+    """Return what an adapter has beyond what a key of [`ADAPTER_OPTIONS`] takes: `option=value` each."""
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        return [f"peft_type={kind}"]
+    known = {*OF_ANY_ADAPTER, *ADAPTER_OPTIONS[key]}
+    return [f"{name}={short(value)}" for name, value in changed_options(config).items() if name not in known]
+
+
+def check_quantisation(config: Any | None) -> None:
+    """
+    Raise an error for a quantisation that is not listed.
+
+    Args:
+        config (`dict` or `QuantizationConfigMixin`, *optional*): That of a model, or to load one with.
+
+    Raises:
+        `InputError`: The line names it, and those that are.
+    """
+    if config is None:
+        return
+    values = config if isinstance(config, Mapping) else config.to_dict()
+    method = getattr(values.get("quant_method"), "value", values.get("quant_method"))
+    bits = "4-bit" if values.get("load_in_4bit") else "8-bit" if values.get("load_in_8bit") else ""
+    name = f"{method} {bits}".strip()
+    if name not in QUANTISATIONS:
+        raise InputError(
+            f"quantization_config: {name} is not supported: no test trains it. TRL's own GRPOTrainer accepts it. "
+            f"Supported: {', '.join(QUANTISATIONS)}."
+        )
+
+
+def check_distribution(name: str, needed: Mapping[str, str], details: str = "") -> None:
+    """
+    Raise an error for what a way to train in several processes does not support.
+
+    Args:
+        name (`str`): One of [`DISTRIBUTIONS`].
+        needed (`Mapping[str, str]`): What a run needs, of [`FEATURES`], with the key and its value.
+        details (`str`, *optional*): More about the processes.
+
+    Raises:
+        `InputError`: The line names the key, and the ways that support it.
+    """
+    for feature, given in needed.items():
+        if feature not in DISTRIBUTIONS[name].features:
+            others = [
+                f"{other} (accelerate_configs/{way.file})"
+                for other, way in DISTRIBUTIONS.items()
+                if feature in way.features
+            ]
+            raise InputError(f"{given} is not supported with {name}{details}. Use {', or '.join(others)}.")
 
 
 def changed_options(config: Any) -> dict[str, Any]:

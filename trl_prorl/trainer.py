@@ -43,6 +43,8 @@ from .checkpoint import CheckpointMixin
 from .errors import RewardError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, judges
 from .extras.vllm import keep_weights
+from .fast.first_batch import FirstBatch
+from .fast.generation import CompactGeneration
 from .finite import FiniteGuard
 from .hub.uploads import Uploads
 from .keys import Effect
@@ -221,6 +223,17 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.base = self.anchors["base"].model
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration.score, not has_images(self))
+        is_possible = not shards_weights(self) and not has_images(self)
+        self.first_batch = FirstBatch(
+            args,
+            accelerator,
+            policy,
+            self.acceleration,
+            self.scorer,
+            self.temperature,
+            is_possible,
+            self._acceleration_changed,
+        )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
@@ -229,7 +242,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
-        self.compact = self.acceleration.compact
         optional = optional_parts(self, policy)
         self.rollback = optional.get("rollback")
         self.stall_stop = optional.get("stall_stop")
@@ -246,6 +258,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             "dynamic_sampling": self.dynamic_sampling,
             "prompt_pool": self.prompt_pool,
             "generation": self.compact,
+            "first_batch": self.first_batch,
         }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
         for callback in self.resets.callbacks:
@@ -305,6 +318,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
             choose_best_metric(self.args, self._judges(), self.eval_dataset, [EarlyStoppingCallback()])
         super().add_callback(callback)
+
+    @property
+    def compact(self) -> CompactGeneration | None:
+        """Samples rollouts compactly, if that is on."""
+        return self.acceleration.compact
 
     @property
     def beta(self) -> float:
@@ -448,14 +466,24 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 self.model_wrapped, self.accelerator, generation_kwargs=self.generation_kwargs
             ) as policy,
         ):
-            return self.compact.sample(
-                policy, prompt_ids, self.generation_config, self.eos_token_ids, self.pad_to_multiple_of
+            sample = self.compact.sample
+            settings = (self.generation_config, self.eos_token_ids, self.pad_to_multiple_of)
+            completions, logps = self.first_batch.sample(
+                prompt_ids, lambda logps_at: sample(policy, prompt_ids, *settings, logps_at)
             )
+        if completions is not None:
+            return completions, logps
+        return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate(self, prompts):
         generated = super()._generate(prompts)
         self._tool_masks = generated[2]  # in the batch, `mask_truncated_completions` clears those of truncated ones
+        self.first_batch.compare_score(*generated[:2])
         return generated
+
+    def _acceleration_changed(self) -> None:
+        if self.is_in_train and self.is_world_process_zero():
+            self.write_env()
 
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
         """

@@ -18,6 +18,7 @@ LABELS = {
     "reward of gold answers, of other rows'": "mean reward of reference answers, of answers to other prompts",
     "groups that pay a wrong answer like a right one": "groups that reward a wrong answer as fully as a correct one",
     "verifier beside the reward": "separate verifier",
+    "family of models": "family of models (fast)",
     "learning rate": "learning rate",
     "prompts of ": "prompts of ",
     "completions cut off": "truncated completions",

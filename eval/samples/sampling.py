@@ -15,7 +15,8 @@ from transformers import GenerationConfig, StoppingCriteria
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.fast.compact import compact_sample, contiguous_states
-from trl_prorl.fast.probes import generation_obstacle, merge_obstacle, replay_obstacle
+from trl_prorl.fast.families import listing_obstacle
+from trl_prorl.fast.merged_copy import merge_obstacle
 from trl_prorl.launch.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rewards import DeadlineExceeded, call_within
@@ -168,16 +169,17 @@ def warn_of_unused(line: str) -> None:
 
 def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, dict | None]:
     """
-    Return a loaded model ready for sampling, and the settings of compact generation: the loop of rollouts, if its
-    results equal those of `generate`, otherwise `None`. With `merge`, an adapter is merged in float32 if that only
+    Return a loaded model ready for sampling, and the settings of compact generation: the loop of rollouts, for a
+    listed family of models, otherwise `None`. With `merge`, an adapter is merged in float32 if that only
     changes rounding; the model must then have no other use.
     """
     unused = describe_unused(model.generation_config, GenerationConfig(do_sample=True))
     if unused:
         warn_of_unused(unused)
     compact = None
-    if generation_obstacle(model) is None:
-        compact = {"replays": replay_obstacle(model) is None}
+    if listing_obstacle(model, "compact") is None:
+        on_cuda = next(model.parameters()).device.type == "cuda"
+        compact = {"replays": on_cuda and listing_obstacle(model, "graphed") is None}
     exact = all(param.dtype == torch.float32 for param in model.parameters())
     if merge and compact is not None and exact and merge_obstacle(model) is None:
         model = model.merge_and_unload()

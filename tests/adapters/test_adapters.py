@@ -7,10 +7,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
 from tiny_run import LORA, logits
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Mxfp4Config
 from trl import GRPOTrainer
 
-from trl_prorl.supported import INITIALISATIONS
+from trl_prorl.supported import INITIALISATIONS, QUANTISATIONS
 
 
 @pytest.fixture
@@ -64,6 +64,35 @@ def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make
         assert param.dtype == adapters(whole)[name].dtype and torch.equal(param, adapters(whole)[name]), name
     optimizer = [param for group in again.optimizer.param_groups for param in group["params"]]
     assert {id(param) for param in optimizer} == {id(param) for param in begun.values() if param.requires_grad}
+
+
+LOADED = {
+    "bitsandbytes 4-bit": {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16},
+    "bitsandbytes 8-bit": {"load_in_8bit": True},
+}
+
+
+@pytest.mark.parametrize("name", QUANTISATIONS)
+def test_a_quantised_base_that_is_listed_is_scored_and_sampled_as_by_its_own_forward(run, in_4_bits, name):
+    arguments = in_4_bits()
+    arguments["trainer_kwargs"]["quantization_config"] = BitsAndBytesConfig(**LOADED[name])
+    keys = {"learning_rate": 2e-2, "max_steps": 3, "beta": 0.3, "ref_reset_every": 2, "num_iterations": 1}
+    trainer = run(**arguments, **keys, fast=True)
+    assert trainer.first_batch.state_dict() == {"score": "", "samples": "", "noise": ""}
+    rows = read_rows(trainer)
+    assert rows[1]["kl_ref"] > rows[2]["kl_ref"] == 0.0
+
+
+@pytest.mark.parametrize("config", [Mxfp4Config(), {"quant_method": "awq", "bits": 4}, {"quant_method": "gptq"}])
+def test_another_quantisation_is_refused_before_a_model_is_loaded(make_trainer, tiny_model, tmp_path, config):
+    with pytest.raises(ValueError, match="^quantization_config: .*GRPOTrainer.*bitsandbytes 4-bit") as caught:
+        if isinstance(config, dict):  # a model that was saved so
+            model = AutoConfig.from_pretrained(tiny_model)
+            model.quantization_config = config
+            model.save_pretrained(tmp_path)
+            make_trainer(model=str(tmp_path))
+        make_trainer(trainer_kwargs={"quantization_config": config})
+    assert "\n" not in str(caught.value)
 
 
 def test_a_base_in_4_bits_is_trained_to_the_same_numbers_on_every_cpu(run, in_4_bits):

@@ -10,9 +10,10 @@ from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGene
 
 from trl_prorl.errors import InputError
 from trl_prorl.fast import prefix
+from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
-from trl_prorl.fast.probes import generation_obstacle, known_packing_obstacle
+from trl_prorl.fast.probes import try_samples
 from trl_prorl.positions import with_positions
 from trl_prorl.supported import FAMILIES, LEARNED_POSITIONS, POSITIONS
 
@@ -46,6 +47,9 @@ def qwen3_5(attention="sdpa", **sizes):
 
 # What a tiny model of each family is made of.
 SIZES_OF = {
+    "glm4": {"head_dim": 8},
+    "ministral3": {"head_dim": 8},
+    "qwen2_moe": MOE,
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "sliding_window": 4},
     "gemma3_text": {"head_dim": 8, "num_hidden_layers": 7, "sliding_window": 8},
@@ -105,7 +109,7 @@ def test_values_and_gradients_are_trls(kind, attention, lora, monkeypatch):
             for name, param in model.named_parameters():
                 if "lora_B" in name:
                     param.normal_(std=0.1)
-    assert known_packing_obstacle(model) is None
+    assert listing_obstacle(model, "shared_prompts") is None
     accept_prefixes(model)
     batch = batch_of([(12, [70, 3, 33]), (5, [20, 16]), (1, [9, 40])], masked=(1,))
     logps, entropies = packed_logps(model, *batch, compute_entropy=True)
@@ -139,7 +143,8 @@ def test_a_batch_without_a_completion_has_a_gradient_of_zero(kind):
 def test_compact_samples_are_those_of_generate(kind, attention):
     model = tiny(kind, attention).eval()
     assert model.config.model_type == kind
-    assert generation_obstacle(model) is None
+    assert listing_obstacle(model, "compact") is None
+    assert try_samples(model) is None
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
@@ -147,7 +152,7 @@ def test_positions_that_are_listed_do_not_depend_on_the_longest_row(kind):
     more = {"linear": {"factor": 2.0}, "yarn": {"factor": 4.0, "original_max_position_embeddings": 32}}
     more["llama3"] = more["yarn"] | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = build("llama", rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **more.get(kind, {})})
-    assert generation_obstacle(model) is None
+    assert try_samples(model) is None
     model = with_head(model)
     batch = batch_of([(40, [70, 3]), (5, [20, 16])])
     torch.testing.assert_close(packed_logps(model, *batch)[0], padded_logps(model, *batch)[0], atol=2e-5, rtol=0)
@@ -241,9 +246,9 @@ def test_a_type_with_learned_positions_is_trained_as_it_is_sampled(make_trainer,
     for model in (trainer.model, trainer.ref_model):
         found = trainer._get_per_token_logps_and_entropies(model, *rows)[0]
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
-    monkeypatch.setattr("trl_prorl.launch.own_head.MODEL_TYPES", ())
+    monkeypatch.setattr("trl_prorl.fast.first_batch.LEARNED_POSITIONS", ())
     with pytest.raises(InputError, match=f"'{kind}'.* differs .* nats"):  # as an unknown type would be
-        make_trainer(model=LEARNED[kind](**sizes), lora=False, disable_dropout=True)
+        trainer.first_batch.compare_score([[3, 4, 5]], [[6, 7, 8, 9]])
 
 
 CAPPED = {"recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64}}
@@ -256,14 +261,5 @@ def test_a_head_that_does_more_than_trls_is_refused(make_trainer, tiny_model, ca
     sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, "logits_soft_cap": cap}
     model = build("recurrent_gemma", attention=None, **CAPPED["recurrent_gemma"], **sizes)
     with pytest.raises(InputError, match=r"'recurrent_gemma'.* differs .* nats") as caught:
-        make_trainer(model=model, lora=lora)
+        make_trainer(model=model, lora=lora).train()
     assert "\n" not in str(caught.value)
-
-
-def test_a_type_that_no_test_covers_is_compared_and_left_as_it_was(make_trainer, tiny_model):
-    tokens = AutoTokenizer.from_pretrained(tiny_model)
-    model = build("olmo2", vocab_size=len(tokens), pad_token_id=tokens.pad_token_id)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    torch.manual_seed(5)
-    make_trainer(model=model, lora=False)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

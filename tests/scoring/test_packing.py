@@ -8,7 +8,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logps, with_adapter, with_head
-from peft import PrefixTuningConfig, get_peft_model
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -22,8 +21,8 @@ from trl.trainer import utils
 
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.fast import acceleration, prefix
+from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.packing import packed_logps, plan_calls
-from trl_prorl.fast.probes import known_packing_obstacle
 
 
 @pytest.fixture(scope="module")
@@ -210,30 +209,27 @@ def vision():
         return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
 
-PREFIX = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED = [
     (flash, "flash_attention_2"),
     (lambda: build(attention="eager"), "eager"),
-    pytest.param(lambda: build("mamba", attention=None, state_size=4), "no rotary positions", marks=needs_states),
-    (lambda: build("rwkv", attention=None, attention_hidden_size=32), "recurrent"),
-    (lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48), "no rotary positions"),
+    pytest.param(lambda: build("mamba", attention=None, state_size=4), "mamba", marks=needs_states),
+    (lambda: build("rwkv", attention=None, attention_hidden_size=32), "fast_models: [rwkv]"),
+    (lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48), "gpt2"),
     (lambda: build("llama", rope_parameters=DYNAMIC), "rope_type='dynamic'"),
-    (lambda: build("qwen3_moe", output_router_logits=True, **MOE), "output_router_logits"),
-    (vision, "token types"),
-    (lambda: build("olmoe", sliding_window=64, **MOE), "sliding_window=64"),
+    (vision, "fast_models: [gemma3]"),
+    (lambda: build("olmoe", sliding_window=64, **MOE), "fast_models: [olmoe]"),
     (lambda: Custom(Qwen2Config(**SIZES)), "Custom"),
-    (lambda: get_peft_model(build(), PREFIX), "LoRA"),
     (lambda: with_adapter(flash()), "flash_attention_2"),
 ]
 
 
 @pytest.mark.parametrize("make, named", REFUSED)
-def test_known_obstacles(make, named):
-    assert named in known_packing_obstacle(make())
+def test_what_is_not_listed_is_named(make, named):
+    assert named in listing_obstacle(make(), "shared_prompts")
 
 
-def test_auto_falls_back_and_on_refuses_what_the_probe_finds(run, make_trainer, tiny_model, largest_difference):
+def test_auto_falls_back_and_on_refuses_what_is_not_listed(run, make_trainer, tiny_model, largest_difference):
     tokens = AutoTokenizer.from_pretrained(tiny_model)
     sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, "head_dim": 8}
     keys = {"lora": False, "max_steps": 2}
@@ -252,20 +248,10 @@ def chosen(made):
     return str(acceleration.Acceleration.from_trainer(made, policy, made._padded_logps).packing)
 
 
-def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, monkeypatch, caplog):
+def test_where_weights_are_sharded_it_says_that_they_were_not_compared(make_trainer, monkeypatch):
     made = make_trainer(pack_groups="on")
-    monkeypatch.setattr(acceleration, "packing_obstacle", lambda *args: pytest.fail("half of the weights were asked"))
     made.args.deepspeed_plugin = SimpleNamespace(zero_stage=3)
-    assert "not tested" in chosen(made)
-    assert "weights are sharded" in caplog.text
+    assert "not compared" in chosen(made)
     monkeypatch.setattr(acceleration, "has_state", lambda policy: True)
     with pytest.raises(ValueError, match="layers that have a state"):
         chosen(made)
-
-
-def test_processes_agree(make_trainer, monkeypatch):
-    """One that found something keeps all from packing: they would wait for each other for ever."""
-    made = make_trainer(pack_groups="auto")
-    assert str(made.acceleration.packing) == "on"
-    monkeypatch.setattr(acceleration, "gather_object", lambda reasons: [*reasons, "another rank found a difference."])
-    assert chosen(made) == "off: another rank found a difference."

@@ -1,146 +1,96 @@
-"""Trials by the first layers: which ones stay, and what they must still find."""
+"""Trials of families that are not listed, on a tiny model of the same class."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
-from packed_models import build
+from packed_models import MOE, build, padded_logps
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer
 
-from trl_prorl.fast.trial import on_trial
+from trl_prorl import preflight
+from trl_prorl.fast.trial import tiny_config, tiny_model, trial_obstacle
 
 
-LAYERS = 6
+class OneProcess:
+    mixed_precision = "no"
+    autocast = staticmethod(nullcontext)
 
 
-def decoder(**keys):
-    return build(num_hidden_layers=LAYERS, head_dim=8, **keys)
+def padded(model, *rows):
+    return padded_logps(model, *rows)[0]
 
 
-def kept(model):
-    """How many of the layers stay."""
-    with on_trial(model, first_layers=True) as left_out:
-        return LAYERS - left_out
+def tried(model):
+    """What is found against packed rows, and against compact samples."""
+    return [trial_obstacle(name, model, padded, OneProcess) for name in ("shared_prompts", "compact")]
 
 
-def leaks_from_other_tokens(module, args, output):
-    """A hook by which every token reads the whole row, so that a packed row gives other values than a padded one."""
-    return output + output.mean(dim=1, keepdim=True)
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("kind", ["olmo2", "starcoder2", "ernie4_5"])
+def test_a_family_that_serves_is_found_to(kind, lora):
+    model = build(kind)
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+    assert tried(model) == [None, None]
 
 
-def reads_the_number_of_rows(module, args, output):
-    """A hook by which a completion depends on those that are sampled beside it."""
-    return output * len(output)
+@pytest.mark.parametrize("kind", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
+def test_a_family_to_which_absolute_positions_matter_is_found(kind):
+    """It normalises queries and keys after their rotation; as initialised, norms commute with one."""
+    packing, _ = tried(build(kind, head_dim=8, **MOE))
+    assert "differ from those in padded rows" in packing
 
 
-def replace_forward(layer):
-    usual = layer.forward
-    layer.forward = lambda *args, **keys: usual(*args, **keys)
+def test_the_model_and_the_random_numbers_stay(make_trainer):
+    model = get_peft_model(build("olmo2"), LoraConfig(r=2, target_modules="all-linear"))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    modules = [(id(module), type(module), module.training) for module in model.modules()]
+    state = torch.get_rng_state()
+    tried(model)
+    assert torch.equal(state, torch.get_rng_state())
+    assert [(id(module), type(module), module.training) for module in model.modules()] == modules
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-def set_attribute(layer):
-    layer.self_attn.scaling = 0.5
-
-
-def replace_class(layer):
-    class Other(type(layer.mlp)):
-        pass
-
-    layer.mlp.__class__ = Other
-
-
-CHANGES = {
-    "hook": lambda layer: layer.mlp.register_forward_hook(leaks_from_other_tokens),
-    "hook before": lambda layer: layer.mlp.register_forward_pre_hook(lambda module, args: None),
-    "forward": replace_forward,
-    "setting": set_attribute,
-    "class": replace_class,
-    "dtype": lambda layer: layer.mlp.to(torch.bfloat16),
-    "device": lambda layer: layer.mlp.to("meta"),
-    "training": lambda layer: layer.mlp.up_proj.weight.requires_grad_(False),
-    "no bias": lambda layer: setattr(layer.self_attn.q_proj, "bias", None),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("place", [3, 5])
-def test_the_first_layers_reach_to_the_last_of_another_kind(change, place):
-    model = decoder()
-    assert kept(model) == 2
-    change(model.model.layers[place])
-    # The next layer is one of the usual ones, and was there before.
-    assert kept(model) == place + 1
-
-
-def test_kinds_of_attention_that_only_the_configuration_names_count():
-    types = ["full_attention"] * LAYERS
+def test_a_tiny_model_has_every_kind_of_layer_and_no_more():
+    types = ["full_attention"] * 12
     types[4] = "sliding_attention"
-    model = decoder(layer_types=types, use_sliding_window=True, sliding_window=8)
-    for layer in model.model.layers:  # as in architectures that keep it in the configuration alone
-        layer.self_attn.layer_type = layer.self_attn.sliding_window = None
-    assert kept(model) == 5
+    sizes = {"num_hidden_layers": 12, "layer_types": types, "use_sliding_window": True, "sliding_window": 8}
+    model = build("qwen2", hidden_size=256, vocab_size=3000, **sizes)
+    config = tiny_model(model).config
+    assert config.layer_types == types[:5]
+    assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (5, 64, 512)
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (12, 256)
+    assert tiny_config(build("qwen2", num_hidden_layers=6).config, ()).num_hidden_layers == 2
 
 
-def test_adapters_of_some_layers_count():
-    config = LoraConfig(r=4, target_modules=["q_proj"], layers_to_transform=[0, 1, 2, 3])
-    assert kept(get_peft_model(decoder(), config)) == 5
-    assert kept(get_peft_model(decoder(), LoraConfig(r=4, target_modules=["q_proj"]))) == 2
-    ranks = LoraConfig(r=4, target_modules=["q_proj"], rank_pattern={"layers.3.self_attn.q_proj": 8})
-    assert kept(get_peft_model(decoder(), ranks)) == 4
-
-
-def test_a_model_whose_layers_are_not_found_keeps_all():
-    model = decoder()
-    model.another_list = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(LAYERS))
-    assert kept(model) == LAYERS
-    model.another_list = None
-    model.config.num_hidden_layers = 7
-    assert kept(model) == LAYERS
-
-
-def of_tokenizer(tiny_model):
+@pytest.fixture
+def unlisted(tiny_model):
     tokens = AutoTokenizer.from_pretrained(tiny_model)
-    return decoder(vocab_size=len(tokens), pad_token_id=tokens.pad_token_id)
+    sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id}
+    return lambda kind, **keys: build(kind, **sizes, **keys)
 
 
-def test_making_a_trainer_computes_the_later_layers_once(make_trainer, tiny_model):
-    model = of_tokenizer(tiny_model)
-    numbers = [0] * LAYERS
-
-    def count(layer, args, output):
-        numbers[layer.self_attn.layer_idx] += 1
-
-    for layer in model.model.layers:
-        layer.register_forward_hook(count)
-    made = make_trainer(model=model, fast=True)
-    assert made.acceleration.packing.on
-    assert made.acceleration.generation.on
-    assert made.compact.merged.on
-    # Once to see whether a forward draws random numbers; the trials take some twenty forwards.
-    assert numbers[2:] == [1, 1, 1, 1]
-    assert numbers[0] == numbers[1] > 15
+def test_a_family_of_fast_models_is_served_where_the_trial_succeeds(run, make_trainer, unlisted, largest_difference):
+    keys = {"lora": False, "max_steps": 2, "learning_rate": 1e-3}
+    with pytest.raises(ValueError, match=r"pack_groups='on'.*fast_models: \[starcoder2\]"):
+        make_trainer(model=unlisted("starcoder2"), pack_groups="on", **keys)
+    plain = run(model=unlisted("starcoder2"), **keys)
+    packed = run(model=unlisted("starcoder2"), pack_groups="on", fast_models=["starcoder2"], **keys)
+    assert packed.acceleration.packing.on
+    assert 0.0 < largest_difference(plain, packed) < 1e-5
+    hunyuan = unlisted("hunyuan_v1_dense", head_dim=8)
+    with pytest.raises(ValueError, match="pack_groups='on'.*differ from those in padded rows"):
+        make_trainer(model=hunyuan, pack_groups="on", fast_models=["hunyuan_v1_dense"], **keys)
 
 
-@pytest.mark.parametrize(
-    "key, spoil, said",
-    [
-        (
-            "pack_groups",
-            lambda layer: layer.mlp.register_forward_hook(leaks_from_other_tokens),
-            "in packed rows differ",
-        ),
-        (
-            "compact_generation",
-            lambda layer: layer.mlp.register_forward_hook(reads_the_number_of_rows),
-            "differ from those of generate",
-        ),
-        ("compact_merge", lambda layer: replace_forward(layer.self_attn), "model.layers.4.self_attn is replaced"),
-    ],
-)
-def test_a_late_layer_that_does_not_serve_is_found(make_trainer, tiny_model, key, spoil, said):
-    model = of_tokenizer(tiny_model)
-    spoil(model.model.layers[4])
-    made = make_trainer(model=model, pack_groups="auto", compact_generation="auto")
-    choices = {"pack_groups": made.acceleration.packing, "compact_generation": made.acceleration.generation}
-    choice = choices[key] if key in choices else made.compact.merged
-    assert not choice.on
-    assert said in choice.reason
+def test_preflight_says_whether_it_could_be_tried(make_trainer, unlisted):
+    def found(**keys):
+        made = make_trainer(lora=False, **keys)
+        return [finding for finding in preflight(made, prompts=2) if finding.what == "family of models"]
+
+    (finding,) = found(model=unlisted("starcoder2"))
+    assert "fast_models: [starcoder2]" in finding.change
+    assert found(model=unlisted("starcoder2"), fast_models=["starcoder2"], fast=True) == []
+    assert found() == []

@@ -8,11 +8,12 @@ Accelerations of a step. They change numbers by rounding only, and keep the samp
   finished completions; [`merged_copy`] is the policy with its LoRA merged, and [`generation`] the part that uses both.
 
 They are exact: by the model's own layers, every token attends to the same tokens at the same positions and is drawn
-from the same distribution; only the order of additions differs. If that is uncertain, it is tested: [`probes`] lists
-obstacles to accelerating a model, and compares the model's own numbers on a few tokens ([`trial`]). [`acceleration`]
-decides once, when a trainer is made: an obstacle disables an acceleration under `auto` and is an error under `on`. In
-bf16 the merged copy is also measured in every step, and dropped if it is too far from the policy.
+from the same distribution; only the order of additions differs. [`acceleration`] decides when a trainer is made, by
+the lists of families that tests cover ([`families`]): a family that is not listed disables an acceleration under
+`auto` and is an error under `on`. At the first batch two comparisons confirm it ([`first_batch`]). Another family can
+be tried on a tiny model ([`trial`], by the comparisons of [`probes`]). In bf16 the merged copy is also measured in
+every step, and dropped if it is too far from the policy.
 
-The core imports only [`~trl_prorl.fast.acceleration.Acceleration`], in `assembly.py`: the scorer uses its `score`, the
-trainer its `compact`.
+The core imports [`~trl_prorl.fast.acceleration.Acceleration`] in `assembly.py` and the comparisons in `trainer.py`:
+the scorer uses its `score`, the trainer its `compact`.
 """

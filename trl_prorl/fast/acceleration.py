@@ -2,27 +2,31 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
+from peft import PeftModel
+from peft.tuners.lora.layer import Linear
 
 from ..launch.checks import check_prompts_fit, shards_weights
 from ..launch.prompt_rows import has_images
+from ..supported import PACKED_ADAPTERS
 from .choice import Choice
+from .families import is_listed, listing_obstacle
 from .generation import CompactGeneration, settings_obstacle
 from .head import add_frozen_head
-from .lean_lora import use_lean_layers
+from .lean_lora import restore_layers, use_lean_layers
 from .packing import PackedScorer
 from .prefix import accept_prefixes, has_state
-from .probes import generation_obstacle, known_packing_obstacle, packing_obstacle, replay_obstacle
+from .trial import trial_obstacle
 
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Acceleration:
     """
     The accelerations of a run.
@@ -32,12 +36,14 @@ class Acceleration:
         generation (`Choice`): Whether rollouts are sampled compactly.
         score (`PackedScorer`, *optional*): Scores packed groups, if they are packed.
         compact (`CompactGeneration`, *optional*): Samples compactly, if that is on.
+        lean (`list`): LoRA layers that compute otherwise for packed rows.
     """
 
     packing: Choice
     generation: Choice
     score: PackedScorer | None
     compact: CompactGeneration | None
+    lean: list[Linear] = field(default_factory=list)
 
     @property
     def packs(self) -> bool:
@@ -47,13 +53,13 @@ class Acceleration:
     @classmethod
     def from_trainer(cls, trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> "Acceleration":
         """
-        Test which accelerations the model supports, log the reason for each that it does not, and prepare the policy
-        for the others, in place.
+        Decide by the lists which accelerations serve the model, log the reason for each that does not, and prepare the
+        policy for the others, in place.
 
         Args:
             trainer (`ProRLTrainer`): The trainer, already initialised by TRL.
             policy (`torch.nn.Module`): Its model, unwrapped.
-            padded (`Callable`): TRL's log-probabilities: policy, `input_ids`, `attention_mask`, `logits_to_keep` →
+            padded (`Callable`): TRL's log-probabilities: model, `input_ids`, `attention_mask`, `logits_to_keep` →
                 shape `(B, C)`.
 
         Raises:
@@ -61,38 +67,60 @@ class Acceleration:
         """
         args = trainer.args
         is_sharded = shards_weights(trainer)
-        may_pack_lora = is_peft_model(policy) and args.pack_groups != "off" and not is_sharded
-        if may_pack_lora and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
-            add_frozen_head(policy.get_base_model(), trainer.temperature)
-        packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, policy, padded))
+        listed = partial(family_obstacle, trainer, policy, padded)
+        packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, policy, listed))
         if packing.on and is_sharded:
-            packing = Choice(True, "not tested on this model, because its weights are sharded")
-        generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy))
+            packing = Choice(True, "not compared on this model, because its weights are sharded")
+        generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy, listed))
         reasons = {
             "reuse_old_logps": args.reuse_obstacle,
             "pack_groups": None if packing.on else packing.reason,
             "compact_generation": None if generation.on else generation.reason,
         }
         score = None
+        lean = []
         if packing.on:
+            accept_prefixes(policy)
             if args.pack_max_tokens is not None:
                 check_limit(trainer)
-            if may_pack_lora:
-                use_lean_layers(policy)
+            if is_peft_model(policy) and not is_sharded:
+                if not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
+                    add_frozen_head(policy.get_base_model(), trainer.temperature)
+                lean = use_lean_layers(policy)
             score = PackedScorer(args.pack_max_tokens, trainer.accelerator.autocast)
         compact = None
         if generation.on:
             autocasts = args.bf16 or args.fp16
-            replays = Choice.unless(first_of_all_processes(replay_obstacle(policy)))
+            on_cuda = trainer.accelerator.device.type == "cuda"
+            obstacle = listed("graphed") if on_cuda else "the model is not on a CUDA GPU."
             compact = CompactGeneration(
-                policy, trainer.temperature, autocasts, args.compact_max_rows, args.compact_merge, replays
+                policy,
+                trainer.temperature,
+                autocasts,
+                args.compact_max_rows,
+                args.compact_merge,
+                Choice.unless(obstacle),
             )
-            if trainer.accelerator.device.type == "cuda":
-                reasons["a CUDA graph"] = replays.reason
+            if on_cuda:
+                reasons["a CUDA graph"] = obstacle
         unsupported = describe_unsupported(reasons)
         if trainer.is_world_process_zero() and unsupported:
             logger.warning(unsupported)
-        return cls(packing, generation, score, compact)
+        return cls(packing, generation, score, compact, lean)
+
+    def switch_off(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Switch off accelerations by their keys, each with a reason. Returns the reasons of those that were on."""
+        off = {}
+        if self.packing.on and reasons["pack_groups"]:
+            off["pack_groups"] = reasons["pack_groups"]
+            self.packing = Choice(False, off["pack_groups"])
+            self.score = None
+            restore_layers(self.lean)
+        if self.generation.on and reasons["compact_generation"]:
+            off["compact_generation"] = reasons["compact_generation"]
+            self.generation = Choice(False, off["compact_generation"])
+            self.compact = None
+        return off
 
 
 def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
@@ -142,28 +170,28 @@ def check_limit(trainer) -> None:
     check_prompts_fit(trainer.train_dataset, trainer.eval_dataset, trainer.tokenize_prompts, trainer.args)
 
 
-def find_packing_obstacle(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
-    """Return the reason why groups cannot be packed, or `None`. Arguments: see [`Acceleration.from_trainer`]."""
+Listed = Callable[[str], str | None]
+
+
+def find_packing_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:
+    """Return the reason why groups cannot be packed, or `None`. `listed` is [`family_obstacle`] of an acceleration."""
     if has_images(trainer):
         return "the prompts have images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    obstacle = known_packing_obstacle(policy)
-    if obstacle is not None:
-        return obstacle
-    accept_prefixes(policy)
-    if shards_weights(trainer):
-        if has_state(policy):  # a layer that does not get the layout computes the row as one sequence
-            return "a model with layers that have a state is not packed if its weights are sharded."
-        logger.warning("Packed rows were not compared with padded rows, because the weights are sharded.")
-        return None
-    accelerator = trainer.accelerator
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    return first_of_all_processes(packing_obstacle(policy, partial(padded, policy), accelerator.autocast, dtype))
+    if isinstance(policy, PeftModel):
+        kinds = {config.peft_type.value for config in policy.peft_config.values()} - {*PACKED_ADAPTERS}
+        if kinds:
+            return f"packed rows support adapters of the kind {', '.join(PACKED_ADAPTERS)}, not {', '.join(kinds)}."
+    obstacle = listed("shared_prompts")
+    if obstacle is None and shards_weights(trainer) and has_state(policy):
+        # A layer that does not get the layout computes the row as one sequence.
+        return "a model with layers that have a state is not packed if its weights are sharded."
+    return obstacle
 
 
-def find_generation_obstacle(trainer, policy: torch.nn.Module) -> str | None:
-    """Return the reason why compact generation is not supported, or `None`."""
+def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:
+    """Return the reason why compact generation is not supported, or `None`. `listed` as for packing."""
     if trainer.use_vllm:
         return "use_vllm=True samples with vLLM."
     if trainer.use_transformers_continuous_batching:
@@ -173,9 +201,19 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module) -> str | None:
     if shards_weights(trainer):
         return "the weights are sharded."
     obstacle = settings_obstacle(trainer.generation_config, getattr(policy, "generation_config", None))
-    if obstacle is not None:
-        return obstacle
-    return first_of_all_processes(generation_obstacle(policy))
+    return obstacle or listed("compact")
+
+
+def family_obstacle(trainer, policy: torch.nn.Module, padded: Callable, acceleration: str) -> str | None:
+    """
+    Return why the family of a model is not served by an acceleration, or `None`: by the lists, or for a family of
+    `fast_models` by a trial.
+    """
+    model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    kind = model.config.model_type
+    if not is_listed(model) and kind in (trainer.args.fast_models or ()):
+        return first_of_all_processes(trial_obstacle(acceleration, policy, padded, trainer.accelerator))
+    return listing_obstacle(model, acceleration)
 
 
 def first_of_all_processes(obstacle: str | None) -> str | None:

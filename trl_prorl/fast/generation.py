@@ -20,8 +20,7 @@ from ..parts import Part, make_event
 from ..run_files import UNMERGED
 from .choice import Choice
 from .compact import compact_sample, contiguous_states
-from .merged_copy import MergedCopy
-from .probes import merge_obstacle
+from .merged_copy import MergedCopy, merge_obstacle
 
 
 # Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.
@@ -168,7 +167,13 @@ class CompactGeneration(Part):
 
     @torch.no_grad()
     def sample(
-        self, model, prompts: list[list[int]], config: GenerationConfig, ends: list[int], multiple: int | None = None
+        self,
+        model,
+        prompts: list[list[int]],
+        config: GenerationConfig,
+        ends: list[int],
+        multiple: int | None = None,
+        logps_at: float | None = None,
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         """
         Sample one completion of each prompt; equal prompts are computed once in a slice of the batch.
@@ -179,6 +184,8 @@ class CompactGeneration(Part):
             config (`GenerationConfig`): The settings.
             ends (`list[int]`): Tokens that end a completion and are part of it.
             multiple (`int`, *optional*): Prompts are padded to a multiple of it.
+            logps_at (`float`, *optional*): Give log-probabilities at this temperature, whether or not the run needs
+                them; [`CompactGeneration.kept_logps`] returns those that it needs.
 
         Returns:
             `list[list[int]]`: Token ids of the completions.
@@ -187,8 +194,9 @@ class CompactGeneration(Part):
         """
         completions: list[list[int]] = [[] for _ in prompts]
         logps: list[list[float]] = [[] for _ in prompts]
-        logps_at = None if self.copy is None else self._measured_at
-        self.measures = logps_at is not None
+        measured_at = None if self.copy is None else self._measured_at
+        self.measures = measured_at is not None
+        logps_at = measured_at if logps_at is None else logps_at
         if self.copy is not None and self._of_copy is None:
             self.copy.refresh()
             self.copy.model.generation_config = model.generation_config
@@ -207,7 +215,11 @@ class CompactGeneration(Part):
         finally:
             if self.copy is not None:
                 self.copy.release()
-        return completions, logps if self.measures else None
+        return completions, None if logps_at is None else logps
+
+    def kept_logps(self, logps: list[list[float]]) -> list[list[float]] | None:
+        """Return the log-probabilities of the last samples if they measure the merged copy."""
+        return logps if self.measures else None
 
     def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""

@@ -95,6 +95,12 @@ def use_lean_layers(policy: nn.Module) -> list[Linear]:
     return layers
 
 
+def restore_layers(layers: Iterable[Linear]) -> None:
+    """Make lean layers PEFT's again."""
+    for layer in layers:
+        layer.__class__ = Linear
+
+
 @contextmanager
 def lean_layers(policy: nn.Module) -> Iterator[None]:
     """Use lean layers in this context, then PEFT's again."""
@@ -102,5 +108,4 @@ def lean_layers(policy: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for layer in layers:
-            layer.__class__ = Linear
+        restore_layers(layers)

@@ -14,6 +14,8 @@ import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
+from ..supported import other_options
+
 
 ROWS = 8  # input rows for which oneDNN chooses the order; any number works
 
@@ -110,7 +112,7 @@ class MergedLayer:
 
 class MergedCopy:
     """
-    `model` is a copy of a policy with its one active adapter merged, which [`~trl_prorl.fast.probes.merge_obstacle`]
+    `model` is a copy of a policy with its one active adapter merged, which [`merge_obstacle`]
     must accept. It has the values of the last [`~MergedCopy.refresh`] until a [`~MergedCopy.release`], and needs
     `bytes` in addition to the policy between the two.
     """
@@ -127,9 +129,6 @@ class MergedCopy:
                 module.gradient_checkpointing = False  # in training mode it would disable the cache
         self._layers: list[MergedLayer] = []
         for name, layer in find_adapted_layers(self.model, adapter):
-            replaced = _replaced_forward(self.model, name)
-            if replaced is not None:
-                raise ValueError(f"the forward method of {replaced} is replaced")
             merged = MergedLayer(layer, adapter)
             self._layers.append(merged)
             self.model.set_submodule(name, merged.module)
@@ -152,6 +151,31 @@ class MergedCopy:
         """Free the memory of the merged weights. The head stays, because training does not change it."""
         for layer in self._layers:
             layer.release()
+
+
+def merge_obstacle(policy: torch.nn.Module) -> str | None:
+    """Return why a merged copy cannot sample for a policy, in a few words; `None` if it can."""
+    if not isinstance(policy, PeftModel):
+        return "the model has no adapter"
+    if len(policy.active_adapters) != 1:
+        return f"{len(policy.active_adapters)} adapters are active"
+    adapter = policy.active_adapters[0]
+    config = policy.peft_config[adapter]
+    other = other_options(config, "compact_merge")
+    if other:
+        return f"{', '.join(other)} of the adapter cannot be merged"
+    model = policy.get_base_model()
+    for name, layer in find_adapted_layers(model, adapter):
+        base = layer.get_base_layer()
+        params = list(base.parameters(recurse=False))
+        if not params or not all(param.is_floating_point() for param in params):
+            return f"{name} is quantised"
+        if getattr(layer, "lora_bias", {}).get(adapter) and getattr(base, "bias", None) is None:
+            return f"{name} has no bias into which lora_bias could be merged"
+        replaced = _replaced_forward(model, name)
+        if replaced is not None:
+            return f"the forward method of {replaced} is replaced"
+    return None
 
 
 def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:

@@ -1,8 +1,6 @@
 """
-What stands against an acceleration of a model: functions `…_obstacle` that return a sentence, or `None`.
-
-[`known_packing_obstacle`] has a list of known troubles, including those that only long rows show. The others ask the
-model itself for numbers, with a few tokens (see [`~trl_prorl.fast.trial`]).
+Comparisons of a model's own numbers on a few tokens: functions that return a sentence, or `None`. A trial of a family
+(trial.py) and the tests of the listed families make them.
 
 [`packing_obstacle`] compares log-probabilities of the same tokens, packed and as TRL pads them. The lengths of the
 prompts differ so much that a model to which absolute positions matter betrays itself. The yardstick is rounding,
@@ -13,37 +11,29 @@ compared, too. Tensors are of one kind if their names differ in numbers alone: t
 for example. The two last of a kind are compared, because a backward pass to them costs little, and that of the last
 but one goes through the whole last layer.
 
-[`generation_obstacle`] and [`replay_obstacle`] compare a few greedy tokens and their log-probabilities with those of
-`generate`, and [`merge_obstacle`] the numbers of a merged copy with the policy's.
+[`try_samples`] compares a few greedy tokens and their log-probabilities with those of `generate`.
 """
 
-import inspect
+import math
 import re
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
-from peft import PeftModel, PeftType
+from peft import PeftModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from ..errors import first_line
 from ..launch.model_defaults import plain_generation_config
 from ..launch.prompts import pad_left
 from .compact import cache_among, cache_obstacle, compact_sample, contiguous_states
 from .lean_lora import lean_layers
-from .merged_copy import MergedCopy, find_adapted_layers
 from .packing import packed_logps
-from .prefix import has_state
 from .recording import RecordingError
-from .trial import decoder_layers, first_line, on_trial, tokens, try_model
 
 
 # -------------------------------------------------------------------------------------------------- packed groups
-
-# The kinds of layers, in a configuration's `layer_types`, that attend alone.
-ATTENTION = ("full_attention", "sliding_attention", "attention")
 
 # The allowance, in multiples of the effect of rounding. Of 29 architectures with random weights, in fp32, under bf16
 # autocast and in bf16, packing changes at most 1.5 times as much where it is right, and at least 5.7 times where it is
@@ -60,82 +50,11 @@ SHORT_GROUPS = [(3, (2, 1))]
 # The largest relative difference that rounding explains, in units of the last place of the dtype. Of eight families
 # with random weights, LoRA and full, it is at most 14 in fp32, 11 under bf16 autocast and 12 in bf16. A gradient that
 # is lost differs by 100 %, which is 128 of them in bf16.
-UNITS = 64
+GRADIENT_UNITS = 64
 # What is certainly no rounding in fp32, where all that was measured is below a hundredth of it.
 MIN_ALLOWED = 1e-3
 
 Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-
-
-def known_packing_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    """
-    Return why groups cannot be packed, in one sentence. The known troubles are those that a few tokens would not show,
-    and some that they would show, so that nothing needs to be computed.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): The policy or the reference, before any other wrapper.
-
-    Returns `str` or `None`: `None` if no trouble is known.
-    """
-    if isinstance(model, PeftModel):
-        for name, adapter in model.peft_config.items():
-            if adapter.peft_type != PeftType.LORA:
-                return (
-                    f"the adapter {name!r} is not a plain LoRA, so its output may depend on a token's place in the "
-                    "row."
-                )
-        model = model.get_base_model()
-    name = type(model).__name__
-    config = model.config.get_text_config()
-    parameters = inspect.signature(type(model).forward).parameters
-    if not type(model).__module__.startswith("transformers."):
-        return f"{name} is not a transformers model, and may not support a 4D attention mask."
-    if config.is_encoder_decoder:
-        return f"{name} is not a decoder."
-    if config is not model.config and "token_type_ids" in parameters:
-        return f"{name} needs token types in training, which text-only rollouts do not have."
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = ["recurrent" if getattr(model, "_is_stateful", False) else "attention"]
-        window = getattr(config, "sliding_window", None)
-        if window and not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
-            return f"sliding_window={window}: {name} attends to all tokens, whatever this key is."
-    layers = decoder_layers(model)
-    if layers is None or len(layers) != len(kinds):
-        layers = [model] * len(kinds)
-    for layer, kind in zip(layers, kinds, strict=True):
-        if kind not in ATTENTION and not has_state(layer):
-            return f"{name} has layers ({kind}) that cannot continue from the state of a prompt."
-    for key in ("keep_window_size", "index_topk_blocks"):
-        value = getattr(config, key, None)
-        if value:
-            return f"{key}={value}: in a packed row other tokens would fall out of a token's window."
-    if not rope_types(config) or "position_ids" not in parameters:
-        return f"{name} has no rotary positions shared by its layers, so padding may change log-probabilities."
-    rope_type = rope_by_longest_row(config)
-    if rope_type is not None:
-        return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
-    if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
-        return f"{name} normalises queries and keys after their rotation, so its numbers depend on padding."
-    if config._attn_implementation != "sdpa":
-        return (
-            f"attn_implementation={config._attn_implementation!r} does not support a 4D mask: load the model with "
-            "'sdpa'."
-        )
-    if getattr(config, "output_router_logits", False):
-        return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
-    return None
-
-
-def rope_types(config: PretrainedConfig) -> set[str]:
-    """Return the kinds of rotary positions of a model: one for all layers, or one for each kind of layer."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}
-
-
-def rope_by_longest_row(config: PretrainedConfig) -> str | None:
-    """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
-    return min(rope_types(config) & {"dynamic", "longrope"}, default=None)
 
 
 def packing_obstacle(
@@ -148,7 +67,7 @@ def packing_obstacle(
     Compare a model's values and gradients in packed and in padded rows, with lean LoRA layers.
 
     Args:
-        model (`torch.nn.Module`): The policy, for which no obstacle is known.
+        model (`torch.nn.Module`): The model, of which every parameter that is trained has a gradient.
         padded (`Callable`): Scores completions by this model as TRL does: `input_ids` and `attention_mask` of shape
             `(B, P + C)`, prompts padded on the left and completions on the right, and C, to log-probabilities
             `(B, C)`.
@@ -162,14 +81,11 @@ def packing_obstacle(
         with lean_layers(model):  # as in the run, if it packs
             return packed_logps(model, *rows, autocast=autocast)[0]
 
-    def trial() -> str | None:
-        try:
-            unit = coarsest_unit(model, dtype)
-            return compare_values(model, padded, packed, unit) or compare_gradients(model, padded, packed, unit)
-        except Exception as error:  # of any kind, because the model's own code runs
-            return f"{type(model).__name__} fails on a packed row ({first_line(error)})."
-
-    return try_model(model, trial)
+    try:
+        unit = coarsest_unit(model, dtype)
+        return compare_values(model, padded, packed, unit) or compare_gradients(model, padded, packed, unit)
+    except Exception as error:  # of any kind, because the model's own code runs
+        return f"{type(model).__name__} fails on a packed row ({first_line(error)})."
 
 
 @torch.no_grad()
@@ -238,6 +154,12 @@ def padded_batch(
     return ids.to(device), mask.to(device), keep
 
 
+def tokens(number: int, vocabulary: int) -> torch.Tensor:
+    """Spread ids over the vocabulary like multiples of the golden ratio over a circle: no two neighbours are alike."""
+    places = torch.arange(1, number + 1, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
+    return (places.frac() * vocabulary).long().clamp(max=vocabulary - 1)
+
+
 def vocabulary_of(model: torch.nn.Module) -> int:
     """Return the size of a model's vocabulary."""
     return model.get_input_embeddings().weight.shape[0]
@@ -290,7 +212,7 @@ def first_difference(
     that of [`coarsest_unit`]. Returns a sentence, or `None`.
     """
     largest = max((size(gradient) for gradient in expected.values()), default=0.0)
-    allowed = max(MIN_ALLOWED, UNITS * unit)
+    allowed = max(MIN_ALLOWED, GRADIENT_UNITS * unit)
     for name, right in expected.items():
         mine = found[name]
         if size(right) == 0.0 and size(mine) == 0.0:
@@ -337,30 +259,6 @@ class SomeEnd(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         ends = input_ids[:, self.width - 1] < self.vocabulary // 2
         return ends & (input_ids.shape[1] >= self.width + ENDING)
-
-
-def generation_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    """Return, in one sentence, why a model is not sampled compactly: it would change its samples. `None` if not."""
-    kind = rope_by_longest_row(model.config)
-    if kind is not None:
-        return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped early."
-
-    return try_model(model, partial(try_samples, model))
-
-
-def replay_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    """
-    Return, in one sentence, why the forward of a token cannot be recorded as a CUDA graph; `None` if it can.
-
-    All layers are tried: to a GPU that is little, and in bf16 two layers may hide a fault.
-    """
-    devices = {param.device for param in model.parameters()}
-    if len(devices) > 1:
-        return "the model is on several devices."
-    if devices.pop().type != "cuda":
-        return "the model is not on a CUDA GPU."
-    with on_trial(model, first_layers=False):
-        return try_samples(model, replays=True)
 
 
 def try_samples(model: PreTrainedModel | PeftModel, replays: bool = False) -> str | None:
@@ -456,45 +354,3 @@ def largest_difference(
         return None
     place = int(wrong.any(dim=0).long().argmax())
     return f"by {differs[:, place][wrong[:, place]].max().item():.2g} nats in token {place + 1}"
-
-
-# -------------------------------------------------------------------------------------------------- a merged copy
-
-LENGTH = 12  # tokens
-# Nats a token by which a copy in fp32 may differ. Rounding is some 1e-6 to 1e-5; a layer whose adapter is lost is a
-# hundred times that.
-EXACT = 1e-4
-
-
-def merge_obstacle(policy: torch.nn.Module) -> str | None:
-    """Return why a merged copy cannot sample for a policy, in a few words; `None` if it can."""
-    if not isinstance(policy, PeftModel):
-        return "the model has no adapter"
-    adapter = policy.active_adapters[0]
-    config = policy.peft_config[adapter]
-    if config.peft_type != PeftType.LORA:
-        return f"the adapter is not a plain LoRA ({config.peft_type.value})"
-    for name, layer in find_adapted_layers(policy.get_base_model(), adapter):
-        params = list(layer.get_base_layer().parameters(recurse=False))
-        if not params or not all(param.is_floating_point() for param in params):
-            return f"{name} is quantised"
-    return try_model(policy, partial(compare_copy, policy))
-
-
-@torch.no_grad()
-def compare_copy(policy: PeftModel) -> str | None:
-    """Compare log-probabilities of all tokens at a few places with those of a merged copy."""
-    ids = tokens(LENGTH, vocabulary_of(policy))[None].to(next(policy.parameters()).device)
-    try:
-        merged = MergedCopy(policy)
-        merged.refresh()
-        logps = policy(input_ids=ids).logits.float().log_softmax(-1)
-        logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
-    except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
-        return f"its adapter cannot be merged ({first_line(error)})"
-    difference = (logps - logps_of_copy).abs().mean().item()
-    # Rounding of weights in fewer bits is measured on the samples themselves.
-    exact = all(param.dtype == torch.float32 for param in policy.parameters())
-    if difference <= (EXACT if exact else torch.inf):
-        return None
-    return f"its log-probabilities differ by {difference:.2g} nats per token after merging"

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from ..errors import RunError
+from ..errors import RunError, first_line
 from .prefix import without_cudnn
-from .trial import first_line
 
 
 SPAN = 128  # tokens per recording; recording takes as long as about ten tokens

@@ -1,7 +1,6 @@
 """
-Which adapters are supported, of those that [`~trl_prorl.supported`] lists: one of the LM head is not, nor growth of
-anything but a plain LoRA of linear layers with the same rank, nor an adapter that was loaded only partly.
-And which layers of a multimodal model an adapter trains.
+Adapters of a loaded model: one that was loaded only partly is refused, and growth of anything but a LoRA of linear
+layers with the same rank. And which layers of a multimodal model an adapter trains.
 """
 
 import copy
@@ -11,11 +10,13 @@ from typing import Any
 
 import torch
 import transformers
-from peft import PeftConfig, PeftModel, PeftType
+from peft import PeftConfig, PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
 from transformers import AutoConfig, PreTrainedModel
+
+from ..supported import PATTERNS
 
 
 logger = logging.getLogger(__name__)
@@ -25,64 +26,14 @@ LOAD_WHOLE = "Load it with trl_prorl.load_model(NAME, ADAPTER, is_trainable=True
 
 def check_head(policy: PeftModel) -> None:
     """
-    Raise an error for an adapter of the LM head, before TRL copies the adapter for a reference: TRL refuses it later.
-
-    Raises:
-        `ValueError`: The message names the keys that lead to it.
+    Raise `ValueError` for an adapter of the LM head, before TRL copies the adapter for a reference: TRL refuses it
+    later.
     """
     if isinstance(policy.get_output_embeddings(), BaseTunerLayer):
         raise ValueError(
             "the peft_config puts an adapter on the LM head, but TRL reads the head's weight without its adapter. "
             "Remove the head from target_modules; with ensure_weight_tying, remove the embeddings that share its "
             "weight, too."
-        )
-
-
-def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
-    if config is None:
-        raise ValueError(
-            f"{given} {does} a LoRA adapter named 'default', and the model has none. Set use_peft: true (in a "
-            f"script, pass a peft_config), {leave}"
-        )
-    if config.peft_type != PeftType.LORA:
-        raise ValueError(f"{given} {does} LoRA, but the adapter is {config.peft_type.value}: use LoRA, {leave}")
-    other = [name for name in ("rank_pattern", "alpha_pattern") if getattr(config, name, None)]
-    if str(config.init_lora_weights).lower() == "mica":
-        other.append(f"init_lora_weights={config.init_lora_weights!r}")
-    if other:
-        raise ValueError(
-            f"{given} {does} a plain LoRA with the same rank in every layer, but the adapter has {', '.join(other)}. "
-            f"Remove that and use init_lora_weights=True, {leave}"
-        )
-
-
-def check_product(config: Any | None, key: str, value: Any) -> None:
-    """
-    Raise an error, before a model is loaded, for an adapter that is more than a product of two factors at each layer.
-
-    Args:
-        config ([`~peft.PeftConfig`], *optional*): The adapter's.
-        key (`str`): The key that needs products.
-        value: Its value.
-
-    Raises:
-        `ValueError`: The message names the key, the value and the cure.
-    """
-    given = f"{key}={value!r}"
-    leave = f"or remove {key}."
-    _check_plain(config, given, "needs", leave)
-    right = {
-        "use_dora": (False,),
-        "modules_to_save": (None, []),
-        "trainable_token_indices": (None, [], {}),
-        "bias": ("none",),
-        "lora_bias": (False,),
-    }
-    other = [f"{name}={getattr(config, name)!r}" for name in right if getattr(config, name) not in right[name]]
-    if other:
-        raise ValueError(
-            f"{given} needs a plain LoRA (a product of two factors), but the adapter has {', '.join(other)}. "
-            f"Remove that, {leave}"
         )
 
 
@@ -124,24 +75,12 @@ def _factors_by_kind(model: PeftModel, zero: bool) -> dict[str, str]:
     return found
 
 
-def check_growing_config(every: int, largest: int, config: Any | None) -> None:
-    """
-    Raise an error, before a model is loaded, for an adapter that cannot grow.
-
-    Args:
-        every (`int`): `lora_growth_every`.
-        largest (`int`): `lora_growth_max_rank`.
-        config ([`~peft.PeftConfig`], *optional*): The adapter's.
-
-    Raises:
-        `ValueError`: The message names the key, the value and the cure.
-    """
-    leave = "or remove lora_growth_every."
-    _check_plain(config, f"lora_growth_every={every}", "grows", leave)
+def check_room_to_grow(largest: int, config: Any) -> None:
+    """Raise `ValueError` for an adapter that has `lora_growth_max_rank` already."""
     if config.r >= largest:
         raise ValueError(
             f"lora_growth_max_rank={largest} leaves no room to grow: the adapter starts with rank {config.r} "
-            f"(lora_r). Raise it, {leave}"
+            "(lora_r). Raise it, or remove lora_growth_every."
         )
 
 
@@ -155,7 +94,7 @@ def check_growing_model(policy: PeftModel) -> None:
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():
-        odd = [pattern for pattern in ("rank_pattern", "alpha_pattern") if getattr(config, pattern, None)]
+        odd = [pattern for pattern in PATTERNS if getattr(config, pattern, None)]
         if config.r != rank or odd:
             has = odd[0] if odd else f"rank {config.r}"
             raise ValueError(

@@ -29,16 +29,10 @@ from ..reference import check_adapter
 from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
 from ..run_folder import RunFolder
-from ..supported import check_adapters
+from ..supported import FEATURES, check_adapters, check_distribution, check_options, check_quantisation
 from ..vocabulary import readable_files
 from ..weights import check_decoder, read_config, refuse_kernel, whole_weights
-from .adapters import (
-    check_growing_config,
-    check_head,
-    check_loaded,
-    check_product,
-    leave_out_towers,
-)
+from .adapters import check_head, check_loaded, check_room_to_grow, leave_out_towers
 from .checks import (
     check_columns,
     check_in_one_place,
@@ -112,26 +106,27 @@ class Plan:
         adapter = config
         if given_wrapped:
             _refuse_second_adapter(config)
+            check_head(model)
             check_loaded(model)
             adapter = model.peft_config.get("default")
         callbacks = given.get("callbacks") or []
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         resets = args.resets
         refuse_resets(args)
-        _check_processes(args, resets)
+        moves = args.beta != 0.0 and resets
+        is_full = config is None and not given_wrapped
+        _check_distribution(args, resets, moves and is_full)
         if args.lora_growth_every:
             _check_growth(args, adapter, optimizer)
         if not args.disable_dropout:
             args.check_or_disable(check_dropout_config, config)
         if args.vllm_enable_lora:
             _check_requests(args, adapter)
-        moves = args.beta != 0.0 and resets
-        if moves and config is None and not given_wrapped:
-            _check_full_reference(args)
         if args.beta != 0.0 or args.copied_anchors:
             check_adapter(model, config)
         if isinstance(model, str):
             given["model"] = find_model(model, "model", args.model_init_kwargs)
+        check_quantisation(given.get("quantization_config"))
         _check_model(given["model"], args)
         if config is not None:
             given["peft_config"] = _adapter_of_text(args, given)
@@ -160,8 +155,6 @@ class Plan:
         model = given["model"]
         args = self.args
         init = args.model_init_kwargs or {}
-        if isinstance(model, PeftModel):
-            check_head(model)
         wraps = given.get("peft_config") is not None
         if not (self.moves and wraps):
             return
@@ -303,28 +296,20 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Ca
 
 
 def _check_model(model: PreTrainedModel | str, args: ProRLConfig) -> None:
-    """Raise an error for a model that [`~trl_prorl.weights.read_config`] refuses."""
+    """Raise an error for a model that [`~trl_prorl.weights.read_config`] refuses, or for another quantisation."""
     if isinstance(model, str):
         is_set = "attn_implementation" in (args.model_init_kwargs or {})
         with readable_files(model):
-            read_config(model, is_set, trust_remote_code=args.trust_remote_code, **_place(args))
+            config = read_config(model, is_set, trust_remote_code=args.trust_remote_code, **_place(args))
     else:
-        check_decoder(model.config, get_config_model_id(model.config))
+        config = model.config
+        check_decoder(config, get_config_model_id(config))
+    check_quantisation(getattr(config, "quantization_config", None))
 
 
 def _place(args: ProRLConfig) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that select a model's files."""
     return {key: value for key, value in (args.model_init_kwargs or {}).items() if key in PLACE}
-
-
-def _check_full_reference(args: ProRLConfig) -> None:
-    """Raise an error for checkpoints of a reference that FSDP shards."""
-    if _uses_fsdp(args) and args.save_strategy != "no":
-        raise ValueError(
-            f"save_strategy={args.save_strategy.value!r} is not supported with FSDP and full fine-tuning: checkpoints "
-            "cannot contain the sharded reference. Use LoRA, DDP (accelerate_configs/multi_gpu.yaml), or "
-            'save_strategy: "no".'
-        )
 
 
 def _check_optimizer(args: ProRLConfig, optimizer) -> None:
@@ -337,31 +322,29 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
     check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
 
 
-def _check_processes(args: ProRLConfig, resets: bool) -> None:
-    """Raise an error if a key needs complete parameters or optimizer state, and they are sharded."""
-    if args.rollback and args.world_size > 1:
+def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> None:
+    """Raise an error for keys that the processes of the run do not support. Raises `InputError`."""
+    needed = {key: f"{key}={getattr(args, key)}" for key in FEATURES if getattr(args, key, None)}
+    if resets:
+        needed["reference"] = "a reset of the reference"
+    for key in ("elastic_reset_every", *(anchor.key for anchor in ANCHORS if anchor.copies_policy)):
+        if getattr(args, key):
+            needed["copies"] = f"{key}={getattr(args, key)}"
+    if resets and args.treats_optimizer:
+        needed["treatment"] = f"optimizer_reset={args.optimizer_reset!r}, a restart of the schedule or a re-warm-up"
+    if moves_full and args.save_strategy != "no":
+        needed["saved_reference"] = f"save_strategy={args.save_strategy.value!r} with full fine-tuning and resets"
+    stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else None
+    if stage is not None:
+        check_distribution(f"DeepSpeed ZeRO-{3 if stage == 3 else 2}", needed, f" (zero_stage={stage})")
+    elif _uses_fsdp(args):
+        check_distribution("FSDP", needed)
+    elif args.world_size > 1:
+        check_distribution("DDP", needed, f" ({args.world_size} processes)")
+    if args.lora_growth_every and args.torch_compile:
         raise ValueError(
-            f"rollback={args.rollback} is not supported with {args.world_size} processes. Train in one process, or "
-            "remove rollback."
-        )
-    copies = resets or args.elastic_reset_every > 0 or args.copied_anchors != []
-    plugin = args.deepspeed_plugin
-    if plugin is not None and plugin.zero_stage == 3 and copies:
-        raise ValueError(
-            "zero_stage=3 is not supported with a moving reference or a copy of the policy, because it shards the "
-            "parameters. Use zero_stage: 2 (accelerate_configs/zero2.yaml), or a single process."
-        )
-    if plugin is not None and resets and args.treats_optimizer:
-        raise ValueError(
-            f"optimizer_reset={args.optimizer_reset!r} is not supported with DeepSpeed, which partitions the "
-            "optimizer state. Use optimizer_reset: keep without a schedule restart, or DDP "
-            "(accelerate_configs/multi_gpu.yaml)."
-        )
-    if _uses_fsdp(args) and (args.elastic_reset_every or args.copied_anchors):
-        keys = ["elastic_reset_every", *(anchor.key for anchor in ANCHORS if anchor.copies_policy)]
-        raise ValueError(
-            f"{' and '.join(keys)} are not supported with FSDP, because they keep complete copies of the parameters. "
-            "Use DDP (accelerate_configs/multi_gpu.yaml)."
+            f"lora_growth_every={args.lora_growth_every} is not supported with torch_compile=True: the adapter "
+            "changes its shape. Train in one process without torch_compile, or remove lora_growth_every."
         )
 
 
@@ -369,18 +352,14 @@ def _uses_fsdp(args: ProRLConfig) -> bool:
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def _is_sharded(args: ProRLConfig) -> bool:
-    return args.deepspeed_plugin is not None or _uses_fsdp(args)
-
-
 def _check_growth(args: ProRLConfig, config, optimizer) -> None:
-    """Raise an error for growth without plain LoRA, with several processes, or with an unsupported optimizer."""
-    check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
+    """Raise an error for growth of another adapter, or with another optimizer, than those that are listed."""
+    check_options(config, "lora_growth_every", args.lora_growth_every)
+    check_room_to_grow(args.lora_growth_max_rank, config)
     if optimizer is not None:
         check_growing_optimizer(type(inner_of(optimizer)))
     else:
         check_growing_optimizer(Trainer.get_optimizer_cls_and_kwargs(args)[0])
-    _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
 
 
 def _refuse_second_adapter(config: PeftConfig | None) -> None:
@@ -400,26 +379,13 @@ def _largest_rank(args: ProRLConfig, config) -> int:
 
 
 def _check_requests(args: ProRLConfig, config) -> None:
-    """Raise an error for an adapter that vLLM does not support, or that is sharded."""
-    check_product(config, "vllm_enable_lora", True)
+    """Raise an error for an adapter that vLLM does not support."""
+    check_options(config, "vllm_enable_lora", True)
     rank = _largest_rank(args, config)
     if rank > RANKS[-1]:
         raise ValueError(
             f"vllm_enable_lora=True supports ranks up to {RANKS[-1]} (vLLM's limit), but the adapter's rank reaches "
             f"{rank}. Lower lora_r or lora_growth_max_rank, or remove vllm_enable_lora."
-        )
-    if _is_sharded(args):
-        raise ValueError(
-            "vllm_enable_lora=True is not supported with DeepSpeed and FSDP, which shard the adapter. Use DDP "
-            "(accelerate_configs/multi_gpu.yaml), or remove vllm_enable_lora."
-        )
-
-
-def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
-    if args.world_size > 1 or _is_sharded(args) or args.torch_compile:
-        raise ValueError(
-            f"{given} is not supported with several processes, DeepSpeed, FSDP or torch_compile, because the adapter "
-            f"changes its shape. Train in one process without them, or remove {key}."
         )
 
 

@@ -1,0 +1,47 @@
+"""Is a model of a listed family, and does an acceleration serve it? By the lists of supported.py alone."""
+
+from peft import PeftModel
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ..supported import FAMILIES, PAGE, POSITIONS
+from .prefix import has_state
+
+
+def is_listed(model: PreTrainedModel) -> bool:
+    """Return whether a model is of a listed family, and of transformers' own class."""
+    return model.config.model_type in FAMILIES and type(model).__module__.startswith("transformers.")
+
+
+def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> str | None:
+    """
+    Return why an acceleration does not serve a model, in one sentence; `None` if it does.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The model.
+        acceleration (`str`): A field of [`~trl_prorl.supported.Family`].
+    """
+    if isinstance(model, PeftModel):
+        model = model.get_base_model()
+    config = model.config
+    kind = config.model_type
+    name = f"{type(model).__name__} (model_type {kind!r})"
+    if not is_listed(model):
+        return f"{name} is not listed ({PAGE}); trl-prorl preflight tries whether fast_models: [{kind}] can serve it."
+    family = FAMILIES[kind]
+    attentions = getattr(family, acceleration)
+    if not attentions:
+        return f"{name} is not listed for it ({PAGE})."
+    if config._attn_implementation not in attentions:
+        return f"attn_implementation={config._attn_implementation!r} of {name} is not one of {', '.join(attentions)}."
+    positions = rope_types(config) - {*POSITIONS}
+    if positions:
+        return f"rope_type={min(positions)!r} of {name} is not one of {', '.join(POSITIONS)}."
+    if family.has_state and not has_state(model):
+        return f"{name} has layers with a state, which need transformers 5.24."
+    return None
+
+
+def rope_types(config: PretrainedConfig) -> set[str]:
+    """Return the kinds of rotary positions of a model: one for all layers, or one for each kind of layer."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}

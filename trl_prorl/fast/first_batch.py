@@ -1,0 +1,341 @@
+"""
+Two comparisons at the first batch of a run. They decide once, the same in all processes, and a resume keeps the
+decision.
+
+- **A row's score.** The policy is trained by the log-probabilities of its own plain forward: TRL's head does all that
+  the model's does, padding does not count, packed rows are the padded ones, and nothing is random in training mode.
+- **A prompt's samples.** Compact generation draws completions with the log-probabilities of that forward.
+
+An acceleration that is off by more than rounding is switched off under `auto`, and an error under `on`. The policy is
+not changed, and neither are random states.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from peft import PeftModel
+
+from ..activations import checkpointing_off
+from ..errors import InputError
+from ..launch.dropout import evaluation_mode, own_random_state
+from ..parts import Part
+from ..positions import with_positions
+from ..supported import LEARNED_POSITIONS, PAGE
+from .acceleration import Acceleration
+from .probes import coarsest_unit
+
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 64  # tokens of a completion that are compared
+ROWS = 4  # completions of a prompt
+PADDING = 5  # tokens on the left of a row, as in a batch with a longer prompt
+# Nats a token by which log-probabilities may differ on average: in fp32, and in units of the last place of a coarser
+# dtype. A deep model in bf16, scored in one batch, is 0.03 to 0.05 off what it was as it wrote token by token: 4 to 6
+# units. A token at a wrong position is off by tenths of a nat and more.
+EXACT = 1e-3
+UNITS = 12
+
+Draw = Callable[[float | None], tuple[list[list[int]], list[list[float]] | None]]
+
+
+class FirstBatch(Part):
+    """
+    Makes the comparisons, and switches off what they find.
+
+    Args:
+        args ([`ProRLConfig`]): The configuration.
+        accelerator ([`~accelerate.Accelerator`]): The run's.
+        policy (`torch.nn.Module`): The policy, unwrapped.
+        acceleration ([`Acceleration`]): The accelerations of the run.
+        scorer ([`~trl_prorl.reference.Scorer`]): Scores batches.
+        temperature (`float`): Of sampling and scoring.
+        is_possible (`bool`): Whether one process can compute a row: its weights are not sharded, and it is text.
+        changed (`Callable`): Called when an acceleration was switched off.
+
+    Attributes:
+        score, samples (`str`, *optional*): What the comparison has found against packed rows and compact generation;
+            empty if nothing, `None` before it.
+        noise (`str`): Why no acceleration serves: the policy is random in training mode.
+    """
+
+    may_join = True
+    remembers = ("score", "samples", "noise")
+
+    def __init__(
+        self,
+        args,
+        accelerator,
+        policy: torch.nn.Module,
+        acceleration: Acceleration,
+        scorer,
+        temperature: float,
+        is_possible: bool,
+        changed: Callable[[], None],
+    ):
+        self.args = args
+        self.accelerator = accelerator
+        self.policy = policy
+        self.acceleration = acceleration
+        self.scorer = scorer
+        self.temperature = temperature
+        self.score: str | None = None if is_possible else ""
+        self.samples: str | None = None if is_possible else ""
+        self.noise = ""
+        self._changed = changed
+
+    # -------------------------------------------------------------------------------------------------- a row's score
+
+    def compare_score(self, prompts: Sequence[list[int]], completions: Sequence[list[int]]) -> None:
+        """
+        Compare a row's score, once.
+
+        Args:
+            prompts, completions (`Sequence[list[int]]`): Token ids of this process's rows.
+
+        Raises:
+            [`InputError`]: TRL's score is not the model's own, or `pack_groups` is `"on"` and packed rows are not.
+        """
+        if self.score is not None:
+            return
+        rows = rows_of_a_prompt(prompts, completions)
+        head, noise, score = None, None, None
+        if rows:
+            prompt = prompts[rows[0]]
+            head, noise, score = self._find_differences(prompt, [completions[row][:LONGEST] for row in rows])
+        found = gather_object([(bool(rows), head, noise, score)])
+        if not any(has_rows for has_rows, *_ in found):
+            return  # every completion is empty
+        head, noise, score = (next(filter(None, reasons), "") for reasons in list(zip(*found, strict=True))[1:])
+        if head:
+            raise InputError(head)
+        if noise:
+            self.args.check_or_disable(_refuse, noise)
+        self.noise = noise
+        self.score = score
+        self._apply()
+
+    @torch.no_grad()
+    def _find_differences(self, prompt: list[int], completions: list[list[int]]) -> tuple[str | None, ...]:
+        """Return what is wrong with TRL's head, with training mode and with packed rows: sentences, or `None`."""
+        policy = self.policy
+        completion = max(completions, key=len)
+        exact = allowed(policy, None)
+        mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
+        rounded = allowed(policy, mixed)
+        with own_random_state(), checkpointing_off(policy):
+            with evaluation_mode(policy):
+                (own,) = own_logps(policy, prompt, [completion], self.temperature)
+                differs = mean_difference(fused_logps(policy, prompt, completion), own)
+            if not differs <= exact:
+                return self._describe_head(differs, exact), None, None
+            if self.args.is_trl:
+                return None, None, None
+            with training_mode(policy), self.accelerator.autocast():
+                differs = mean_difference(fused_logps(policy, prompt, completion), own)
+            if not differs <= rounded:
+                return None, _describe_noise(differs, rounded), None
+            if not self.acceleration.packs:
+                return None, None, None
+            with training_mode(policy):
+                packed = self._packed_logps(prompt, completions)[completions.index(completion)][: len(own)]
+            differs = mean_difference(packed, own)
+        if differs <= rounded:
+            return None, None, None
+        return None, None, _describe("scores in packed rows", differs, rounded)
+
+    def _packed_logps(self, prompt: list[int], completions: list[list[int]]) -> torch.Tensor:
+        device = next(self.policy.parameters()).device
+        ids, mask = rows_padded_right(prompt, completions, device)
+        width = ids.shape[1] - len(prompt)
+        return self.acceleration.score(self.policy, ids, mask, width)[0]
+
+    def _describe_head(self, differs: float, exact: float) -> str:
+        kind = self.policy.config.get_text_config().model_type
+        return (
+            f"model_type={kind!r} is not supported: TRL's score of a left-padded row differs from the model's own "
+            f"forward by {differs:.2g} nats (rounding explains {exact:.2g}), so another policy would be trained than "
+            f"is sampled. Supported: {PAGE}, and models that agree."
+        )
+
+    # ---------------------------------------------------------------------------------------------- a prompt's samples
+
+    def sample(self, prompts: Sequence[list[int]], draw: Draw) -> tuple[list[list[int]], list[list[float]] | None]:
+        """
+        Sample compactly and, once, compare the samples.
+
+        Args:
+            prompts (`Sequence[list[int]]`): Token ids of this process's rows.
+            draw (`Callable`): Samples compactly. Takes the temperature of the log-probabilities that it returns, or
+                `None` for what the run needs.
+
+        Returns what `draw` returns; `None` for the completions if compact generation is now off: the random states are
+        then those before. Raises [`InputError`]: `compact_generation` is `"on"`, and the samples differ.
+        """
+        if self.samples is not None:
+            return draw(None)
+        before = random_states()
+        completions, logps = draw(self.temperature)
+        reason = self._find_difference(prompts, completions, logps)
+        self.samples = next(filter(None, gather_object([reason])), "")
+        self._apply()
+        if self.samples:
+            restore(before)
+            return None, None
+        return completions, self.acceleration.compact.kept_logps(logps)
+
+    @torch.no_grad()
+    def _find_difference(
+        self, prompts: Sequence[list[int]], completions: list[list[int]], logps: list[list[float]]
+    ) -> str | None:
+        rows = rows_of_a_prompt(prompts, completions)
+        if not rows:
+            return None
+        with own_random_state(), checkpointing_off(self.policy), evaluation_mode(self.policy):
+            texts = [completions[row][:LONGEST] for row in rows]
+            own = own_logps(self.policy, prompts[rows[0]], texts, self.temperature)
+        drawn = [torch.tensor(logps[row][: len(each)]).to(each) for row, each in zip(rows, own, strict=True)]
+        differs = mean_difference(torch.cat(drawn), torch.cat(own))
+        limit = allowed(self.policy, None)
+        return None if differs <= limit else _describe("log-probabilities of compact generation", differs, limit)
+
+    # ------------------------------------------------------------------------------------------------ what follows
+
+    def _apply(self) -> None:
+        """Switch off what was found. Raises [`InputError`]: a key is `"on"`."""
+        reasons = {
+            "pack_groups": self.score or self.noise,
+            "compact_generation": self.samples or self.noise,
+        }
+        off = self.acceleration.switch_off(reasons)
+        if not self.acceleration.packs:
+            self.scorer.score_packed = None
+        for key, reason in off.items():
+            if getattr(self.args, key) == "on":
+                raise InputError(f"{key}='on' is not supported here: {reason} Set {key}: auto, or \"off\".")
+            if self.accelerator.is_main_process:
+                logger.warning("Running without %s: %s", key, reason)
+        if off:
+            self._changed()
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        super().load_state_dict(state, changed)
+        if self.noise:
+            self.args.check_or_disable(_refuse, self.noise)
+        self._apply()
+
+
+def _refuse(reason: str) -> None:
+    raise InputError(reason)
+
+
+def _describe(what: str, differs: float, limit: float) -> str:
+    return (
+        f"{what} differ from the policy's own forward by {differs:.2g} nats per token at the first batch (rounding "
+        f"explains {limit:.2g})."
+    )
+
+
+def _describe_noise(differs: float, limit: float) -> str:
+    return (
+        f"the policy is random in training mode: a score differs from that of its own forward by {differs:.2g} nats "
+        f"per token (rounding explains {limit:.2g}). A KL would not be 0 where it should be, and a reused "
+        "log-probability would belong to another network. Load the model without what is random (dropout, jitter, "
+        "noise): model_init_kwargs."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- computations
+
+
+def rows_of_a_prompt(prompts: Sequence[list[int]], completions: Sequence[list[int]]) -> list[int]:
+    """Find up to [`ROWS`] rows of one prompt whose completions have tokens: those of the first such row."""
+    rows = [row for row, completion in enumerate(completions) if completion]
+    return [row for row in rows if prompts[row] == prompts[rows[0]]][:ROWS]
+
+
+def rows_padded_right(
+    prompt: list[int], completions: list[list[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make ids and mask of rows of one prompt, both of shape `(R, P + T)`."""
+    width = max(map(len, completions))
+    ids = [[*prompt, *completion, *[0] * (width - len(completion))] for completion in completions]
+    mask = [[1] * (len(prompt) + len(completion)) + [0] * (width - len(completion)) for completion in completions]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def plain_model(policy: torch.nn.Module) -> Callable:
+    """Return the model's forward without Accelerate's autocast, whose rounding in the head would hide a difference."""
+    if isinstance(policy, PeftModel):
+        return policy.get_base_model()
+    return getattr(policy, "_original_forward", policy)
+
+
+def own_logps(
+    policy: torch.nn.Module, prompt: list[int], completions: list[list[int]], temperature: float
+) -> list[torch.Tensor]:
+    """Compute the log-probabilities of completions by the policy's plain forward: shape `(T,)` each, in fp32."""
+    device = next(policy.parameters()).device
+    ids, mask = rows_padded_right(prompt, completions, device)
+    width = ids.shape[1] - len(prompt)
+    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    takes_few = "logits_to_keep" in inspect.signature(type(base).forward).parameters
+    few = {"logits_to_keep": width + 1} if takes_few else {}
+    logits = plain_model(policy)(input_ids=ids, attention_mask=mask, use_cache=False, **few).logits
+    logps = (logits[:, -width - 1 : -1].float() / temperature).log_softmax(-1)
+    labels = ids[:, len(prompt) :, None].to(logps.device)
+    logps = logps.gather(-1, labels)[..., 0]
+    return [row[: len(completion)] for row, completion in zip(logps, completions, strict=True)]
+
+
+def fused_logps(policy: torch.nn.Module, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """Compute the log-probabilities of a completion `(T,)` in a left-padded row, by TRL's fused head."""
+    device = next(policy.parameters()).device
+    tokens = [*prompt, *completion]
+    ids = torch.tensor([[tokens[0]] * PADDING + tokens], device=device)
+    mask = torch.ones_like(ids)
+    mask[:, :PADDING] = 0
+    labels = ids.clone()
+    labels[:, : -len(completion)] = -100
+    model = plain_model(policy)
+    if policy.config.model_type in LEARNED_POSITIONS:
+        model = with_positions(model)
+    scored = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    return scored.log_probs[0, -len(completion) :]
+
+
+def mean_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the mean distance of two tensors of one shape."""
+    return (found.float() - expected.to(found.device).float()).abs().mean().item()
+
+
+def allowed(policy: torch.nn.Module, autocast: torch.dtype | None) -> float:
+    """Return how far log-probabilities may be off by rounding, in nats per token."""
+    is_quantised = not all(param.is_floating_point() for param in policy.parameters())
+    unit = coarsest_unit(policy, torch.bfloat16 if is_quantised else autocast)
+    return max(EXACT, UNITS * unit)
+
+
+@contextmanager
+def training_mode(policy: torch.nn.Module) -> Iterator[None]:
+    """Put every module into training mode, and restore each module's mode afterwards."""
+    with evaluation_mode(policy):
+        policy.train()
+        yield
+
+
+def random_states() -> list[torch.Tensor]:
+    """Return the states of torch's generators: of the CPU and of all GPUs in use."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+
+
+def restore(states: list[torch.Tensor]) -> None:
+    """Restore what [`random_states`] returned."""
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
