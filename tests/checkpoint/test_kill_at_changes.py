@@ -172,7 +172,9 @@ class Trials:
             found.append(f"complete checkpoints were lost: {lost}")
         if self.case == "overwritten":
             theirs = hash_files(self.folder / "earlier", without=["run.lock"])
-            if theirs not in [hash_files(path, without=["set_aside"]) for path in self.folder.glob("run.*")]:
+            if theirs not in [
+                hash_files(path, without=["set_aside", "run.lock"]) for path in self.folder.glob("run.*")
+            ]:
                 found.append("the earlier run was lost")
         for path in self.folder.glob("run*"):
             shutil.rmtree(path)
