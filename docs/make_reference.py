@@ -363,7 +363,7 @@ def make_page() -> str:
         "## evaluations.jsonl",
         "",
         "One JSON object per evaluation during training, if `eval_strategy` requests evaluations. With several "
-        "evaluation sets, the names of pass@K and loss contain the set: `eval_SET_pass@K`.",
+        "evaluation sets, the names contain the set: `eval_SET_reward`.",
         "",
         *record_table(EVALUATIONS),
     ]

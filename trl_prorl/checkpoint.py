@@ -204,7 +204,6 @@ class CheckpointMixin:
                     raise
                 logger.warning("Rolled back to %s instead of stopping with: %s", rollback["checkpoint"], error)
             self._event(rollback)
-            self.rollback.sync_event()
             self._resume = self._find_resume(self.run_dir / rollback["checkpoint"])
 
     def _plan_rollback(self, event: Mapping[str, Any]) -> dict[str, Any] | None:

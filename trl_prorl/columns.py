@@ -63,7 +63,7 @@ METRICS = {
     "step": RecordKey("optimizer steps", "number of this step, from 1"),
     "attempt": RecordKey("", "how often the run had been resumed or rolled back: 0, 1, …"),
     "reward": RecordKey("reward", "mean reward of the step's generation batch (weighted sum of all reward functions)"),
-    "reward_std": RecordKey("reward", "standard deviation of the reward, as TRL logs it"),
+    "reward_std": RecordKey("reward", "standard deviation of the reward in its generation batch"),
     "frac_reward_zero_std": RecordKey(
         "share", "share of prompts whose completions all got the same reward: they give no gradient"
     ),

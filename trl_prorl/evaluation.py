@@ -5,6 +5,7 @@ A reward function has an attribute `batch_verifier`, which is called with the sa
 completion, whatever the reward. Recipes have it from their task's `verify`. With it a training batch has `gold`, too.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from .kl import Penalty, completion_mask, zero_masked
 from .launch.dropout import own_random_state
 from .meter import Means, StageTimer
 from .pass_at_k import as_verdict, pass_at_k
-from .record import token_means
+from .record import take, token_means
 from .rewards import guard_reward
 from .rollout import EQUAL_GROUPS, Outcome, groups_without_signal, weighted_sum
 from .supported import TOKEN_LOSSES
@@ -213,8 +214,7 @@ class EvaluatedRows:
     def add_samples(self, outcome: Outcome) -> None:
         """Add the samples of a batch: rewards `(N, F)`, and TRL's metrics of them."""
         self._rewards.append(outcome.rewards.detach().cpu().float())
-        for name, value in outcome.of_trl.items():
-            self.means.add(name, value, outcome.counts.get(name, len(outcome.rewards)))
+        self.means.merge(outcome.means(outcome.of_trl))
 
     def add_losses(
         self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
@@ -245,7 +245,7 @@ class EvaluatedRows:
             for name, of_rows in self._sums.items():
                 if tokens:
                     metrics[name] = torch.cat(of_rows)[:rows].double().sum().item() / tokens
-        return metrics
+        return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 class EvaluationMixin:
@@ -269,6 +269,7 @@ class EvaluationMixin:
         self.verdicts.begin()
         self.evaluated.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        take(self._metrics["eval"], self.evaluated.means)  # a subclass's
         output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
         share = self.share_in_training(dataloader.dataset)
         if share:

@@ -310,6 +310,11 @@ class Utilization:
         return self.readings
 
 
+def newest(earlier: float, value: float) -> float:
+    """Return the later of two values."""
+    return value
+
+
 # names that keep the smallest, largest or newest value
 EXTREMES = {
     "completions/min_length": min,
@@ -321,7 +326,8 @@ EXTREMES = {
     "clip_ratio/high_max": max,
     "sampling/sampling_logp_difference/max": max,
     "sampling/importance_sampling_ratio/max": max,
-    "num_tokens": max,  # so far
+    "num_tokens": newest,  # so far
+    "learning_rate": newest,
 }
 
 

@@ -2,8 +2,8 @@
 The book of a run: a row of `metrics.jsonl` for each step, events, evaluations, and the values of the trainer's log.
 
 A number of a step is computed once, from rows, tokens and times. TRL appends its own numbers to lists; `take` empties
-them after each of TRL's methods that fill them. `Recorder` joins both to the row, and the trainer's log shows the
-means of the rows since the last log.
+them before and after each of TRL's methods that fill them. `Recorder` joins both to the row, and the trainer's log
+shows the means of the rows since the last log.
 
 All observe and change nothing. `columns.py` says what each key means, `meter.py` has counts, times and means.
 """
@@ -40,24 +40,26 @@ COLUMNS = {
     "completions/mean_length": "completion_length",
     "completions/clipped_ratio": "truncated_fraction",
     "clip_ratio/region_mean": "clip_region_mean",
+    "learning_rate": "lr",
+    "step_time": "time_step",
 }
+# Columns that the log has from the row, by their names there.
+LOGGED = {f"prorl/{name}": name for name, key in METRICS.items() if key.logged}
+LOGGED |= {name: COLUMNS.get(name, name) for name in ("loss", "learning_rate", "step_time")}
 # TRL's means over the tokens of a micro-batch. With sequence-level ratios the second are means over completions, as
 # `vespo/phi_seq_mean` always is.
 TOKEN_MEANS = ("entropy", "kl")
 RATIO_MEANS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
-OF_LOG = ("step_time",)  # in TRL's log alone: the row has `time_step`
 # What Trainer adds to an evaluation's metrics.
 SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
-def take(lists: dict[str, list[float]]) -> dict[str, float]:
-    """Return the means of TRL's lists of values by metric, without NaN, and empty the lists."""
-    means = Means()
+def take(lists: dict[str, list[float]], means: Means) -> None:
+    """Move the values of TRL's lists by metric into means over values, and empty the lists."""
     for metric, values in lists.items():
         for value in values:
-            means.add(metric, value)
+            means.add(metric, float(value))
     lists.clear()
-    return means.values_by_name()
 
 
 def token_means(level: str) -> tuple[str, ...]:
@@ -96,25 +98,24 @@ class Recorder(Part):
 
     def begin(self) -> None:
         self.kl_ref: float | None = None  # of the last finished step
-        # Of the generation batches of a step, ours and TRL's; also of later steps that train on the same batches.
-        self.measured = Means()
-        self.sampled = Means()
+        # Of the generation batches that the step under way trains on, ours and TRL's; the newest comes last.
+        self._batches: list[tuple[Means, Means]] = []
         self.since_log = Means()  # by the names of the log
         self._begin_row()
         self.meter.abandon_step()
 
     def state_dict(self) -> dict[str, Any]:
-        means = {"measured": self.measured, "sampled": self.sampled, "since_log": self.since_log}
-        return {**super().state_dict(), **means}
+        return {**super().state_dict(), "batches": self._batches, "since_log": self.since_log}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         super().load_state_dict(state, changed)
-        self.measured = Means(state["measured"])
-        self.sampled = Means(state["sampled"])
+        self._batches = [(Means(measured), Means(sampled)) for measured, sampled in state["batches"]]
         self.since_log = Means(state["since_log"])
 
     def _begin_row(self) -> None:
-        self.of_step: dict[str, float | None] = {"time_reward": 0.0}  # entries that are known
+        self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # entries that are known
+        self.others = Means()  # of what is in TRL's lists outside its methods: a subclass's metrics, the step's time
+        self._batches = self._batches[-1:]
         self._losses: list[Mapping[str, float]] = []  # TRL's metrics of each micro-batch
 
     # A step, from its generation to its row.
@@ -123,16 +124,12 @@ class Recorder(Part):
         """Add a generation batch, with this process's advantages, to the means over the rows of its step."""
         advantages = self.accelerator.gather(advantages.float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
-        if "tokens_generated" not in self.of_step:  # the first generation of this step
-            self.measured = Means()
-            self.sampled = Means()
-            self.of_step["tokens_generated"] = 0
         self.of_step["tokens_generated"] += int(self.accelerator.gather(outcome.tokens).sum())
         self.of_step["time_reward"] += outcome.seconds
+        if not self._losses:  # the step trains on no earlier batch
+            self._batches.clear()
         measured = {"advantage_mean": mean, "advantage_std": deviation, **outcome.measured}
-        for means, values in ((self.measured, measured), (self.sampled, outcome.of_trl)):
-            for name, value in values.items():
-                means.add(name, value, outcome.counts.get(name, len(advantages)))
+        self._batches.append((outcome.means(measured), outcome.means(outcome.of_trl)))
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Add one micro-batch to the means over tokens."""
@@ -181,44 +178,41 @@ class Recorder(Part):
         self.of_step["lr"] = rate
         self.of_step["grad_norm"] = norm
 
-    def finish_step(self, step: int, skips: int, others: Mapping[str, float]) -> dict[str, float]:
+    def finish_step(self, step: int, skips: int) -> dict[str, float]:
         """
         Close the step, write its row and return it.
 
         Args:
             step (`int`): Optimizer steps done.
             skips (`int`): Optimizer steps that were left out so far.
-            others (`Mapping[str, float]`): Other values that TRL, or a subclass, logs of the step.
         """
         metered = self.meter.end_step(self.total, self.accelerator.num_processes)
         of_trl = self._join_losses()
-        for name, value in others.items():
-            of_trl.add(name, value)
-        for name in TOKEN_MEANS:
-            if name in metered:
-                of_trl.pop(name, None)
-                of_trl.add(name, metered[name], self.meter.tokens_of_means[name])
-        of_trl.merge(self.sampled)
-        row: dict[str, float | None] = {"step": step, "attempt": self.attempt}
-        row |= {COLUMNS.get(name, name): value for name, value in of_trl.values_by_name().items()}
-        row |= self.measured.values_by_name()
+        of_trl.merge(self.others)
+        measured = Means()
+        for ours, sampled in self._batches:
+            measured.merge(ours)
+            of_trl.merge(sampled)
+        of_row = LOGGED | {name: name for name in TOKEN_MEANS if name in metered}
+        for name in of_row:
+            of_trl.pop(name, None)
+        own: dict[str, float | None] = {"step": step, ATTEMPT: self.attempt}
+        row = own | {COLUMNS.get(name, name): value for name, value in of_trl.values_by_name().items()}
+        row |= measured.values_by_name()
         row |= metered
         row["beta"] = self.anchors.active.coefficient if self.anchors.active else 0.0
-        row["tokens_generated"] = 0
-        row |= self.of_step
+        row |= self.of_step | own  # a metric of another's may have one of these names
         self._begin_row()
         if self.update_norm is not None:
             row["update_norm"] = self.update_norm.take()
         if self.args.nonfinite == "skip":
             row["nonfinite_skips"] = skips
         row = {name: value for name, value in row.items() if value is not None and math.isfinite(value)}
-        for name in OF_LOG:
-            row.pop(name, None)
         self.kl_ref = row.get("kl_ref")
         self.since_log.merge(of_trl)
-        for name, key in METRICS.items():
-            if key.logged and name in row:
-                self.since_log.add(f"prorl/{name}", row[name])
+        for name, column in of_row.items():
+            if column in row:
+                self.since_log.add(name, row[column], self.meter.tokens_of_means.get(column, 1.0))
         if self.metrics is not None:
             self.metrics.write(row)
         return row

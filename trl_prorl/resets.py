@@ -95,9 +95,8 @@ def check_one_value(metric: str, eval_dataset) -> None:
     sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
     if not metric.startswith(sets):
         raise ValueError(
-            f"{metric!r} is watched, but eval_dataset contains several sets, which TRL logs under the same name: "
-            f"{', '.join(eval_dataset)}. Pass one of them, or watch a metric of one set, such as {sets[0]}loss or "
-            f"{sets[0]}pass@1."
+            f"{metric!r} is watched, but eval_dataset contains several sets: {', '.join(eval_dataset)}. Pass one of "
+            f"them, or watch a metric of one set, such as {sets[0]}reward."
         )
 
 

@@ -5,7 +5,7 @@ TRL's advantages by another estimator, by zero for skipped rows, and by NaN for 
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import torch
 from accelerate.utils import gather_object
 
 from .advantages import OVER_BATCH, UNGROUPED, all_equal, estimate
+from .meter import Means
 
 
 if TYPE_CHECKING:
@@ -141,6 +142,13 @@ class Outcome:
             self.counts[f"completions/{kind}_terminated_length"] = ended
         if "tools/call_frequency" in of_trl:
             self.counts["tools/failure_frequency"] = round(rows * of_trl["tools/call_frequency"])
+
+    def means(self, values: Mapping[str, float]) -> Means:
+        """Return values of this batch as means, each over its number of rows."""
+        means = Means()
+        for name, value in values.items():
+            means.add(name, value, self.counts.get(name, len(self.rewards)))
+        return means
 
     def constant_groups(self, weights: torch.Tensor, aggregation: str) -> float | None:
         """Return the share of groups with equal rewards, `None` if a group is one completion."""

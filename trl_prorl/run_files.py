@@ -100,6 +100,7 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
     lines = text.rstrip(BLANK + "\n").split("\n")
     rows = []
     torn = None  # the error of a line that may be cut off
+    newest = 0  # the attempt that wrote the row before
     for place, line in enumerate(lines, start=1):
         where = f"'{path}' line {place}"
         if len(line) > MAX_LINE:
@@ -122,9 +123,10 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
         attempt = attempt_of(row)
         if type(attempt) is not int or not 0 <= attempt <= MAX_STEP:
             raise InputError(f"{where} has {ATTEMPT}: {short(attempt)}, not a whole number from 0 on; remove the line")
-        if torn is not None and (not rows or attempt_of(rows[-1][1]) >= attempt):
+        if torn is not None and attempt <= newest:
             raise torn  # the process that cut it off wrote on
         torn = None
+        newest = attempt
         rows.append((place, row))
     if torn is not None and lines[-1]:
         logger.warning("%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), len(lines))
@@ -204,6 +206,9 @@ class JsonLines:
     def write(self, row: dict[str, Any]) -> None:
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
+            if row.get("event") in STARTS:  # in a power loss rows of the new attempt must not outlive it
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:

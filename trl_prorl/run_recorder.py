@@ -27,7 +27,6 @@ from .run_files import (
 
 
 RECORDED = "TRL"  # the variant of such a run in `env.json`
-NAMES = {**COLUMNS, "learning_rate": "lr"}  # of the log, by our columns
 OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, and in no row
 
 
@@ -86,7 +85,7 @@ class RunRecorder(TrainerCallback):
         row = {"step": state.global_step, ATTEMPT: self.attempt}
         for name, value in logs.items():
             if isinstance(value, int | float) and name not in OF_TRAINER:
-                row[NAMES.get(name, name)] = value
+                row[COLUMNS.get(name, name)] = value
         if self._seconds:
             row["time_step"] = sum(self._seconds) / len(self._seconds)
         row["time_ended"] = time.time()

@@ -285,8 +285,6 @@ EVALUATED = frozenset(
     "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling "
     "vespo prorl".split()
 )
-# Of one of several sets: TRL's other metrics are of all of them, under the same name.
-EVALUATED_BY_SET = frozenset("loss runtime samples_per_second steps_per_second".split())
 
 # ----------------------------------------------------------------------------------------------------------- versions
 

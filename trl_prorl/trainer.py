@@ -74,7 +74,7 @@ from .launch.prompt_rows import (
 )
 from .launch.terminal import Terminal, write_event_line
 from .launch.training_prompts import TrainingPrompts
-from .meter import Meter
+from .meter import Means, Meter
 from .parts import MicroBatch, Parts
 from .positions import with_positions
 from .record import Recorder, take
@@ -489,6 +489,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """
         Call TRL's method, during which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed.
         """
+        self._keep_others()
         self._makes_batch = self.model.training
         try:
             with checkpointing_off(self.model):
@@ -499,7 +500,17 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return batch, self._outcome
 
     def _take_metrics(self) -> dict[str, float]:
-        return take(self._metrics["train" if self.model.training else "eval"])
+        """Take the metrics that TRL has appended to its lists."""
+        means = Means()
+        take(self._metrics["train" if self.model.training else "eval"], means)
+        return means.values_by_name()
+
+    def _keep_others(self) -> None:
+        """Keep what a subclass has appended to TRL's lists, before a method of TRL appends more."""
+        if self.model.training:
+            take(self._metrics["train"], self.recorder.others)
+        else:
+            take(self._metrics["eval"], self.evaluated.means)
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
@@ -569,6 +580,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._complete_anchors(inputs)
         sampler_logps = self._take_sampler_logps(inputs)
         policy_pass = self._plan_policy_pass(inputs)
+        self._keep_others()
         trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
 
         penalty = None
@@ -581,7 +593,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if adds_penalty and penalty is not None:
             loss = trl_loss + penalty.loss
         of_trl = self._take_metrics()
-        if adds_penalty and penalty is not None and self._entropy_bonus_enabled:
+        if adds_penalty and penalty is not None and "policy_loss" in of_trl:
             # TRL logs the loss without its entropy bonus.
             share = self.aggregation.logged(penalty.loss.detach(), accumulation)
             of_trl["policy_loss"] += self.accelerator.gather(share).nanmean().item()
@@ -687,7 +699,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
             part.update(step, self.model)
-        row = self.recorder.finish_step(step, self.guard.skips, self._take_metrics())
+        take(self._metrics["train"], self.recorder.others)
+        row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
             event = part.row(step, row)
             if event is not None:
@@ -703,7 +716,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- outside a step
 
     def log(self, logs, start_time=None):
-        if self.model.training:
+        if self.model.training or "loss" in logs:  # a callback may have evaluated since the last step
             logs.update(self.recorder.take_log())
         number = self.num_completions_to_print
         if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:

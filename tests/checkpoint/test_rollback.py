@@ -147,7 +147,7 @@ def dying(trainer):
     die = Mock(side_effect=Killed)
     return {
         "before the event": (trainer, "_event", die),
-        "after the event": (part, "sync_event", die),
+        "after the event": (trainer, "_find_resume", die),
         "after the renaming": (trainer.recorder, "open", lambda *args, **keys: die() if keys else opened(*args)),
         "a step later": (part, "row", lambda now, found: die() if trainer._resume and now == 5 else row(now, found)),
     }

@@ -14,12 +14,14 @@ def write(path, *rows):
 def test_pandas_reads_a_run_that_was_killed_and_rolled_back(tmp_path):
     write(tmp_path / METRICS_FILE, *({"step": step, "attempt": 0, "reward": step / 8} for step in range(1, 7)))
     with open(tmp_path / METRICS_FILE, "a") as file:
-        file.write('{"step": 7, "att')  # the kill
+        file.write('{"step": 7, "attempt": 0, "x": {}')  # the kill
     write(tmp_path / EVENTS_FILE, {"event": "reset", "attempt": 0, "step_applied": 2})
     write(tmp_path / EVENTS_FILE, {"event": "resume", "attempt": 1, "step_applied": 4})
     write(tmp_path / METRICS_FILE, *({"step": step, "attempt": 1, "reward": 0.25} for step in (5, 6)))
     write(tmp_path / EVENTS_FILE, {"event": "rollback", "attempt": 2, "step_applied": 5})
     write(tmp_path / METRICS_FILE, {"step": 6, "attempt": 3, "reward": 0.5})
+    path = tmp_path / METRICS_FILE
+    path.write_text(path.read_text().removesuffix("\n"))  # killed before the end of the line
     block = named_file((ROOT / "docs" / "methods.md").read_text(), "read_metrics.py")
     values = {}
     exec(block.replace("runs/a", str(tmp_path)), values)

@@ -6,7 +6,10 @@ import pytest
 import torch
 from datasets import Dataset
 from run_record import read_rows, without_times
+from tiny_run import vowels
 
+from trl_prorl import ProRLTrainer
+from trl_prorl.errors import NonFiniteError
 from trl_prorl.parts import Part
 
 
@@ -216,4 +219,107 @@ def test_a_log_over_several_steps_is_the_same_after_a_resume(make_trainer, tmp_p
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     first, second = (without_times(trainer.state.log_history[0]) for trainer in (whole, resumed))
     assert first["step"] == 4
-    assert first | {"loss": 0} == second | {"loss": 0}  # transformers' loss is that of the steps since the resume
+    assert first == second
+    rows = read_rows(tmp_path)
+    tokens = [row["tokens_per_second"] * row["time_step"] for row in rows]  # in the loss
+    total = sum(row["kl_ref"] * number for row, number in zip(rows, tokens, strict=True))
+    assert first["prorl/kl_ref"] == pytest.approx(total / sum(tokens))
+
+
+def test_a_step_that_trains_on_two_batches_has_the_means_of_both(make_trainer):
+    """Three micro-batches a generation, two a step: the second step trains on the end of one and begins another."""
+    seen = []
+    keys = UNEQUAL | {"gradient_accumulation_steps": 2, "steps_per_generation": 3, "num_iterations": 1}
+    trainer = make_trainer(reward=letters(seen), max_steps=3, **keys)
+    trainer.train()
+    first, second = (statistics.mean(batch["length"]) for batch in seen)
+    assert first != second
+    rewards = [row["rewards/length/mean"] for row in read_rows(trainer)]
+    assert rewards == pytest.approx([first, (first + second) / 2, second])
+
+
+class Subclass(ProRLTrainer):
+    """Appends to TRL's lists inside and after TRL's methods, as a subclass of TRL's trainer may."""
+
+    def append(self, name):
+        value = float(len(self.appended) ** 2 % 7)
+        mode = "train" if self.model.training else "eval"
+        self.appended.append((mode, name, self.state.global_step, value))
+        self._metrics[mode][name].append(torch.tensor(value))
+
+    def _compute_loss(self, *args):
+        loss = super()._compute_loss(*args)
+        self.append("inside")
+        return loss
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.append("after")
+        return loss
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        self.append("sampled")
+        return batch
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        self.append("stepped")
+        self.append("step")  # the name of a column of ours
+        return loss
+
+    def prediction_step(self, *args, **kwargs):
+        result = super().prediction_step(*args, **kwargs)
+        self.append("stepped")
+        return result
+
+
+def test_a_subclass_s_metrics_are_means_of_its_values(make_trainer):
+    """Several generations in a step, and batches that two steps train on."""
+    rows = {"prompt": [[{"role": "user", "content": "say 5"}]] * 4}
+    keys = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 2, "num_generations": 2}
+    keys |= {"per_device_train_batch_size": 2, "trainer_kwargs": {"eval_dataset": Dataset.from_dict(rows)}}
+    for split in ({"steps_per_generation": 1, "num_iterations": 1}, {"steps_per_generation": 8}):
+        trainer = make_trainer(Subclass, gradient_accumulation_steps=4, **split, **keys)
+        trainer.appended = []
+        trainer.train()
+        rows = {("train", row["step"] - 1): row for row in read_rows(trainer)}
+        (evaluation,) = read_rows(trainer, "evaluations.jsonl")
+        rows["eval", 4] = {name.removeprefix("eval_"): value for name, value in evaluation.items()}
+        values = {}
+        for mode, name, step, value in trainer.appended:
+            values.setdefault((mode, step, name), []).append(value)
+        assert [row["step"] for row in read_rows(trainer)] == [1, 2, 3, 4]
+        for (mode, step, name), of_step in values.items():
+            if name == "step":
+                continue
+            assert rows[mode, step][name] == pytest.approx(statistics.mean(of_step)), (mode, step, name)
+
+
+def test_tokens_so_far_are_those_of_all_rounds(run):
+    trainer = run(reward=lambda completions, **columns: [1.0] * len(completions), dynamic_sampling_rounds=2)
+    assert read_rows(trainer)[-1]["num_tokens"] == trainer.state.num_input_tokens_seen
+
+
+def test_what_no_row_has_is_left_out(run):
+    """TRL logs None, which some trackers refuse."""
+
+    def silent(completions, **columns):
+        return [None] * len(completions)
+
+    rows = {"prompt": [[{"role": "user", "content": "say 5"}]] * 2}
+    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "max_steps": 2}
+    trainer = run(reward=[vowels, silent], trainer_kwargs={"eval_dataset": Dataset.from_dict(rows)}, **keys)
+    for entry in [*trainer.state.log_history, *read_rows(trainer), *read_rows(trainer, "evaluations.jsonl")]:
+        assert not [name for name, value in entry.items() if "silent" in name or value is None or value != value]
+
+
+def test_a_loss_that_is_nan_is_named(make_trainer):
+    class NoNumber(ProRLTrainer):
+        def _compute_loss(self, *args):
+            loss = super()._compute_loss(*args) * torch.nan
+            self._metrics["train"]["policy_loss"] = [torch.nan]
+            return loss
+
+    with pytest.raises(NonFiniteError, match="loss"):
+        make_trainer(NoNumber, beta=0.1, kl_estimator="k1", entropy_coef=0.01).train()

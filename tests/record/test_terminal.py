@@ -1,15 +1,18 @@
 """What a training shows, by real processes, on a pseudo-terminal and into a file; and what a tracker receives."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas
 import pytest
 from run_record import read_rows
 
 from trl_prorl import ProRLConfig
 from trl_prorl.launch.terminal import describe_processes, describe_resets
+from trl_prorl.record import COLUMNS
 
 
 SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()
@@ -114,24 +117,38 @@ def written(forks, tiny_model, tmp_path_factory):
         "--lora_r 4 --logging_steps 1 --report_to tensorboard --eval_strategy steps --eval_steps 3 --eval_rows 4"
     )
     options += f" --num_generations_eval 8 --beta_base 0.1 --output_dir {out} --model_name_or_path {tiny_model}"
+    options += " --save_strategy steps --save_steps 6"
     status, text = forks.run(ROOT / "recipes" / "grpo_variantA.py", *options.split())
     assert status == 0, text[-3000:]
     (file,) = out.rglob("events.out.tfevents.*")
     events = reader.EventAccumulator(str(file.parent))
     events.Reload()
     scalars = {tag: {point.step: point.value for point in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    return scalars, {row["step"]: row for row in read_rows(out)}
+    history = json.loads((out / "checkpoint-6" / "trainer_state.json").read_text())["log_history"]
+    return scalars, history, read_rows(out), read_rows(out, "evaluations.jsonl")
 
 
-def test_the_tracker_has_the_values_of_the_record(written):
-    scalars, rows = written
-    for name in ("kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls"):
-        of_record = {step: row[name] for step, row in rows.items() if name in row}
-        assert scalars[f"train/prorl/{name}"] == pytest.approx(of_record), name
+NOT_OF_A_ROW = {"epoch", "step", "prorl/resets", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
+
+
+def test_tracker_log_and_row_have_the_same_number(written):
+    scalars, history, rows, evaluations = written
+    rows = {row["step"]: {**row, **{name: row[column] for name, column in COLUMNS.items()}} for row in rows}
+    evaluations = {row["step"]: row for row in evaluations}
+    seen = set()
+    for entry in history:
+        row = (rows if "loss" in entry else evaluations)[entry["step"]]
+        for name in entry.keys() - NOT_OF_A_ROW:
+            assert entry[name] == row[name.removeprefix("prorl/")], name
+            tag = name.replace("eval_", "eval/", 1) if name.startswith("eval_") else f"train/{name}"
+            assert scalars[tag][entry["step"]] == np.float32(entry[name]), name
+            seen.add(name)
+    assert {"loss", "step_time", "learning_rate", "entropy", "kl", "reward", "prorl/kl_ref", "prorl/gold"} <= seen
+    assert {"eval_loss", "eval_reward", "eval_pass@1", "eval_entropy"} <= seen
+    assert len(history) == 8
 
 
 def test_what_trl_logs_is_there_with_resets_and_evaluations(written):
-    scalars, rows = written
-    assert scalars["train/reward"] == pytest.approx({step: row["reward"] for step, row in rows.items()})
+    scalars, *_ = written
     assert scalars["train/prorl/resets"] == {3: 1.0, 5: 1.0}  # after the steps 2 and 4
     assert set(scalars["eval/pass@1"]) == {3, 6}

@@ -518,6 +518,15 @@ def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
     with pytest.raises(ValueError, match="'eval_reward'.*easy, hard"):
         make_trainer(stop_stall=2, save_strategy="best", **given)
     make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here
+    with pytest.raises(ValueError, match="'eval_hard_rewardz'"):
+        make_trainer(beta=0.1, ref_reset_stall=2, ref_reset_metric="eval_hard_rewardz", **given)
+
+
+def test_one_of_several_validation_sets_may_decide(run):
+    given = EVALUATED | {"trainer_kwargs": {"eval_dataset": {"easy": HEARD, "hard": HEARD}}}
+    trainer = run(beta=0.1, ref_reset_stall=1, ref_reset_min_delta=9, ref_reset_metric="eval_hard_reward", **given)
+    values = [event["value"] for event in events(trainer, "reset")]
+    assert values[0] in [row["eval_hard_reward"] for row in metrics(trainer, "evaluations.jsonl")]
 
 
 MORE = {

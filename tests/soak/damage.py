@@ -5,10 +5,8 @@ from pathlib import Path
 from random import Random
 
 from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.run_files import AT_BOUNDARY, STARTS
 from trl_prorl.run_folder import CHECKPOINT
-
-
-RECORDS = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -21,11 +19,20 @@ def complete(out: Path) -> list[Path]:
     return sorted((path for path in named if why_unusable(path) is None), key=step_of)
 
 
-def synced(row: dict, step: int) -> bool:
-    """Whether a line of a record was on disk when a step's checkpoint got its name: that step's reset came later."""
+def synced(line: bytes, step: int) -> bool:
+    """
+    Whether a line of a record was on disk when a step's checkpoint got its name: that step's reset came later. What
+    begins an attempt is synchronised by itself.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError:  # an earlier power loss cut it off
+        return False
     if "step" in row:
         return row["step"] <= step
-    return row["step_applied"] < step or row["step_applied"] == step and row["event"] not in ("resume", "reset")
+    if row["event"] in STARTS:
+        return True
+    return row["step_applied"] < step or row["step_applied"] == step and row["event"] not in AT_BOUNDARY
 
 
 def cut_record(path: Path, step: int, rng: Random) -> str:
@@ -35,11 +42,12 @@ def cut_record(path: Path, step: int, rng: Random) -> str:
     """
     kind = rng.choice(("cut", "zeros", "half a line more"))
     content = path.read_bytes()
-    safe = 0
+    safe = 0  # the end of the last line that was synchronised
+    end = 0
     for line in content.splitlines(keepends=True):
-        if not line.endswith(b"\n") or not synced(json.loads(line), step):
-            break
-        safe += len(line)
+        end += len(line)
+        if line.endswith(b"\n") and synced(line, step):
+            safe = end
     if kind == "half a line more" or len(content) - safe < 2:
         line = f'{{"step": {step + 1}, "something": 0.{"123456789" * 9}'
         path.write_bytes(content + line.encode()[: rng.randrange(3, 63)])

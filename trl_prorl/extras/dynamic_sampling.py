@@ -119,6 +119,9 @@ def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
     return [shuffle_pass(count, seed, which)[place] for which, place in places]
 
 
+SO_FAR = ("num_tokens",)  # TRL's metrics that are of all rounds
+
+
 class DynamicSampling(Part):
     """
     Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
@@ -208,6 +211,7 @@ class DynamicSampling(Part):
             lengths=[],
             seconds=sum(outcome.seconds for outcome in drawn),
             measured={**first.measured, **measured},
+            of_trl=first.of_trl | {name: drawn[-1].of_trl[name] for name in SO_FAR},
         )
         return batch, outcome
 

@@ -21,9 +21,9 @@ from typing import Any
 import pandas as pd
 
 from ..checkpoint import last_rollback
-from ..checkpoint_files import sync, why_unusable
+from ..checkpoint_files import why_unusable
 from ..parts import Part, make_event
-from ..run_files import EVENTS_FILE, REWARD_COLLAPSE, ROLLBACK
+from ..run_files import REWARD_COLLAPSE, ROLLBACK
 from ..run_folder import steps_of
 from .collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 
@@ -96,10 +96,6 @@ class Rollback(Part):
             "rollbacks": made + 1,
             "rate_factor": self.factor ** (made + 1),
         }
-
-    def sync_event(self) -> None:
-        """Wait until a roll-back's event is on disk, so that it survives a power loss."""
-        sync(self.find_run_dir() / EVENTS_FILE)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": self._rewards, "steps": self._steps, "known": self._known}

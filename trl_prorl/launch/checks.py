@@ -11,7 +11,7 @@ from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_c
 
 from ..errors import InputError
 from ..evaluation import draw_sizes, find_verifier
-from ..supported import EVALUATED, EVALUATED_BY_SET, PATH_DEPENDENT_SCHEDULES
+from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
 
 
@@ -56,7 +56,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         if isinstance(evaluation, dict):
             raise ValueError(
                 "metric_for_best_model must be set, because there are several evaluation sets. Set it to a metric of "
-                f"one, for example eval_{next(iter(evaluation), 'NAME')}_pass@1 (needs a batch_verifier)."
+                f"one, for example eval_{next(iter(evaluation), 'NAME')}_reward."
             )
         metric = "eval_reward" if find_verifier(functions) is None else "eval_pass@1"
         args.metric_for_best_model = metric
@@ -138,9 +138,6 @@ def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int,
     named = ("reward", *passes, *means, "loss")
     prefixes = ["eval_"]
     if isinstance(evaluation, dict):
-        rewards = set()
-        measured = EVALUATED_BY_SET.union(passes)
-        named = (*passes, "loss")
         prefixes = [f"eval_{name}_" for name in evaluation]
     for key, metric in metrics.items():
         full = f"eval_{metric.removeprefix('eval_')}"
