@@ -14,6 +14,16 @@ the lists of families that tests cover ([`families`]): a family that is not list
 be tried on a tiny model ([`trial`], by the comparisons of [`probes`]). In bf16 the merged copy is also measured in
 every step, and dropped if it is too far from the policy.
 
+[`any_trainer`] has `pack(trainer)`, which gives shared prompts to TRL's own trainer.
+
 The core imports [`~trl_prorl.fast.acceleration.Acceleration`] in `assembly.py` and the comparisons in `trainer.py`:
 the scorer uses its `score`, the trainer its `compact`.
 """
+
+
+def __getattr__(name: str):
+    if name != "pack":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .any_trainer import pack  # imports TRL, for which no acceleration needs to wait
+
+    return pack

@@ -74,8 +74,8 @@ class Batch:
     G responses of T numbers to each of P prompts.
 
     Attributes:
-        tokens, old, anchor: The responses, and their log-probabilities under the policy that sampled them and the anchor
-            of the KL, shape `(P, G, T)`.
+        tokens, old, anchor: The responses, and their log-probabilities under the policy that sampled them and the
+            anchor of the KL, shape `(P, G, T)`.
         advantages, weights: Of the responses, shape `(P, G)`. The weights in the mean sum to 1.
     """
 
