@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from accelerate.utils import is_peft_model
@@ -19,8 +20,8 @@ from .extras.stall_stop import End, StallStop
 from .extras.vllm import (
     RequestSeeds,
     hand_over_adapters,
-    keep_base_in_syncs,
     keep_unpacked,
+    merge_in_copies,
     seed_requests,
 )
 from .fast.acceleration import Acceleration
@@ -73,8 +74,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         seed_requests(trainer.vllm_generation, RequestSeeds(trainer))
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
-    elif trainer.use_vllm and not is_sharded:
-        keep_base_in_syncs(trainer.vllm_generation)
+    elif trainer.use_vllm and not is_sharded and is_peft_model(policy):
+        trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.check_or_disable(check_dropout, trainer.model)
     check_images(trainer)
     return Acceleration.from_trainer(trainer, policy, padded)
@@ -122,7 +123,7 @@ def make_dynamic_sampling(trainer) -> DynamicSampling | None:
         trainer.accelerator,
         trainer.train_dataset,
         trainer.num_generations,
-        trainer._tokenizer.pad_token_id,
+        trainer.text_tokenizer.pad_token_id,
         trainer.reward_func_names,
         trainer.reward_weights,
     )

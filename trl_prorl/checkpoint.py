@@ -273,7 +273,7 @@ class CheckpointMixin:
         return self._evaluates_as_trl or chooses or stops or triggers or self.stall_stop is not None
 
     def _inner_training_loop(self, *args, **kwargs):
-        # Not in `train`: a checkpoint whose weights cannot be loaded changes nothing in the run's folders.
+        """Begin or continue the run's files. Not in `train`: weights that cannot be loaded must leave no trace."""
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
             for part in self.parts.values():
                 part.begin()
@@ -337,7 +337,7 @@ class CheckpointMixin:
             values.clear()
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        # Trainer calls this in every set-up, DDP, FSDP and DeepSpeed too, after it has loaded the weights.
+        """Load what the parts and the buffer remember. Called in every set-up, after the weights are loaded."""
         made_with = hyperparameters(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
@@ -370,6 +370,7 @@ class CheckpointMixin:
             self._remove_oldest()
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        """Load every weight, into the parameters that there are."""
         policy = self.accelerator.unwrap_model(self.model)
         with self._load_into_parameters(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -378,6 +379,7 @@ class CheckpointMixin:
                 policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
+        """Load every weight, into the parameters that there are, and keep its step."""
         with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
             super()._load_best_model()
         self._best_step = self.state.best_global_step
@@ -397,26 +399,27 @@ class CheckpointMixin:
             yield
 
     def _issue_warnings_after_load(self, load_result):
+        """Load a file whose names are not those of the modules; Trainer only warns of it."""
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super()._issue_warnings_after_load(load_result)
             return
-        # Trainer puts a file's tensors where modules have their names, and only warns of the rest.
         policy = self.accelerator.unwrap_model(self.model)
         ties = getattr(policy, "all_tied_weights_keys", None) or {}
         if load_result.unexpected_keys or set(load_result.missing_keys) - set(ties):
             load_checkpoint(policy, self._loads_from)
 
     def _get_train_sampler(self, dataset=None):
+        """Draw the orders of the epochs that are done: the generator is the sampler's own, and in no checkpoint."""
         sampler = super()._get_train_sampler(dataset)
         if sampler.shuffle:
-            for _ in range(self._epochs_done):  # its generator is its own and in no checkpoint
+            for _ in range(self._epochs_done):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
     def _run_epoch(self, *args, **kwargs):
+        """Train no step more if the run has ended: Trainer trains one before it looks."""
         has_ended = self.parts["end"].ended_by is not None
         if self.state.global_step >= self.state.max_steps or has_ended:
-            # Resumed from its last step: Trainer would do one more before it looks.
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
@@ -424,9 +427,11 @@ class CheckpointMixin:
     # ------------------------------------------------------------------------------------------------ save
 
     def _get_output_dir(self, trial):
+        """Return the folder in which a checkpoint is written before it gets its name."""
         return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
+        """Write a checkpoint aside, add what a resume needs, and name it when it is complete."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         checkpoint = WholeCheckpoint(self.folder.path, self.state.global_step, not self.args.save_only_model, sharded)
         try:
@@ -481,6 +486,7 @@ class CheckpointMixin:
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
+        """Save the model with its card and the run's id, without secrets; a failed write is one line."""
         try:
             with self._note_failure():
                 self._save_weights(output_dir)
@@ -514,6 +520,7 @@ class CheckpointMixin:
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 
     def init_hf_repo(self, token=None, *args, **kwargs):  # newer versions also pass `private`
+        """Use the repository that was made before the model was loaded, where an error is one line."""
         if self.is_world_process_zero():
             self.uploads.open(token, *args, **kwargs)
 
@@ -536,11 +543,13 @@ class CheckpointMixin:
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
+        self._finish_current_push()
         more = {key: kwargs[key] for key in ("private", "dataset_name", "tags") if key in kwargs}
         return self.uploads.push(commit_message, blocking, token, revision, **more)
 
     def _push_from_checkpoint(self, checkpoint_folder):
-        if self._aside is None:  # else it gets its name first
+        """Push a checkpoint once it has its name."""
+        if self._aside is None:
             self.uploads.push_checkpoint(Path(checkpoint_folder))
 
 

@@ -183,14 +183,18 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         return self.steps_per_generation * self.num_iterations
 
     @property
+    def has_entropy_bonus(self) -> bool:
+        """Whether TRL's loss has an entropy bonus, which an adaptive coefficient may set to 0 for a while."""
+        return self.entropy_coef != 0.0 or self.use_adaptive_entropy
+
+    @property
     def exchangeable_micro_batches(self) -> int:
         """
         Number of micro-batches, from the first of a generation batch, that may exchange rows without changing an
         update's gradient: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
         """
-        has_entropy_bonus = self.entropy_coef != 0.0 or self.use_adaptive_entropy
         averages = LOSS_TYPES[self.loss_type].aggregation
-        if averages == "batch_mean" or has_entropy_bonus or self.top_entropy_quantile < 1.0:
+        if averages == "batch_mean" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0:
             return 1
         return math.gcd(self.gradient_accumulation_steps, self.steps_per_generation)
 

@@ -257,7 +257,7 @@ class EvaluationMixin:
         return self.args.is_trl and not self.resets.possible
 
     def evaluate(self, *args, **kwargs):
-        # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
+        """Evaluate with random numbers of its own: else the number of evaluations would change the training."""
         with nullcontext() if self._evaluates_as_trl else own_random_state():
             try:
                 return super().evaluate(*args, **kwargs)
@@ -266,6 +266,7 @@ class EvaluationMixin:
                 raise error.with_traceback(None)  # noqa: B904
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+        """Add pass@k, the share of training prompts, and metrics over all rows in place of means of batches."""
         self.verdicts.begin()
         self.evaluated.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -280,7 +281,7 @@ class EvaluationMixin:
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
-        # The training's own evaluations; `evaluate` is a script's, too.
+        """Write the training's own evaluations to the book, and check the metrics that the run watches."""
         # Trainer's `eval_on_start`, which alone skips the scheduler, evaluates whenever `train` begins. A run that
         # continues from a checkpoint has had that evaluation.
         if skip_scheduler and self._resume is not None:
@@ -304,6 +305,7 @@ class EvaluationMixin:
         return metrics
 
     def _determine_best_metric(self, metrics, trial):
+        """Add `stop_stall`, and keep a save that was requested before."""
         # Called after each evaluation of the training but that of `eval_on_start`, before the step is saved.
         # `save_strategy: best` saves if this returns true: also what a stop before it has asked for.
         stop = self.stall_stop

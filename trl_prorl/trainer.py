@@ -18,13 +18,18 @@ TRL that this trainer relies on.
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
-from transformers import EarlyStoppingCallback, PreTrainedModel
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import unwrap_model_for_generation
@@ -184,7 +189,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             check_names(ProRLTrainer, with_vllm=True)
         check_untested(is_main=plan.args.process_index == 0)
         self._model_name = plan.name
-        self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
+        self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
         self.anchors = Anchors(plan.args)
         plan.wrap()  # under LoRA, a moving reference is an adapter of the same model
         with plan.loading():
@@ -280,7 +285,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _check_tokenizers(self) -> None:
         """Raise an error if a tokenizer of the policy or of a reward model is incomplete or does not fit."""
-        check_tokenizer(self._tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model).config))
+        check_tokenizer(self.text_tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model).config))
         for function, tokenizer in zip(self.reward_funcs, self.reward_processing_classes, strict=True):
             if isinstance(function, PreTrainedModel):
                 check_tokenizer(tokenizer, embedding_rows(function.config))
@@ -297,8 +302,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         limit = args.vllm_max_model_length if self.use_vllm else None
         policy = self.accelerator.unwrap_model(self.model)
         self.context = Context(policy, args.max_completion_length or 0, limit)
-        if self.rollout_func is None and not self._is_vlm and not self._multi_environment:
-            end = (self._tokenizer.eos_token, self._tokenizer.eos_token_id)
+        if self.rollout_func is None and not self.is_vlm and not self._multi_environment:
+            end = (self.text_tokenizer.eos_token, self.text_tokenizer.eos_token_id)
             sets = named_sets(self.train_dataset, self.eval_dataset)
             check_tokens(sets, self.tokenize_prompts, self.context, end)
 
@@ -312,6 +317,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
 
     def add_callback(self, callback):
+        """Add a callback. Reset triggers get their resets; early stopping gets the metric of the best checkpoint."""
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
@@ -360,6 +366,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             raise error.with_traceback(None)  # noqa: B904
 
     def create_optimizer(self, *args, **kwargs):
+        """Create TRL's optimizer after a check that something is trained, and pass it to the parts."""
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
                 "the model has no trainable parameter. Load an adapter for training: "
@@ -377,6 +384,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
     def create_scheduler(self, num_training_steps, *args, **kwargs):
+        """Create TRL's schedule, and pass it to the parts."""
         scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
         for part in self.parts.values():
             part.schedule_made(scheduler)
@@ -385,6 +393,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- a step: the batch
 
     def training_step(self, model, inputs, num_items_in_batch=None):
+        """Add the clock of a step, and `gradients` of the parts after its last micro-batch."""
         self.has_begun = True
         if not self.meter.open:
             self.meter.begin_step()
@@ -395,6 +404,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return loss
 
     def _generate_and_score_completions(self, inputs):
+        """Add a check of the rows, `boundary` and `batch` of the parts, the anchors' scores and our advantages."""
         which = "train_dataset" if self.model.training else "eval_dataset"
         check_batch(inputs, which, self._reserved, needs_prompts=self.environment_factories is None)
         if not self.model.training:
@@ -445,6 +455,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        """Add a check of lengths, and sample by the run's keys alone: not by the model's generation config."""
         if not self.tools:  # with tools, the prompt contains earlier turns
             self.context.check_longest(prompt_ids)
         policy = self.accelerator.unwrap_model(self.model)
@@ -476,6 +487,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate(self, prompts):
+        """Keep the masks of tokens that tools wrote."""
         generated = super()._generate(prompts)
         self._tool_masks = generated[2]  # in the batch, `mask_truncated_completions` clears those of truncated ones
         self.first_batch.compare_score(*generated[:2])
@@ -520,6 +532,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self._sample_as_trl(inputs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """Keep the outcome: rewards, verdicts and times."""
         began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         training = self.model.training
@@ -539,6 +552,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------ a step: its scoring
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
+        """Let the scorer decide whether and how a model is scored: packed, once, or not at all."""
         # TRL scores the policy in its loss, and anchors while it makes a generation batch; an evaluation or a script
         # scores any model.
         trl_score = self._trl_score
@@ -644,7 +658,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         fill = None
         if self.model.training:
             # An adaptive entropy bonus and a load-balancing loss need all rows, with any coefficient.
-            needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
+            needs_all = self.args.has_entropy_bonus or self.aux_loss_enabled
             has_penalty = self.anchors.acting(inputs) != []
             if has_penalty and not self.args.drop_zero_rows:
                 needs_all = True
@@ -667,7 +681,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------- a step: its update, and its row
 
     def _get_grad_norm(self, model, grad_norm=None):
-        # callbacks do not get the norm before the update
+        """Add `before_update` of the parts. Callbacks do not get the norm before the update."""
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
             norm = float(norm)  # synchronizes with the device, once for all parts and for TRL's log
@@ -677,7 +691,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return norm
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        # Not in `on_step_end`: a later callback would run after it, and its effects would be missing in its row.
+        """Add the row of a step. `on_step_end` would be too early: a callback that is added later runs after it."""
         ends_step = self.meter.open  # also called at the end of an epoch, without an open step
         if ends_step:
             self._end_step(self.state.global_step)
@@ -716,15 +730,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- outside a step
 
     def log(self, logs, start_time=None):
+        """Show the means of the rows since the last log."""
         if self.model.training or "loss" in logs:  # a callback may have evaluated since the last step
             logs.update(self.recorder.take_log())
-        number = self.num_completions_to_print
-        if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
-            self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed
-        try:
-            super().log(logs, start_time)
-        finally:
-            self.num_completions_to_print = number
+        super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------- for users and rollouts
 
@@ -732,6 +741,21 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def run_dir(self) -> Path:
         """Folder of the run: `output_dir`, or a trial's folder in a hyperparameter search."""
         return self.folder.path
+
+    @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, also that of a processor."""
+        return self._tokenizer
+
+    @property
+    def is_vlm(self) -> bool:
+        """Whether the policy is a vision-language model."""
+        return self._is_vlm
+
+    def wrap_synced_weights(self, wrap: Callable) -> None:
+        """Let vLLM get the policy's weights from `wrap(read)`; `read` is TRL's method that yields them by name."""
+        engine = self.vllm_generation
+        engine._iter_named_params = partial(wrap, engine._iter_named_params)
 
     def share_in_training(self, rows) -> float | None:
         """Return the share of a data set's prompts that occur in the training set; `None` if unknown."""

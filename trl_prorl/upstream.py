@@ -78,7 +78,7 @@ CALLS = {
     "GRPOTrainer._tokenize_prompts": ("_batch_environments",),
     "GRPOTrainer.compute_loss": ("_get_per_token_logps_and_entropies",),
     "Trainer._maybe_log_save_evaluate": ("log", "_evaluate", "_determine_best_metric", "_save_checkpoint"),
-    "GRPOTrainer.log": ("log", "num_completions_to_print"),
+    "GRPOTrainer.log": ("log",),
     "Trainer._evaluate": ("evaluate",),
     "Trainer.evaluate": ("evaluation_loop", "log"),
     "GRPOTrainer.prediction_step": ("compute_loss",),

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from trl_prorl import kl
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB
-from trl_prorl.eval.readiness.samples_of import watch
+from trl_prorl.eval.readiness.samples_of import TIMED, watch
 from trl_prorl.kl import completion_mask
 from trl_prorl.launch.terminal import LORA_RATES
 from trl_prorl.run_files import METRICS_FILE, read_log
@@ -20,8 +20,6 @@ from trl_prorl.run_recorder import RunRecorder
 
 
 STEPS = 2
-# Columns of `metrics.jsonl` by the method that takes the time.
-TIMED = {"_generate_and_score_completions": "time_rollout", "_calculate_rewards": "time_reward"}
 MIN_ENTROPY = 0.05  # nats per token
 MAX_CLIPPED = 0.2  # share of tokens
 # Nats per token. Two updates move the embedded models by less than 0.01 with the shipped recipes, by 0.06 at ten times

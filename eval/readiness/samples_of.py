@@ -10,6 +10,10 @@ from trl_prorl.evaluation import Verdicts, judges
 from trl_prorl.rollout import weighted_sum
 
 
+# Columns of `metrics.jsonl` by the method that takes the time.
+TIMED = {"_generate_and_score_completions": "time_rollout", "_calculate_rewards": "time_reward"}
+
+
 @dataclass(frozen=True)
 class Sampled:
     """

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.extras.vllm import find_adapted_weights, keep_base_in_syncs
+from trl_prorl.extras.vllm import find_adapted_weights, merge_in_copies
 from trl_prorl.launch import plan
 from trl_prorl.launch.checks import check_in_one_place
 
@@ -79,6 +80,10 @@ def test_before_anything_reads_its_weights(make_trainer, tiny_model, monkeypatch
     monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", split)
     with pytest.raises(ValueError, match="2 of its 2 parts"):
         make_trainer(**keys)
+
+
+def merges_in_copies(engine):
+    ProRLTrainer.wrap_synced_weights(SimpleNamespace(vllm_generation=engine), partial(merge_in_copies, engine.model))
 
 
 class Engine(VLLMGeneration):
@@ -170,7 +175,7 @@ def test_a_hand_over_is_trl_s_bit_for_bit_and_the_policy_is_never_touched(tiny_m
     theirs = Engine(copy.deepcopy(policy), Accelerator(cpu=True))
     theirs.sync_weights()
     ours = Engine(policy, Accelerator(cpu=True))
-    keep_base_in_syncs(ours)
+    merges_in_copies(ours)
     for name, weight in ours._iter_named_params():
         assert is_untouched()
         ours.given[name] = weight
@@ -189,7 +194,7 @@ def test_one_layer_at_a_time_is_held_twice():
     model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes, num_key_value_heads=2, num_hidden_layers=8))
     policy = get_peft_model(model, LoraConfig(r=2, target_modules=["o_proj"]))
     engine = Engine(policy, Accelerator(cpu=True))
-    keep_base_in_syncs(engine)
+    merges_in_copies(engine)
     with LiveBytes(*policy.parameters(), *policy.buffers()) as live:
         handed_on = [name for name, _ in engine._iter_named_params()]
     assert sum("o_proj" in name for name in handed_on) == 8
@@ -200,7 +205,7 @@ def test_a_hand_over_that_breaks_off_leaves_the_policy_as_it_was(tiny_model):
     policy = disturb_adapter(load_with_new_adapter(tiny_model, **LORA), 0.1)
     before = {name: param.detach().clone() for name, param in policy.named_parameters()}
     engine = Engine(policy, Accelerator(cpu=True))
-    keep_base_in_syncs(engine)
+    merges_in_copies(engine)
     handed_on = engine._iter_named_params()
     next(name for name, _ in handed_on if "q_proj" in name)
     with pytest.raises(ConnectionError):

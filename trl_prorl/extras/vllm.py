@@ -4,7 +4,7 @@ its base, and gets two small factors in place of all weights.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
-from accelerate.utils import is_peft_model
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.generation import vllm_generation
@@ -20,6 +19,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from .growth import random_state
 
+
+Weights = Iterator[tuple[str, torch.Tensor]]
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks supported by vLLM
 
@@ -68,19 +69,19 @@ class RequestSeeds:
 
     def __init__(self, trainer):
         self._trainer = trainer
-        self._step = -1
+        self._seeded_step = -1
         self._batches: Counter[str] = Counter()  # batches of this step, by purpose
 
     def next(self) -> int:
         trainer = self._trainer
-        if trainer.state.global_step != self._step:
-            self._step = trainer.state.global_step
+        if trainer.state.global_step != self._seeded_step:
+            self._seeded_step = trainer.state.global_step
             self._batches.clear()
         purpose = "train" if trainer.model.training else "eval"
         engine = trainer.accelerator.process_index // trainer.vllm_generation.tensor_parallel_size
         what = f"vLLM {engine}, {purpose} batch {self._batches[purpose]}"
         self._batches[purpose] += 1
-        return random_state(trainer.args.seed, self._step, what).initial_seed()
+        return random_state(trainer.args.seed, self._seeded_step, what).initial_seed()
 
 
 def seed_requests(generation: VLLMGeneration, seeds: RequestSeeds) -> None:
@@ -159,29 +160,24 @@ def keep_unpacked(model: torch.nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def keep_base_in_syncs(generation: VLLMGeneration) -> None:
+def merge_in_copies(model: PeftModel, read: Callable[[], Weights]) -> Weights:
     """
-    Let TRL's [`~trl.generation.vllm_generation.VLLMGeneration`] read the policy's merged weights without changing the
-    policy.
+    Yield a policy's weights for an engine, its adapter merged, without changing the policy.
 
     TRL merges the adapter into all weights, sends them one by one, and unmerges it. In bf16 every merge leaves
     rounding errors, which accumulate: policy, reference and base would have weights that no file contains. Here each
     weight is merged in a copy as TRL sends it, so only one layer at a time is held twice.
+
+    Args:
+        model (`PeftModel`): The policy.
+        read (`Callable`): TRL's method that yields names and weights.
     """
-    model = generation.model
-    if not is_peft_model(model):
-        return
-    read = generation._iter_named_params
-
-    def read_merged() -> Iterator[tuple[str, torch.Tensor]]:
-        with without_inplace_merge(model):
-            adapted = find_adapted_weights(model)
-            for name, weight in read():
-                if weight.data_ptr() in adapted:
-                    weight = adapted[weight.data_ptr()].merged()
-                yield name, weight
-
-    generation._iter_named_params = read_merged
+    with without_inplace_merge(model):
+        adapted = find_adapted_weights(model)
+        for name, weight in read():
+            if weight.data_ptr() in adapted:
+                weight = adapted[weight.data_ptr()].merged()
+            yield name, weight
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
-from trl import GRPOTrainer
 
 from ..files import replaced
 from ..provenance import (
@@ -224,7 +223,6 @@ def model_card(
             passk_rows=_passk_rows,
             training_note=training_note,
             recipe=yaml.safe_dump(record.config, sort_keys=True).strip(),
-            grpo_citation=GRPOTrainer._paper["citation"],
         )
     )
     return ModelCard("\n".join(map(visible, text.split("\n"))))

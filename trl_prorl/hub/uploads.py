@@ -37,14 +37,16 @@ class Uploads:
         trainer ([`ProRLTrainer`]): The trainer, which is about to be made.
         args ([`ProRLConfig`]), given (`dict`), moves (`bool`):
             Its configuration and other arguments, and whether its reference moves.
+        tags (`list[str]`): Tags of every model card.
 
     Raises:
         `ValueError`: A push could not succeed. No model has been loaded.
     """
 
-    def __init__(self, trainer, args, given: dict, moves: bool):
+    def __init__(self, trainer, args, given: dict, moves: bool, tags: list[str]):
         self.trainer = trainer
         self.args = args
+        self.tags = tags
         is_adapter = isinstance(given["model"], PeftModel)
         adapter = (moves and given.get("peft_config") is not None) or (args.beta != 0.0 and is_adapter)
         if args.hub_push_reference and not adapter:
@@ -86,7 +88,7 @@ class Uploads:
             repo=trainer.hub_model_id or self.args.hub_model_id,
             weights_dir=weights_dir,
             adapter=adapter,
-            tags=[*trainer._tag_names, *_as_list(tags)],
+            tags=[*self.tags, *_as_list(tags)],
             datasets=_as_list(dataset_name),
         )
         write_card(card, folder)
@@ -98,7 +100,6 @@ class Uploads:
             if trainer.hub_model_id is None:
                 self.open(token, private)
             self.write_card(dataset_name, tags)
-            trainer._finish_current_push()
             staged = self._stage(Path(self.args.output_dir))
         except (ValueError, OSError) as error:
             again = push_command(trainer.run_dir)

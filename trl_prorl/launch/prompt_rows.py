@@ -259,7 +259,7 @@ def is_text_only(dataset) -> bool:
 
 def has_images(trainer) -> bool:
     """Return whether prompts may have images: in columns, in messages, or in replies of tools."""
-    if not trainer._is_vlm:
+    if not trainer.is_vlm:
         return has_image_columns(trainer.train_dataset)
     sets = named_sets(trainer.train_dataset, trainer.eval_dataset).values()
     return bool(trainer.tools) or not all(rows is None or is_text_only(rows) for rows in sets)
@@ -277,7 +277,7 @@ def check_images(trainer) -> None:
             f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} does not support prompts with images. Set "
             "dynamic_sampling_rounds: 0."
         )
-    if not trainer._is_vlm:
+    if not trainer.is_vlm:
         raise ValueError(
             "train_dataset has an image column, but the model reads only text. Remove the column, or train a "
             "vision-language model with its processor."

@@ -1,0 +1,92 @@
+"""TRL's private names stand only in the trainer, its mixins, the checks of upstream, and files that ALLOWED names."""
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+
+import pytest
+from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+import trl_prorl
+from trl_prorl import ProRLTrainer
+
+
+ROOT = Path(trl_prorl.__file__).parents[1]
+ALLOWED = {f"trl_prorl/{name}.py" for name in ("trainer", "checkpoint", "evaluation", "upstream", "upstream_numbers")}
+# These sample with TRL's own trainer, too, which has no public method for it.
+ALLOWED |= {"eval/readiness/samples_of.py", "scripts/bench.py"}
+FOLDERS = ("trl_prorl", "eval", "tasks", "recipes", "scripts", "docs")
+FILES = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*.py")
+    if str(path.relative_to(ROOT)) not in ALLOWED  # `rglob` follows no links
+)
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(cls):
+    """The private methods of a class and its bases, and the private attributes that they use."""
+    names = set()
+    for base in cls.__mro__[:-1]:
+        names |= set(filter(is_private, vars(base)))
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                names |= set(filter(is_private, [node.attr]))
+    return names
+
+
+NAMES = private_names(GRPOTrainer) | private_names(VLLMGeneration)
+
+
+def accesses(code):
+    """Each private name of TRL in a file: as an attribute of something other than `self`, or as a text."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and node.attr in NAMES:
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMES:
+            yield f"line {node.lineno}: {node.value!r}"
+
+
+def test_names_and_files_are_found():
+    assert {"_step", "_buffered_inputs", "_generate_single_turn", "_tokenizer", "_save_checkpoint"} <= NAMES
+    assert "_iter_named_params" in NAMES
+    assert len(FILES) > 150
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_other_file_knows_them(path):
+    assert [*accesses(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "trainer._step += 1",
+        "self.trainer._tokenizer",
+        "getattr(trainer, '_is_vlm')",
+        "engine._iter_named_params = read",
+    ],
+)
+def test_an_access_is_found(line):
+    assert len([*accesses(line)]) == 1
+
+
+OVERRIDES = [
+    pytest.param(method, id=name)
+    for cls in ProRLTrainer.__mro__
+    if cls.__module__.startswith("trl_prorl")
+    for name, method in vars(cls).items()
+    if inspect.isfunction(method) and hasattr(GRPOTrainer, name) and name != "__init__"
+]
+
+
+@pytest.mark.parametrize("method", OVERRIDES)
+def test_each_override_says_what_it_adds(method):
+    assert method.__doc__
