@@ -41,7 +41,7 @@ from .checkpoint_files import (
     is_failed_write,
     means_newest,
 )
-from .errors import CheckpointError, NonFiniteError, RunError
+from .errors import CheckpointError, NonFiniteError, RunError, naming
 from .extras.vllm import describe_engine
 from .files import check_contents
 from .hub.downloads import PREFIX, fetch_run
@@ -64,19 +64,18 @@ from .run_files import (
     NONFINITE,
     RESUME,
     ROLLBACK,
-    read_json,
+    TRAINER_STATE,
     read_jsonl,
     write_run_id,
 )
 from .run_folder import COMPLETIONS, FolderLock, RunFolder, by_main_process, step_of
+from .run_shapes import STATE_FILE, check_shape, read_shaped
 from .supported import PATH_DEPENDENT_SCHEDULES
 from .text import visible
 from .weights import load_checkpoint, whole_weights
 
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "prorl_state.json"
 
 
 class CheckpointMixin:
@@ -253,10 +252,10 @@ class CheckpointMixin:
         checkpoint, skipped = find_checkpoint(resume_from, self.folder.path)
         if means_newest(resume_from):
             checkpoint = checkpoint_after_rollback(checkpoint, self.run_dir)
+        changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
         for name, reason in skipped.items():
             logger.warning("%s", visible(f"Skipping checkpoint {name}: {reason}."))
-        changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
-        state = read_json(checkpoint / "trainer_state.json")
+        state = read_shaped(checkpoint / TRAINER_STATE)
         best = find_best_beside(checkpoint, state["best_model_checkpoint"])
         return Resume(checkpoint, state["global_step"], int(state["epoch"]), best, skipped, changed, began)
 
@@ -339,10 +338,21 @@ class CheckpointMixin:
     def _load_optimizer_and_scheduler(self, checkpoint):
         """Load what the parts and the buffer remember. Called in every set-up, after the weights are loaded."""
         made_with = hyperparameters(self.optimizer)
-        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
             return
-        folder = Path(checkpoint)
+        with naming(Path(checkpoint)):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            self._go_on_with(Path(checkpoint), made_with)
+
+    def _go_on_with(self, folder: Path, made_with: list[dict[str, Any]]) -> None:
+        """
+        Continue what Trainer does not load from a checkpoint.
+
+        Args:
+            folder (`Path`): The checkpoint.
+            made_with (`list[dict[str, Any]]`): The optimizer's hyperparameters before Trainer loaded its state.
+        """
         self._go_on_with_state(folder)
         changed = self._resume.changed
         if changed:
@@ -623,6 +633,11 @@ def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
     last = last_rollback(run_dir)
     if last is None:
         return newest
+    with naming(run_dir / EVENTS_FILE):
+        return _checkpoint_after(last, newest)
+
+
+def _checkpoint_after(last: Mapping[str, Any], newest: Path) -> Path:
     step = step_of(newest)
     if step <= last["step_applied"]:
         return newest
@@ -688,7 +703,11 @@ def restore_completions(table: Mapping[str, Any], completions: Mapping[str, Any]
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Read the trainer's state beyond weights and optimizer."""
-    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+    path = folder / STATE_FILE
+    with naming(path):
+        state = json.loads(path.read_text(), object_hook=_from_json)
+    check_shape(path, state)
+    return state
 
 
 def _as_json(value):

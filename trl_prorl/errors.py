@@ -1,5 +1,9 @@
 """Errors that stop a run. Input errors before the first step are `ValueError`s."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from .text import cut
 
 
@@ -43,3 +47,13 @@ class NonFiniteRewardError(RewardError, NonFiniteError):
 
 class PushError(RunError):
     """An upload to the Hub failed. The files are complete on disk."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file or a checkpoint that holds what no run writes, in place of the error that it leads to."""
+    try:
+        yield
+    except (TypeError, LookupError, AttributeError, EOFError, RecursionError) as error:
+        why = cut(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise InputError(f"{path} has content that no run writes ({why}): use another checkpoint.") from error

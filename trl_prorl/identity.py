@@ -21,6 +21,7 @@ from peft.tuners.lora.layer import LoraLayer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .checkpoint_files import buffer_file
+from .errors import naming
 from .keys import FIXED_KEYS, FREE_KEYS, KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
 from .provenance import as_plain, remove_secrets
 from .run_files import read_json
@@ -78,7 +79,8 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
     Raises:
         `ValueError`: There are differences, and they are not allowed, or could not act.
     """
-    changed = differences(remove_secrets(read_json(checkpoint / IDENTITY_FILE)), now)
+    with naming(checkpoint / IDENTITY_FILE):
+        changed = differences(remove_secrets(read_json(checkpoint / IDENTITY_FILE)), now)
     if changed and not allowed:
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
         if not changed.keys() - LENGTHS:
@@ -92,7 +94,8 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
             "set allow_config_change: true (--allow_config_change true) to resume with the new ones (logged as an "
             "event)."
         )
-    check_change(changed, now, checkpoint)
+    with naming(checkpoint / IDENTITY_FILE):
+        check_change(changed, now, checkpoint)
     return changed
 
 

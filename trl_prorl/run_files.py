@@ -8,6 +8,7 @@ that cannot be used is reported in one line that names the file and, in a file o
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,9 @@ class JsonLines:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(exist_ok=not begins)
+        if self.path.stat().st_nlink > 1:  # a copy by hard links, which must stay as it is
+            with replaced(self.path) as aside:
+                shutil.copyfile(self.path, aside)
         with open(self.path, "rb+") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .run_files import read_json, read_log, read_yaml
+from .run_files import TRAINER_STATE, read_json, read_log, read_yaml
 from .text import short
 
 
@@ -20,6 +20,7 @@ MAX_SAMPLES = 100_000  # of a prompt: pass@k of 10⁹ takes for ever
 MAX_PROMPTS = 100_000
 MAX_PARTS = 1000  # of an evaluation: values of k, tasks, checkpoints
 MAX_COUNT = 2**53  # larger integers are no floats
+STATE_FILE = "prorl_state.json"  # of a checkpoint: what Trainer does not save
 INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
 MAX_NUMBER = 1e100  # the square of a larger one may be no float
 ROW_VALUES = frozenset({int, float, bool, type(None)})
@@ -257,6 +258,16 @@ adapter = record({"base_model_name_or_path": maybe(text)})
 index = record(weight_map=table(text))
 
 
+state = record(generations=count(), micro_batches=count(), parts=table(anything))
+
+
+def trainer_state(value: Any) -> None:
+    """Take the state of transformers' trainer in a checkpoint: an epoch has a step at least."""
+    history = items(table(anything))
+    record(global_step=count(), max_steps=count(), best_model_checkpoint=maybe(text), log_history=history)(value)
+    record(epoch=number(0, value["global_step"] + 1))(value)
+
+
 def row(value: Any) -> None:
     """Take a row of numbers."""
     record(step=count())(value)
@@ -275,6 +286,8 @@ SHAPES = {
     "passk.json": passk,
     "drift.json": drift,
     "adapter_config.json": adapter,
+    TRAINER_STATE: trainer_state,
+    STATE_FILE: state,
     **dict.fromkeys(INDEX_FILES, index),
 }
 

@@ -21,7 +21,7 @@ from trl_prorl.checkpoint import completions_to_json
 from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
 from trl_prorl.errors import CheckpointError, InputError
 from trl_prorl.files import file_sha256
-from trl_prorl.run_files import saved_run_id
+from trl_prorl.run_files import JsonLines, saved_run_id
 from trl_prorl.run_folder import RunFolder
 
 
@@ -92,18 +92,20 @@ class Bomb:
         return os.mkdir, (self.path,)
 
 
+def list_again(checkpoint, file):
+    """Let a checkpoint's manifest name a file as it is now."""
+    manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
+    manifest["files"][file] = {"bytes": (checkpoint / file).stat().st_size, "sha256": file_sha256(checkpoint / file)}
+    (checkpoint / on_disk.MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
 def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trainer, tmp_path):
     given = Path(run(**KEYS).args.output_dir, "checkpoint-2")
     for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
         mark = tmp_path / f"mark of {file}"
         checkpoint = shutil.copytree(given, tmp_path / file / given.name)
         torch.save(Bomb(mark), checkpoint / file)
-        manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
-        manifest["files"][file] = {
-            "bytes": (checkpoint / file).stat().st_size,
-            "sha256": file_sha256(checkpoint / file),
-        }
-        (checkpoint / on_disk.MANIFEST_FILE).write_text(json.dumps(manifest))
+        list_again(checkpoint, file)
         again = make_trainer(output_dir=str(tmp_path / "again" / file), **KEYS)
         # The arguments are written for people, and never read.
         with nullcontext() if file == "training_args.bin" else pytest.raises(pickle.UnpicklingError):
@@ -112,6 +114,53 @@ def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trai
         with pytest.raises(FileExistsError):  # the bomb is one
             for _ in range(2):
                 torch.load(checkpoint / file, weights_only=False)
+
+
+def set_values(**values):
+    def change(file):
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return change
+
+
+STRANGE = {
+    "no state": ("prorl_state.json", lambda file: file.write_text("{}")),
+    "deep": ("prorl_state.json", lambda file: file.write_text("[" * 10**5)),
+    "bytes": ("prorl_state.json", set_values(parts={"numpy": "V9", "value": "x"})),
+    "parts": ("prorl_state.json", set_values(parts=5)),
+    "micro-batches": ("prorl_state.json", set_values(micro_batches="x")),
+    "step": ("trainer_state.json", set_values(global_step="x")),
+    "epochs that are never shuffled": ("trainer_state.json", set_values(epoch=1e18)),
+    "history": ("trainer_state.json", set_values(log_history=5)),
+    "identity": (
+        "identity.json",
+        lambda file: file.write_text(json.dumps(dict.fromkeys(json.loads(file.read_text()), ["x"]))),
+    ),
+    "optimizer": ("optimizer.pt", lambda file: torch.save([1], file)),
+    "empty optimizer": ("optimizer.pt", lambda file: file.write_bytes(b"")),
+    "schedule": ("scheduler.pt", lambda file: torch.save({"x": 1}, file)),
+}
+
+
+def test_content_of_a_checkpoint_that_no_run_writes_is_one_line(run, make_trainer, tmp_path):
+    given = Path(run(**KEYS).args.output_dir, "checkpoint-2")
+    for name, (file, change) in STRANGE.items():
+        checkpoint = shutil.copytree(given, tmp_path / name / given.name)
+        change(checkpoint / file)
+        list_again(checkpoint, file)
+        again = make_trainer(output_dir=str(tmp_path / "again" / name), allow_config_change=True, **KEYS)
+        with pytest.raises(InputError) as refused:
+            again.train(resume_from_checkpoint=str(checkpoint))
+        assert str(checkpoint) in str(refused.value) and "\n" not in str(refused.value), name
+
+
+def test_a_log_that_is_a_hard_link_is_copied_before_it_is_continued(tmp_path):
+    """As a backup by `cp -al` has it."""
+    log, other = tmp_path / "metrics.jsonl", tmp_path / "backup.jsonl"
+    log.write_text('{"step": 1}\n')
+    os.link(log, other)
+    JsonLines(log, begins=False).write({"step": 2})
+    assert (len(log.read_text().splitlines()), len(other.read_text().splitlines())) == (2, 1)
 
 
 def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_model, tmp_path):
