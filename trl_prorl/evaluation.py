@@ -298,10 +298,7 @@ class EvaluationMixin:
             if name not in metrics:
                 known = ", ".join(sorted(metrics))
                 raise EvaluationError(f"{key}={name!r} is not a metric of the evaluation; it has: {known}.")
-        sets = ()
-        if isinstance(self.eval_dataset, dict):
-            sets = self.eval_dataset
-        self.recorder.evaluation(self.state.global_step, metrics, sets, timer.seconds["eval"])
+        self.recorder.evaluation(self.state.global_step, metrics, timer.seconds["eval"])
         return metrics
 
     def _determine_best_metric(self, metrics, trial):

@@ -247,31 +247,28 @@ class Recorder(Part):
         if self.events is not None:
             self.events.write(event)
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str], seconds: float) -> None:
+    def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
         """
         Write the metrics of one evaluation.
 
         Args:
             step (`int`): Optimizer steps done.
             metrics (`Mapping[str, float]`): All metrics of the evaluation.
-            sets (`Iterable[str]`): Names of the evaluation sets where there are several; the metrics' names hold them.
             seconds (`float`): Its duration.
         """
         if self.evaluations is None:
             return
-        prefixes = ["eval_", *(f"eval_{name}_" for name in sets)]
-        speeds = {prefix + speed for prefix in prefixes for speed in SPEEDS}
-        kept = {name: value for name, value in metrics.items() if name.startswith("eval_") and name not in speeds}
-        self.evaluations.write({"step": step, ATTEMPT: self.attempt, **kept, "time_eval": seconds})
+        row = {"step": step, ATTEMPT: self.attempt}
+        for name, value in metrics.items():
+            if name.startswith("eval_") and not name.endswith(SPEEDS) and math.isfinite(value):
+                row[name] = value
+        self.evaluations.write({**row, "time_eval": seconds})
 
     # Files, on the main process alone.
 
     def open(self, folder: Path, resumes: bool = False) -> None:
         """Begin the log files in a folder, or a new attempt in those of a run that is resumed."""
-        if resumes:
-            self.attempt = next_attempt(folder)
-        else:
-            self.attempt = 0
+        self.attempt = next_attempt(folder) if resumes else 0
         self.metrics = JsonLines(folder / METRICS_FILE, begins=not resumes)
         self.events = JsonLines(folder / EVENTS_FILE, begins=not resumes)
         if self.args.eval_strategy != "no":

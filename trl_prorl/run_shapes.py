@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .run_files import TRAINER_STATE, read_json, read_log, read_yaml
+from .run_files import (
+    CONFIG_FILE,
+    ENV_FILE,
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    TRAINER_STATE,
+    read_json,
+    read_log,
+    read_yaml,
+)
 from .text import short
 
 
@@ -278,11 +288,11 @@ def row(value: Any) -> None:
 
 # By the name of the file; of a file of lines, the shape of each.
 SHAPES = {
-    "config.yaml": config,
-    "env.json": env,
-    "metrics.jsonl": row,
-    "evaluations.jsonl": row,
-    "events.jsonl": event,
+    CONFIG_FILE: config,
+    ENV_FILE: env,
+    METRICS_FILE: row,
+    EVALUATIONS_FILE: row,
+    EVENTS_FILE: event,
     "passk.json": passk,
     "drift.json": drift,
     "adapter_config.json": adapter,

@@ -101,7 +101,7 @@ def read_env(run_dir: Path) -> dict:
     Raises:
         InputError: If it is not JSON, or has another shape.
     """
-    path = Path(run_dir) / "env.json"
+    path = Path(run_dir) / run_files.ENV_FILE
     return read_shaped(path) if path.is_file() else {}
 
 
@@ -129,14 +129,14 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
 
     run_dir = Path(run_dir)
     config = load_config(run_dir)
-    for file in ("env.json", "metrics.jsonl"):
+    for file in (run_files.ENV_FILE, run_files.METRICS_FILE):
         if not (run_dir / file).is_file():
             raise InputError(
                 f"'{run_dir / file}' is missing; give the folder of a run that was trained for at least one step"
             )
     metrics = _read_rows(run_dir, run_files.METRICS_FILE)
     if metrics.empty:
-        raise InputError(f"'{run_dir / 'metrics.jsonl'}' has no step; train the run first")
+        raise InputError(f"'{run_dir / run_files.METRICS_FILE}' has no step; train the run first")
     metrics = metrics.sort_values("step", ignore_index=True)
     twice = metrics["step"][metrics["step"].duplicated()]
     if len(twice):
@@ -149,8 +149,8 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         logger.warning(
             "%s: no row between step %d and step %d (gaps: %d).", visible(str(run_dir)), first, last, len(gaps)
         )
-    events = run_dir / "events.jsonl"
-    evaluations = run_dir / "evaluations.jsonl"
+    events = run_dir / run_files.EVENTS_FILE
+    evaluations = run_dir / run_files.EVALUATIONS_FILE
     return RecordedRun(
         path=run_dir,
         name=visible(name or run_dir.resolve().name),

@@ -1,5 +1,6 @@
 """Every mean that is logged or recorded, against the rows and tokens by hand."""
 
+import math
 import statistics
 
 import pytest
@@ -323,3 +324,14 @@ def test_a_loss_that_is_nan_is_named(make_trainer):
 
     with pytest.raises(NonFiniteError, match="loss"):
         make_trainer(NoNumber, beta=0.1, kl_estimator="k1", entropy_coef=0.01).train()
+
+
+def test_an_infinite_value_is_in_no_file(make_trainer, tmp_path):
+    """JSON has none."""
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
+    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+    recorder = make_trainer(trainer_kwargs={"eval_dataset": rows}, **keys).recorder
+    recorder.open(tmp_path)
+    recorder.evaluation(1, {"eval_reward": -math.inf, "eval_b_runtime": 2.0, "eval_entropy": 0.5, "epoch": 1.0}, 3.0)
+    (row,) = read_rows(tmp_path, "evaluations.jsonl")
+    assert row == {"step": 1, "eval_entropy": 0.5, "time_eval": 3.0}
