@@ -409,4 +409,4 @@ def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(monkeypatch
     args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **GROWS)
     monkeypatch.setattr(ProRLConfig if key == "world_size" else args, key, value)
     with pytest.raises(ValueError, match="lora_growth_every=.*process"):
-        Plan.from_arguments(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), lora())
+        Plan.from_arguments(SimpleNamespace(verify=None), "/no/model/is/loaded", lambda **kwargs: [], args, (), lora())

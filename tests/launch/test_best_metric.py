@@ -60,9 +60,9 @@ REFUSED = {
     "no such reward": ({"metric_for_best_model": "eval_rewards/vowel/mean"}, {}, "eval_rewards/vowels/mean"),
     "a trigger": ({"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
     "a stop": ({"stop_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
-    "several sets": ({}, SETS, "metric_for_best_model must be set.*eval_easy_pass@1"),
+    "several sets": ({}, SETS, "metric_for_best_model must be set.*eval_easy_"),
     "whichever set is the last": ({"metric_for_best_model": "reward"}, SETS, "eval_reward.*several sets.*eval_easy_"),
-    "a slip of one": ({"metric_for_best_model": "eval_easy_reward"}, SETS, "'eval_easy_reward'.*eval_easy_loss"),
+    "a slip of one": ({"metric_for_best_model": "eval_easy_rewrad"}, SETS, "'eval_easy_rewrad'.*eval_easy_reward"),
     "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),
 }
 
