@@ -134,7 +134,7 @@ def error_table() -> list[str]:
     """Return the errors that a script may want to catch."""
     lines = ["| error | is a | meaning |", "|---|---|---|"]
     for name, cls in vars(errors).items():
-        if inspect.isclass(cls):
+        if inspect.isclass(cls) and cls.__module__ == errors.__name__:
             bases = ", ".join(f"`{base.__name__}`" for base in cls.__bases__)
             lines.append(f"| `{name}` | {bases} | {paragraphs(cls)[0]} |")
     return lines
