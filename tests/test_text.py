@@ -5,12 +5,14 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from run_record import write_run
 
 from trl_prorl.eval import report
+from trl_prorl.eval.pages.document import Report, Section, bullets, to_markdown
+from trl_prorl.eval.pages.table import Table
 from trl_prorl.hub.card import model_card
 from trl_prorl.provenance import evaluation_options, passk_command, script_of
 from trl_prorl.text import shell_quote, shell_words, visible, without_html
@@ -27,6 +29,26 @@ def test_nothing_that_acts_is_left(text):
     assert tags <= set("p em strong code pre h1 h2 h3 h4 h5 h6 ul ol li hr s a img blockquote".split())
     assert "<script" not in html
     assert "onerror" not in html
+
+
+PIECES = st.sampled_from(
+    ["`", "``", "\\", "<script>", "![i](http://t)", "[a](b)", "[a]: b", "[a]", "|", "&lt;", "a", " "]
+)
+STRANGE = st.lists(PIECES, max_size=8).map("".join)
+
+
+@given(st.lists(STRANGE, min_size=2, max_size=2))
+@example(["\\` <script> `", "\\\\<script>"])
+@example(["` a", "<script> `"])
+@example(["a", "\\``<script>`<script>`"])
+@example(["``` <script> ``", "`a\\|<script>`"])
+def test_a_report_of_any_texts_has_no_tag_and_no_link(texts):
+    table = Table(f"{texts[0]} title", texts, [texts, [f"`{text}`" for text in texts]], texts, texts)
+    report = Report("title", texts, [Section("section", [bullets(texts), table])])
+    tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(to_markdown(report))
+    inner = [child for token in tokens for child in token.children or []]
+    acting = {"html_inline", "html_block", "link_open", "image"}
+    assert acting.isdisjoint(token.type for token in [*tokens, *inner])
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the word")

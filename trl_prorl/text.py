@@ -16,7 +16,10 @@ _CONTROL = re.compile(
 )
 # Markdown's special characters. `_` within a word has no effect; `:`, `@` and `www.` make links without brackets.
 _MARKS = re.compile(r"([\\`*{}\[\]<>&#|!~$:@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.)", re.IGNORECASE)
-_CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+_CODE_BLOCK = re.compile(r"(`{3,})[^`\n]*\n.*\n\1", re.DOTALL)
+# As CommonMark reads a line: what a backslash escapes, code, backticks that begin none, and what begins a tag, an
+# entity or the target of a link.
+_INLINE = re.compile(r"\\.|(`+)(?!`).+?(?<!`)\1(?!`)|`+|(?P<acting>[<&]|\](?=[(:]))")
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's names of licences: apache-2.0, mit, other
 
 
@@ -121,19 +124,13 @@ def _fence(text: str, least: int) -> str:
 
 
 def without_html(markdown: str) -> str:
-    """Return Markdown without tags and entities: `<` and `&` outside code are escaped."""
-    parts = []
-    end = 0
-    for span in _CODE_SPAN.finditer(markdown):
-        parts.append(_escape_html(markdown[end : span.start()]))
-        parts.append(span[0])
-        end = span.end()
-    parts.append(_escape_html(markdown[end:]))
-    return "".join(parts)
-
-
-def _escape_html(markdown: str) -> str:
-    return re.sub(r"(?<!\\)([<&])", r"\\\1", markdown)
+    """
+    Return Markdown without tags, entities, links and pictures, which are escaped outside code. It is a block of code,
+    or lines of which none continues the one before.
+    """
+    if _CODE_BLOCK.fullmatch(markdown):
+        return markdown
+    return _INLINE.sub(lambda piece: f"\\{piece[0]}" if piece["acting"] else piece[0], markdown)
 
 
 def cut(text: str, most: int = 200) -> str:

@@ -91,7 +91,10 @@ class Table:
 
     def to_markdown(self) -> str:
         lines = [self.header, ["---"] * len(self.header), *self.rows]
-        cells = ([without_html(visible(cell)).replace("|", "\\|") for cell in line] for line in lines)
+        # A pipe ends a cell, even within code; behind a backslash of the text it could not be escaped.
+        cells = [
+            [without_html(visible(cell).replace("\\|", "\\ |")).replace("|", "\\|") for cell in line] for line in lines
+        ]
         table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
         definitions = "\n".join(f"- {without_html(visible(line))}" for line in self.definitions)
         notes = [without_html(visible(note)) for note in self.notes]
