@@ -25,7 +25,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback
+from transformers import DefaultFlowCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOTrainer
 
@@ -256,20 +256,13 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
         check_processes(args.world_size)
         findings = folder_findings(args, (task_args, model_args))
         args.output_dir = str(folder)
-        args.run_dir = None
         args.resume_from_checkpoint = None
         args.push_to_hub = False
         args.hub_push_reference = False
-        args.load_best_model_at_end = False
-        args.eval_on_start = False
-        args.save_strategy = SaveStrategy.NO
         args.report_to = []
-        args.disable_tqdm = True
         args.log_completions = False
         trainer, _ = build(task_args, args, model_args)
-    args.eval_strategy = "no"  # after the trainer has checked the keys that need evaluations
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
+    keep_aside(trainer, str(folder))
     return trainer, task_args, findings
 
 

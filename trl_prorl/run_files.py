@@ -68,6 +68,7 @@ LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EV
 STEPS = ("step", "step_applied")
 ATTEMPT = "attempt"
 STARTS = (RESUME, ROLLBACK)  # begin a new attempt
+RECORDED = "TRL"  # the variant, in `env.json`, of a run that `RunRecorder` has written
 MAX_STEP = 2**53
 MAX_LINES = 2**20  # of a log file
 MAX_LINE = 2**20  # characters; a row has some 2,000

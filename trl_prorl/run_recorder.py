@@ -5,6 +5,7 @@ A callback sees what a trainer logs. Metrics that mean the same have our names; 
 measures are missing.
 """
 
+import math
 import time
 import uuid
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from .run_files import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
     METRICS_FILE,
+    RECORDED,
     RESUME,
     JsonLines,
     next_attempt,
@@ -26,7 +28,6 @@ from .run_files import (
 )
 
 
-RECORDED = "TRL"  # the variant of such a run in `env.json`
 OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, and in no row
 
 
@@ -84,7 +85,7 @@ class RunRecorder(TrainerCallback):
             return
         row = {"step": state.global_step, ATTEMPT: self.attempt}
         for name, value in logs.items():
-            if isinstance(value, int | float) and name not in OF_TRAINER:
+            if isinstance(value, int | float) and math.isfinite(value) and name not in OF_TRAINER:
                 row[COLUMNS.get(name, name)] = value
         if self._seconds:
             row["time_step"] = sum(self._seconds) / len(self._seconds)
@@ -97,7 +98,7 @@ class RunRecorder(TrainerCallback):
             return
         row = {"step": state.global_step, ATTEMPT: self.attempt}
         for name, value in metrics.items():
-            if name.startswith("eval_") and not name.endswith(SPEEDS):
+            if name.startswith("eval_") and not name.endswith(SPEEDS) and math.isfinite(value):
                 row[name] = value
         row["time_eval"] = metrics.get("eval_runtime")
         self.evaluations.write(row)

@@ -281,9 +281,8 @@ DISTRIBUTIONS = {
 
 # What an evaluation measures beside rewards and pass@k, by the first part of a name.
 EVALUATED = frozenset(
-    "reward reward_std loss frac_reward_zero_std entropy kl kl_old kl_base num_tokens policy_loss entropy_coef "
-    "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling "
-    "vespo prorl".split()
+    "reward reward_std loss frac_reward_zero_std entropy kl num_tokens policy_loss entropy_coef aux_loss "
+    "cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling vespo".split()
 )
 
 # ----------------------------------------------------------------------------------------------------------- versions

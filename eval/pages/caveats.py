@@ -10,7 +10,7 @@ from trl_prorl.eval.analysis.statistics import METHOD, MIN_PROMPTS, NO_INTERVAL_
 from trl_prorl.eval.pages.comparison import stale_notes
 from trl_prorl.eval.pages.document import Section, bullets
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
-from trl_prorl.run_files import training_note
+from trl_prorl.run_files import RECORDED, training_note
 from trl_prorl.text import visible
 
 
@@ -97,6 +97,13 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
         lines.append(NO_INTERVAL_NOTE)
     if len(settings) > 1:
         lines.append("The runs were evaluated with different settings: compare only runs with the same settings.")
+    measured = {name for run in runs for name in run.metrics}
+    for run in runs:
+        missing = sorted(measured.difference(run.metrics))
+        if run.variant == RECORDED and missing:
+            lines.append(
+                visible(f"{run.name} was trained by TRL's trainer. Columns that it lacks: {', '.join(missing)}.")
+            )
     if any(run.variant == "B" for run in runs):
         lines.append(
             "B's KL to the sampling policy overlaps with the clipping of the ratio: B's numbers do not separate their "

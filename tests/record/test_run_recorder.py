@@ -1,6 +1,7 @@
 """TRL's own trainer leaves the log files of a run, and goes on with them after a resume."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from run_record import read_lines, read_rows, without_times
 from trl import GRPOTrainer
 
 from trl_prorl import RunRecorder
+from trl_prorl.eval.pages.caveats import caveats
 from trl_prorl.eval.run_folder.reading import load_run
 
 
@@ -37,6 +39,18 @@ def test_a_plain_run_has_the_rows_of_ours(make_trainer, run, tmp_path):
         assert "kl_ref" not in row and row["time_step"] > 0
     read = load_run(tmp_path / "plain")
     assert read.variant == "TRL" and read.seed == plain.args.seed and read.events == []
+    (said,) = [line for line in caveats([read, load_run(ours.run_dir)]) if line.startswith("plain ")]
+    assert "kl_ref" in said and "grad_norm" not in said
+
+
+def test_what_is_not_finite_is_not_written(make_trainer, tmp_path):
+    trainer = recorded(make_trainer, tmp_path / "run", **EVALUATED)
+    recorder = next(one for one in trainer.callback_handler.callbacks if isinstance(one, RunRecorder))
+    see = {"loss": 0.5, "grad_norm": math.inf, "reward": math.nan}
+    trainer.log = lambda logs, *given: recorder.on_log(trainer.args, trainer.state, trainer.control, see)
+    trainer.train()
+    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert rows and all(row["loss"] == 0.5 and not {"grad_norm", "reward"} & set(row) for row in rows)
 
 
 def test_a_resume_writes_on_and_a_new_run_does_not(make_trainer, tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import IA3Config, LoraConfig
 from trl import GRPOTrainer
 
 from trl_prorl.errors import InputError
@@ -46,6 +47,22 @@ def test_a_model_that_is_not_listed_is_refused(make_trainer):
     trainer.model.config.model_type = "unheard_of"
     with pytest.raises(InputError, match="unheard_of"):
         pack(trainer)
+
+
+@pytest.mark.parametrize(
+    "adapter, said",
+    [
+        (IA3Config(target_modules=["q_proj"], feedforward_modules=[]), "IA3"),
+        (LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1), "disable_dropout"),
+    ],
+    ids=["IA3", "dropout"],
+)
+def test_adapters_that_cannot_be_packed_are_refused(make_trainer, adapter, said):
+    trainer = make_trainer(GRPOTrainer, trainer_kwargs={"peft_config": adapter})
+    score = trainer._get_per_token_logps_and_entropies
+    with pytest.raises(ValueError, match=said):
+        pack(trainer)
+    assert trainer._get_per_token_logps_and_entropies == score
 
 
 def test_a_score_that_differs_ends_the_first_batch(make_trainer):

@@ -74,7 +74,7 @@ def epoch():
 
 
 def record():
-    """A resume writes on as the attempt before it, so that rows that are computed again stand in the record twice."""
+    """A resume writes on as the attempt before it, so that rows that are computed again stand in the log twice."""
     recorder.next_attempt = lambda folder: 0
 
 

@@ -60,6 +60,14 @@ if CLASSES == "prorl":
     trl.GRPOConfig = trl_prorl.ProRLConfig
     # The stand-ins' generation config keeps a completion from ending. TRL samples by it, our trainer does not.
     trl_prorl.trainer.plain_generation_config = nullcontext
+    _check = trl_prorl.ProRLConfig.__post_init__
+
+    def _on_a_cpu(args):
+        """Set `use_cpu` on a machine without a GPU, as the suite's conftest.py does, but before our own checks."""
+        args.use_cpu = args.use_cpu or not torch.cuda.is_available()
+        _check(args)
+
+    trl_prorl.ProRLConfig.__post_init__ = _on_a_cpu
 
 
 class _RenumberedTorch(types.ModuleType):

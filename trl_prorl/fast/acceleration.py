@@ -12,9 +12,8 @@ from peft.tuners.lora.layer import Linear
 
 from ..launch.checks import check_prompts_fit, shards_weights
 from ..launch.prompt_rows import has_images
-from ..supported import PACKED_ADAPTERS
 from .choice import Choice
-from .families import is_listed, listing_obstacle
+from .families import adapter_obstacle, is_listed, listing_obstacle
 from .generation import CompactGeneration, settings_obstacle
 from .head import add_frozen_head
 from .lean_lora import restore_layers, use_lean_layers
@@ -179,11 +178,7 @@ def find_packing_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> s
         return "the prompts have images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    if isinstance(policy, PeftModel):
-        kinds = {config.peft_type.value for config in policy.peft_config.values()} - {*PACKED_ADAPTERS}
-        if kinds:
-            return f"packed rows support adapters of the kind {', '.join(PACKED_ADAPTERS)}, not {', '.join(kinds)}."
-    obstacle = listed("shared_prompts")
+    obstacle = adapter_obstacle(policy) or listed("shared_prompts")
     if obstacle is None and shards_weights(trainer) and has_state(policy):
         # A layer that does not get the layout computes the row as one sequence.
         return "a model with layers that have a state is not packed if its weights are sharded."

@@ -4,10 +4,13 @@ import torch
 from trl import GRPOTrainer
 
 from ..errors import InputError
-from .families import listing_obstacle
+from ..launch.checks import shards_weights
+from ..launch.dropout import check_dropout
+from .families import adapter_obstacle, listing_obstacle
 from .first_batch import allowed, mean_difference
 from .packing import PackedScorer
 from .prefix import accept_prefixes
+from .probes import mixed_dtype
 
 
 ROWS = 4  # of the first batch, which are compared
@@ -25,7 +28,8 @@ def pack(trainer: GRPOTrainer) -> None:
             without.
 
     Raises:
-        [`InputError`]: The trainer or its model is not supported, or the first batch is off by more than rounding.
+        `ValueError`: The trainer or its model is not supported, dropout is active, or the first batch is off by more
+            than rounding.
 
     Example:
 
@@ -37,14 +41,12 @@ def pack(trainer: GRPOTrainer) -> None:
     >>> trainer.train()
     ```
     """
-    models = [trainer.accelerator.unwrap_model(trainer.model)]
-    if trainer.ref_model is not None:
-        models.append(trainer.accelerator.unwrap_model(trainer.ref_model))
-    obstacles = [_trainer_obstacle(trainer), *(listing_obstacle(model, "shared_prompts") for model in models)]
-    for obstacle in filter(None, obstacles):
+    policy = trainer.accelerator.unwrap_model(trainer.model)  # a reference is of the same family
+    obstacle = _trainer_obstacle(trainer) or adapter_obstacle(policy) or listing_obstacle(policy, "shared_prompts")
+    if obstacle is not None:
         raise InputError(f"pack(trainer) is not supported: {obstacle}")
-    for model in models:
-        accept_prefixes(model)
+    check_dropout(policy)
+    accept_prefixes(policy)
     trainer._get_per_token_logps_and_entropies = PackedScores(trainer)
 
 
@@ -54,7 +56,7 @@ def _trainer_obstacle(trainer: GRPOTrainer) -> str | None:
         return "the model takes images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if shards_weights(trainer):
         return "the weights are sharded."
     return None
 
@@ -70,7 +72,7 @@ class PackedScores:
     def __init__(self, trainer: GRPOTrainer):
         self.padded = trainer._get_per_token_logps_and_entropies
         self.packed = PackedScorer(None, trainer.accelerator.autocast)
-        self.precision = trainer.accelerator.mixed_precision
+        self.accelerator = trainer.accelerator
         self.is_compared = False
 
     def __call__(
@@ -88,7 +90,7 @@ class PackedScores:
         _, mask, length = batch
         counts = mask[:, -length:].bool()
         differs = mean_difference(packed[counts], padded[counts])
-        limit = allowed(model, {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision))
+        limit = allowed(model, mixed_dtype(self.accelerator))
         if not differs <= limit:
             raise InputError(
                 f"pack(trainer): scores in packed rows differ from TRL's by {differs:.2g} nats per token (rounding "

@@ -27,7 +27,7 @@ from ..parts import Part
 from ..positions import with_positions
 from ..supported import LEARNED_POSITIONS, PAGE
 from .acceleration import Acceleration
-from .probes import coarsest_unit
+from .probes import coarsest_unit, mixed_dtype
 
 
 logger = logging.getLogger(__name__)
@@ -126,8 +126,7 @@ class FirstBatch(Part):
         policy = self.policy
         completion = max(completions, key=len)
         exact = allowed(policy, None)
-        mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
-        rounded = allowed(policy, mixed)
+        rounded = allowed(policy, mixed_dtype(self.accelerator))
         with own_random_state(), checkpointing_off(policy):
             with evaluation_mode(policy):
                 (own,) = own_logps(policy, prompt, [completion], self.temperature)

@@ -120,6 +120,11 @@ def measure_rounding(model: torch.nn.Module, padded: Score, unit: float) -> floa
     return max(rms(together - alone), unit / 2 * rms(alone))
 
 
+def mixed_dtype(accelerator) -> torch.dtype | None:
+    """Return the dtype of the autocast of an [`~accelerate.Accelerator`]; `None` without one."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+
+
 def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
     """Return the spacing of the numbers near 1 in the coarsest form in which a model computes."""
     dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from .prefix import accept_prefixes
-from .probes import packing_obstacle, try_samples
+from .probes import mixed_dtype, packing_obstacle, try_samples
 
 
 NOISE = 0.3  # of vectors, which most models initialise to ones and zeros
@@ -63,8 +63,7 @@ def trial_obstacle(acceleration: str, policy: PreTrainedModel | PeftModel, padde
         if acceleration == "compact":
             return try_samples(model.eval())
         accept_prefixes(model)
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-        return packing_obstacle(model, partial(padded, model), accelerator.autocast, dtype)
+        return packing_obstacle(model, partial(padded, model), accelerator.autocast, mixed_dtype(accelerator))
 
 
 def tiny_model(policy: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftModel:
