@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.cli.ending import as_bad_input, end_interrupted
+from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
@@ -48,8 +50,6 @@ from trl_prorl.files import check_contents, file_sha256, link_or_copy
 from trl_prorl.hub.publish import REFERENCE_FOLDER, files_to_push
 from trl_prorl.identity import IDENTITY_FILE, changing_keys, check_same_run
 from trl_prorl.keys import cure_of
-from trl_prorl.launch.ending import as_bad_input, end_interrupted
-from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.provenance import plugin_options
 from trl_prorl.run_files import (
     BASE_ADAPTER,

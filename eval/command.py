@@ -3,7 +3,7 @@
 import functools
 import sys
 
-from trl_prorl.launch import ending
+from trl_prorl.cli import ending
 
 
 # Samples are written as they are drawn, and results atomically.

@@ -8,6 +8,9 @@ import os
 import sys
 from pathlib import Path
 
+from trl_prorl.cli.command_line import check_arguments as check_training
+from trl_prorl.cli.command_line import recipe_name
+from trl_prorl.cli.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.run_folder.reading import (
@@ -18,9 +21,6 @@ from trl_prorl.eval.run_folder.reading import (
     load_config,
 )
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.launch.command_line import check_arguments as check_training
-from trl_prorl.launch.command_line import recipe_name
-from trl_prorl.launch.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.text import LICENSE
 

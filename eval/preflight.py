@@ -29,6 +29,8 @@ from transformers import DefaultFlowCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOTrainer
 
+from trl_prorl.cli.ending import NOTHING_CHANGED, as_bad_input
+from trl_prorl.cli.recipe import TaskArguments, parse_recipe
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
@@ -55,8 +57,6 @@ from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.own_rows import check_verifier
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.hub.downloads import PREFIX
-from trl_prorl.launch.ending import NOTHING_CHANGED, as_bad_input
-from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder

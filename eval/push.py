@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 
+from trl_prorl.cli.ending import as_bad_input
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import Table, terminal
@@ -20,7 +21,6 @@ from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.files import STAGED
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import check_tokenizer_files, files_to_push, make_api, open_repo, stage, upload
-from trl_prorl.launch.ending import as_bad_input
 from trl_prorl.text import visible
 
 

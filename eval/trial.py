@@ -14,10 +14,10 @@ from functools import partial
 
 from transformers import TrainerCallback
 
+from trl_prorl.cli.command_line import check_arguments
+from trl_prorl.cli.ending import STOPPED, as_bad_input, command
+from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.extras.stall_stop import End
-from trl_prorl.launch.command_line import check_arguments
-from trl_prorl.launch.ending import STOPPED, as_bad_input, command
-from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.train import run
 from trl_prorl.trainer import ProRLTrainer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1].resolve()))  # this checkout, whichever is installed
 
-from trl_prorl.launch.command_line import main  # noqa: E402
+from trl_prorl.cli.command_line import main  # noqa: E402
 
 
 if __name__ == "__main__":

@@ -37,12 +37,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.cli.prompts import find_distinct, pad_left
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.fast.compact import repeat_rows
 from trl_prorl.fast.head import add_frozen_head
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
-from trl_prorl.launch.prompts import find_distinct, pad_left
 
 
 SHAPES = {  # model type, hidden, layers, attention heads, key-value heads, intermediate, vocabulary

@@ -26,8 +26,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import SFTConfig, SFTTrainer
 
 from trl_prorl import tasks
+from trl_prorl.cli.environment import versions
 from trl_prorl.embedded.shipped import DEFAULT, EMBEDDED, MADE_WITH, weights_sha256, write_hashes
-from trl_prorl.launch.environment import versions
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_prorl.launch.ending import Parser, as_bad_input, command
+from trl_prorl.cli.ending import Parser, as_bad_input, command
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.tasks.registry import PREFIXES, option_names, task_class, task_names, task_of_recipe

@@ -11,7 +11,7 @@ import jinja2
 import torch
 from accelerate.utils import imports
 
-from trl_prorl.launch import environment
+from trl_prorl.cli import environment
 
 
 def do_once() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # The command line is read before anything that trains is imported.
-DOOR = ("trl_prorl.launch.command_line", "trl_prorl.train")
+DOOR = ("trl_prorl.cli.command_line", "trl_prorl.train")
 
 
 @pytest.mark.parametrize("module", ["trl_prorl", "trl_prorl.keys", "trl_prorl.eval.report", "trl_prorl.eval.compare"])

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from trl_prorl.cli.recipe_yaml import read_recipe
+from trl_prorl.cli.shipped_recipes import shipped_recipes
 from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
-from trl_prorl.launch.recipe_yaml import read_recipe
-from trl_prorl.launch.shipped_recipes import shipped_recipes
 
 
 ROOT = Path(__file__).parent.parent
@@ -144,8 +144,8 @@ import json, trl_prorl
 from trl_prorl import embedded_model, eval, task_reward, tasks
 from trl_prorl.commands import main
 from trl_prorl.embedded.shipped import shipped, weights_sha256
-from trl_prorl.launch.recipe_yaml import read_recipe
-from trl_prorl.launch.shipped_recipes import shipped_recipes
+from trl_prorl.cli.recipe_yaml import read_recipe
+from trl_prorl.cli.shipped_recipes import shipped_recipes
 
 bases = [[*shipped()], weights_sha256({base!r})]
 found = shipped_recipes()
@@ -194,7 +194,7 @@ def test_the_first_steps_of_the_demo_without_a_checkout(shown, users):
 WHERE = """
 import sys
 import eval, eval.command, tasks, tasks.registry, trl_prorl.eval.command, trl_prorl.tasks
-from trl_prorl.launch.shipped_recipes import recipe_file
+from trl_prorl.cli.shipped_recipes import recipe_file
 
 assert tasks.Task is trl_prorl.tasks.Task and tasks.registry is trl_prorl.tasks.registry
 mine = (eval, eval.command, tasks, trl_prorl, trl_prorl.eval.command, trl_prorl.tasks)

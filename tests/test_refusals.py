@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from trl_prorl import ProRLConfig
+from trl_prorl.cli.command_line import launcher_keys
+from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.keys import KEYS, TASK_KEYS
-from trl_prorl.launch.command_line import launcher_keys
-from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.refusals import refuse_losses
 from trl_prorl.train import TaskArguments
 

@@ -68,7 +68,7 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
 
 OF_GSM8K = f"--config {GSM8K} --bf16 false --use_cpu true --dataset_name"
 # An example of each place that refuses beside the configuration, the recipe's file and the command line, whose own
-# tests are test_refusals.py and launch/: options, and what the line names.
+# tests are test_refusals.py and cli/: options, and what the line names.
 BAD = {
     "--model_name_or_path embedded --task sorting": "task='sorting'",
     f"{OF_GSM8K} /nowhere": "/nowhere",

@@ -12,8 +12,8 @@ from trl.trainer import grpo_trainer
 
 from trl_prorl import ProRLTrainer, upstream
 from trl_prorl.checkpoint import CheckpointMixin
+from trl_prorl.cli.plan import Plan
 from trl_prorl.evaluation import EvaluationMixin
-from trl_prorl.launch.plan import Plan
 from trl_prorl.upstream import CALLS, VLLM_CALLS, check_names, check_untested
 
 

@@ -7,12 +7,12 @@ from .quiet import drop_kernel_hint, hold_old_names
 
 
 if TYPE_CHECKING:
+    from .cli.recipe import task_reward
     from .config import ProRLConfig
     from .embedded.shipped import embedded_model
     from .eval.drift import drift
     from .eval.passk import evaluate
     from .eval.preflight import preflight
-    from .launch.recipe import task_reward
     from .resets import ReferenceResetCallback
     from .run_recorder import RunRecorder
     from .trainer import ProRLTrainer
@@ -54,7 +54,7 @@ _MODULES = {
     "evaluate": "eval.passk",
     "load_model": "weights",
     "preflight": "eval.preflight",
-    "task_reward": "launch.recipe",
+    "task_reward": "cli.recipe",
 }
 
 

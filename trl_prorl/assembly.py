@@ -9,6 +9,13 @@ from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
 from trl.trainer.utils import add_fused_lm_head
 
+from .cli.adapters import check_growing_model
+from .cli.checks import check_in_one_place, shards_weights
+from .cli.dropout import check_dropout
+from .cli.fp32_head import cast_head_to_fp32, give_bias
+from .cli.model_defaults import describe_unused
+from .cli.plan import Plan
+from .cli.prompt_rows import check_images
 from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_functions
 from .extras.elastic import ElasticResets
 from .extras.entropy import EntropyWatch
@@ -33,13 +40,6 @@ from .identity import (
     dataset_hash,
     weights_hash,
 )
-from .launch.adapters import check_growing_model
-from .launch.checks import check_in_one_place, shards_weights
-from .launch.dropout import check_dropout
-from .launch.fp32_head import cast_head_to_fp32, give_bias
-from .launch.model_defaults import describe_unused
-from .launch.plan import Plan
-from .launch.prompt_rows import check_images
 from .parts import Part
 
 
@@ -52,7 +52,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
 
     Args:
         trainer ([`ProRLTrainer`]): Whose policy it is.
-        plan ([`~trl_prorl.launch.plan.Plan`]): The trainer's arguments.
+        plan ([`~trl_prorl.cli.plan.Plan`]): The trainer's arguments.
         policy (`torch.nn.Module`): The policy, unwrapped.
         padded (`Callable`): Scores padded rows, as TRL does.
 

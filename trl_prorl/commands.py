@@ -4,14 +4,14 @@ import sys
 from importlib import import_module
 
 from . import __version__
-from .launch.ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
-from .launch.shipped_recipes import short_list, whole_list
+from .cli.ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
+from .cli.shipped_recipes import short_list, whole_list
 from .text import nearest
 
 
 # Command: its module in `trl_prorl`, imported when the command runs, and its line in the help.
 COMMANDS = {
-    "train": ("launch.command_line", "train a recipe; without one, list the shipped recipes"),
+    "train": ("cli.command_line", "train a recipe; without one, list the shipped recipes"),
     "demo": ("demo", "train five variants on a CPU and compare them (6 to 10 minutes)"),
     "smollm2": ("embedded.smollm2", "install SmolLM2-135M, a pretrained language model (once)"),
     "preflight": ("eval.preflight", "check before training: can a recipe learn, does it fit, how long?"),
@@ -23,7 +23,7 @@ COMMANDS = {
     "branch": ("eval.branch", "try continuations of a run from a checkpoint, such as a reset"),
     "push": ("eval.push", "upload a run to the Hugging Face Hub"),
     "tasks": ("tasks.__main__", "list the tasks, and show rows of one"),
-    "env": ("launch.environment", "print versions and hardware, for a bug report"),
+    "env": ("cli.environment", "print versions and hardware, for a bug report"),
 }
 
 

@@ -16,9 +16,9 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers.trainer_utils import has_length
 from trl.trainer.utils import nanstd
 
+from .cli.dropout import own_random_state
 from .errors import EvaluationError, RewardError
 from .kl import Penalty, completion_mask, zero_masked
-from .launch.dropout import own_random_state
 from .meter import Means, StageTimer
 from .pass_at_k import as_verdict, pass_at_k
 from .record import take, token_means

@@ -41,7 +41,7 @@ EVALUATION_KEYS = frozenset(
     "greater_is_better".split()
     + [EVALUATION_ROWS]
 )
-# The trainer chooses them if they are not given, see `choose_best_metric` in launch/checks.py.
+# The trainer chooses them if they are not given, see `choose_best_metric` in cli/checks.py.
 CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
 ROWS_HASHED = 20_000

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from .cli.environment import git_commit, hardware, versions
 from .embedded import shipped as embedded_base
 from .files import replaced
-from .launch.environment import git_commit, hardware, versions
 from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, WEIGHTS, YAML
 from .text import code_span, shell_quote, shell_words, spell_again
 

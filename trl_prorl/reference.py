@@ -30,9 +30,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from .anchors import Anchor
+from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, zero_masked
-from .launch.fp32_head import cast_head_to_fp32, decoder_dtype
 from .upstream import misfit
 from .weights import copy_tensors
 

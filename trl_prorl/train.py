@@ -5,7 +5,7 @@ Train a recipe: parse, check, build, train, save. Every `recipes/grpo_*.py` runs
 """
 
 if __name__ == "__main__":  # first, so that help and errors come before the slow imports
-    from trl_prorl.launch.command_line import main
+    from trl_prorl.cli.command_line import main
 
     raise SystemExit(main())
 
@@ -18,6 +18,16 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from .checkpoint_files import FinishedError, begins_again, find_checkpoint
+from .cli.checks import check_prompts_fit, check_rows
+from .cli.command_line import main  # noqa: F401  scripts import it from here
+from .cli.ending import (
+    describe_saved_state,
+    end_interrupted,
+    interrupt_as_usual,
+    is_refusal_of_library,
+)
+from .cli.model_name import find_model
+from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
@@ -25,16 +35,6 @@ from .files import check_contents
 from .hub.downloads import PREFIX, fetch_run
 from .identity import changing_keys, check_same_run
 from .keys import AUTO_RESUME
-from .launch.checks import check_prompts_fit, check_rows
-from .launch.command_line import main  # noqa: F401  scripts import it from here
-from .launch.ending import (
-    describe_saved_state,
-    end_interrupted,
-    interrupt_as_usual,
-    is_refusal_of_library,
-)
-from .launch.model_name import find_model
-from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .run_files import EVENTS_FILE, read_jsonl
 from .run_folder import FolderLock, RunFolder, by_main_process, check_free
 from .tasks.base import check_dataset

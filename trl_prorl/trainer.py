@@ -45,6 +45,25 @@ from .assembly import (
     warn_of_unused_defaults,
 )
 from .checkpoint import CheckpointMixin
+from .cli.checks import (
+    check_reward_names,
+    choose_best_metric,
+    shards_weights,
+)
+from .cli.ending import describe_saved_state, tell_interrupted
+from .cli.model_defaults import plain_generation_config
+from .cli.plan import Plan
+from .cli.prompt_rows import (
+    Context,
+    check_batch,
+    check_tokens,
+    has_images,
+    named_sets,
+    prompts_of,
+    reserved_names,
+)
+from .cli.terminal import Terminal, write_event_line
+from .cli.training_prompts import TrainingPrompts
 from .errors import RewardError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, judges
 from .extras.vllm import keep_weights
@@ -60,25 +79,6 @@ from .kl import (
     without_ratio,
     zero_masked,
 )
-from .launch.checks import (
-    check_reward_names,
-    choose_best_metric,
-    shards_weights,
-)
-from .launch.ending import describe_saved_state, tell_interrupted
-from .launch.model_defaults import plain_generation_config
-from .launch.plan import Plan
-from .launch.prompt_rows import (
-    Context,
-    check_batch,
-    check_tokens,
-    has_images,
-    named_sets,
-    prompts_of,
-    reserved_names,
-)
-from .launch.terminal import Terminal, write_event_line
-from .launch.training_prompts import TrainingPrompts
 from .meter import Means, Meter
 from .parts import MicroBatch, Parts
 from .positions import with_positions

@@ -9,9 +9,9 @@ import torch
 from datasets import Dataset
 from trl.trainer.utils import is_async_callable
 
+from trl_prorl.cli.training_prompts import prompt_key
 from trl_prorl.errors import RewardError
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
-from trl_prorl.launch.training_prompts import prompt_key
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rollout import weighted_sum
 

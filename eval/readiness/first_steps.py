@@ -10,11 +10,11 @@ import torch
 from transformers import TrainerCallback
 
 from trl_prorl import kl
+from trl_prorl.cli.terminal import LORA_RATES
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB
 from trl_prorl.eval.readiness.samples_of import TIMED, watch
 from trl_prorl.kl import completion_mask
-from trl_prorl.launch.terminal import LORA_RATES
 from trl_prorl.run_files import METRICS_FILE, read_log
 from trl_prorl.run_recorder import RunRecorder
 

@@ -12,9 +12,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl import vocabulary
+from trl_prorl.cli.environment import cpu_computes_bf16
 from trl_prorl.errors import InputError
 from trl_prorl.files import file_sha256
-from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.provenance import WEIGHTS, hub_commit
 from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step
 from trl_prorl.run_folder import steps_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
+from trl_prorl.cli.prompt_rows import check_prompts
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.launch.prompt_rows import check_prompts
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import Task

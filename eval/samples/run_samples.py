@@ -13,6 +13,9 @@ import torch
 from transformers import set_seed
 
 from trl_prorl import tasks
+from trl_prorl.cli.environment import installed
+from trl_prorl.cli.prompt_rows import check_prompts
+from trl_prorl.cli.training_prompts import TrainingPrompts
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, load_config, read_env, read_evaluation
 from trl_prorl.eval.samples.local_paths import with_local_paths
@@ -38,9 +41,6 @@ from trl_prorl.eval.samples.sampling import (
 from trl_prorl.eval.samples.store import COLUMNS, SAMPLES_FOLDER, SampleStore, content_ids, digest
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
-from trl_prorl.launch.environment import installed
-from trl_prorl.launch.prompt_rows import check_prompts
-from trl_prorl.launch.training_prompts import TrainingPrompts
 from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset

@@ -8,6 +8,8 @@ from uuid import uuid4
 import torch
 from peft import PeftModel
 
+from trl_prorl.cli.dropout import evaluation_mode
+from trl_prorl.cli.training_prompts import TrainingPrompts
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import with_local_paths
@@ -19,8 +21,6 @@ from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
 from trl_prorl.identity import base_parameters, weights_hash
-from trl_prorl.launch.dropout import evaluation_mode
-from trl_prorl.launch.training_prompts import TrainingPrompts
 
 
 class TrainerHeldOut(HeldOut):

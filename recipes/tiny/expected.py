@@ -14,10 +14,10 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from trl_prorl.cli.recipe_yaml import read_recipe
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.eval.analysis.statistics import fieller_ratio, prediction_interval, t_interval
 from trl_prorl.files import replaced
-from trl_prorl.launch.recipe_yaml import read_recipe
 from trl_prorl.variants import VARIANTS
 
 

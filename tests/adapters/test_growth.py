@@ -15,9 +15,9 @@ from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, load_adapter, logits, se
 from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig
+from trl_prorl.cli.adapters import check_growing_model
+from trl_prorl.cli.plan import Plan
 from trl_prorl.extras.growth import Growth, list_factors, random_state
-from trl_prorl.launch.adapters import check_growing_model
-from trl_prorl.launch.plan import Plan
 from trl_prorl.meter import StageTimer
 from trl_prorl.reference import frozen_adapter
 

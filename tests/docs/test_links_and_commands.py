@@ -11,9 +11,9 @@ from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
+from trl_prorl.cli.shipped_recipes import shipped_recipes
 from trl_prorl.commands import COMMANDS
 from trl_prorl.eval import command_lines
-from trl_prorl.launch.shipped_recipes import shipped_recipes
 from trl_prorl.train import TaskArguments
 
 

@@ -9,7 +9,7 @@ from doc_pages import ROOT
 from run_record import read_rows
 from test_links_and_commands import exists
 
-from trl_prorl.launch.shipped_recipes import shipped_recipes
+from trl_prorl.cli.shipped_recipes import shipped_recipes
 from trl_prorl.train import parse_recipe
 
 

@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import embedded_model
 from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.cli.plan import Plan
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish, uploads
-from trl_prorl.launch.plan import Plan
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from run_record import read_rows
 
-from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.cli.recipe_yaml import read_recipe
 
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from run_record import write_run
 
+from trl_prorl.cli.recipe_yaml import read_recipe
 from trl_prorl.embedded.shipped import weights_sha256
-from trl_prorl.launch.recipe_yaml import read_recipe
 
 
 ROOT = Path(__file__).parents[2]

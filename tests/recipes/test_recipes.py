@@ -10,8 +10,8 @@ import yaml
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.cli.recipe import RecipeParser
+from trl_prorl.cli.recipe_yaml import read_recipe
 from trl_prorl.tasks import task_of_recipe
 from trl_prorl.train import TaskArguments
 

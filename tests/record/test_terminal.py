@@ -11,7 +11,7 @@ import pytest
 from run_record import read_rows
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.terminal import describe_processes, describe_resets
+from trl_prorl.cli.terminal import describe_processes, describe_resets
 from trl_prorl.record import COLUMNS
 
 

@@ -499,7 +499,7 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(
         asked.append((name, kwargs["revision"]))
         return AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
 
-    monkeypatch.setattr("trl_prorl.launch.plan.AutoProcessor", SimpleNamespace(from_pretrained=load))
+    monkeypatch.setattr("trl_prorl.cli.plan.AutoProcessor", SimpleNamespace(from_pretrained=load))
     keys = {"beta": 0.1, "ref_reset_every": 2, "model_init_kwargs": {"revision": "main", "dtype": "bfloat16"}}
     reward_model = str(tmp_path / "reward")
     AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).save_pretrained(reward_model)

@@ -16,6 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
+from trl_prorl.cli.dropout import evaluation_mode
+from trl_prorl.cli.fp32_head import cast_head_to_fp32
+from trl_prorl.cli.prompts import cut_at_end, find_distinct, pad_left
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.fast.compact import BLOCK, RoomyLayer, compact_sample, draw
@@ -24,9 +27,6 @@ from trl_prorl.fast.generation import MERGED_BOUND
 from trl_prorl.fast.merged_copy import MergedCopy, merge_obstacle
 from trl_prorl.fast.probes import try_samples
 from trl_prorl.fast.recording import RecordedForward
-from trl_prorl.launch.dropout import evaluation_mode
-from trl_prorl.launch.fp32_head import cast_head_to_fp32
-from trl_prorl.launch.prompts import cut_at_end, find_distinct, pad_left
 
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]

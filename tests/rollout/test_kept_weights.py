@@ -19,9 +19,9 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.cli import plan
+from trl_prorl.cli.checks import check_in_one_place
 from trl_prorl.extras.vllm import find_adapted_weights, merge_in_copies
-from trl_prorl.launch import plan
-from trl_prorl.launch.checks import check_in_one_place
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])

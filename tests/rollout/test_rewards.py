@@ -217,7 +217,7 @@ trainer = ProRLTrainer(model=model, reward_funcs=globals()[function], args=args,
 getattr(trainer, method)()
 """
 RECIPE_SCRIPT = OWN_SCRIPT[: OWN_SCRIPT.index("model, output")] + (
-    "from trl_prorl import train\nfrom trl_prorl.launch import recipe\n"
+    "from trl_prorl import train\nfrom trl_prorl.cli import recipe\n"
     "recipe.task_reward = lambda task: now\ntrain.main(None, sys.argv[1:])\n"
 )
 

@@ -10,11 +10,11 @@ from live_bytes import LiveBytes
 from tiny_run import LORA, load_with_new_adapter
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from trl_prorl.cli.prompts import pad_left
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.fast import merged_copy
 from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.generation import CompactGeneration, slice_rows
-from trl_prorl.launch.prompts import pad_left
 
 
 @pytest.mark.parametrize(

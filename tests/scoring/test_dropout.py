@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trl_prorl.launch.dropout import check_dropout
+from trl_prorl.cli.dropout import check_dropout
 
 
 SHAPE = {

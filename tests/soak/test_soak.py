@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trl_prorl import extras
-from trl_prorl.launch.recipe import parse_recipe
+from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.parts import Part
 from trl_prorl.train import build
 

@@ -20,9 +20,9 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..cli.ending import announce, as_bad_input, command
 from ..errors import InputError
 from ..files import file_sha256
-from ..launch.ending import announce, as_bad_input, command
 from .shipped import MADE_WITH, SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, write_hashes
 
 
@@ -92,7 +92,7 @@ def convert(gguf: Path) -> None:
         )
     from transformers import AutoTokenizer
 
-    from ..launch.environment import versions
+    from ..cli.environment import versions
 
     made = SMOLLM2_FOLDER.with_name(f".{SMOLLM2}.part")
     shutil.rmtree(made, ignore_errors=True)  # left by a killed conversion

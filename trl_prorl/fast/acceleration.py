@@ -10,8 +10,8 @@ from accelerate.utils import gather_object, is_peft_model
 from peft import PeftModel
 from peft.tuners.lora.layer import Linear
 
-from ..launch.checks import check_prompts_fit, shards_weights
-from ..launch.prompt_rows import has_images
+from ..cli.checks import check_prompts_fit, shards_weights
+from ..cli.prompt_rows import has_images
 from .choice import Choice
 from .families import adapter_obstacle, is_listed, listing_obstacle
 from .generation import CompactGeneration, settings_obstacle

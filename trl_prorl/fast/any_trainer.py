@@ -3,9 +3,9 @@
 import torch
 from trl import GRPOTrainer
 
+from ..cli.checks import shards_weights
+from ..cli.dropout import check_dropout
 from ..errors import InputError
-from ..launch.checks import shards_weights
-from ..launch.dropout import check_dropout
 from .families import adapter_obstacle, listing_obstacle
 from .first_batch import allowed, mean_difference
 from .packing import PackedScorer

@@ -21,8 +21,8 @@ from accelerate.utils import gather_object
 from peft import PeftModel
 
 from ..activations import checkpointing_off
+from ..cli.dropout import evaluation_mode, own_random_state
 from ..errors import InputError
-from ..launch.dropout import evaluation_mode, own_random_state
 from ..parts import Part
 from ..positions import with_positions
 from ..supported import LEARNED_POSITIONS, PAGE

@@ -13,9 +13,9 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
+from ..cli.model_defaults import kept_defaults
+from ..cli.prompts import cut_at_end, find_distinct, pad_left
 from ..keys import switched_on
-from ..launch.model_defaults import kept_defaults
-from ..launch.prompts import cut_at_end, find_distinct, pad_left
 from ..parts import Part, make_event
 from ..run_files import UNMERGED
 from .choice import Choice

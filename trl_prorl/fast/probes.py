@@ -24,9 +24,9 @@ from peft import PeftModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from ..cli.model_defaults import plain_generation_config
+from ..cli.prompts import pad_left
 from ..errors import first_line
-from ..launch.model_defaults import plain_generation_config
-from ..launch.prompts import pad_left
 from .compact import cache_among, cache_obstacle, compact_sample, contiguous_states
 from .lean_lora import lean_layers
 from .packing import packed_logps

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from run_record import error_lines, hash_files, read_events, read_rows, without_times
 
+from trl_prorl.cli.command_line import check_arguments
 from trl_prorl.eval import branch, trial
 from trl_prorl.eval.analysis.pairs import compare_pairs
 from trl_prorl.eval.pages.branch import find_winner, group_trials
-from trl_prorl.launch.command_line import check_arguments
 from trl_prorl.run_folder import FolderLock
 from trl_prorl.train import parse_recipe, run
 

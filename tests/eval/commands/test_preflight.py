@@ -12,12 +12,12 @@ from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.cli.recipe import TaskArguments
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.preflight import main, preflight
 from trl_prorl.eval.readiness.finding import Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps
 from trl_prorl.eval.readiness.samples_of import sample_rows
-from trl_prorl.launch.recipe import TaskArguments
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 

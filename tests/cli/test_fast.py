@@ -10,8 +10,8 @@ from run_record import read_rows, without_times
 from trl import ModelConfig, TrlParser
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.launch.shipped_recipes import shipped_recipes
+from trl_prorl.cli.recipe import RecipeParser
+from trl_prorl.cli.shipped_recipes import shipped_recipes
 from trl_prorl.train import TaskArguments
 
 

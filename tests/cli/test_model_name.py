@@ -12,8 +12,8 @@ from huggingface_hub import constants
 from transformers import AutoTokenizer
 
 from trl_prorl import embedded_model, evaluate, train
+from trl_prorl.cli.model_name import find_model
 from trl_prorl.eval import passk
-from trl_prorl.launch.model_name import find_model
 from trl_prorl.provenance import identify
 
 

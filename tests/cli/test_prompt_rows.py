@@ -11,8 +11,8 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from trl_prorl.cli.prompt_rows import is_text_only
 from trl_prorl.errors import InputError
-from trl_prorl.launch.prompt_rows import is_text_only
 
 
 CHATS = [{"prompt": [{"role": "user", "content": f"say {i}"}]} for i in range(16)]

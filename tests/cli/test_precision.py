@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from trl_prorl import train
-from trl_prorl.launch import environment, precision
-from trl_prorl.launch.environment import cpu_computes_bf16
-from trl_prorl.launch.recipe import parse_recipe
+from trl_prorl.cli import environment, precision
+from trl_prorl.cli.environment import cpu_computes_bf16
+from trl_prorl.cli.recipe import parse_recipe
 
 
 ROOT = Path(__file__).parents[2]

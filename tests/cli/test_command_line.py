@@ -12,12 +12,12 @@ from run_record import write_run
 
 import trl_prorl
 from trl_prorl import train
+from trl_prorl.cli.command_line import check_arguments
+from trl_prorl.cli.help import help_text
+from trl_prorl.cli.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 from trl_prorl.commands import COMMANDS
 from trl_prorl.errors import InputError
 from trl_prorl.keys import KEYS, TASK_KEYS
-from trl_prorl.launch.command_line import check_arguments
-from trl_prorl.launch.help import help_text
-from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_the_first_line_comes_before_any_library(tmp_path, command):
 def test_variables_of_a_recipe_are_set_before_a_library_reads_them(tmp_path):
     """Some are read when a library is imported, and never again."""
     (tmp_path / "arm.yaml").write_text("task: sums\nenv: {HF_HUB_OFFLINE: 1}\n")
-    code = "from trl_prorl.launch.command_line import check_arguments\n"
+    code = "from trl_prorl.cli.command_line import check_arguments\n"
     code += f"check_arguments(None, [{str(tmp_path / 'arm.yaml')!r}])\n"
     code += "from huggingface_hub import constants\nprint(constants.HF_HUB_OFFLINE)\n"
     env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.recipe import RecipeParser, parse_recipe
-from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.cli.recipe import RecipeParser, parse_recipe
+from trl_prorl.cli.recipe_yaml import read_recipe
 from trl_prorl.train import TaskArguments
 
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import TrainerCallback
 
 from trl_prorl.checkpoint_files import find_newest_checkpoint
-from trl_prorl.launch.ending import (
+from trl_prorl.cli.ending import (
     EndAtOnce,
     Ended,
     end_at_once,
