@@ -1,7 +1,6 @@
 """What a trainer adds to TRL's: a prepared policy, the identity of the run, and the parts that its keys require."""
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -46,7 +45,7 @@ from .parts import Part
 logger = logging.getLogger(__name__)
 
 
-def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
+def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration:
     """
     Prepare the policy of a trainer that TRL has built, in place, and see which accelerations serve it.
 
@@ -54,7 +53,6 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         trainer ([`ProRLTrainer`]): Whose policy it is.
         plan ([`~trl_prorl.cli.plan.Plan`]): The trainer's arguments.
         policy (`torch.nn.Module`): The policy, unwrapped.
-        padded (`Callable`): Scores padded rows, as TRL does.
 
     Raises `ValueError`: a key does not work with the model, or with its dropout.
     """
@@ -78,7 +76,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.check_or_disable(check_dropout, trainer.model)
     check_images(trainer)
-    return Acceleration.from_trainer(trainer, policy, padded)
+    return Acceleration.from_trainer(trainer, policy)
 
 
 def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:

@@ -205,7 +205,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
         self._learns_positions = policy.config.get_text_config().model_type in LEARNED_POSITIONS
-        self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
+        self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = run_identity(self, plan, policy)
         self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
@@ -306,9 +306,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             end = (self.text_tokenizer.eos_token, self.text_tokenizer.eos_token_id)
             sets = named_sets(self.train_dataset, self.eval_dataset)
             check_tokens(sets, self.tokenize_prompts, self.context, end)
-
-    def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
-        return self._trl_score(policy, input_ids, attention_mask, logits_to_keep)[0]
 
     def _trl_score(self, model, *rows, **kwargs) -> tuple:
         """Call TRL's method, with positions for a model that needs them."""

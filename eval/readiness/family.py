@@ -21,10 +21,7 @@ def family_findings(trainer) -> list[Finding]:
     kind = model.config.model_type
     if is_listed(model) or kind in (trainer.args.fast_models or ()):
         return []
-    obstacles = {
-        key: trial_obstacle(name, policy, trainer._padded_logps, trainer.accelerator)
-        for name, key in ACCELERATIONS.items()
-    }
+    obstacles = {key: trial_obstacle(name, policy) for name, key in ACCELERATIONS.items()}
     served = [key for key, obstacle in obstacles.items() if obstacle is None]
     number = f"{kind} is not listed"
     if not served:

@@ -97,7 +97,7 @@ def drawn_and_scored(trainer):
     completion = drawn.sequences[:, PROMPT.shape[1] :, None]
     logps = torch.stack(drawn.logits, dim=1).log_softmax(-1).gather(-1, completion)[..., 0]
     mask = torch.ones_like(drawn.sequences)
-    return logps, trainer._padded_logps(trainer.model, drawn.sequences, mask, completion.shape[1])
+    return logps, trainer._trl_score(trainer.model, drawn.sequences, mask, completion.shape[1])[0]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -75,7 +75,7 @@ def test_a_module_of_its_own_has_a_reference_of_its_own(run, tiny_model, begun, 
 def test_trained_tokens_of_tied_embeddings_score_as_the_model_samples(run, begun):
     trainer = run(trainer_kwargs={"peft_config": LoraConfig(**LORA, **TOKENS)}, **{**LARGE, "beta": 0.1})
     ids = torch.arange(40, 120)[None]
-    found = trainer._padded_logps(trainer.model, ids, torch.ones_like(ids), 79)
+    found = trainer._trl_score(trainer.model, ids, torch.ones_like(ids), 79)[0]
     exact = whole_logits(trainer.model).log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     assert far(found, exact) < 1e-4
     assert far(logits(trainer.model), begun) > 1

@@ -14,7 +14,6 @@ from scipy.stats import chisquare
 from tiny_run import LORA, constant, load_with_new_adapter, record_results
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.cache_utils import DynamicLayer
 
 from trl_prorl.cli.dropout import evaluation_mode
 from trl_prorl.cli.fp32_head import cast_head_to_fp32
@@ -25,8 +24,8 @@ from trl_prorl.fast.compact import BLOCK, RoomyLayer, compact_sample, draw
 from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.generation import MERGED_BOUND
 from trl_prorl.fast.merged_copy import MergedCopy, merge_obstacle
-from trl_prorl.fast.probes import try_samples
 from trl_prorl.fast.recording import RecordedForward
+from trl_prorl.fast.trial import compare_samples
 
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
@@ -68,7 +67,7 @@ def recordings(monkeypatch):
     class Called:
         pool = None
 
-        def __init__(self, compute, device, pool, trial):
+        def __init__(self, compute, device, pool):
             compute()  # once before the recording
             self.replay = compute
             made.append(self)
@@ -158,13 +157,10 @@ def test_prompts_of_one_length_are_recorded_too(model, recordings):
     assert torch.allclose(computed.logps, recorded.logps, atol=1e-5)
 
 
-def test_a_trial_tells_which_models_are_not_recorded(model, recordings):
-    assert try_samples(model, replays=True) is None
-    assert len(recordings) == 2  # rows are dropped in between
+def test_other_attention_than_torch_s_is_not_recorded(model, recordings):
     other = copy.deepcopy(model)
     other.set_attn_implementation("eager")
-    assert "not plain" in try_samples(other, replays=True)
-    assert try_samples(other, replays=False) is None
+    assert not compact(other, do_sample=False, replays=True)[0].recorded
 
 
 def test_a_recorded_token_is_written_in_the_dtype_of_the_room():
@@ -188,21 +184,20 @@ def leaves(name):
     return faulty
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fault", [None, "_position", "_place", "_seen", "token"])
-def test_a_trial_finds_a_recording_that_repeats_a_token_s_place(recordings, monkeypatch, dtype, fault):
+def test_a_trial_finds_a_recording_that_repeats_a_token_s_place(recordings, monkeypatch, fault):
     """As one with a number that was read while it was recorded. To this model it matters where a token stands."""
     model = build(num_hidden_layers=6)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.mul_(4)
-    model.to(dtype).eval()
+    model.eval()
     if fault == "token":
         monkeypatch.setattr(torch.Tensor, "copy_", lambda tensor, *args: tensor)
     elif fault is not None:
         monkeypatch.setattr(RecordedForward, "_compute", leaves(fault))
-    obstacle = try_samples(model, replays=True)
-    assert obstacle is None if fault is None else "differ from those of generate by" in obstacle
+    obstacle = compare_samples(model, replays=True)
+    assert obstacle is None if fault is None else "differ from its own forward by" in obstacle
 
 
 def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):
@@ -401,27 +396,6 @@ def test_what_is_quantised_or_no_lora_is_not_merged(tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     other = get_peft_model(model, IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]))
     assert "IA3" in merge_obstacle(other)
-
-
-# ------------------------------------------------------------------------------------------------------- the probe
-
-
-def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, monkeypatch):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    with_adapter = load_with_new_adapter(tiny_model, **LORA)
-    assert try_samples(model) is None
-    assert try_samples(with_adapter.eval()) is None
-    close_up = RoomyLayer.close_up
-    with monkeypatch.context() as patch:  # rows mixed up when some are dropped
-        mixed_up = lambda self, kept: close_up(self, kept._replace(movers=kept.movers - 1))  # noqa: E731
-        patch.setattr(RoomyLayer, "close_up", mixed_up)
-        assert try_samples(model).startswith("samples of Qwen2ForCausalLM differ from those of generate by")
-    with monkeypatch.context() as patch:
-        patch.delattr(DynamicLayer, "batch_select_indices")
-        assert "whose rows cannot be selected" in try_samples(model)
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "prepare_inputs_for_generation", lambda *args, **kwargs: 1 / 0)
-        assert "(ZeroDivisionError" in try_samples(model)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ import pytest
 import torch
 from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logps, with_head
 from peft import LoraConfig, get_peft_model
-from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import AutoTokenizer, GenerationConfig, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from trl_prorl.cli.prompts import pad_left
 from trl_prorl.errors import InputError
 from trl_prorl.fast import prefix
+from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
-from trl_prorl.fast.probes import try_samples
+from trl_prorl.fast.trial import compare_samples
 from trl_prorl.positions import with_positions
 from trl_prorl.supported import FAMILIES, LEARNED_POSITIONS, POSITIONS
 
@@ -84,6 +86,23 @@ def tiny(kind, attention=None):
     return build(kind, attention, **SIZES_OF.get(kind, {}))
 
 
+def greedy_samples(model, replays=False):
+    """Greedy tokens of `generate` and of compact generation; rows end after different numbers of tokens."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in (3, 9, 8, 4)]
+    ids, mask = pad_left(prompts, 0)
+    copies = torch.tensor([0, 0, 1, 2, 2, 3])
+    ends = list(range(0, vocabulary, 8))
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+    settings = GenerationConfig(eos_token_id=ends, **settings)
+    theirs = model.generate(input_ids=ids[copies], attention_mask=mask[copies], generation_config=settings)
+    given = {"copies": copies, "replays": replays, "custom_generate": compact_sample}
+    mine = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
+    assert mine.recorded == replays
+    return theirs, mine.ids
+
+
 def served(acceleration):
     """Each family that is listed for an acceleration, with each implementation of attention."""
     return [(kind, attention) for kind, family in FAMILIES.items() for attention in getattr(family, acceleration)]
@@ -144,7 +163,25 @@ def test_compact_samples_are_those_of_generate(kind, attention):
     model = tiny(kind, attention).eval()
     assert model.config.model_type == kind
     assert listing_obstacle(model, "compact") is None
-    assert try_samples(model) is None
+    assert torch.equal(*greedy_samples(model))
+    assert compare_samples(model) is None
+
+
+@pytest.mark.parametrize("kind, attention", served("graphed"))
+def test_a_token_s_forward_can_be_repeated(kind, attention, monkeypatch):
+    """A recording is a call here; test_on_gpu.py has real ones."""
+
+    class Called:
+        pool = None
+
+        def __init__(self, compute, device, pool):
+            compute()  # once before the recording
+            self.replay = compute
+
+    monkeypatch.setattr("trl_prorl.fast.recording.Recording", Called)
+    model = tiny(kind, attention).eval()
+    assert listing_obstacle(model, "graphed") is None
+    assert torch.equal(*greedy_samples(model, replays=True))
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
@@ -152,7 +189,7 @@ def test_positions_that_are_listed_do_not_depend_on_the_longest_row(kind):
     more = {"linear": {"factor": 2.0}, "yarn": {"factor": 4.0, "original_max_position_embeddings": 32}}
     more["llama3"] = more["yarn"] | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = build("llama", rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **more.get(kind, {})})
-    assert try_samples(model) is None
+    assert compare_samples(model) is None
     model = with_head(model)
     batch = batch_of([(40, [70, 3]), (5, [20, 16])])
     torch.testing.assert_close(packed_logps(model, *batch)[0], padded_logps(model, *batch)[0], atol=2e-5, rtol=0)

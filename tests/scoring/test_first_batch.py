@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from trl_prorl.errors import InputError
 from trl_prorl.fast import first_batch, packing
 from trl_prorl.fast.compact import RoomyLayer
+from trl_prorl.fast.own_forward import coarsest_unit
 
 
 FAST = {"pack_groups": "auto", "compact_generation": "auto", "max_steps": 2}
@@ -158,3 +160,20 @@ def test_a_batch_of_empty_completions_decides_nothing(make_trainer):
     trainer = make_trainer(**FAST)
     trainer.first_batch.compare_score([[3, 4, 5]], [[]])
     assert trainer.first_batch.score is None
+
+
+@pytest.mark.parametrize(
+    "device, dtype, precision, unit",
+    [
+        ("cuda", torch.float32, "tf32", 2**-10),
+        ("cuda", torch.float32, "ieee", 2**-23),
+        ("cpu", torch.float32, "tf32", 2**-23),
+        ("cuda", torch.bfloat16, "tf32", 2**-7),
+    ],
+)
+def test_a_gpu_s_products_round_fp32_where_transformers_tf32_is_on(monkeypatch, device, dtype, precision, unit):
+    """TensorFloat-32 keeps ten bits behind the point: a gradient then differs by more than fp32 explains."""
+    parameter = Mock(dtype=dtype, device=torch.device(device))
+    model = Mock(parameters=lambda: iter([parameter]))
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Mock(fp32_precision=precision))
+    assert coarsest_unit(model, None) == unit

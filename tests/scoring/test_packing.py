@@ -245,7 +245,7 @@ def test_auto_falls_back_and_on_refuses_what_is_not_listed(run, make_trainer, ti
 def chosen(made):
     """What a trainer would do if it were made now."""
     policy = made.accelerator.unwrap_model(made.model)
-    return str(acceleration.Acceleration.from_trainer(made, policy, made._padded_logps).packing)
+    return str(acceleration.Acceleration.from_trainer(made, policy).packing)
 
 
 def test_where_weights_are_sharded_it_says_that_they_were_not_compared(make_trainer, monkeypatch):

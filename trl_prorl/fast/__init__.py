@@ -11,8 +11,8 @@ They are exact: by the model's own layers, every token attends to the same token
 from the same distribution; only the order of additions differs. [`acceleration`] decides when a trainer is made, by
 the lists of families that tests cover ([`families`]): a family that is not listed disables an acceleration under
 `auto` and is an error under `on`. At the first batch two comparisons confirm it ([`first_batch`]). Another family can
-be tried on a tiny model ([`trial`], by the comparisons of [`probes`]). In bf16 the merged copy is also measured in
-every step, and dropped if it is too far from the policy.
+be tried on a tiny model ([`trial`]). Both compare with the policy's own forward ([`own_forward`]). In bf16 the merged
+copy is also measured in every step, and dropped if it is too far from the policy.
 
 [`any_trainer`] has `pack(trainer)`, which gives shared prompts to TRL's own trainer.
 

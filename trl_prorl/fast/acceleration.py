@@ -50,7 +50,7 @@ class Acceleration:
         return self.packing.on
 
     @classmethod
-    def from_trainer(cls, trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> "Acceleration":
+    def from_trainer(cls, trainer, policy: torch.nn.Module) -> "Acceleration":
         """
         Decide by the lists which accelerations serve the model, log the reason for each that does not, and prepare the
         policy for the others, in place.
@@ -58,15 +58,13 @@ class Acceleration:
         Args:
             trainer (`ProRLTrainer`): The trainer, already initialised by TRL.
             policy (`torch.nn.Module`): Its model, unwrapped.
-            padded (`Callable`): TRL's log-probabilities: model, `input_ids`, `attention_mask`, `logits_to_keep` →
-                shape `(B, C)`.
 
         Raises:
             `ValueError`: A key is `"on"`, and its acceleration is not supported.
         """
         args = trainer.args
         is_sharded = shards_weights(trainer)
-        listed = partial(family_obstacle, trainer, policy, padded)
+        listed = partial(family_obstacle, trainer, policy)
         packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, policy, listed))
         if packing.on and is_sharded:
             packing = Choice(True, "not compared on this model, because its weights are sharded")
@@ -199,7 +197,7 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -
     return obstacle or listed("compact")
 
 
-def family_obstacle(trainer, policy: torch.nn.Module, padded: Callable, acceleration: str) -> str | None:
+def family_obstacle(trainer, policy: torch.nn.Module, acceleration: str) -> str | None:
     """
     Return why the family of a model is not served by an acceleration, or `None`: by the lists, or for a family of
     `fast_models` by a trial.
@@ -207,7 +205,7 @@ def family_obstacle(trainer, policy: torch.nn.Module, padded: Callable, accelera
     model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
     kind = model.config.model_type
     if not is_listed(model) and kind in (trainer.args.fast_models or ()):
-        return first_of_all_processes(trial_obstacle(acceleration, policy, padded, trainer.accelerator))
+        return first_of_all_processes(trial_obstacle(acceleration, policy))
     return listing_obstacle(model, acceleration)
 
 

@@ -7,10 +7,9 @@ from ..cli.checks import shards_weights
 from ..cli.dropout import check_dropout
 from ..errors import InputError
 from .families import adapter_obstacle, listing_obstacle
-from .first_batch import allowed, mean_difference
+from .own_forward import allowed, mean_difference, mixed_dtype
 from .packing import PackedScorer
 from .prefix import accept_prefixes
-from .probes import mixed_dtype
 
 
 ROWS = 4  # of the first batch, which are compared

@@ -56,7 +56,6 @@ def compact_sample(
     copies: torch.Tensor,
     logps_at: float | None = None,
     replays: bool = False,
-    trial: bool = False,
     **model_kwargs,
 ) -> Samples:
     """
@@ -73,8 +72,6 @@ def compact_sample(
         logps_at (`float`, *optional*): Also return log-probabilities at this temperature. The name is not
             `temperature`, because `generate` would then pass its own argument to this loop and sample at 1.
         replays (`bool`): Whether the token forward may be recorded and replayed, see recording.py.
-        trial (`bool`): Whether rows are dropped as soon as they end, and a recording must not synchronize with the
-            GPU.
         model_kwargs: Arguments of the model's forward, from `generate`.
 
     Returns:
@@ -91,7 +88,7 @@ def compact_sample(
     logits, forward = _read_prompts(model, input_ids, copies, longest, model_kwargs)
     recorded = replays and forward.can_be_recorded
     if recorded:
-        forward = forward.recorded(longest, trial)
+        forward = forward.recorded(longest)
     processors = _of_rows(logits_processor, copies)
 
     # For the rows in computation: their indices, their tokens, whether they are unfinished, and whether every token
@@ -100,7 +97,7 @@ def compact_sample(
     written = ids[:, :width]
     alive = torch.ones_like(rows, dtype=torch.bool)
     sound = torch.ones_like(alive)
-    check_every = 1 if trial else tokens_between_checks(ids.device)
+    check_every = tokens_between_checks(ids.device)
     for length in range(width + 1, longest + 1):
         tokens, token_logps, has_distribution = _next_tokens(
             written, logits, processors, generation_config.do_sample, logps_at
@@ -194,9 +191,9 @@ class TokenForward:
         tensors = {name for name, value in self._model_kwargs.items() if isinstance(value, torch.Tensor)}
         return self._mask is not None and tensors == {"position_ids"}
 
-    def recorded(self, longest: int, trial: bool) -> RecordedForward:
+    def recorded(self, longest: int) -> RecordedForward:
         cache = cache_among(self._model_kwargs)
-        return RecordedForward(self._model, cache, self._mask, self._model_kwargs, longest, trial)
+        return RecordedForward(self._model, cache, self._mask, self._model_kwargs, longest)
 
 
 def tokens_between_checks(device: torch.device) -> int:
@@ -393,14 +390,6 @@ def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: t
         layer.reorder_cache(rows)  # selects any rows, although made for beam search
     else:
         layer.batch_select_indices(rows)
-
-
-def cache_obstacle(cache: Cache) -> str | None:
-    """Return why rows of a cache cannot be selected; `None` if they can."""
-    for layer in cache.layers:
-        if not hasattr(layer, "batch_select_indices") and not isinstance(layer, LinearAttentionCacheLayerMixin):
-            return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected one by one."
-    return None
 
 
 # ---------------------------------------------------------------------------------------- the mask and the head

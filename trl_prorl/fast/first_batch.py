@@ -10,7 +10,6 @@ An acceleration that is off by more than rounding is switched off under `auto`, 
 not changed, and neither are random states.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from peft import PeftModel
 
 from ..activations import checkpointing_off
 from ..cli.dropout import evaluation_mode, own_random_state
@@ -27,7 +25,7 @@ from ..parts import Part
 from ..positions import with_positions
 from ..supported import LEARNED_POSITIONS, PAGE
 from .acceleration import Acceleration
-from .probes import coarsest_unit, mixed_dtype
+from .own_forward import allowed, mean_difference, mixed_dtype, own_logps, plain_model, rows_padded_right
 
 
 logger = logging.getLogger(__name__)
@@ -35,11 +33,6 @@ logger = logging.getLogger(__name__)
 LONGEST = 64  # tokens of a completion that are compared
 ROWS = 4  # completions of a prompt
 PADDING = 5  # tokens on the left of a row, as in a batch with a longer prompt
-# Nats a token by which log-probabilities may differ on average: in fp32, and in units of the last place of a coarser
-# dtype. A deep model in bf16, scored in one batch, is 0.03 to 0.05 off what it was as it wrote token by token: 4 to 6
-# units. A token at a wrong position is off by tenths of a nat and more.
-EXACT = 1e-3
-UNITS = 12
 
 Draw = Callable[[float | None], tuple[list[list[int]], list[list[float]] | None]]
 
@@ -258,40 +251,6 @@ def rows_of_a_prompt(prompts: Sequence[list[int]], completions: Sequence[list[in
     return [row for row in rows if prompts[row] == prompts[rows[0]]][:ROWS]
 
 
-def rows_padded_right(
-    prompt: list[int], completions: list[list[int]], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make ids and mask of rows of one prompt, both of shape `(R, P + T)`."""
-    width = max(map(len, completions))
-    ids = [[*prompt, *completion, *[0] * (width - len(completion))] for completion in completions]
-    mask = [[1] * (len(prompt) + len(completion)) + [0] * (width - len(completion)) for completion in completions]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-
-def plain_model(policy: torch.nn.Module) -> Callable:
-    """Return the model's forward without Accelerate's autocast, whose rounding in the head would hide a difference."""
-    if isinstance(policy, PeftModel):
-        return policy.get_base_model()
-    return getattr(policy, "_original_forward", policy)
-
-
-def own_logps(
-    policy: torch.nn.Module, prompt: list[int], completions: list[list[int]], temperature: float
-) -> list[torch.Tensor]:
-    """Compute the log-probabilities of completions by the policy's plain forward: shape `(T,)` each, in fp32."""
-    device = next(policy.parameters()).device
-    ids, mask = rows_padded_right(prompt, completions, device)
-    width = ids.shape[1] - len(prompt)
-    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    takes_few = "logits_to_keep" in inspect.signature(type(base).forward).parameters
-    few = {"logits_to_keep": width + 1} if takes_few else {}
-    logits = plain_model(policy)(input_ids=ids, attention_mask=mask, use_cache=False, **few).logits
-    logps = (logits[:, -width - 1 : -1].float() / temperature).log_softmax(-1)
-    labels = ids[:, len(prompt) :, None].to(logps.device)
-    logps = logps.gather(-1, labels)[..., 0]
-    return [row[: len(completion)] for row, completion in zip(logps, completions, strict=True)]
-
-
 def fused_logps(policy: torch.nn.Module, prompt: list[int], completion: list[int]) -> torch.Tensor:
     """Compute the log-probabilities of a completion `(T,)` in a left-padded row, by TRL's fused head."""
     device = next(policy.parameters()).device
@@ -306,18 +265,6 @@ def fused_logps(policy: torch.nn.Module, prompt: list[int], completion: list[int
         model = with_positions(model)
     scored = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     return scored.log_probs[0, -len(completion) :]
-
-
-def mean_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the mean distance of two tensors of one shape."""
-    return (found.float() - expected.to(found.device).float()).abs().mean().item()
-
-
-def allowed(policy: torch.nn.Module, autocast: torch.dtype | None) -> float:
-    """Return how far log-probabilities may be off by rounding, in nats per token."""
-    is_quantised = not all(param.is_floating_point() for param in policy.parameters())
-    unit = coarsest_unit(policy, torch.bfloat16 if is_quantised else autocast)
-    return max(EXACT, UNITS * unit)
 
 
 @contextmanager

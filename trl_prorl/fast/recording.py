@@ -7,9 +7,7 @@ and values are read up to the end of a span of tokens, the mask hides unwritten 
 the new token.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,39 +31,22 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """
-    Let torch raise an error if the program, in any thread, synchronizes with a GPU. If that made a recording fail,
-    random numbers and memory of the GPU would be unusable in some versions of torch.
-    """
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that its detection is incomplete
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-
-
 class Recording:
     """
     A recorded computation on a GPU.
 
     `compute` is called once before the recording, because a first call also prepares libraries. `pool` is memory of an
-    earlier recording that is no longer replayed. In a trial, a function that synchronizes with the GPU raises an error
-    before it is recorded. Raises [`RecordingError`]: it could not be recorded.
+    earlier recording that is no longer replayed. Raises [`RecordingError`]: it could not be recorded.
     """
 
-    def __init__(self, compute: Callable[[], None], device: torch.device, pool, trial: bool):
+    def __init__(self, compute: Callable[[], None], device: torch.device, pool):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             current = torch.cuda.current_stream()
             side = side_stream(device)
             side.wait_stream(current)
             try:
-                with torch.cuda.stream(side), no_waiting() if trial else nullcontext():
+                with torch.cuda.stream(side):
                     compute()
             finally:
                 current.wait_stream(side)  # work started there writes into memory that is reused
@@ -94,19 +75,18 @@ class RecordedForward:
     Computes the logits of the next token of every row, of at most `longest` tokens, by a recording.
 
     The cache's layers are empty or can show a span of places ([`~trl_prorl.fast.compact.RoomyLayer`]). `model_kwargs`
-    has positions up to the next token. In a trial, a model that synchronizes with the GPU raises an error. Finished
+    has positions up to the next token.  Finished
     rows are dropped when less than `kept_share` of the rows is unfinished, because dropping needs another recording.
     """
 
     kept_share = 0.75
 
-    def __init__(self, model, cache: Cache, mask, model_kwargs: dict[str, Any], longest: int, trial: bool):
+    def __init__(self, model, cache: Cache, mask, model_kwargs: dict[str, Any], longest: int):
         self._model = model
         self._layers = [layer for layer in cache.layers if hasattr(layer, "show_span")]
         self._mask = mask
         self._model_kwargs = model_kwargs
         self._longest = longest
-        self._trial = trial
         self._position = model_kwargs["position_ids"][:, -1:].clone()
         self._place = torch.zeros(1, dtype=torch.long, device=self._position.device)
         self._end = 0
@@ -131,7 +111,7 @@ class RecordedForward:
         self._seen = self._mask.hide_from(place, self._end)
         # Torch requires shared memory to be in use: the last recording lives until the next one is made.
         pool = None if self._recording is None else self._recording.pool
-        self._recording = Recording(self._compute, self._token.device, pool, self._trial)
+        self._recording = Recording(self._compute, self._token.device, pool)
         self._place.fill_(place)  # the call before the recording has advanced them
         self._position.copy_(position)
 

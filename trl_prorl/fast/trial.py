@@ -5,16 +5,21 @@ packed rows and compact samples what they should be? `trl-prorl preflight` makes
 """
 
 import copy
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
+from ..cli.model_defaults import plain_generation_config
+from ..cli.prompts import cut_at_end, pad_left
+from ..errors import first_line
+from .compact import contiguous_states
+from .generation import sample_at_once
+from .lean_lora import lean_layers
+from .own_forward import allowed, coarsest_unit, mean_difference, own_logps
+from .packing import packed_logps
 from .prefix import accept_prefixes
-from .probes import mixed_dtype, packing_obstacle, try_samples
 
 
 NOISE = 0.3  # of vectors, which most models initialise to ones and zeros
@@ -39,18 +44,23 @@ SIZES = {
 }
 WIDTHS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")  # what a model of the given widths changes
 
-Padded = Callable[..., torch.Tensor]
+# Tokens of each prompt. To a model to which absolute positions matter, padding the short ones does.
+PROMPTS = (3, 61, 8)
+COMPLETIONS = 2  # of each prompt
+LONGEST = 6  # tokens of a completion
+ENDING = 8  # every eighth token ends a completion, so that rows are dropped early
+# Share of a gradient's size that may differ in fp32, and in units of the last place of a coarser format.
+GRADIENT = 1e-3
+GRADIENT_UNITS = 64
 
 
-def trial_obstacle(acceleration: str, policy: PreTrainedModel | PeftModel, padded: Padded, accelerator) -> str | None:
+def trial_obstacle(acceleration: str, policy: PreTrainedModel | PeftModel) -> str | None:
     """
-    Return why an acceleration does not serve a family of models, by a trial; `None` if it does.
+    Return why an acceleration does not serve a family of models, by a trial in fp32; `None` if it does.
 
     Args:
         acceleration (`str`): A field of [`~trl_prorl.supported.Family`].
-        policy (`PreTrainedModel` or `PeftModel`): The model whose family it is. It is only read.
-        padded (`Callable`): Scores padded rows, as TRL does: model, `input_ids`, `attention_mask`, `logits_to_keep`.
-        accelerator ([`~accelerate.Accelerator`]): The run's.
+        policy (`PreTrainedModel` or `PeftModel`): A model of the family. It is only read.
     """
     if acceleration == "graphed":
         return "a family that is not listed is not recorded."
@@ -58,12 +68,95 @@ def trial_obstacle(acceleration: str, policy: PreTrainedModel | PeftModel, padde
         torch.manual_seed(0)
         try:
             model = tiny_model(policy)
-        except Exception as error:  # of whatever kind: the model's own code runs
+        except Exception as error:  # of any kind: the model's own code runs
             return f"no tiny {type(policy).__name__} can be made ({type(error).__name__})."
-        if acceleration == "compact":
-            return try_samples(model.eval())
-        accept_prefixes(model)
-        return packing_obstacle(model, partial(padded, model), accelerator.autocast, mixed_dtype(accelerator))
+        try:
+            return compare_samples(model) if acceleration == "compact" else compare_packed(model)
+        except Exception as error:
+            return f"{type(model).__name__} fails in a trial ({first_line(error)})."
+
+
+def compare_packed(model: torch.nn.Module) -> str | None:
+    """
+    Compare log-probabilities in packed rows, and their gradients, with those of the model's own forward.
+
+    Returns `str` or `None`: A difference that rounding does not explain, in one sentence.
+    """
+    accept_prefixes(model)
+    name = type(model).__name__
+    device = next(model.parameters()).device
+    prompts = draw_prompts(model)
+    completions = draw_tokens(model, len(prompts) * COMPLETIONS * LONGEST).view(len(prompts), COMPLETIONS, LONGEST)
+    ids, mask = pad_left([prompt for prompt in prompts for _ in range(COMPLETIONS)], 0)  # (R, P)
+    ids = torch.cat([ids, completions.flatten(0, 1)], dim=1).to(device)  # (R, P + T)
+    mask = torch.cat([mask, torch.ones_like(completions.flatten(0, 1))], dim=1).to(device)
+    trained = {key: param for key, param in model.named_parameters() if param.requires_grad}
+    weights = torch.linspace(1.0, 2.0, LONGEST * len(ids), device=device).view(len(ids), LONGEST)
+
+    def gradients(logps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = (logps * weights).sum()
+        return torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
+
+    own = [own_logps(model, prompt, rows.tolist(), 1.0) for prompt, rows in zip(prompts, completions, strict=True)]
+    own = torch.stack([row for rows in own for row in rows])  # (R, T)
+    with lean_layers(model):  # as in a run that packs
+        packed = packed_logps(model, ids, mask, LONGEST)[0]
+    differs = mean_difference(packed.detach(), own.detach())
+    if not differs <= allowed(model, None):
+        return (
+            f"log-probabilities of {name} in packed rows differ from its own forward's by {differs:.2g} nats a token."
+        )
+    expected = gradients(own)
+    unit = coarsest_unit(model, None)
+    largest = max(gradient.norm() for gradient in expected)
+    for key, found, right in zip(trained, gradients(packed), expected, strict=True):
+        off = (found - right).norm()
+        # A gradient much smaller than the others may be the rest of large parts, which rounding does not cancel.
+        if not off <= max(max(GRADIENT, GRADIENT_UNITS * unit) * right.norm(), unit * largest):
+            return f"the gradient of {key} in packed rows differs from its own forward's by {off / right.norm():.2g}."
+    return None
+
+
+@torch.no_grad()
+def compare_samples(model: PreTrainedModel | PeftModel, replays: bool = False) -> str | None:
+    """
+    Compare log-probabilities of compact samples with those of the model's own forward.
+
+    Args:
+        replays (`bool`): Whether the forward of a token is recorded as a CUDA graph.
+
+    Returns `str` or `None`: A difference that rounding does not explain, in one sentence.
+    """
+    ends = list(range(0, vocabulary_of(model), ENDING))
+    settings = {"max_new_tokens": 2 * ENDING, "do_sample": True, "top_k": 0, "pad_token_id": 0, "eos_token_id": ends}
+    prompts = [prompt for prompt in draw_prompts(model) for _ in range(COMPLETIONS)]
+    with plain_generation_config(model), contiguous_states(model):
+        config = GenerationConfig(**settings, disable_compile=True)
+        drawn, logps = sample_at_once(model, prompts, config, None, 1.0, replays)
+    found, expected = [], []
+    for prompt, row, values in zip(prompts, drawn, logps, strict=True):
+        completion = cut_at_end(row, set(ends))
+        found += values[: len(completion)]
+        expected += own_logps(model, prompt, [completion], 1.0)
+    differs = mean_difference(torch.tensor(found), torch.cat(expected).cpu())
+    if differs <= allowed(model, None):
+        return None
+    return f"samples of {type(model).__name__} differ from its own forward by {differs:.2g} nats a token."
+
+
+def draw_prompts(model: torch.nn.Module) -> list[list[int]]:
+    """Draw prompts of [`PROMPTS`] tokens."""
+    return [prompt.tolist() for prompt in draw_tokens(model, sum(PROMPTS)).split(PROMPTS)]
+
+
+def draw_tokens(model: torch.nn.Module, number: int) -> torch.Tensor:
+    """Draw token ids `(number,)`, always the same for a vocabulary."""
+    return torch.randint(vocabulary_of(model), (number,), generator=torch.Generator().manual_seed(0))
+
+
+def vocabulary_of(model: torch.nn.Module) -> int:
+    """Return the size of a model's vocabulary."""
+    return model.get_input_embeddings().weight.shape[0]
 
 
 def tiny_model(policy: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftModel:
@@ -72,7 +165,7 @@ def tiny_model(policy: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftMod
     model has adapters, a LoRA that changes it.
     """
     given = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    settings = {"dtype": given.dtype, "attn_implementation": given.config._attn_implementation}
+    settings = {"dtype": torch.float32, "attn_implementation": given.config._attn_implementation}
     try:
         model = type(given)._from_config(tiny_config(given.config, tuple(SIZES)), **settings)
     except Exception:  # sizes that depend on each other
@@ -87,7 +180,7 @@ def tiny_model(policy: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftMod
                 param.add_(NOISE * torch.randn_like(param))
             elif "lora_" not in name:
                 param.mul_(SCALE)
-    return model
+    return model.eval()
 
 
 def tiny_config(config: PretrainedConfig, names: tuple[str, ...]) -> PretrainedConfig:
