@@ -12,6 +12,7 @@ A reference that resets can move is set to the policy at the start of the run an
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -80,9 +81,10 @@ def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]
     prefix = getattr(policy.base_model, "prefix", None)  # of an adapter without a name, such as `adaption_`
     if prefix:
         marks.append(f".{prefix}")
+    of_adapters = re.compile("|".join(map(re.escape, marks)))
     outside = {}
     for name, param in policy.named_parameters():
-        if param.requires_grad and not any(mark in f".{name}." for mark in marks):
+        if param.requires_grad and not of_adapters.search(f".{name}."):
             outside[name] = param
     return outside
 

@@ -274,7 +274,6 @@ DISTRIBUTIONS = {
     "DDP": Distribution(frozenset(FEATURES) - {"rollback", "lora_growth_every"}, "multi_gpu.yaml"),
     "FSDP": Distribution(frozenset(["reference", "treatment"]), "fsdp2.yaml"),
     "DeepSpeed ZeRO-2": Distribution(frozenset(["reference", "saved_reference", "copies"]), "zero2.yaml"),
-    "DeepSpeed ZeRO-3": Distribution(frozenset()),
 }
 
 # ------------------------------------------------------------------------------------------------------------ metrics
@@ -386,8 +385,13 @@ def check_distribution(name: str, needed: Mapping[str, str], details: str = "") 
         details (`str`, *optional*): More about the processes.
 
     Raises:
-        `InputError`: The line names the key, and the ways that support it.
+        `InputError`: The way is not listed, or the line names the key and the ways that support it.
     """
+    if name not in DISTRIBUTIONS:
+        listed = ", ".join(f"{other} ({way.file})" for other, way in DISTRIBUTIONS.items())
+        raise InputError(
+            f"{name}{details} is not supported: no test trains with it. Supported, accelerate_configs: {listed}."
+        )
     for feature, given in needed.items():
         if feature not in DISTRIBUTIONS[name].features:
             others = [

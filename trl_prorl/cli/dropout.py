@@ -4,6 +4,7 @@ What is random without such a name is found at the first batch (fast/first_batch
 """
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 
-RANDOM_PARTS = ("drop", "jitter", "noise")  # parts of the names that layers give to such rates
+RANDOM_PARTS = re.compile("drop|jitter|noise")  # parts of the names that layers give to such rates
 WHY = (
     "Dropout is active, so two forward passes of the same weights differ: a KL is not 0 where it should be, and a "
     "reused log-probability belongs to another network."
@@ -41,7 +42,7 @@ def check_dropout(model: torch.nn.Module) -> None:
             continue
         for key, rate in vars(module).items():
             is_rate = isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0
-            if is_rate and any(part in key for part in RANDOM_PARTS):
+            if is_rate and RANDOM_PARTS.search(key):
                 cure = _cure(model, key, rate)
                 raise ValueError(f"{name} has a dropout rate of {rate} ({key}). {WHY} {cure}")
 

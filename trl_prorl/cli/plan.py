@@ -336,7 +336,7 @@ def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> No
         needed["saved_reference"] = f"save_strategy={args.save_strategy.value!r} with full fine-tuning and resets"
     stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else None
     if stage is not None:
-        check_distribution(f"DeepSpeed ZeRO-{3 if stage == 3 else 2}", needed, f" (zero_stage={stage})")
+        check_distribution(f"DeepSpeed ZeRO-{stage}", needed, f" (zero_stage={stage})")
     elif _uses_fsdp(args):
         check_distribution("FSDP", needed)
     elif args.world_size > 1:
