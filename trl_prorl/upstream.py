@@ -68,7 +68,7 @@ CALLS = {
     ),
     "GRPOTrainer.training_step": ("training_step", "_step"),
     "Trainer.training_step": ("_prepare_inputs", "compute_loss", "backward"),
-    "GRPOTrainer._prepare_inputs": ("_generate_and_score_completions",),
+    "GRPOTrainer._prepare_inputs": ("_step", "_buffered_inputs", "_generate_and_score_completions"),
     "GRPOTrainer._generate_and_score_completions": (
         "_generate",
         "_get_per_token_logps_and_entropies",
