@@ -9,7 +9,6 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/README.md"), *ROOT.glob("study/**/*.md")]
 PAGES = sorted(PAGES)
-PAGES.remove(ROOT / "study" / "pages" / "smollm2_card.md")  # as `trl-prorl push` wrote it
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
