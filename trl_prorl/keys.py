@@ -339,7 +339,7 @@ class ProlongedKeys:
         lora_growth_every (`int`, *optional*, defaults to `0`):
             Add ranks to the LoRA adapters every N optimizer steps, before the next generation batch and before a reset
             there. The policy and its frozen copies get more ranks; their outputs do not change. Adam keeps its state
-            of the old ranks and its step count. 0: never. See docs/methods.md.
+            of the old ranks and its step count. 0: never. See docs/long-runs.md.
         lora_growth_step (`int`, *optional*, defaults to `4`):
             Ranks added by each growth.
         lora_growth_max_rank (`int`, *optional*, defaults to `64`):

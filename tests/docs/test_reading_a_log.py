@@ -22,7 +22,7 @@ def test_pandas_reads_a_run_that_was_killed_and_rolled_back(tmp_path):
     write(tmp_path / METRICS_FILE, {"step": 6, "attempt": 3, "reward": 0.5})
     path = tmp_path / METRICS_FILE
     path.write_text(path.read_text().removesuffix("\n"))  # killed before the end of the line
-    block = named_file((ROOT / "docs" / "methods.md").read_text(), "read_metrics.py")
+    block = named_file((ROOT / "docs" / "trackers.md").read_text(), "read_metrics.py")
     values = {}
     exec(block.replace("runs/a", str(tmp_path)), values)
     rows = values["rows"].to_dict("records")

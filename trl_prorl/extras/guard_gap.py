@@ -11,7 +11,7 @@ from ..triggers import Reason
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 40  # optimizer steps of a moving average; docs/methods.md has the error rates of 20, 40 and 60
+WINDOW = 40  # optimizer steps of a moving average; docs/long-runs.md has the error rates of 20, 40 and 60
 
 
 class GuardGap(Part):
