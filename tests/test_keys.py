@@ -24,6 +24,7 @@ CHANGED = [
     ({"beta_base": 0.1, "kl_target": 0.1}, "adds_penalty"),
     ({"loss_mode": "no_ratio", "beta": 0.1}, "adds_penalty"),
     ({"loss_mode": "unclipped"}, "STEP"),
+    ({"trust_region": "ipo"}, "STEP"),
     (A, "resets changes_at_boundary"),
     ({"beta": 0.1, "ref_reset_kl": 0.1}, "resets changes_at_boundary"),
     ({"beta": 0.1, "ref_reset_stall": 2, **EVALUATED}, "resets changes_at_boundary"),

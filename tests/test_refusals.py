@@ -43,6 +43,7 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 5}
 CUT = {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2, "num_generations": 2}
 SUM_LATER = {"multi_objective_aggregation": "normalize_then_sum"}
 ON = {"compact_generation": "on"}
+REGION = {"trust_region": "dppo_tv", "num_iterations": 2}
 RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
 # Keys that contradict one another, and one of them left out or changed so that they do not.
 CONTRADICTIONS = [
@@ -82,6 +83,13 @@ CONTRADICTIONS = [
     ({"loss_mode": "no_ratio", "delta": 2.0}, {"delta": None}),
     ({"loss_mode": "no_ratio", "epsilon": 0.3}, {"loss_mode": None}),
     ({"loss_mode": "unclipped", "epsilon_high": 0.28}, {"loss_mode": "clipped"}),
+    (REGION | {"loss_type": "cispo"}, {"loss_type": "grpo"}),
+    (REGION | {"loss_mode": "clipped"}, {"loss_mode": None}),
+    (REGION | {"epsilon": 0.3}, {"trust_region": None}),
+    (REGION | {"importance_sampling_level": "sequence"}, {"importance_sampling_level": "token"}),
+    (REGION | {"num_iterations": 1}, {"num_iterations": 3}),
+    (REGION | {"use_vllm": True, "top_p": 0.9}, {"top_p": 1.0}),
+    ({"trust_region_threshold": 0.1}, {"trust_region": "ipo", "num_iterations": 2}),
     ({"scale_rewards": "batch", "advantage_estimator": "rloo"}, {"advantage_estimator": None}),
     ({"scale_rewards": "none", "advantage_estimator": "raw"}, {"scale_rewards": "group"}),
     (IN_REWARD | {"kl_estimator": "k2"}, {"kl_in": "loss"}),
@@ -163,6 +171,7 @@ BOUNDS = [
     ("optimizer_reset_alpha", [1], [0, 1.1]),
     ("kl_estimator", ["k2"], ["k4", None]),
     ("loss_mode", [None, "clipped"], ["evil"]),
+    ("trust_region_threshold", [None, 1e-30], [0.0, INF]),
     ("fast", [True], [1, "true", None]),
     ("dynamic_sampling_rewards", [None, ["a"]], [[], ["a", 1], "a"]),
     ("task_options", [None, "{}", {}], [1]),

@@ -132,7 +132,9 @@ METRICS = {
         TOKENS, "tokens whose KL to an active anchor exceeds `kl_clamp`, summed over passes", "`kl_clamp`"
     ),
     "mean_abs_dlogp": RecordKey("nats", "mean abs(log π_θ − log π_old) over tokens", REUSED),
-    "clip_region_mean": RecordKey("share", "share of tokens where the ratio's clip removes the gradient"),
+    "clip_region_mean": RecordKey(
+        "share", "share of tokens without policy gradient because of the ratio's clip, or of the `trust_region`"
+    ),
     "rows_skipped": RecordKey("completions", "completions skipped because they give no gradient", "`skip_zero_rows`"),
     "beta": RecordKey(
         "coefficient", f"current coefficient of the active anchor: {BY_PRECEDENCE}, else 0", logged=True

@@ -194,7 +194,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         update's gradient: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
         """
         averages = LOSS_TYPES[self.loss_type].aggregation
-        if averages == "batch_mean" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0:
+        by_micro_batch = averages == "batch_mean" or self.trust_region == "m2po"
+        if by_micro_batch or self.has_entropy_bonus or self.top_entropy_quantile < 1.0:
             return 1
         return math.gcd(self.gradient_accumulation_steps, self.steps_per_generation)
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from .anchors import ANCHOR_KEYS, ANCHORS
 from .extras.length_rewards import LENGTH_REWARDS
-from .supported import ADVANTAGES, KL_ESTIMATORS
+from .supported import ADVANTAGES, KL_ESTIMATORS, TRUST_REGIONS
 from .text import cut, nearest
 from .treatments import names_with_alpha
 
@@ -432,6 +432,16 @@ class ProlongedKeys:
             Importance ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh),
             `"unclipped"` (ratio · A) or `"clipped"`. KL penalties keep their own ratio, and TRL's
             `off_policy_mask_threshold` and its correction for vLLM still apply. `None`: TRL's clipped ratio.
+        trust_region (`str`, *optional*):
+            Mask tokens by their distance from the policy that sampled, in place of TRL's clip: `"dppo_tv"` and
+            `"dppo_kl"` (DPPO, arXiv 2602.04879v3, eq. 12 to 14), `"ipo"` (prime-rl since its PR 3418, without a KL),
+            `"m2po"` (M2PO, arXiv 2510.01161v2, eq. 4 and 5, over the tokens of a micro-batch). Masked tokens get no
+            policy gradient; KL penalties still act on them. `clip_region_mean` counts them. The policy that sampled is
+            vLLM's by its log-probabilities, else π_old. `None`: TRL's clip. See docs/methods.md.
+        trust_region_threshold (`float`, *optional*):
+            Threshold of `trust_region`: a change of a token's probability (`dppo_tv`, `ipo`), a KL in nats (`dppo_kl`)
+            or a mean squared log-ratio (`m2po`). `None`: 0.15 for `dppo_tv`, 0.05 for `dppo_kl`, 0.3 for `ipo`, 0.04
+            for `m2po`.
 
         > Guards and recovery
 
@@ -554,6 +564,8 @@ class ProlongedKeys:
     prompt_pool_retire: Annotated[float, Key(gt=0, le=1, needs=needs("prompt_pool"))] = 0.9
     advantage_estimator: Annotated[str | None, Key(tuple(ADVANTAGES), changes=Effect.STEP)] = None
     loss_mode: Annotated[str | None, Key(("no_ratio", "unclipped", "clipped"), changes=Effect.STEP, label="{}")] = None
+    trust_region: Annotated[str | None, Key(tuple(TRUST_REGIONS), changes=Effect.STEP, label="{}")] = None
+    trust_region_threshold: Annotated[float | None, Key(gt=0, needs=needs("trust_region"), label="at {}")] = None
 
     entropy_floor: Annotated[float | None, Key(gt=0)] = None
     entropy_patience: Annotated[int, Key(ge=1, needs=needs("entropy_floor"))] = 10

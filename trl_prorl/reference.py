@@ -433,15 +433,19 @@ class PolicyPass:
         rows (`torch.Tensor` of shape `(R,)`, *optional*): Rows to compute; `None` means all.
         plan_key (`torch.Tensor`, *optional*): Tensor that lives as long as the micro-batch; key of its packing plan.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
+        batch (`dict`, *optional*): TRL's copy of the micro-batch, whose advantages a trust region masks.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
+        outside (`torch.Tensor` of shape `(B, T)`, *optional*): Whether a token is outside the trust region.
     """
 
     mask: torch.Tensor
     rows: torch.Tensor | None = None
     plan_key: torch.Tensor | None = None
     fill: torch.Tensor | None = None
+    batch: dict[str, Any] | None = None
     logps: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
+    outside: torch.Tensor | None = None
 
 
 class Scorer:

@@ -230,7 +230,12 @@ def refuse_losses(args: "ProRLConfig") -> None:
     Check losses and guards:
 
     - a `loss_type` or an `importance_sampling_level` that [the lists](supported.md#losses) do not have.
-    - `loss_mode` with a `loss_type` that has no clipped ratio (`cispo`, `sapo`, `vespo`).
+    - `loss_mode` or `trust_region` with a `loss_type` that has no clipped ratio (`cispo`, `sapo`, `vespo`).
+    - `trust_region` with `loss_mode`, which sets the ratio, too.
+    - `trust_region` with `importance_sampling_level: sequence`: the papers compare tokens.
+    - `trust_region` without vLLM, if `gradient_accumulation_steps` is a multiple of `steps_per_generation` ·
+      `num_iterations`: every sample is used before an update, so nothing is masked.
+    - `trust_region` with vLLM and `top_p`, `top_k` or `min_p`: its log-probabilities are then not the policy's.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
     - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler already skips steps.
     - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
@@ -239,11 +244,15 @@ def refuse_losses(args: "ProRLConfig") -> None:
     for name, listed in (("loss_type", LOSS_TYPES), ("importance_sampling_level", IMPORTANCE_LEVELS)):
         if getattr(args, name) not in listed:
             raise ValueError(f"{name}={getattr(args, name)!r} is not supported. Set it to one of {', '.join(listed)}.")
-    if args.loss_mode is not None and args.loss_type not in CLIPPED_LOSSES:
-        raise ValueError(
-            f"loss_mode={args.loss_mode!r} needs a loss with a clipped ratio, but loss_type={args.loss_type!r} has "
-            f"none. Set loss_type to one of {', '.join(CLIPPED_LOSSES)}, or remove loss_mode."
-        )
+    for key in ("loss_mode", "trust_region"):
+        value = getattr(args, key)
+        if value is not None and args.loss_type not in CLIPPED_LOSSES:
+            raise ValueError(
+                f"{key}={value!r} needs a loss with a clipped ratio, but loss_type={args.loss_type!r} has none. Set "
+                f"loss_type to one of {', '.join(CLIPPED_LOSSES)}, or remove {key}."
+            )
+    if args.trust_region is not None:
+        _refuse_trust_region(args)
     if args.skip_zero_rows and args.top_entropy_quantile < 1.0:
         raise ValueError(
             f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
@@ -264,6 +273,29 @@ def refuse_losses(args: "ProRLConfig") -> None:
         raise ValueError(
             f"rollback={args.rollback} lowers the learning rate, but lr_scheduler_type="
             f"{args.lr_scheduler_type.value!r} sets it itself. Set lr_scheduler_type: constant, or another schedule."
+        )
+
+
+def _refuse_trust_region(args: "ProRLConfig") -> None:
+    region = f"trust_region={args.trust_region!r}"
+    if args.loss_mode is not None:
+        raise ValueError(
+            f"{region} conflicts with loss_mode={args.loss_mode!r}: both replace TRL's clipped ratio. Remove one."
+        )
+    if args.importance_sampling_level != "token":
+        raise ValueError(
+            f"{region} compares tokens, but importance_sampling_level={args.importance_sampling_level!r}. Set "
+            "importance_sampling_level: token."
+        )
+    if args.on_policy and not args.use_vllm:
+        raise ValueError(
+            f"{region} has no effect with {args.schedule}: every sample is used before an update. Set num_iterations: "
+            "2 (or more), or steps_per_generation larger than gradient_accumulation_steps."
+        )
+    if args.use_vllm and not args.samples_whole:
+        raise ValueError(
+            f"{region} compares with vLLM's log-probabilities, which top_p={args.top_p}, top_k={args.top_k} and "
+            f"min_p={args.min_p} change. Set top_p: 1.0, top_k: 0 and min_p: null."
         )
 
 
@@ -319,7 +351,10 @@ def refuse_launcher(args: "ProRLConfig") -> None:
         )
 
 
-CLIPS = Need(lambda values: values["loss_mode"] in (None, "clipped"), "a clipped ratio (loss_mode: clipped)")
+CLIPS = Need(
+    lambda values: values["loss_mode"] in (None, "clipped") and values["trust_region"] is None,
+    "a clipped ratio (loss_mode: clipped, and no trust_region)",
+)
 # Keys of TRL's, and one of ours, that other keys of ours leave without effect.
 ACTS_ONLY_WITH = {
     "use_bias_correction_kl": Need(lambda values: values["kl_in"] == "loss", "a KL in the loss (kl_in: loss)"),
@@ -349,7 +384,8 @@ def refuse_unused(args: "ProRLConfig") -> None:
     Check keys that another key leaves without effect:
 
     - `kl_in: reward` with `use_bias_correction_kl: false`: the loss has no KL.
-    - `loss_mode: no_ratio` or `unclipped` with `epsilon`, `epsilon_high` or `delta`: the ratio is not clipped.
+    - `loss_mode: no_ratio` or `unclipped`, or `trust_region`, with `epsilon`, `epsilon_high` or `delta`: the ratio is
+      not clipped.
     - `advantage_estimator` with `scale_rewards`, which belongs to TRL's advantages.
     - `optimizer_reset_schedule: restart` with a constant learning rate.
     """

@@ -144,6 +144,9 @@ TOKEN_LOSSES = tuple(name for name, loss in LOSS_TYPES.items() if loss.aggregati
 CLIPPED_LOSSES = tuple(name for name, loss in LOSS_TYPES.items() if loss.clipped)
 IMPORTANCE_LEVELS = ("token", "sequence")
 KL_ESTIMATORS = ("k1", "k2", "k3")
+# Trust regions in place of the clip (`trust_region`), and their usual thresholds: DPPO's of verl's scripts and the
+# paper's figure 19, IPO's of prime-rl since its PR 3586 (0.1 before), M2PO's of the paper's section 5.2.
+TRUST_REGIONS = {"dppo_tv": 0.15, "dppo_kl": 0.05, "ipo": 0.3, "m2po": 0.04}
 
 
 class Advantage(NamedTuple):

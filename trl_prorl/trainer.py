@@ -99,8 +99,9 @@ from .rollout import (
     set_advantages,
 )
 from .run_folder import COMPLETIONS, RunFolder
-from .supported import LEARNED_POSITIONS
+from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .trained import TrainedCheck
+from .trust_region import masked_tokens, sampler_of
 from .upstream import check_names, check_untested
 from .vocabulary import check_tokenizer, embedding_rows
 
@@ -214,7 +215,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         self.recipe: tuple = ()  # dataclasses of a recipe for `config.yaml`, in addition to `args`
-        if args.loss_mode == "unclipped":
+        if args.loss_mode == "unclipped" or args.trust_region is not None:
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
         self._generations = 0
@@ -556,7 +557,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         rows = (input_ids, attention_mask, logits_to_keep)
         if self._policy_pass is not None:
             is_counted = self.model.training
-            return self.scorer.score_policy(self._policy_pass, is_counted, trl_score, model, *rows, **kwargs)
+            scored = self.scorer.score_policy(self._policy_pass, is_counted, trl_score, model, *rows, **kwargs)
+            if self._policy_pass.batch is not None:
+                self._apply_trust_region(self._policy_pass)
+            return scored
         if self._makes_batch:
             return self.scorer.answer_request(trl_score, model, *rows, **kwargs)
         return self.scorer.score(trl_score, model, *rows, **kwargs)
@@ -604,6 +608,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if adds_penalty and penalty is not None:
             loss = trl_loss + penalty.loss
         of_trl = self._take_metrics()
+        if policy_pass.outside is not None:
+            counts = torch.stack([policy_pass.outside.sum(), policy_pass.mask.sum()])
+            outside, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+            of_trl["clip_ratio/region_mean"] = outside / max(tokens, 1)
         if adds_penalty and penalty is not None and "policy_loss" in of_trl:
             # TRL logs the loss without its entropy bonus.
             share = self.aggregation.logged(penalty.loss.detach(), accumulation)
@@ -669,11 +677,27 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Call TRL's loss, which calls the policy once."""
         if self.args.loss_mode == "no_ratio":
             inputs = without_ratio(inputs)
+        if self.args.trust_region is not None:
+            inputs = dict(inputs)
+            policy_pass.batch = inputs
         self._policy_pass = policy_pass
         try:
             return super().compute_loss(model, inputs, *others)
         finally:
             self._policy_pass = None
+
+    def _apply_trust_region(self, policy_pass: PolicyPass) -> None:
+        """Set the advantages of tokens outside the region to 0. TRL reads them after it has called the policy."""
+        args = self.args
+        threshold = args.trust_region_threshold or TRUST_REGIONS[args.trust_region]
+        batch = policy_pass.batch
+        logps = policy_pass.logps.detach()
+        advantages = batch["advantages"]
+        masked = masked_tokens(
+            args.trust_region, threshold, logps, sampler_of(batch, logps), advantages, policy_pass.mask
+        )
+        batch["advantages"] = advantages.unsqueeze(1) * ~masked
+        policy_pass.outside = masked
 
     # ------------------------------------------------------------------------- a step: its update, and its row
 

@@ -97,6 +97,13 @@ CASES = {
     # Requested at 3, within a batch, and applied at 4; at 6, and applied there.
     "growth": A | {"lora_growth_every": 3, "lora_growth_step": 2, "optimizer_reset": "soft", "lora": True},
     "plain": {"lora": True, "num_iterations": 2},
+    "trust region": {
+        "trust_region": "m2po",
+        "trust_region_threshold": 1e-6,
+        "num_iterations": 3,
+        "reuse_old_logps": True,
+        "lora": True,
+    },
     "prompt pool": {"lora": True, "num_iterations": 2, "prompt_pool": True, "max_completion_length": 1},
 }
 # How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the one

@@ -64,6 +64,7 @@ RUNS = {
     "vespo": {"loss_type": "vespo", "beta": 0.2, "ref_compute": "naive_epoch", "ref_reset_every": 2},
     "in the reward": {"beta": 0.2, "kl_in": "reward", "advantage_estimator": "rloo"},
     "packed": {"beta": 0.2, "pack_groups": "on", "reuse_old_logps": True, "skip_zero_rows": True},
+    "trust region": {"beta_old": 0.2, "trust_region": "m2po", "trust_region_threshold": 1e-6},
     "off-policy mask": {"beta_old": 0.2, "off_policy_mask_threshold": 0.5, "loss_mode": "no_ratio"},
 }
 
