@@ -437,7 +437,7 @@ class ProlongedKeys:
             `"dppo_kl"` (DPPO, arXiv 2602.04879v3, eq. 12 to 14), `"ipo"` (prime-rl since its PR 3418, without a KL),
             `"m2po"` (M2PO, arXiv 2510.01161v2, eq. 4 and 5, over the tokens of a micro-batch). Masked tokens get no
             policy gradient; KL penalties still act on them. `clip_region_mean` counts them. The policy that sampled is
-            vLLM's by its log-probabilities, else π_old. `None`: TRL's clip. See docs/methods.md.
+            vLLM's by its log-probabilities, else π_old. `None`: TRL's clip. See docs/long-runs.md.
         trust_region_threshold (`float`, *optional*):
             Threshold of `trust_region`: a change of a token's probability (`dppo_tv`, `ipo`), a KL in nats (`dppo_kl`)
             or a mean squared log-ratio (`m2po`). `None`: 0.15 for `dppo_tv`, 0.05 for `dppo_kl`, 0.3 for `ipo`, 0.04
