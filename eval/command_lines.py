@@ -53,7 +53,8 @@ def first_line(name: str, parsed) -> str:
     if name == "preflight":
         what = recipe_name(parsed[1])
     else:
-        runs = getattr(parsed, "runs", None) or [getattr(parsed, "run", "this machine")]
+        one = getattr(parsed, "model", None) or getattr(parsed, "run", "this machine")
+        runs = getattr(parsed, "runs", None) or [one]
         what = str(runs[0])
         if len(runs) > 1:
             what += f" and {len(runs) - 1} more"
@@ -97,9 +98,9 @@ def check_sampling(
         raise InputError(f"--temperature must be above 0, not {temperature:g}; `passk` also decodes greedily")
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+def add_sampling_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add the options of every evaluation that samples."""
-    add_run_option(parser)
+    add_run_option(parser, required=required)
     add_held_out_arguments(parser)
     known = "evaluate these checkpoints, too: their steps, or all"
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help=known)
@@ -143,11 +144,28 @@ def passk(argv=None) -> argparse.Namespace:
         prog=program_name("passk"),
         description="Measure held-out pass@k and greedy accuracy of runs: trained model against starting model.",
     )
-    add_sampling_arguments(parser)
+    add_sampling_arguments(parser, required=False)
     add_passk_arguments(parser)
+    parser.add_argument("--model", metavar="MODEL", help="in place of --run: folder or Hub name of a model or adapter")
+    parser.add_argument("--base", metavar="MODEL", help="the model that it was trained from (default: its adapter's)")
+    parser.add_argument("--task", metavar="TASK", help="its task, NAME[@LEVEL][=PATH] (default: the rows of --plugin)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of its result (default: passk/MODEL)")
     args = parser.parse_args(argv)
     complete_passk(args)
-    return _find_runs(args)
+    check_model(args)
+    return args if args.runs is None else _find_runs(args)
+
+
+def check_model(args: argparse.Namespace) -> None:
+    """Raise `InputError` unless either runs or a model are given, each with its own options."""
+    if (args.runs is None) == (args.model is None):
+        raise InputError("give --run RUN, or --model MODEL with --task TASK")
+    of_model = {"--base": args.base, "--task": args.task, "--out": args.out}
+    of_run = {"--checkpoints": args.checkpoints, "--others": args.others}
+    wrong, needed = (of_run, "--run RUN") if args.runs is None else (of_model, "--model MODEL")
+    for option, value in wrong.items():
+        if value:
+            raise InputError(f"{option} needs {needed}")
 
 
 def default_ks(n: int) -> list[int]:

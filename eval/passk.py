@@ -3,11 +3,12 @@ Measure held-out pass@k of a run, trained model against starting model, on the s
 
     trl-prorl passk --run runs/demo/variantA --prompts 256 --n 64 --k 1 8 64 --checkpoints all
     trl-prorl passk --run runs/demo/variantA --prompts 256 --others parity@2 sorting
+    trl-prorl passk --model ADAPTER_OR_MODEL --base NAME --task gsm8k --prompts 256
 
 Writes `passk.json`, the samples (`samples/`, parquet) and pictures (`boundary.png`, with checkpoints `trajectory.png`)
-into each run folder, and lists the prompts that are newly solved or lost. No sample is drawn twice: a stopped
-evaluation continues, and an existing `passk.json` with the same settings is extended. Base is the starting model; runs
-in the same folder share its samples.
+into each run folder (of a model without a run: into `--out`), and lists the prompts that are newly solved or lost. No
+sample is drawn twice: a stopped evaluation continues, and an existing `passk.json` with the same settings is extended.
+Base is the starting model; runs in the same folder share its samples.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+import torch
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.fitted_rate import rates
@@ -44,8 +46,10 @@ from trl_prorl.eval.pages.score_sections import (
 )
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_evaluation, write_json, writing
+from trl_prorl.eval.samples.model_held_out import ModelHeldOut, as_trainer
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks
+from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
@@ -195,7 +199,7 @@ def present(run_dir: Path, result: dict) -> Measured:
 
 
 def evaluate(
-    trainer,
+    trainer_or_model,
     rows,
     verifier: Callable,
     *,
@@ -207,6 +211,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 512,
     name: str = OWN,
+    output_dir: str | None = None,
 ) -> Measured:
     """
     Measure held-out pass@k of the starting model and of the trained one, with 95 % intervals, and store it.
@@ -216,8 +221,8 @@ def evaluate(
     loaded again.
 
     Args:
-        trainer (`GRPOTrainer`): TRL's trainer, a subclass or [`ProRLTrainer`] that has finished training, in a single
-            process.
+        trainer_or_model (`GRPOTrainer`, `PeftModel` or `PreTrainedModel`): TRL's trainer, a subclass or
+            [`ProRLTrainer`] that has finished training, in a single process; or a model.
         rows (`datasets.Dataset`): Held-out rows with a `prompt` (chat messages or text) and the columns that
             `verifier` reads.
         verifier (`Callable`): `verifier(completion, row) -> bool`: whether the text `completion` answers `row`
@@ -230,6 +235,7 @@ def evaluate(
         seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
         batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
         name (`str`, *optional*, defaults to `"own"`): Name of the data in tables and files.
+        output_dir (`str`, *optional*): Folder of the result of a model; by default `passk/` and the model's name.
 
     Returns:
         `dict`: The content of `passk.json` in the run folder; `print` and a notebook show it as its table. `base` and
@@ -251,6 +257,9 @@ def evaluate(
     ['pass@1', 'pass@8', 'interval@1', 'interval@8', 'correct', 'mean_tokens', 'truncated']
     ```
     """
+    trainer = trainer_or_model
+    if isinstance(trainer_or_model, torch.nn.Module):
+        trainer = as_trainer(trainer_or_model, output_dir)
     if verifier is None:
         raise InputError("verifier=None: pass@k needs a verifier; drift(trainer, rows) works without one")
     args = argparse.Namespace(n=n, k=list(k or default_ks(n)), with_greedy=greedy, checkpoints=[], replace=True)
@@ -261,21 +270,41 @@ def evaluate(
     return present(held_out.run_dir, evaluate_and_write(held_out, args, {}))
 
 
+def held_out_model(args: argparse.Namespace) -> ModelHeldOut:
+    """Return the model of `--model` on the task of `--task`, or on a plugin's rows."""
+    name = TaskName(OWN, is_own=True) if args.task is None else TaskName.parse(args.task, "--task")
+    return ModelHeldOut(
+        args.model,
+        args.base,
+        name,
+        args.out or Path("passk") / Path(args.model).name,
+        args.split,
+        args.prompts,
+        seed=args.seed,
+        batch_size=args.batch_size,
+        temperature=args.temperature,
+        max_new_tokens=args.max_new_tokens,
+    )
+
+
 @command
 def main(argv=None) -> None:
     """Entry point."""
     args = passk(argv)
-    for run_dir in args.runs:
-        check_run_settings(run_dir, args.checkpoints, args.others)
-    evaluations = [held_out_tasks(run_dir, args) for run_dir in args.runs]
+    if args.model is not None:
+        evaluations = [[held_out_model(args)]]
+    else:
+        for run_dir in args.runs:
+            check_run_settings(run_dir, args.checkpoints, args.others)
+        evaluations = [held_out_tasks(run_dir, args) for run_dir in args.runs]
     if not args.replace:
         for held_out, *_ in evaluations:
             load_earlier_result(held_out, args.n)  # fails before anything is sampled
     for held_out, *others in evaluations:
         print(announcement(held_out, args, len(others)), flush=True)
-    for run_dir, (held_out, *others) in zip(args.runs, evaluations, strict=True):
+    for held_out, *others in evaluations:
         result = evaluate_and_write(held_out, args, dict(zip(args.others, others, strict=True)))
-        present(run_dir, result).print(terminal())
+        present(held_out.run_dir, result).print(terminal())
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ Why does a run not learn? The first cause of trouble in its log files, with the 
 Reads a run of `ProRLTrainer`, or one that `RunRecorder` has written. Exit code 0: no cause was found; 1: one was.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pandas as pd
 
+from trl_prorl.cli.terminal import LORA_RATES, TRL_RATE
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_run
@@ -31,6 +33,7 @@ IDLE = 1e-4  # the KL term of the loss, of which advantages are about 1
 STRONG = 1e-3
 HOLDS, HELD = 1e-2, 2e-3  # a KL term, and the KL in nats per token of a policy that it holds
 GAIN = 0.03  # of the reward
+ADAPTER = 0.5  # share of the parameters, up to which an adapter is trained
 
 
 class Found(NamedTuple):
@@ -72,14 +75,14 @@ def first(values: pd.Series, evidence: str) -> Found | None:
     return None if values.empty else Found(int(values.index[0]), evidence.format(values.iloc[0]))
 
 
-def nonfinite(run: RecordedRun) -> Found | None:
-    skips = run.measured("nonfinite_skips")
-    return None if skips is None else first(skips[skips > 0], "{:.0f} updates skipped because of NaN or infinity")
+def above(column: str, limit: float, steps: int, evidence: str) -> Callable[[RecordedRun], Found | None]:
+    """Return a rule: the moving average of a column reaches a limit."""
 
+    def find(run: RecordedRun) -> Found | None:
+        values = average(run, column, steps)
+        return first(values[values >= limit], evidence)
 
-def in_training(run: RecordedRun) -> Found | None:
-    share = run.measured("eval_in_training")
-    return None if share is None else first(share[share > 0], "{:.0%} of the evaluation prompts are training prompts")
+    return find
 
 
 def no_signal(run: RecordedRun) -> Found | None:
@@ -87,16 +90,12 @@ def no_signal(run: RecordedRun) -> Found | None:
     return first(share[share >= EQUAL_GROUPS], "in {:.0%} of the groups all completions got the same reward")
 
 
-def all_cut(run: RecordedRun) -> Found | None:
-    share = average(run, "truncated_fraction", SHORT)
-    return first(share[share >= CUT], "{:.0%} of the completions are cut at max_completion_length")
-
-
 def apart(run: RecordedRun) -> Found | None:
-    distance = average(run, "mean_abs_dlogp_sampler", SHORT)
-    if distance.empty:
-        distance = average(run, "sampling/sampling_logp_difference/mean", SHORT)
-    return first(distance[distance >= APART], "sampler and policy differ by {:.2g} nats per token")
+    columns = ("mean_abs_dlogp_sampler", "sampling/sampling_logp_difference/mean")
+    found = [
+        above(column, APART, SHORT, "sampler and policy differ by {:.2g} nats per token")(run) for column in columns
+    ]
+    return next(filter(None, found), None)
 
 
 def rate_too_high(run: RecordedRun) -> Found | None:
@@ -128,6 +127,15 @@ def gain(run: RecordedRun) -> float:
     return 0.0 if reward.empty else reward.iloc[-1] - reward.iloc[0]
 
 
+def rate_too_low(run: RecordedRun) -> Found | None:
+    rate = float(run.config.get("learning_rate", TRL_RATE))
+    trained = run.env.get("trainable_parameters", math.inf) / run.env.get("parameters", 1)
+    reward = average(run, "reward", LONG)
+    if rate > TRL_RATE or trained > ADAPTER:
+        return None
+    return first(reward, f"LoRA learns nothing at a learning rate of {rate:g}; the reward is {{:.2g}}")
+
+
 def too_strong(run: RecordedRun) -> Found | None:
     penalty = average(run, "kl_penalty", LONG)
     distance = average(run, OWN_KL, LONG)
@@ -147,15 +155,28 @@ def idle(run: RecordedRun) -> Found | None:
 
 
 RULES = (
-    Rule("NaN or infinity", nonfinite, "lower learning_rate; train in bf16 or fp32; read events.jsonl for the tensor"),
-    Rule("evaluation on training rows", in_training, "give eval_dataset other prompts: its scores are not held out"),
-    Rule("completions are cut", all_cut, "raise max_completion_length; check the end token and the chat template"),
+    Rule(
+        "NaN or infinity",
+        above("nonfinite_skips", 1, 1, "{:.0f} updates skipped because of NaN or infinity"),
+        "lower learning_rate; train in bf16 or fp32; read events.jsonl for the tensor",
+    ),
+    Rule(
+        "evaluation on training rows",
+        above("eval_in_training", 1e-9, 1, "{:.0%} of the evaluation prompts are training prompts"),
+        "give eval_dataset other prompts: its scores are not held out",
+    ),
+    Rule(
+        "completions are cut",
+        above("truncated_fraction", CUT, SHORT, "{:.0%} of the completions are cut at max_completion_length"),
+        "raise max_completion_length; check the end token and the chat template",
+    ),
     Rule(
         "no signal",
         no_signal,
         "read completions and rewards (log_completions: true); easier or harder prompts, a higher temperature, more "
         "num_generations, or prompt_pool",
     ),
+    Rule("learning rate too low", rate_too_low, f"set learning_rate: {LORA_RATES}"),
     Rule("sampler and policy apart", apart, "one precision for both; TRL's importance sampling correction for vLLM"),
     Rule("learning rate too high", rate_too_high, "lower learning_rate or num_iterations; go on before the fall"),
     Rule("reward hacking", hacked, "repair the reward; guard_gap: 0.1; a KL to the starting model (beta)"),

@@ -186,13 +186,24 @@ def _read_rows(run_dir: Path, file: str) -> "pd.DataFrame":
 
 
 def add_run_option(
-    parser: argparse.ArgumentParser, help: str = "run folders; may be repeated", type: type = Path
+    parser: argparse.ArgumentParser,
+    help: str = "run folders; may be repeated",
+    type: type = Path,
+    required: bool = True,
 ) -> None:
     """
     Add `--run RUN`, which may be repeated, or `--runs RUN RUN`: both accept one or several, in `args.runs`.
     """
     parser.add_argument(
-        "--run", "--runs", dest="runs", metavar="RUN", action="extend", nargs="+", required=True, type=type, help=help
+        "--run",
+        "--runs",
+        dest="runs",
+        metavar="RUN",
+        action="extend",
+        nargs="+",
+        required=required,
+        type=type,
+        help=help,
     )
 
 

@@ -33,15 +33,15 @@ class TaskName:
         )
 
     @classmethod
-    def parse(cls, text: str) -> "TaskName":
+    def parse(cls, text: str, option: str = "--others") -> "TaskName":
         """Parse `NAME` or `NAME@LEVEL`, optionally followed by `=PATH`."""
         match = re.fullmatch(r"([^@=]+)(?:@(\d+))?(?:=(.+))?", text)
         if match is None:
-            raise InputError(f"--others {text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
+            raise InputError(f"{option} {text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
         try:
             tasks.registry.check_name(match[1])
         except ValueError as error:
-            raise InputError(f"--others {text}: {error}") from error
+            raise InputError(f"{option} {text}: {error}") from error
         level = int(match[2]) if match[2] else None
         return cls(match[1], level, path=match[3])
 
@@ -61,4 +61,6 @@ class TaskName:
             return tasks.task_of_recipe(self.task, **given)
         except (KeyError, TypeError, ValueError) as error:
             message = " ".join(str(error).split())
-            raise InputError(f"task '{self.task}' with {given}: {message}; correct config.yaml or --others") from error
+            raise InputError(
+                f"task '{self.task}' with {given}: {message}; correct config.yaml, --task or --others"
+            ) from error

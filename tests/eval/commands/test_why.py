@@ -17,6 +17,10 @@ HEALTHY = {
     "mean_abs_dlogp_sampler": 0.001,
     "nonfinite_skips": 0,
 }
+AT_TRLS_RATE = {
+    "config": {"learning_rate": 1e-6},
+    "env": {"parameters": 100, "trainable_parameters": 5},
+}
 # By cause: what the rows of 100 steps show, and the step at which it does.
 SIGNS = {
     "NaN or infinity": ({"nonfinite_skips": lambda step: int(step >= 30)}, 30),
@@ -25,6 +29,7 @@ SIGNS = {
     "no signal": ({"frac_reward_zero_std": lambda step: float(step > 30)}, 49),  # 19 of 20
     "sampler and policy apart": ({"mean_abs_dlogp_sampler": 0.2}, 10),
     "learning rate too high": ({"clip_region_mean": lambda step: 0.5 * (step > 20)}, 22),
+    "learning rate too low": (AT_TRLS_RATE, 20),
     "reward hacking": ({"gold": lambda step: 0.5 - step / 300}, None),
     "entropy gone": ({"entropy": lambda step: 0.3 if step < 60 else 0.001}, 69),
     "KL too strong": ({"reward": 0.2, "gold": 0.2}, 20),
@@ -39,10 +44,15 @@ def test_every_rule_has_a_sign():
 @pytest.mark.parametrize("cause", SIGNS)
 def test_a_sign_is_named_and_nothing_else(read_run, cause):
     sign, step = SIGNS[cause]
-    run = read_run("control", steps=100, config={"beta": 0.1}, **HEALTHY | sign)
+    run = read_run("control", steps=100, **{"config": {"learning_rate": 1e-4}} | HEALTHY | sign)
     ((rule, found),) = find_causes(run)
     assert rule.cause == cause
     assert step in (found.step, None)
+
+
+@pytest.mark.parametrize("more", [{"config": {"learning_rate": 2e-6}}, {"env": dict.fromkeys(AT_TRLS_RATE["env"], 9)}])
+def test_a_rate_above_trls_and_one_for_all_weights_are_in_order(read_run, more):
+    assert find_causes(read_run("control", steps=100, **HEALTHY | AT_TRLS_RATE | more)) == []
 
 
 def test_a_run_that_solves_its_prompts_is_in_no_trouble(read_run):

@@ -1,0 +1,81 @@
+"""pass@k of a model that belongs to no run: an adapter, the merged model, a model in memory."""
+
+import json
+from pathlib import Path
+
+import pytest
+from peft import PeftModel
+from tiny_run import load_with_new_adapter
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_prorl import embedded_model, evaluate
+from trl_prorl.eval import passk
+from trl_prorl.tasks import get_task
+
+
+OPTIONS = ["--task", "reverse_digits@2", "--prompts", "24", "--n", "4", "--max-new-tokens", "8"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """An adapter that changes the embedded model, and the merged model, as PEFT and transformers save them."""
+    folder = tmp_path_factory.mktemp("models")
+    base = embedded_model("embedded:reverse_digits")
+    model = load_with_new_adapter(base, noise=0.05)
+    model.save_pretrained(folder / "adapter")
+    model.merge_and_unload().save_pretrained(folder / "merged")
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "merged")
+    return folder, base
+
+
+def measured(*words):
+    passk.main(["--model", *map(str, words), *OPTIONS])
+    return json.loads(Path("passk", Path(words[0]).name, "passk.json").read_text())
+
+
+def test_an_adapter_and_the_merged_model_are_one_model(saved, tmp_path, monkeypatch):
+    folder, base = saved
+    monkeypatch.chdir(tmp_path)
+    adapter = measured(folder / "adapter")
+    merged = measured(folder / "merged", "--base", base)
+    for side in ("base", "trained"):
+        assert adapter[side] == merged[side]
+        assert adapter["greedy"][side] == merged["greedy"][side]
+    assert sum(adapter["trained"]["correct"]) > 0
+    assert adapter["base"]["correct"] != adapter["trained"]["correct"]
+
+
+def test_a_model_in_memory_is_measured_as_the_saved_one(saved, tmp_path, monkeypatch):
+    folder, base = saved
+    monkeypatch.chdir(tmp_path)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / "adapter")
+    task = get_task("reverse_digits", level=2)
+    rows = task.rows("test", 24)
+    found = evaluate(model, rows, task.verify, n=4, max_new_tokens=8, output_dir="here")
+    expected = measured(folder / "adapter")
+    assert found["base"]["correct"] == expected["base"]["correct"]
+    assert found["greedy"]["trained"] == expected["greedy"]["trained"]
+    assert Path("here", "passk.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--model", "MERGED"], "--base"),
+        (["--model", "nothing"], "--model nothing"),
+        (["--model", "EMPTY"], "config.json"),
+        (["--model", "MERGED", "--base", "nothing"], "--base='nothing'"),
+        (["--model", "MERGED", "--others", "parity"], "--others needs --run"),
+        (["--run", "MERGED"], "--task needs --model"),
+        ([], "--run RUN, or --model"),
+    ],
+)
+def test_wrong_words_end_in_one_line(saved, tmp_path, monkeypatch, capsys, words, said):
+    folder, _ = saved
+    monkeypatch.chdir(tmp_path)
+    Path("EMPTY").mkdir()
+    words = [str(folder / "merged") if word == "MERGED" else word for word in words]
+    assert passk.main([*words, *(OPTIONS if words else [])]) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert said in last
+    assert not Path("passk").exists()
