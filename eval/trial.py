@@ -17,11 +17,10 @@ from transformers import TrainerCallback
 from trl_prorl.cli.command_line import check_arguments
 from trl_prorl.cli.ending import STOPPED, as_bad_input, command
 from trl_prorl.cli.recipe import parse_recipe
-from trl_prorl.extras.stall_stop import End
 from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.train import run
 from trl_prorl.trainer import ProRLTrainer
-from trl_prorl.triggers import Reason
+from trl_prorl.watch import End, Reason
 
 
 NO_RESET = -1  # in place of a step

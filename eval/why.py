@@ -17,7 +17,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
-from trl_prorl.extras.guard_gap import WINDOW
+from trl_prorl.watch import GUARD_WINDOW
 
 
 SHORT, LONG = 10, 20  # steps of a moving average
@@ -108,8 +108,8 @@ def rate_too_high(run: RecordedRun) -> Found | None:
 
 
 def hacked(run: RecordedRun) -> Found | None:
-    accuracy = average(run, "gold", WINDOW)
-    reward = average(run, "reward", WINDOW)
+    accuracy = average(run, "gold", GUARD_WINDOW)
+    reward = average(run, "reward", GUARD_WINDOW)
     best = accuracy.cummax()
     at_best = reward.where(accuracy == best).ffill()
     falls = (best - accuracy)[(best - accuracy > FALL) & (reward >= at_best)]

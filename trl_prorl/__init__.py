@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .resets import ReferenceResetCallback
     from .run_recorder import RunRecorder
     from .trainer import ProRLTrainer
-    from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
+    from .watch import KLSpike, Periodic, Reason, Stall, Trigger
     from .weights import load_model
 
 
@@ -62,7 +62,7 @@ def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f".{_MODULES.get(name, 'triggers')}", __name__)
+        module = import_module(f".{_MODULES.get(name, 'watch')}", __name__)
     except ImportError as error:
         from .upstream import with_cure
 

@@ -17,12 +17,9 @@ from .cli.plan import Plan
 from .cli.prompt_rows import check_images
 from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_functions
 from .extras.elastic import ElasticResets
-from .extras.entropy import EntropyWatch
 from .extras.growth import Growth
-from .extras.guard_gap import GuardGap
 from .extras.prompt_pool import PromptPool
 from .extras.rollback import Rollback
-from .extras.stall_stop import End, StallStop
 from .extras.vllm import (
     RequestSeeds,
     hand_over_adapters,
@@ -40,6 +37,7 @@ from .identity import (
     weights_hash,
 )
 from .parts import Part
+from .watch import End, configured_alarms
 
 
 logger = logging.getLogger(__name__)
@@ -161,10 +159,5 @@ def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         parts["rollback"] = Rollback(args, lambda: trainer.run_dir)
     if elastic is not None:
         parts["elastic"] = elastic
-    if args.entropy_floor is not None:
-        parts["entropy_watch"] = EntropyWatch(args)
-    if args.guard_gap is not None:
-        parts["guard_gap"] = GuardGap(args, trainer.resets.request)
-    if args.stop_stall:
-        parts["stall_stop"] = StallStop(args)
+    parts |= configured_alarms(args, trainer.resets.request)
     return parts

@@ -95,7 +95,7 @@ class CheckpointMixin:
     _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
     _resume: "Resume | None" = None
     rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
-    stall_stop: Part | None = None  # extras/stall_stop.py, of a run that ends when it no longer improves
+    stall_stop: Part | None = None  # watch.py, of a run that ends when it no longer improves
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:

@@ -22,7 +22,7 @@ from .run_files import (
     STALL,
 )
 from .treatments import names_with_alpha
-from .triggers import CONFIGURED
+from .watch import CONFIGURED
 
 
 @dataclass(frozen=True)

@@ -309,12 +309,12 @@ class EvaluationMixin:
         if stop is None:
             return super()._determine_best_metric(metrics, trial) or self.control.should_save
         (metrics,) = broadcast_object_list([metrics])  # all processes stop, or none
-        if stop.stall.best is None:  # the first evaluation of the run, or of the key
+        if stop.best is None:  # the first evaluation of the run, or of the key
             if self.state.best_model_checkpoint is None:
                 self.state.best_metric = None
-            stop.stall.best = self.state.best_metric
+            stop.best = self.state.best_metric
         saves = super()._determine_best_metric(metrics, trial) or self.control.should_save
-        event = stop.evaluation(self.state.global_step, metrics)
+        event = stop.fire(self.state.global_step, metrics)
         if event is not None:
             self.parts["end"].ended_by = event["event"]
             saves = True

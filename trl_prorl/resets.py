@@ -20,7 +20,7 @@ from .optimizer import (
 from .parts import Part, make_event
 from .run_files import RESET
 from .treatments import treatment_of
-from .triggers import Reason, Trigger, TriggerSet, configured_triggers
+from .watch import Reason, Trigger, configured_triggers
 
 
 class ReferenceResetCallback(TrainerCallback):
@@ -46,8 +46,10 @@ class ReferenceResetCallback(TrainerCallback):
     """
 
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
-        self.triggers = TriggerSet(triggers, cooldown)
-        self.requests: list[Reason] = []
+        self.triggers = list(triggers)
+        self.cooldown = cooldown
+        self.requests: list[Reason] = []  # pending; a trainer shares its own list
+        self.last_reset: int | None = None  # optimizer steps
         self.in_training = False  # an evaluation before or after training is not a validation
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -58,36 +60,49 @@ class ReferenceResetCallback(TrainerCallback):
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         if self.in_training:
-            self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
+            step = state.global_step
+            self._request(step, [trigger.observe_evaluation(step, metrics or {}) for trigger in self.triggers])
 
     def observe_row(self, step: int, row: Mapping[str, float]) -> None:
         """Observe the row of a step, which has the means over tokens that triggers watch."""
-        self.requests += self.triggers.observe_step(step, row.get)
+        self._request(step, [trigger.observe_step(step, row.get(trigger.watches)) for trigger in self.triggers])
 
-    def take_requests(self) -> list[Reason]:
-        """Return the requests since the last call, and clear them."""
-        taken = self.requests
-        self.requests = []
-        return taken
+    def _request(self, step: int, reasons: Iterable[Reason | None]) -> None:
+        """Request a reset for reasons, unless one was applied within the cooldown."""
+        if self.last_reset is None or step - self.last_reset >= self.cooldown:
+            self.requests += [reason for reason in reasons if reason is not None]
+
+    def applied(self, step: int) -> None:
+        """Called after every reset, also of another callback."""
+        self.last_reset = step
+        for trigger in self.triggers:
+            trigger.applied(step)
 
     def metrics(self) -> list[str]:
         """Return the evaluation metrics that its triggers watch, from their attribute `metric`."""
-        return [trigger.metric for trigger in self.triggers.triggers if hasattr(trigger, "metric")]
+        return [trigger.metric for trigger in self.triggers if hasattr(trigger, "metric")]
 
     @property
     def watches_evaluations(self) -> bool:
         """Return whether an evaluation can trigger a reset."""
-        kinds = [type(trigger) for trigger in self.triggers.triggers]
-        return any(kind.observe_evaluation is not Trigger.observe_evaluation for kind in kinds)
+        return any(type(trigger).observe_evaluation is not Trigger.observe_evaluation for trigger in self.triggers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the pending requests and the triggers' state, as JSON values."""
-        return {"requests": [request.to_dict() for request in self.requests], "triggers": self.triggers.state_dict()}
+        """Return the last reset and the state of each trigger, as JSON values."""
+        return {
+            "last_reset": self.last_reset,
+            "triggers": [[trigger.kind, trigger.state_dict()] for trigger in self.triggers],
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of an earlier process."""
-        self.requests = [Reason(**request) for request in state["requests"]]
-        self.triggers.load_state_dict(state["triggers"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore each trigger from the next saved trigger of its kind; without one it stays as it is."""
+        self.last_reset = state["last_reset"]
+        saved = list(state["triggers"])
+        for trigger in self.triggers:
+            of_kind = [pair for pair in saved if pair[0] == trigger.kind]
+            if of_kind:
+                saved.remove(of_kind[0])
+                trigger.load_state_dict(of_kind[0][1])
 
 
 def check_one_value(metric: str, eval_dataset) -> None:
@@ -128,7 +143,7 @@ class Resets(Part):
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
         self.configured: ReferenceResetCallback | None = None
         self._has_moved = False
-        self._requests: list[Reason] = []
+        self.requests: list[Reason] = []  # of all callbacks, of alarms and of the user
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 
     @property
@@ -152,6 +167,7 @@ class Resets(Part):
         for metric in callback.metrics():
             check_one_value(metric, eval_dataset)
         self._untouched.append((callback, callback.state_dict()))
+        callback.requests = self.requests
 
     def optimizer_made(self, optimizer) -> None:
         self.optimizer = optimizer
@@ -176,14 +192,12 @@ class Resets(Part):
                 "A reset was requested, but the trainer was created without resets: set ref_reset_every, or pass a "
                 "ReferenceResetCallback in callbacks=[...]."
             )
-        self._requests.append(reason)
+        self.requests.append(reason)
 
-    def _waiting(self) -> list[Reason]:
-        """Collect the main process's requests, from its callbacks and the user, on every process."""
-        for callback in self.callbacks:
-            self._requests.extend(callback.take_requests())
-        requests = self._requests
-        self._requests = []
+    def _take_requests(self) -> list[Reason]:
+        """Take the main process's requests, on every process."""
+        requests = list(self.requests)
+        self.requests.clear()
         if self.accelerator.num_processes > 1:
             requests = broadcast_object_list([requests])[0]
         return requests
@@ -201,7 +215,7 @@ class Resets(Part):
         if not self.possible:
             return None
         with self.timer.stage("reset") as sync:
-            requests = self._waiting()
+            requests = self._take_requests()
         if not requests:
             return None
         treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
@@ -219,7 +233,7 @@ class Resets(Part):
             if self.rewarmup is not None:
                 self.rewarmup.begin()
         for callback in self.callbacks:
-            callback.triggers.applied(step)
+            callback.applied(step)
         first = requests[0]
         reason = "+".join(dict.fromkeys(request.reason for request in requests))
         event = {
@@ -245,7 +259,7 @@ class Resets(Part):
 
     def begin(self) -> None:
         self._has_moved = False
-        self._requests = []
+        self.requests.clear()
         if self.rewarmup is not None:
             self.rewarmup.updates = None
         for callback, state in self._untouched:
@@ -254,7 +268,7 @@ class Resets(Part):
     def state_dict(self) -> dict[str, Any]:
         return {
             "moved": self._has_moved,
-            "requests": [request.to_dict() for request in self._requests],
+            "requests": [request.to_dict() for request in self.requests],
             "callbacks": [callback.state_dict() for callback in self._own_callbacks()],
             "configured": self.configured.state_dict() if self.configured is not None else None,
             "updates_since_reset": self.rewarmup.updates if self.rewarmup is not None else None,
@@ -268,7 +282,9 @@ class Resets(Part):
                 "would take the starting model in its place: pass the ReferenceResetCallback of the run in "
                 "callbacks=[...], or set ref_reset_every."
             )
-        self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
+        self.requests.clear()
+        if self.possible:
+            self.requests += [Reason(**request) for request in state["requests"]]
         for callback, its_state in zip(self._own_callbacks(), state["callbacks"], strict=False):
             callback.load_state_dict(its_state)
         # The configured callback may be new or gone since the checkpoint.

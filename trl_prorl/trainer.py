@@ -11,7 +11,7 @@ TRL that this trainer relies on.
                          reference.py scores the batch under its missing anchors; advantages.py
     a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
     an update            `gradients`, `before_update` and `update` of every part
-    its row              record.py; then `row` of every part: triggers.py may request a reset at the next boundary
+    its row              record.py; then `row` of every part: watch.py may request a reset at the next boundary
     an evaluation        evaluation.py
     a checkpoint         checkpoint.py writes it, and reads it for a resume
 """

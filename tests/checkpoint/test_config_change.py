@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,8 @@ from run_record import read_events, read_rows
 from tiny_run import LORA, constant
 from transformers import AutoModelForCausalLM
 
-from trl_prorl import ProRLConfig, identity, train
+from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, identity, train
 from trl_prorl.identity import changing_keys, check_change, differences
-from trl_prorl.triggers import KLSpike, Stall, TriggerSet
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.
@@ -130,15 +130,17 @@ def test_triggers_that_come_and_go(resumed, run, resume):
 
 
 def test_the_best_of_another_metric_is_forgotten():
-    old = TriggerSet([KLSpike(1.0, 3), Stall("eval_reward", 2)])
-    old.observe_step(1, {"kl_ref": 0.5}.get)
-    old.observe_evaluation(1, {"eval_reward": 0.9, "eval_loss": 3.0})
+    old = ReferenceResetCallback([KLSpike(1.0, 3), Stall("eval_reward", 2)])
+    old.in_training = True
+    old.observe_row(1, {"kl_ref": 0.5})
+    evaluated = {"eval_reward": 0.9, "eval_loss": 3.0}
+    old.on_evaluate(None, SimpleNamespace(global_step=1), None, metrics=evaluated)
     state = json.loads(json.dumps(old.state_dict()))
     for stall, best in ((Stall("eval_reward", 5), 0.9), (Stall("eval_loss", 2, mode="min"), None)):
-        new = TriggerSet([stall, KLSpike(2.0, 2)])
-        new.load_state_dict(state)
+        spike = KLSpike(0.6, 2)
+        ReferenceResetCallback([stall, spike]).load_state_dict(state)
         assert stall.best == best
-        assert list(new.triggers[1].values) == [0.5]
+        assert spike.observe_step(2, kl_ref=0.9).value == 0.7  # the mean of 0.5 and 0.9
 
 
 # What nothing in a checkpoint brings back: it is read where it acts.

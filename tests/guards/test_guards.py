@@ -13,16 +13,16 @@ from run_record import read_events, read_rows
 from tiny_run import constant
 from transformers import TrainerCallback
 
+from trl_prorl import ProRLConfig
 from trl_prorl.checkpoint_files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError
-from trl_prorl.extras.entropy import EntropyWatch
-from trl_prorl.extras.guard_gap import WINDOW, GuardGap
 from trl_prorl.finite import FiniteGuard, all_finite, first_nonfinite
 from trl_prorl.kl import Anchors
 from trl_prorl.meter import Meter
 from trl_prorl.parts import MicroBatch
 from trl_prorl.record import Recorder
 from trl_prorl.train import main
+from trl_prorl.watch import GUARD_WINDOW, configured_alarms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -217,8 +217,12 @@ def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
 RECIPES = Path(__file__).parents[2] / "recipes" / "tiny" / "gamed"
 
 
+def make_alarm(name, **keys):
+    return configured_alarms(ProRLConfig(use_cpu=True, bf16=False, **keys), request=None)[name]
+
+
 def make_guard():
-    return GuardGap(SimpleNamespace(guard_gap=0.2, guard_gap_action="event"), request=None)
+    return make_alarm("guard_gap", guard_gap=0.2)
 
 
 def find_events(guard, series, start=0):
@@ -228,7 +232,7 @@ def find_events(guard, series, start=0):
     return [place for place, row in zip(places, rows, strict=True) if guard.row(place, row) is not None]
 
 
-RISE = [(0.5, 0.5)] * WINDOW
+RISE = [(0.5, 0.5)] * GUARD_WINDOW
 
 
 @pytest.mark.parametrize(
@@ -236,8 +240,8 @@ RISE = [(0.5, 0.5)] * WINDOW
     [
         # One value of 0 among 40 lowers the average by 0.0125, so the 17th passes 0.2: 17 · 0.0125 = 0.2125.
         # After it has fired, the best is 0.2875: a further fall of 0.2 takes as long.
-        ([(0.0, 0.9)] * 40, [WINDOW + 16, WINDOW + 33]),
-        ([(0.0, 0.5)] * 24, [WINDOW + 16]),  # a reward that stays counts as one that does not fall
+        ([(0.0, 0.9)] * 40, [GUARD_WINDOW + 16, GUARD_WINDOW + 33]),
+        ([(0.0, 0.5)] * 24, [GUARD_WINDOW + 16]),  # a reward that stays counts as one that does not fall
         ([(0.0, 0.4)] * 40, []),  # both fall: the policy got worse
         ([(0.4, 0.9)] * 80, []),  # a fall of 0.1
         ([(None, 0.9)] * 80, []),
@@ -254,12 +258,12 @@ def test_its_memory_goes_on_in_another_process():
         second = make_guard()
         before = find_events(first, series[:cut])
         second.load_state_dict(json.loads(json.dumps(first.state_dict())), {})
-        assert before + find_events(second, series[cut:], cut) == [WINDOW + 16]
+        assert before + find_events(second, series[cut:], cut) == [GUARD_WINDOW + 16]
 
 
 @pytest.mark.parametrize("steps, warns", [(2, True), (3, False)])
 def test_a_run_too_short_for_the_guard_says_so(run, monkeypatch, caplog, steps, warns):
-    monkeypatch.setattr("trl_prorl.extras.guard_gap.WINDOW", 2)
+    monkeypatch.setattr("trl_prorl.watch.GUARD_WINDOW", 2)
     reward = constant(1.0, lambda completions, **columns: [True] * len(completions))
     with caplog.at_level(logging.WARNING):
         run(reward=reward, max_steps=steps, guard_gap=0.1)
@@ -275,7 +279,7 @@ def test_gold_is_the_share_that_the_verifier_accepts(run):
 
 @pytest.mark.parametrize("action", ["event", "reset", "stop"])
 def test_reward_hacking_is_an_event_and_may_reset_or_stop_the_run(run, monkeypatch, caplog, action):
-    monkeypatch.setattr("trl_prorl.extras.guard_gap.WINDOW", 2)
+    monkeypatch.setattr("trl_prorl.watch.GUARD_WINDOW", 2)
     verdicts = iter([1.0, 1.0] + [0.0] * 20)
     reward = constant(1.0, lambda completions, **columns: [next(verdicts)] * len(completions))
     keys = {"beta": 0.1, "guard_gap": 0.6, "guard_gap_action": action, "num_iterations": 1, "save_strategy": "steps"}
@@ -309,8 +313,7 @@ def test_reward_hacking_of_the_recipe_plain_is_caught_and_the_control_is_not(tmp
 
 def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
     """In another process, too, from the fifth step on."""
-    args = SimpleNamespace(entropy_floor=0.5, entropy_patience=2, entropy_stop=False)
-    watch, later = EntropyWatch(args), EntropyWatch(args)
+    watch, later = [make_alarm("entropy_watch", entropy_floor=0.5, entropy_patience=2) for _ in range(2)]
     told = []
     for step, value in enumerate([0.4, 0.6, 0.4, None, 0.3, 0.2, 0.1, 0.5, 0.4, 0.4]):
         if step == 4:
@@ -322,9 +325,9 @@ def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
 
 def test_with_another_key_a_collapse_that_goes_on_is_told_again():
     """A run whose collapse was only logged goes on with `entropy_stop`, or with another patience."""
-    watch = EntropyWatch(SimpleNamespace(entropy_floor=0.5, entropy_patience=3, entropy_stop=False))
+    watch = make_alarm("entropy_watch", entropy_floor=0.5, entropy_patience=3)
     assert [step for step in range(1, 6) if watch.row(step, {"entropy": 0.1})] == [3]
-    later = EntropyWatch(SimpleNamespace(entropy_floor=0.5, entropy_patience=2, entropy_stop=True))
+    later = make_alarm("entropy_watch", entropy_floor=0.5, entropy_patience=2, entropy_stop=True)
     later.load_state_dict(watch.state_dict(), {"entropy_stop": [False, True], "entropy_patience": [3, 2]})
     assert later.row(6, {"entropy": 0.1}) is None
     assert later.row(7, {"entropy": 0.1})["action"] == "stop"

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from transformers import AutoModelForCausalLM, EarlyStoppingCallback
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig
-from trl_prorl.extras.stall_stop import StallStop
-from trl_prorl.triggers import TriggerSet, configured_triggers
+from trl_prorl.resets import configured_callback
+from trl_prorl.watch import configured_alarms
 
 
 RESETS = {"beta": 0.1, "ref_reset_stall": 2}
@@ -39,18 +40,21 @@ TABLE = [
 @pytest.mark.parametrize("keys, values, resets, end", TABLE)
 def test_where_a_run_resets_and_ends(keys, values, resets, end):
     args = ProRLConfig(use_cpu=True, bf16=False, eval_strategy="steps", eval_steps=1, **keys)
-    triggers = TriggerSet(configured_triggers(args), args.ref_reset_cooldown)
-    stop = StallStop(args)
+    callback = configured_callback(args)
+    callback.in_training = True
+    stop = configured_alarms(args, request=None)["stall_stop"]
     found = []
     for step, value in enumerate(values, start=1):
         metrics = {"eval_reward": value}
-        requests = triggers.observe_step(step, {}.get) + triggers.observe_evaluation(step, metrics)
-        ended = stop.evaluation(step, metrics) is not None
+        callback.observe_row(step, {})
+        callback.on_evaluate(None, SimpleNamespace(global_step=step), None, metrics=metrics)
+        ended = stop.fire(step, metrics) is not None
         if ended:
             break
-        if requests:
+        if callback.requests:
             found.append(step)
-            triggers.applied(step)
+            callback.requests.clear()
+            callback.applied(step)
             stop.event({"event": "reset", "step_applied": step})
     assert (found, ended, step) == (resets, True, end)
 

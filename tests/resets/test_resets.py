@@ -298,13 +298,13 @@ def test_an_evaluation_outside_the_training_is_no_validation(make_trainer):
     trainer = make_trainer(beta=0.1, ref_reset_stall=2, max_steps=2, reward=reward, **EVALUATED)
     assert trainer.evaluate()["eval_reward"] == pytest.approx(0.9)
     (callback,) = trainer.resets.callbacks
-    (stall,) = callback.triggers.triggers
+    (stall,) = callback.triggers
     assert stall.best is None
     trainer.train()
-    assert (stall.best, stall.without_improvement) == (0.5, 1)
+    assert (stall.best, stall.streak) == (0.5, 1)
     trainer.evaluate()
     assert "test_loss" in trainer.evaluate(metric_key_prefix="test")  # of something else by hand
-    assert (stall.without_improvement, callback.take_requests()) == (1, [])
+    assert (stall.streak, callback.requests) == (1, [])
 
 
 def test_hard_starts_the_schedule_again_and_a_key_of_its_own_decides_otherwise(run):
@@ -400,6 +400,11 @@ def test_a_request_that_came_too_late_is_none_of_the_next_training(run):
 def test_triggers_of_a_script_and_of_the_keys_each_keep_their_memory(make_trainer, tmp_path):
     """Whichever callback was added first: a resume gives each the values that it has seen."""
 
+    def seen_by(callback):
+        """The one KL that a callback's trigger has seen."""
+        ((kl, _),) = callback.triggers[0].values
+        return kl
+
     def made(name):
         trainer = make_trainer(beta=0.1, ref_reset_kl=9.0, ref_reset_kl_window=3, output_dir=str(tmp_path / name))
         own = ReferenceResetCallback([KLSpike(threshold=8.0, window=3)])
@@ -412,11 +417,11 @@ def test_triggers_of_a_script_and_of_the_keys_each_keep_their_memory(make_traine
     state = json.loads(json.dumps(trainer.resets.state_dict()))
     again, own_again = made("two")
     again.resets.load_state_dict(state, {})
-    assert [list(one.triggers.triggers[0].values) for one in (again.resets.configured, own_again)] == [[0.1], [0.2]]
+    assert [seen_by(one) for one in (again.resets.configured, own_again)] == [0.1, 0.2]
     without = make_trainer(beta=0.1, trainer_kwargs={"callbacks": [ReferenceResetCallback([KLSpike(8.0, window=3)])]})
     without.resets.load_state_dict(state, {})
     (left,) = without.resets.callbacks
-    assert list(left.triggers.triggers[0].values) == [0.2]
+    assert seen_by(left) == 0.2
 
 
 @pytest.mark.parametrize("now", ["a key", "a callback"])

@@ -2,11 +2,12 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from trl_prorl import KLSpike, Periodic, ProRLConfig, Stall
-from trl_prorl.triggers import Trigger, TriggerSet, configured_triggers
+from trl_prorl import KLSpike, Periodic, ProRLConfig, ReferenceResetCallback, Stall, Trigger
+from trl_prorl.watch import configured_triggers
 
 
 NAN = math.nan
@@ -54,13 +55,22 @@ def test_where_a_trigger_fires(trigger, values, expected):
     assert [numbers for _, *numbers in found] == [pytest.approx(numbers) for _, *numbers in expected]
 
 
+def fired_by(callback, step, row, metrics):
+    """The reasons of a step, and of an evaluation after it."""
+    callback.in_training = True
+    callback.requests.clear()
+    callback.observe_row(step, row)
+    callback.on_evaluate(None, SimpleNamespace(global_step=step), None, metrics=metrics)
+    return list(callback.requests)
+
+
 def test_cooldown_silences_every_trigger_but_they_go_on_observing():
-    triggers = TriggerSet([Periodic(2), KLSpike(0.5, window=2)], cooldown=3)
+    callback = ReferenceResetCallback([Periodic(2), KLSpike(0.5, window=2)], cooldown=3)
     seen = {}
     for step in range(1, 9):
-        seen[step] = [reason.reason for reason in triggers.observe_step(step, {"kl_ref": 0.9}.get)]
+        seen[step] = [reason.reason for reason in fired_by(callback, step, {"kl_ref": 0.9}, {})]
         if step == 2:
-            triggers.applied(2)
+            callback.applied(2)
     # Silent at 3 and 4; the window that the reset emptied is full again by 4.
     assert seen == {
         1: [],
@@ -76,15 +86,16 @@ def test_cooldown_silences_every_trigger_but_they_go_on_observing():
 
 def test_state_survives_json_in_the_middle_of_a_series():
     def build():
-        return TriggerSet([Periodic(4), KLSpike(0.5, window=3), Stall("eval_reward", patience=3)], cooldown=5)
+        triggers = [Periodic(4), KLSpike(0.5, window=3), Stall("eval_reward", patience=3)]
+        return ReferenceResetCallback(triggers, cooldown=5)
 
-    def play(triggers, steps):
+    def play(callback, steps):
         fired = []
         for step in steps:
-            fired += triggers.observe_step(step, {"kl_ref": 0.2 * (step % 9)}.get)
-            fired += triggers.observe_evaluation(step, {"eval_reward": 1.0 if step == 3 else 0.5})
+            metrics = {"eval_reward": 1.0 if step == 3 else 0.5}
+            fired += fired_by(callback, step, {"kl_ref": 0.2 * (step % 9)}, metrics)
             if step in (6, 13):
-                triggers.applied(step)
+                callback.applied(step)
         return fired
 
     whole = build()

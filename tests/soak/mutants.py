@@ -6,11 +6,11 @@ from trl_prorl import checkpoint_files as checkpoint
 from trl_prorl import record as recorder
 from trl_prorl.extras.dynamic_sampling import SignalWatch
 from trl_prorl.extras.growth import Growth
-from trl_prorl.extras.stall_stop import StallStop
 from trl_prorl.record import Means
 from trl_prorl.reference import SnapshotReference
 from trl_prorl.resets import Resets
 from trl_prorl.run_folder import RunFolder
+from trl_prorl.watch import Alarm
 
 
 def buffer():
@@ -25,7 +25,7 @@ def reference():
 
 def stall():
     """The best evaluation, and how many came after it, are forgotten."""
-    StallStop.load_state_dict = lambda self, state, changed: None
+    Alarm.load_state_dict = lambda self, state, changed: None
 
 
 def rewarmup():

@@ -22,9 +22,9 @@ import pandas as pd
 
 from ..checkpoint import last_rollback
 from ..checkpoint_files import why_unusable
-from ..parts import Part, make_event
 from ..run_files import REWARD_COLLAPSE, ROLLBACK
 from ..run_folder import steps_of
+from ..watch import Alarm, Reason
 from .collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 
 
@@ -33,47 +33,46 @@ def count_rollbacks(run_dir: Path) -> int:
     return last["rollbacks"] if last is not None else 0
 
 
-class Rollback(Part):
+class Rollback(Alarm):
     """
-    Watches the reward by the rule of the report, and plans a roll-back after a collapse: an end below half of the
-    best. `find_run_dir` returns the folder of the run, which a hyperparameter search changes.
+    Plans a roll-back after a collapse of the reward, or after another event that stops the run. `find_run_dir` returns
+    the folder of the run, which a hyperparameter search changes.
     """
 
+    remembers = ("values", "known")
+
     def __init__(self, args, find_run_dir: Callable[[], Path]):
+        reason = "the reward fell below half of its best"
+        super().__init__(REWARD_COLLAPSE, "reward", reason=reason, action="stop")
         self.max_rollbacks = args.rollback
         self.factor = args.rollback_rate
         self.find_run_dir = find_run_dir
         self.optimizer: Any = None
         self.schedule: Any = None
-        self.begin()
 
     def begin(self) -> None:
-        self._rewards: list[float] = []
-        self._steps: list[int] = []
-        self._known = 0  # roll-backs in the current rate
+        super().begin()
+        self.known = 0  # roll-backs in the current rate
+
+    def observe(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
+        if metrics.get("reward") is None:
+            return None
+        self.values.append([step, metrics["reward"]])
+        if len(self.values) < 2 * SMOOTHING_STEPS:
+            return None
+        steps, values = zip(*self.values, strict=True)
+        rewards = pd.Series(values, steps)
+        share = end_by_best(rewards)
+        if share is None or share >= COLLAPSE_SHARE:
+            return None
+        self.best_step = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
+        return Reason(self.name, share, COLLAPSE_SHARE, step)
 
     def optimizer_made(self, optimizer) -> None:
         self.optimizer = optimizer
 
     def schedule_made(self, schedule) -> None:
         self.schedule = schedule
-
-    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        if row.get("reward") is None:
-            return None
-        self._rewards.append(row["reward"])
-        self._steps.append(step)
-        if len(self._rewards) < 2 * SMOOTHING_STEPS:
-            return None
-        rewards = pd.Series(self._rewards)
-        share = end_by_best(rewards)
-        if share is None or share >= COLLAPSE_SHARE:
-            return None
-        event = make_event(
-            REWARD_COLLAPSE, step, step, "the reward fell below half of its best", share, COLLAPSE_SHARE
-        )
-        best = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
-        return {**event, "action": "stop", "last_good": self._steps[best]}
 
     def plan(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """
@@ -97,16 +96,12 @@ class Rollback(Part):
             "rate_factor": self.factor ** (made + 1),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"rewards": self._rewards, "steps": self._steps, "known": self._known}
-
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        super().load_state_dict(state, changed)
         made = count_rollbacks(self.find_run_dir())
-        in_the_rate = 0 if changed else state["known"]  # a changed rate is the configuration's, without any factor
+        in_the_rate = 0 if changed else self.known  # a changed rate is the configuration's, without any factor
         factor = self.factor ** (made - in_the_rate)
-        self._rewards = state["rewards"]
-        self._steps = state["steps"]
-        self._known = made
+        self.known = made
         for group in self.optimizer.param_groups:
             group["lr"] *= factor
             group["initial_lr"] *= factor
