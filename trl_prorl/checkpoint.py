@@ -15,17 +15,18 @@ In reading order:
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import is_peft_model, patch_environment
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import EarlyStoppingCallback
@@ -308,8 +309,15 @@ class CheckpointMixin:
                 self.initial_adapter.save(self.run_dir / BASE_ADAPTER)
         # The best one need not lie where the state says, of which Trainer warns.
         knows_best = resume is not None and resume.best is not None
-        with without_warning("transformers.trainer", "The best checkpoint") if knows_best else nullcontext():
+        quiet = without_warning("transformers.trainer", "The best checkpoint") if knows_best else nullcontext()
+        with quiet, self._named_run():
             return super()._inner_training_loop(*args, **kwargs)
+
+    def _named_run(self) -> AbstractContextManager:
+        """Let Weights & Biases show a run and its resumes as one run, unless the user names it."""
+        if "wandb" not in self.args.report_to or "WANDB_RUN_ID" in os.environ:
+            return nullcontext()
+        return patch_environment(WANDB_RUN_ID=self._run_id, WANDB_RESUME="allow")
 
     def write_env(self) -> None:
         """Write `env.json` of the run."""

@@ -21,7 +21,7 @@ from trl_prorl.checkpoint import completions_to_json
 from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
 from trl_prorl.errors import CheckpointError, InputError
 from trl_prorl.files import file_sha256
-from trl_prorl.run_files import JsonLines, saved_run_id
+from trl_prorl.run_files import JsonLines, recorded_run_id, saved_run_id
 from trl_prorl.run_folder import RunFolder
 
 
@@ -512,3 +512,31 @@ def test_a_checkpoint_of_another_layout_is_one_line(tmp_path, layout):
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"layout": layout}))
     with pytest.raises(ValueError, match="checkpoint-5: it was made by another version of trl-prorl: resume with"):
         find_checkpoint(True, str(tmp_path))
+
+
+class Names(TrainerCallback):
+    """Notes the run that Weights & Biases would write to."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.seen.append([os.environ.get(name) for name in ("WANDB_RUN_ID", "WANDB_RESUME")])
+
+
+def test_a_resume_goes_on_in_the_same_run_of_weights_and_biases(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    names = Names()
+    keys = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "trainer_kwargs": {"callbacks": [names]}}
+    for folder, resume in (("a", None), ("a", True), ("b", None)):
+        trainer = make_trainer(output_dir=str(tmp_path / folder), **keys)
+        trainer.args.report_to = ["wandb"]  # whose package is not needed to name the run
+        trainer.train(resume_from_checkpoint=resume)
+        shutil.rmtree(tmp_path / folder / "checkpoint-4")
+    (first, how), again, (other, _) = names.seen
+    assert again == [first, "allow"] and how == "allow" and other != first
+    assert first == recorded_run_id(tmp_path / "a")
+    assert "WANDB_RUN_ID" not in os.environ
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    trainer.train()
+    assert names.seen[-1] == ["mine", None]
