@@ -7,7 +7,6 @@ import nbformat
 import pytest
 from doc_pages import ROOT
 from run_record import read_rows
-from test_links_and_commands import exists
 
 from trl_prorl.cli.shipped_recipes import shipped_recipes
 from trl_prorl.train import parse_recipe
@@ -83,13 +82,29 @@ def test_it_runs_from_top_to_bottom(monkeypatch):
         nbformat.write(notebook, output)
 
 
-def test_the_notebook_for_a_t4_names_commands_and_keys_that_exist():
-    notebook = nbformat.read(ROOT / "docs" / "colab" / "gpu_check.ipynb", as_version=4)
-    nbformat.validate(notebook)
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code").replace("\\\n", "")
-    ours = [line[line.index("trl-prorl ") :] for line in code.split("\n") if line[:1] == "!" and "trl-prorl " in line]
-    assert all(exists(line, "") for line in ours)
-    _, train = ours
-    _, _, recipe, *keys = train.replace("--fp16 true", "--use_cpu true").split()  # fp16 needs a card
+@pytest.fixture
+def t4():
+    return nbformat.read(ROOT / "docs" / "colab" / "gpu_check.ipynb", as_version=4)
+
+
+def test_the_recipe_of_the_notebook_for_a_t4_is_accepted(t4):
+    nbformat.validate(t4)
+    settings = next(cell.source for cell in t4.cells if "CARD = " in cell.source)
+    names = {}
+    lines = [line for line in settings.splitlines() if line.startswith(("STEPS", "SMALL", "CARD", "RECIPE", "TRAIN"))]
+    exec("\n".join(lines), {"GPU": True}, names)
+    recipe, *keys = names["TRAIN"].replace("--fp16 true", "--use_cpu true").split()  # fp16 needs a card
     _, args, _ = parse_recipe(["--config", str(shipped_recipes()[recipe]), *keys])
-    assert not args.bf16
+    assert not args.bf16 and args.max_steps == 20
+
+
+@pytest.mark.slow
+def test_the_notebook_for_a_t4_runs_on_a_cpu(t4, monkeypatch, tmp_path):
+    from nbclient import NotebookClient
+
+    for name, value in {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OUT": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    NotebookClient(t4, timeout=1200, resources={"metadata": {"path": str(ROOT)}}).execute()
+    (last,) = t4.cells[-1].outputs
+    found = json.loads(last.text)
+    assert found["resume_differs"] == 0.0 and len(found["steps"]) == 4 and found["speedup"] > 0
