@@ -206,7 +206,7 @@ sampled, moved, saved and resumed as they are trained. TRL's own GRPOTrainer acc
 
 `init_lora_weights` is one of {initialisations}.
 
-These keys take a LoRA with some of its options:
+These keys take a LoRA, but not all of its options:
 
 {adapter_options}
 
@@ -260,6 +260,14 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def grouped(rows: list[list[str]]) -> list[list[str]]:
+    """Return one row for all names (first cells) whose other cells are equal."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        names.setdefault(tuple(cells), []).append(name)
+    return [[", ".join(group), *cells] for cells, group in names.items()]
+
+
 def code(names: typing.Iterable[object]) -> str:
     """Return names as code, separated by commas; a dash for none."""
     return ", ".join(f"`{name}`" for name in names) or "–"
@@ -296,9 +304,9 @@ def make_supported_page() -> str:
         ),
         initialisations=code(map(repr, supported.INITIALISATIONS)),
         adapter_options=table(
-            ["key", "options of LoRA"],
+            ["key", "options that it does not take"],
             [
-                [f"`{key}`", code(name for name in supported.ADAPTERS["LORA"] if name in options)]
+                [f"`{key}`", code(name for name in supported.ADAPTERS["LORA"] if name not in options)]
                 for key, options in supported.ADAPTER_OPTIONS.items()
             ],
         ),
@@ -314,15 +322,17 @@ def make_supported_page() -> str:
                 for name, way in supported.DISTRIBUTIONS.items()
             ],
         ),
-        families=table(["`model_type`", "`pack_groups`", "`compact_generation`", "CUDA graph"], families),
+        families=table(["`model_type`", "`pack_groups`", "`compact_generation`", "CUDA graph"], grouped(families)),
         positions=code(supported.POSITIONS),
         learned=code(supported.LEARNED_POSITIONS),
-        losses=table(["`loss_type`", "weights of tokens", "has a clipped ratio (`loss_mode`)"], losses),
+        losses=table(["`loss_type`", "weights of tokens", "has a clipped ratio (`loss_mode`)"], grouped(losses)),
         levels=code(supported.IMPORTANCE_LEVELS),
         estimators=code(supported.KL_ESTIMATORS),
         advantages=code(supported.ADVANTAGES),
-        optimizers=table(["class", "remembers", "`lora_growth_every`"], optimizers),
-        schedules=table(["`lr_scheduler_type`", "a reset can restart it", "a run can be made longer"], schedules),
+        optimizers=table(["class", "remembers", "`lora_growth_every`"], grouped(optimizers)),
+        schedules=table(
+            ["`lr_scheduler_type`", "a reset can restart it", "a run can be made longer"], grouped(schedules)
+        ),
         versions=", ".join(f"{name} {version}" for name, version in supported.VERSIONS.items()),
         command=COMMAND,
     )
