@@ -45,7 +45,8 @@ def runs_of(part: str) -> list[tuple]:
     if part == "tuned":
         tuning = pd.read_csv(TABLE).query("part == 'tuning'").sort_values("sampled")
         values = tuning.groupby("variant")["value"].last().to_dict()  # the best
-    return [(part, base, name, values[name]) for base, name in product(range(1, 6), VARIANTS)]
+        values = {name: values[name] for name in VARIANTS if values[name] != THRESHOLDS[name]}
+    return [(part, base, name, value) for base, (name, value) in product(range(1, 6), values.items())]
 
 
 def make(run: tuple) -> dict:
@@ -58,9 +59,8 @@ def make(run: tuple) -> dict:
     keys += f"--max_steps {240 if part == 'tuning' else 480} {VARIANTS[variant].format(value)}"
     train(*build(*parse_recipe(keys.split())))
     log = pd.read_json(output / "metrics.jsonl", lines=True)
-    row = dict(
-        zip(NAMES, run, strict=True), tokens=log["tokens_generated"].sum(), masked=log["clip_region_mean"].mean()
-    )
+    row = dict(zip(NAMES, run, strict=True))
+    row |= {"tokens": log["tokens_generated"].sum(), "masked": log["clip_region_mean"].mean()}
     held_out = HeldOut(output, "validation" if part == "tuning" else "test", 512)
     for prefix, model in (("", held_out.trained), ("untrained_", held_out.base)):
         row[f"{prefix}sampled"] = held_out.samples(model, 8)["correct"].mean()
@@ -80,7 +80,8 @@ def make_missing(part: str) -> None:
 
 def table(part: str) -> pd.DataFrame:
     """Return each variant minus the clip, sampled and greedy: intervals over starting models, p by Holm."""
-    rows = pd.read_csv(TABLE).query("part == @part")
+    rows = pd.read_csv(TABLE).query("part in ('papers', @part)").sort_values("part")
+    rows = rows.drop_duplicates(["base", "variant"], keep="last")  # a tuned threshold may be the paper's
     wide = rows.pivot(index="base", columns="variant", values=["sampled", "greedy"])
     pairs = product(list(VARIANTS)[1:], ("sampled", "greedy"))
     found = [tested(f"{name}, {score}", (wide[score, name] - wide[score, "clip"]).dropna()) for name, score in pairs]
