@@ -6,7 +6,7 @@ The models that the policy is compared with, and the [`Scorer`], which scores ba
 | a full model | a second model | TRL, from the policy's path; a copy if the policy is of another class |
 | a `PeftModel` | the frozen adapter `ref` | TRL copies the adapter `default` |
 | a model and a `peft_config`, no resets | the model without its adapter | TRL |
-| a model and a `peft_config`, with resets | the frozen adapter `ref` | `Plan.wrap` makes a `PeftModel` for TRL |
+| a model and a `peft_config`, with resets | the frozen adapter `ref` | [`AnchorModels`]; TRL scores with it |
 
 A reference that resets can move is set to the policy at the start of the run and by each reset.
 """
@@ -28,7 +28,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
-from trl.trainer.utils import add_fused_lm_head, use_adapter
+from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, use_adapter
 
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
@@ -124,6 +124,7 @@ def frozen_adapter(model, name: str) -> str:
     # The new adapter starts from random values, which must not advance the run's random state.
     with torch.random.fork_rng():
         model.add_adapter(name, model.peft_config["default"])
+    disable_dropout_in_model(model)  # the copy's alone: an active dropout of the policy is refused
     for ref, policy in AdapterReference(model, name).pairs():
         ref.data.copy_(policy.data)
     return name
@@ -199,6 +200,8 @@ class AnchorModels:
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
             # A later TRL may create `ref` for its own sync. Nothing else moves it: the reference is the base model.
             self.policy.delete_adapter("ref")
+        if self.wrapped_by_trl and self.moves:  # TRL's own reference would be the base model
+            frozen_adapter(self.policy, "ref")
         if "ref" not in self.policy.peft_config:  # given a `peft_config`, TRL uses the base model
             return AdapterReference(self.policy, None)
         reference = AdapterReference(self.policy)

@@ -192,7 +192,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
         self.anchors = Anchors(plan.args)
-        plan.wrap()  # under LoRA, a moving reference is an adapter of the same model
         with plan.loading():
             super().__init__(**plan.given)
         self.made_by_trl = {COMPLETIONS}.difference(RunFolder(plan.args.output_dir).contents())  # an empty folder

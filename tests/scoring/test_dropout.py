@@ -2,7 +2,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_prorl.cli.dropout import check_dropout
@@ -39,6 +39,15 @@ def test_a_trainer_with_an_anchor_refuses_dropout_or_switches_it_off(make_traine
     for cure, rate in (({"disable_dropout": True, **keys}, 0), ({"beta": 0.1}, 0.1)):  # plain TRL keeps its own
         modules = make_trainer(**given, **cure).model.modules()
         assert {module.p for module in modules if isinstance(module, torch.nn.Dropout)} == {rate}
+
+
+@pytest.mark.parametrize("keys", [{"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}])
+def test_a_frozen_copy_of_an_adapter_has_no_dropout(make_trainer, tiny_model, keys):
+    config = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+    trainer = make_trainer(model=model, lora=False, disable_dropout=True, **keys)
+    assert len(trainer.model.peft_config) == 2
+    assert {module.p for module in trainer.model.modules() if isinstance(module, torch.nn.Dropout)} == {0}
 
 
 @pytest.mark.parametrize("cure", [{"disable_dropout": True}, {"model_init_kwargs": {"attention_dropout": 0.0}}])

@@ -266,10 +266,15 @@ LEARNED = {
 
 
 @pytest.mark.parametrize("kind", LEARNED_POSITIONS)
-def test_a_type_with_learned_positions_is_trained_as_it_is_sampled(make_trainer, tiny_model, kind, monkeypatch):
+def test_a_type_with_learned_positions_is_trained_as_it_is_sampled(
+    make_trainer, tiny_model, kind, monkeypatch, tmp_path
+):
     tokens = AutoTokenizer.from_pretrained(tiny_model)
     sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id}
-    trainer = make_trainer(model=LEARNED[kind](**sizes), lora=False, beta=0.1, beta_old=0.1, disable_dropout=True)
+    model = LEARNED[kind](**sizes)
+    model.save_pretrained(tmp_path / "model")
+    model.config._name_or_path = str(tmp_path / "model")
+    trainer = make_trainer(model=model, lora=False, beta=0.1, beta_old=0.1, disable_dropout=True)
     ids, mask, keep = batch_of([(5, [20, 16]), (9, [12])])
     prompts = ids[:, :-keep]
     keys = {"attention_mask": mask[:, :-keep], "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}

@@ -2,18 +2,15 @@
 
 import inspect
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from accelerate.utils import set_seed
-from peft import PeftConfig, PeftModel, get_peft_model
-from transformers import AutoProcessor, PreTrainedModel, Trainer
+from peft import PeftConfig, PeftModel
+from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
-from trl.trainer.utils import create_model_from_path, get_config_model_id
+from trl.trainer.utils import get_config_model_id
 
 from ..anchors import ANCHORS
 from ..config import ProRLConfig
@@ -24,7 +21,6 @@ from ..files import check_contents
 from ..identity import changing_keys
 from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class, inner_of
-from ..quiet import without_warning
 from ..reference import check_adapter
 from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
@@ -35,7 +31,6 @@ from ..weights import check_decoder, read_config, refuse_kernel, whole_weights
 from .adapters import check_head, check_loaded, check_room_to_grow, leave_out_towers
 from .checks import (
     check_columns,
-    check_in_one_place,
     check_measured,
     check_reward_names,
     check_rows,
@@ -54,7 +49,7 @@ class Plan:
     The arguments of a trainer, and what follows from them.
 
     Attributes:
-        given (`dict[str, Any]`): Arguments of [`~trl.GRPOTrainer`] by name; [`Plan.wrap`] replaces the model.
+        given (`dict[str, Any]`): Arguments of [`~trl.GRPOTrainer`] by name.
         name (`str`, *optional*): The model's name as given; `None` if a model object was given.
         keys (`dict[str, Any]`): The configuration as given, before TRL changes it.
         resets (`bool`): Whether a reset can be requested.
@@ -63,7 +58,6 @@ class Plan:
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
         casts_head (`bool`): Whether trl-prorl casts the LM head of a model with adapters to fp32. (TRL looks for the
             embeddings of a tied head in the adapter's wrapper, where they are not.)
-        loads (`bool`): Whether the model is loaded here, because its reference has to move.
     """
 
     given: dict[str, Any]
@@ -74,7 +68,6 @@ class Plan:
     fresh_adapter: bool
     given_wrapped: bool
     casts_head: bool
-    loads: bool = False
 
     @classmethod
     def from_arguments(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
@@ -128,6 +121,11 @@ class Plan:
             given["model"] = find_model(model, "model", args.model_init_kwargs)
         check_quantisation(given.get("quantization_config"))
         _check_model(given["model"], args)
+        if is_full and args.beta != 0.0 and not isinstance(model, str) and not get_config_model_id(model.config):
+            raise ValueError(
+                f"beta={args.beta} with a full model that was not loaded from a path: TRL loads the reference from "
+                "there. Save the model with save_pretrained, and pass the folder."
+            )
         if config is not None:
             given["peft_config"] = _adapter_of_text(args, given)
         return cls(
@@ -146,94 +144,26 @@ class Plan:
         """The configuration."""
         return self.given["args"]
 
-    def wrap(self) -> None:
-        """
-        Make the model a `PeftModel` if its reference has to move. With a `peft_config`, TRL's reference is the base
-        model, which cannot move; with a `PeftModel`, it is a separate adapter.
-        """
-        given = self.given
-        model = given["model"]
-        args = self.args
-        init = args.model_init_kwargs or {}
-        wraps = given.get("peft_config") is not None
-        if not (self.moves and wraps):
-            return
-        set_seed(args.seed)  # as TRL does before it wraps a model
-        quantisation = given.pop("quantization_config", None)
-        if isinstance(model, str):
-            self.loads = True
-            with whole_weights(model), readable_files(model):
-                if given.get("processing_class") is None:
-                    given["processing_class"] = AutoProcessor.from_pretrained(
-                        model,
-                        revision=init.get("revision"),
-                        trust_remote_code=args.trust_remote_code,
-                        truncation_side="left",
-                        padding_side="left",
-                    )
-                model = _loaded(model, args, quantisation)
-        check_in_one_place(model)
-        given["model"] = get_peft_model(model, given.pop("peft_config"))
-        check_head(given["model"])
-
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Provide what TRL's trainer needs while it is built, and drop warnings that do not apply."""
+        """
+        Provide a context for the construction of TRL's trainer: its models get all of their weights, its engine takes
+        adapters, and the LM head of a model with adapters is left as it is.
+        """
         model = self.given["model"]
         args = self.args
-        with ExitStack() as contexts:
-            source = model if isinstance(model, str) else get_config_model_id(model.config)
-            contexts.enter_context(whole_weights(source))
-            contexts.enter_context(readable_files(source))
-            if self._has_no_path:
-                contexts.enter_context(_saved_for_reference(model))
-            if self.loads:  # the arguments that TRL warns about were used
-                contexts.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
-            if _is_in_one_place(model):
-                contexts.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
-            if args.vllm_enable_lora:
-                config = self.given.get("peft_config") or model.peft_config["default"]
-                contexts.enter_context(let_engine_take_adapters(_largest_rank(args, config)))
-            if self.casts_head:
-                contexts.enter_context(_without_cast(args))
-            yield
-
-    @property
-    def _has_no_path(self) -> bool:
-        """Return whether TRL has to load a reference of a full model that was made in memory."""
-        model = self.given["model"]
-        full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
-        return full and self.args.beta != 0.0 and not get_config_model_id(model.config)
-
-
-@contextmanager
-def _saved_for_reference(model: PreTrainedModel) -> Iterator[None]:
-    """Give a model a path for as long as this lasts: TRL loads a full-model reference from the policy's path."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.config._name_or_path = folder
-        model.save_pretrained(folder)
+        source = model if isinstance(model, str) else get_config_model_id(model.config)
+        engine = nullcontext()
+        if args.vllm_enable_lora:
+            config = self.given.get("peft_config") or model.peft_config["default"]
+            engine = let_engine_take_adapters(_largest_rank(args, config))
+        casts = args.cast_lm_head_to_fp32
+        args.cast_lm_head_to_fp32 = casts and not self.casts_head
         try:
-            yield
+            with whole_weights(source), readable_files(source), engine:
+                yield
         finally:
-            model.config._name_or_path = ""
-
-
-@contextmanager
-def _without_cast(args: ProRLConfig) -> Iterator[None]:
-    """Keep TRL from casting the LM head for as long as this lasts: [`prepare_policy`] does it."""
-    args.cast_lm_head_to_fp32 = False
-    try:
-        yield
-    finally:
-        args.cast_lm_head_to_fp32 = True
-
-
-def _is_in_one_place(model: PreTrainedModel | str) -> bool:
-    """Return whether a model with a device map is on one device, as all are that TRL loads on one GPU."""
-    if isinstance(model, str):
-        return torch.cuda.device_count() < 2
-    places = set((getattr(model, "hf_device_map", None) or {}).values())
-    return len(places) == 1
+            args.cast_lm_head_to_fp32 = casts
 
 
 def _adapters_of(model: PreTrainedModel | str, config: PeftConfig | None) -> dict[str, PeftConfig]:
@@ -387,14 +317,3 @@ def _check_requests(args: ProRLConfig, config) -> None:
             f"vllm_enable_lora=True supports ranks up to {RANKS[-1]} (vLLM's limit), but the adapter's rank reaches "
             f"{rank}. Lower lora_r or lora_growth_max_rank, or remove vllm_enable_lora."
         )
-
-
-def _loaded(model: str, args: ProRLConfig, quantization_config):
-    """Return the model of a path or a Hub name, loaded as TRL loads it."""
-    init = dict(args.model_init_kwargs or {})
-    if quantization_config is not None:
-        init["quantization_config"] = quantization_config
-    if args.distributed_state.distributed_type in ["MULTI_GPU", "DEEPSPEED"]:
-        init["device_map"] = None
-    init.setdefault("trust_remote_code", args.trust_remote_code)
-    return create_model_from_path(model, **init)
