@@ -177,6 +177,11 @@ class BaseModel:
     sha256: str | None = None
 
     @property
+    def short_name(self) -> str:
+        """The Hub name, or the last part of the path."""
+        return self.hub_id or Path(self.name).name
+
+    @property
     def is_embedded(self) -> bool:
         """Return whether it is a model that comes with this package."""
         return embedded_base.is_embedded(self.name)
