@@ -59,37 +59,15 @@ def _spell_bytes(match: re.Match) -> str:
     )
 
 
-# Pieces of a shell command: spaces; text in three kinds of quotes; an escaped character; any other character.
-_PIECE = re.compile(
-    r"""(?P<space>\s+)|'(?P<plain>[^']*)'|\$'(?P<escaped>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<kept>.)"""
-    """|(?P<other>.)""",
-    re.DOTALL,
-)
-
-
 def shell_words(command: str) -> list[str]:
     """
-    Split a command into words as [`shell_quote`] quotes them; it may come from an untrusted file. No character has an
-    effect: unclosed quotes, `;` and `$(` are characters of a word.
+    Return the words of a shell command from a file, none of which takes effect: `;` and `$(` are characters of a word.
+    A command with an unclosed quote is one word.
     """
-    words = []
-    begun = False
-    for piece in _PIECE.finditer(command):
-        if piece["space"]:
-            begun = False
-            continue
-        if not begun:
-            words.append("")
-            begun = True
-        words[-1] += _read_escapes(piece["escaped"]) if piece.lastgroup == "escaped" else piece[piece.lastgroup]
-    return words
-
-
-def _read_escapes(spelt: str) -> str:
-    read = b""
-    for byte, kept, other in re.findall(r"\\x([0-9a-f]{2})|\\(.)|([^\\]+)", spelt, re.DOTALL):
-        read += bytes.fromhex(byte) or (kept or other).encode(errors="surrogateescape")
-    return read.decode(errors="surrogateescape")
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return [command]
 
 
 def spell_again(command: str) -> str:

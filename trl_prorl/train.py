@@ -21,6 +21,7 @@ from .checkpoint_files import FinishedError, begins_again, find_checkpoint
 from .cli.checks import check_prompts_fit, check_rows
 from .cli.command_line import main  # noqa: F401  scripts import it from here
 from .cli.ending import (
+    as_bad_input,
     describe_saved_state,
     end_interrupted,
     interrupt_as_usual,
@@ -219,11 +220,10 @@ def run(
     except (RunError, BrokenPipeError):
         raise
     except Exception as error:
-        is_input = isinstance(error, ValueError | OSError | ImportError)
-        if is_input and (trainer is None or not trainer.has_begun):
-            raise InputError(str(error)) from error
-        is_early = trainer is None or not trainer.has_begun or trainer.state.global_step == 0
-        if is_early and is_refusal_of_library(error):
+        if trainer is None or not trainer.has_begun:
+            with as_bad_input():
+                raise
+        if trainer.state.global_step == 0 and is_refusal_of_library(error):
             raise InputError(str(error)) from error
         if isinstance(error, InputError | OSError):
             raise RunError(str(error)) from error

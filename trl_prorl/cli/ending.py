@@ -117,16 +117,15 @@ def as_bad_input() -> Iterator[None]:
         yield
     except (InputError, RunError, BrokenPipeError):
         raise
-    except ImportError as error:
-        from ..upstream import with_cure
-
-        raise InputError(str(with_cure(error))) from error
-    except (ValueError, OSError) as error:
-        raise InputError(str(error)) from error
     except Exception as error:
-        if not is_refusal_of_library(error):
+        shown = error
+        if isinstance(error, ImportError):
+            from ..upstream import with_cure
+
+            shown = with_cure(error)
+        elif not isinstance(error, ValueError | OSError) and not is_refusal_of_library(error):
             raise
-        raise InputError(str(error)) from error
+        raise InputError(str(shown)) from error
 
 
 def is_refusal_of_library(error: Exception) -> bool:
