@@ -32,6 +32,8 @@ class Anchor:
         column (`str`): Key of its log-probabilities in a batch, shape `(B, T)`.
         kl_key (`str`): Key of its KL in `metrics.jsonl`.
         measured_when (`str`), never_scored (`str`): When its KL is logged, and when its forwards are 0.
+        scored_at (`str`): When its log-probabilities are computed: `"sampling"` as TRL requests them, `"batch"` once
+            the generation batch is finished, or `"loss"`.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
         copies_policy (`bool`): Whether it keeps a copy of the starting policy.
         coefficient (`float`): Current value; 0 means no KL term.
@@ -46,6 +48,7 @@ class Anchor:
     kl_key: str
     measured_when: str
     never_scored: str
+    scored_at: str = "batch"
     works_in_reward = True
     copies_policy = False
 
@@ -70,16 +73,6 @@ class Anchor:
         """Return whether its model must score generation batch `generation`, counted from 0, if TRL did not."""
         return self.is_on
 
-    @property
-    def is_left_to_loss(self) -> bool:
-        """Return whether the loss provides its log-probabilities."""
-        return False
-
-    @property
-    def is_needed_at_once(self) -> bool:
-        """Return whether TRL itself needs its log-probabilities while it makes a generation batch."""
-        return False
-
     def acts_on(self, batch: Mapping[str, "torch.Tensor"]) -> bool:
         return self.is_on
 
@@ -103,11 +96,11 @@ class ReferenceAnchor(Anchor):
         return models.make_reference() if self.is_on else None
 
     def needs_scoring(self, generation: int) -> bool:
-        return self.args.beta != 0.0 and self.args.ref_compute == "cached"
+        return self.args.beta != 0.0 and self.scored_at == "batch"
 
     @property
-    def is_left_to_loss(self) -> bool:
-        return self.args.ref_compute == "naive_epoch"
+    def scored_at(self) -> str:
+        return "batch" if self.args.ref_compute == "cached" else "loss"
 
 
 class OldPolicyAnchor(Anchor):
@@ -139,12 +132,10 @@ class OldPolicyAnchor(Anchor):
         return self.args.old_logps_source == "forward"
 
     @property
-    def is_left_to_loss(self) -> bool:
-        return self.args.old_logps_source == "first_pass"
-
-    @property
-    def is_needed_at_once(self) -> bool:
-        return self.args.corrects_sampler
+    def scored_at(self) -> str:
+        if self.args.old_logps_source == "first_pass":
+            return "loss"
+        return "sampling" if self.args.corrects_sampler else "batch"
 
     def logps(self, batch, policy_logps):
         """

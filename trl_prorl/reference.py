@@ -420,7 +420,7 @@ class InitialAdapter:
 # its loss. If sound, the first two requests get an empty answer, and the finished batch is scored under each missing
 # anchor:
 #
-#     TRL makes a generation batch ── asks for π_old, π_ref ──→ answer_request    log-probabilities, or nothing
+#     TRL makes a generation batch ── asks for π_old, π_ref ──→ score_for_trl     log-probabilities, or nothing
 #     the batch is finished ────────────────────────────────→ score_anchor       once for each anchor that it lacks
 #     TRL computes its loss ────────── asks for the policy ────→ score_policy      the rows of a `PolicyPass`
 
@@ -478,7 +478,7 @@ class Scorer:
 
     # Requests of TRL while it makes a generation batch.
 
-    def answer_request(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
+    def score_for_trl(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
         Answer TRL's request for log-probabilities of π_old or the reference; the model that TRL would call shows
         which. `trl_score` is TRL's `_get_per_token_logps_and_entropies`, followed by its arguments. Returns TRL's
@@ -497,10 +497,9 @@ class Scorer:
         Return whether TRL does not need an anchor's log-probabilities yet, because the loss or the finished batch
         provides them.
         """
-        if anchor.is_left_to_loss:
-            return True
-        can_wait = self.text_only and not self.args.is_trl
-        return can_wait and not anchor.is_needed_at_once
+        if anchor.scored_at == "batch":
+            return self.text_only and not self.args.is_trl
+        return anchor.scored_at == "loss"
 
     # Request of TRL in its loss.
 

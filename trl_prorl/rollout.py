@@ -24,6 +24,22 @@ EQUAL_GROUPS = "frac_reward_zero_std"
 
 
 @dataclass
+class SamplingCall:
+    """
+    TRL makes a generation batch.
+
+    Attributes:
+        in_training (`bool`): Whether it is one of training, and not of an evaluation.
+        tool_masks (`list[list[int]]`, *optional*): Of the sampled rows: 0 for tokens that no model sampled.
+        outcome ([`Outcome`], *optional*): The result, once the rewards are computed.
+    """
+
+    in_training: bool
+    tool_masks: list[list[int]] | None = None
+    outcome: "Outcome | None" = None
+
+
+@dataclass
 class Outcome:
     """
     The results of sampling in addition to the batch.

@@ -18,8 +18,8 @@ TRL that this trainer relies on.
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -95,6 +95,7 @@ from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rewards import guard_reward, settle_models
 from .rollout import (
     Outcome,
+    SamplingCall,
     keep_groups_together,
     set_advantages,
 )
@@ -175,9 +176,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     _tag_names = ["trl", "grpo", "prorl"]
     has_begun = False
     resets: Resets | None = None  # None until TRL's trainer is made
-    _makes_batch = False  # whether TRL makes a generation batch of training
-    _policy_pass: PolicyPass | None = None  # set while TRL computes the loss of its micro-batch
-    _tool_masks: list[list[int]] | None = None  # of the sampled rows: 0 for tokens that no model sampled
+    _call: SamplingCall | PolicyPass | None = None  # what TRL computes for us: a generation batch, or a loss
     _outcome: Outcome | None = None  # of the rows that TRL sampled and rewarded last
 
     # ------------------------------------------------------------------------------------------------ assembly
@@ -333,7 +332,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         Coefficient of the KL to the reference, from which TRL decides whether to build and score a reference. It is 0
         while TRL computes a loss with our KL terms.
         """
-        if self._policy_pass is not None and self.args.adds_penalty:
+        if isinstance(self._call, PolicyPass) and self.args.adds_penalty:
             return 0.0
         return self.anchors["ref"].coefficient
 
@@ -486,7 +485,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _generate(self, prompts):
         """Keep the masks of tokens that tools wrote."""
         generated = super()._generate(prompts)
-        self._tool_masks = generated[2]  # in the batch, `mask_truncated_completions` clears those of truncated ones
+        if isinstance(self._call, SamplingCall):
+            # In the batch, `mask_truncated_completions` clears those of truncated ones.
+            self._call.tool_masks = generated[2]
         self.first_batch.compare_score(*generated[:2])
         return generated
 
@@ -499,14 +500,19 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         Call TRL's method, during which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed.
         """
         self._keep_others()
-        self._makes_batch = self.model.training
+        with self._calling(SamplingCall(self.model.training)) as call, checkpointing_off(self.model):
+            batch = super()._generate_and_score_completions(inputs)
+        call.outcome.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
+        return batch, call.outcome
+
+    @contextmanager
+    def _calling(self, call: SamplingCall | PolicyPass) -> Iterator[SamplingCall | PolicyPass]:
+        """Let the methods that TRL calls see what it computes."""
+        self._call = call
         try:
-            with checkpointing_off(self.model):
-                batch = super()._generate_and_score_completions(inputs)
+            yield call
         finally:
-            self._makes_batch = False
-        self._outcome.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
-        return batch, self._outcome
+            self._call = None
 
     def _take_metrics(self) -> dict[str, float]:
         """Take the metrics that TRL has appended to its lists."""
@@ -538,12 +544,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if training else self.num_generations_eval
         outcome = Outcome.from_rewards(
-            rewards, size, inputs, completions, completion_ids_list, self._tool_masks, correct, seconds
+            rewards, size, inputs, completions, completion_ids_list, self._call.tool_masks, correct, seconds
         )
         outcome.count_scored(self.reward_func_names)
         if not training:
             self.verdicts.add(correct, outcome.tasks)
-        self._outcome = outcome
+        self._call.outcome = outcome
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring
@@ -554,14 +560,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         # scores any model.
         trl_score = self._trl_score
         rows = (input_ids, attention_mask, logits_to_keep)
-        if self._policy_pass is not None:
+        call = self._call
+        if isinstance(call, PolicyPass):
             is_counted = self.model.training
-            scored = self.scorer.score_policy(self._policy_pass, is_counted, trl_score, model, *rows, **kwargs)
-            if self._policy_pass.batch is not None:
-                self._apply_trust_region(self._policy_pass)
+            scored = self.scorer.score_policy(call, is_counted, trl_score, model, *rows, **kwargs)
+            if call.batch is not None:
+                self._apply_trust_region(call)
             return scored
-        if self._makes_batch:
-            return self.scorer.answer_request(trl_score, model, *rows, **kwargs)
+        if isinstance(call, SamplingCall) and call.in_training:
+            return self.scorer.score_for_trl(trl_score, model, *rows, **kwargs)
         return self.scorer.score(trl_score, model, *rows, **kwargs)
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
@@ -679,11 +686,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.args.trust_region is not None:
             inputs = dict(inputs)
             policy_pass.batch = inputs
-        self._policy_pass = policy_pass
-        try:
+        with self._calling(policy_pass):
             return super().compute_loss(model, inputs, *others)
-        finally:
-            self._policy_pass = None
 
     def _apply_trust_region(self, policy_pass: PolicyPass) -> None:
         """Set the advantages of tokens outside the region to 0. TRL reads them after it has called the policy."""
