@@ -332,34 +332,10 @@ class Anchors(Part):
                 terms.append(anchor.coefficient * log_ratio.sum(1))
         return torch.stack(terms).sum(0)
 
-    def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
-        """
-        Compute the per-token penalty of every anchor that acts on a batch, without its coefficient: shape `(B, T)`, by
-        the anchor's name. The batch has advantages `(B,)`, masks `(B, T)` and the anchors' log-probabilities `(B, T)`;
-        `logps` `(B, T)` are the policy's, with gradient; `level` is TRL's `importance_sampling_level`.
-        """
-        mask = completion_mask(batch)
-        if self.args.drop_zero_rows:
-            has_advantage = batch["advantages"].unsqueeze(1) != 0.0
-            mask = mask * has_advantage
-        mask = mask.bool()
-        policy_logps = zero_masked(logps, mask)
-        ratio = None
-        if self.args.use_bias_correction_kl:
-            old_logps = zero_masked(self["old"].logps(batch, logps), mask)
-            ratio = importance_ratio(policy_logps, old_logps, mask, level)
-        penalties = {}
-        for anchor in self.acting(batch):
-            anchor_logps = zero_masked(anchor.logps(batch, logps), mask)
-            penalties[anchor.name] = kl_penalty(
-                policy_logps, anchor_logps, self.args.kl_estimator, ratio, self.args.kl_clamp
-            )
-        return penalties
-
     def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
         """
         Return whether any active anchor's estimate of a token exceeds `kl_clamp`, shape `(B, T)`; arguments as in
-        [`Anchors.penalties`].
+        [`Anchors.penalty`].
         """
         beyond = torch.zeros_like(logps, dtype=torch.bool)
         for anchor in self.acting(batch):
@@ -370,14 +346,35 @@ class Anchors(Part):
         self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
     ) -> Penalty | None:
         """
-        Compute the KL terms of a micro-batch: Σ coefficient · penalty over anchors and tokens. `weights` `(B, T)` are
-        the tokens' weights in the loss; other arguments as in [`Anchors.penalties`]. Returns `None` if no anchor acts.
+        Compute the KL terms of a micro-batch: Σ coefficient · KL · weight over anchors and tokens.
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`): Advantages `(B,)`, masks and the anchors' log-probabilities `(B, T)`.
+            logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
+            level (`str`): TRL's `importance_sampling_level`.
+            weights (`torch.Tensor` of shape `(B, T)`): The tokens' weights in the loss.
+
+        Returns [`Penalty`] or `None`: `None` if no anchor acts on the batch.
         """
-        penalties = self.penalties(batch, logps, level)
-        if not penalties:
+        acting = self.acting(batch)
+        if not acting:
             return None
-        weighted = sum(self[name].coefficient * penalty for name, penalty in penalties.items())
-        return Penalty(penalties, (weighted * weights).sum())
+        args = self.args
+        mask = completion_mask(batch)  # (B, T)
+        if args.drop_zero_rows:
+            mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
+        mask = mask.bool()
+        policy_logps = zero_masked(logps, mask)  # (B, T)
+        ratio = None
+        if args.use_bias_correction_kl:
+            old_logps = zero_masked(self["old"].logps(batch, logps), mask)  # (B, T)
+            ratio = importance_ratio(policy_logps, old_logps, mask, level)  # (B, T) or (B, 1)
+        by_anchor = {}
+        for anchor in acting:
+            anchor_logps = zero_masked(anchor.logps(batch, logps), mask)  # (B, T)
+            by_anchor[anchor.name] = kl_penalty(policy_logps, anchor_logps, args.kl_estimator, ratio, args.kl_clamp)
+        weighted = sum(anchor.coefficient * by_anchor[anchor.name] for anchor in acting)  # (B, T)
+        return Penalty(by_anchor, (weighted * weights).sum())
 
     def row(self, step: int, row: Mapping[str, float]) -> None:
         active = self.active
