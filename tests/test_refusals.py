@@ -44,6 +44,7 @@ CUT = {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterati
 SUM_LATER = {"multi_objective_aggregation": "normalize_then_sum"}
 ON = {"compact_generation": "on"}
 REGION = {"trust_region": "dppo_tv", "num_iterations": 2}
+MERGED = {"merge_micro_batches": "on", "gradient_accumulation_steps": 2}
 RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
 # Keys that contradict one another, and one of them left out or changed so that they do not.
 CONTRADICTIONS = [
@@ -78,6 +79,12 @@ CONTRADICTIONS = [
     ({"max_completion_length": None}, {"max_completion_length": 8}),
     (ON | {"use_vllm": True}, {"compact_generation": "auto"}),
     (ON | {"use_transformers_continuous_batching": True}, {"compact_generation": "auto"}),
+    (MERGED | {"loss_type": "bnpo"}, {"loss_type": "dapo"}),
+    (MERGED | {"trust_region": "m2po", "num_iterations": 2}, {"trust_region": "ipo"}),
+    (MERGED | {"entropy_coef": 0.1}, {"entropy_coef": 0.0}),
+    (MERGED | {"top_entropy_quantile": 0.5}, {"merge_micro_batches": "auto"}),
+    (MERGED | {"gradient_accumulation_steps": 1}, {"gradient_accumulation_steps": 2}),
+    (MERGED | {"steps_per_generation": 1}, {"steps_per_generation": 2}),
     ({"loss_mode": "unclipped", "loss_type": "cispo"}, {"loss_type": "dapo"}),
     ({"loss_mode": "unclipped", "delta": 2.0}, {"loss_mode": "clipped"}),
     ({"loss_mode": "no_ratio", "delta": 2.0}, {"delta": None}),

@@ -328,6 +328,7 @@ class CheckpointMixin:
         execution = {
             "packing": str(self.acceleration.packing),
             "compact_generation": str(self.acceleration.generation),
+            "merging": str(self.acceleration.merging),
         }
         if self.unused_defaults:
             execution["unused_defaults"] = self.unused_defaults

@@ -193,11 +193,36 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         Number of micro-batches, from the first of a generation batch, that may exchange rows without changing an
         update's gradient: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
         """
-        averages = LOSS_TYPES[self.loss_type].aggregation
-        by_micro_batch = averages == "batch_mean" or self.trust_region == "m2po"
-        if by_micro_batch or self.has_entropy_bonus or self.top_entropy_quantile < 1.0:
+        if self.compares_tokens is not None:
             return 1
         return math.gcd(self.gradient_accumulation_steps, self.steps_per_generation)
+
+    @property
+    def compares_tokens(self) -> str | None:
+        """The key, with its value, by which a loss averages or ranks the tokens of each micro-batch."""
+        if LOSS_TYPES[self.loss_type].aggregation == "batch_mean":
+            return f"loss_type={self.loss_type!r}"
+        if self.trust_region == "m2po":
+            return "trust_region='m2po'"
+        if self.has_entropy_bonus:
+            return f"entropy_coef={self.entropy_coef}, use_adaptive_entropy={self.use_adaptive_entropy}"
+        if self.top_entropy_quantile < 1.0:
+            return f"top_entropy_quantile={self.top_entropy_quantile}"
+        return None
+
+    @property
+    def merge_obstacle(self) -> str | None:
+        """Why micro-batches of an update cannot be computed at once (`merge_micro_batches`); `None` if they can."""
+        if self.compares_tokens is not None:
+            return f"{self.compares_tokens} averages or ranks the tokens of each micro-batch."
+        if not self.merges_any:
+            return f"no two micro-batches of a generation are in one update with {self.schedule}."
+        return None
+
+    @property
+    def merges_any(self) -> bool:
+        """Whether an update has two micro-batches of one generation batch."""
+        return self.gradient_accumulation_steps > 1 and self.steps_per_generation > 1
 
     @property
     def on_policy(self) -> bool:

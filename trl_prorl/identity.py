@@ -104,14 +104,16 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
     Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
 
     A key that only one of them has is not a difference: a script has no keys of a task. Neither are on and auto, which
-    is on wherever that is possible, nor keys of evaluations that change nothing.
+    is on wherever that is possible (but of micro-batches auto merges fewer), nor keys of evaluations that change
+    nothing.
     """
     left_out = {EVALUATIONS_ACT}
     if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
         left_out |= EVALUATION_KEYS
     found = {}
     for key in sorted(then.keys() - left_out):
-        if key in now and then[key] != now[key] and {str(then[key]), str(now[key])} != {"on", "auto"}:
+        is_alike = {str(then[key]), str(now.get(key))} == {"on", "auto"} and key != "merge_micro_batches"
+        if key in now and then[key] != now[key] and not is_alike:
             found[key] = [then[key], now[key]]
     return found
 

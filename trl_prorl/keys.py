@@ -349,8 +349,8 @@ class ProlongedKeys:
 
         fast (`bool`, *optional*, defaults to `False`):
             Switch on every acceleration that changes results only by rounding, or that samples from the same
-            distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto` and
-            `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
+            distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto`, `merge_micro_batches:
+            auto` and `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
             `TrlParser` passes all keys, so with it only other values are kept.) Accelerations that a run does not
             support, for example with active dropout, are skipped; a line at startup and `env.json` give the reason.
             `skip_zero_rows` is not included, because it changes logged means.
@@ -373,6 +373,17 @@ class ProlongedKeys:
         pack_max_tokens (`int`, *optional*):
             Maximum tokens per packed forward pass, to limit memory; at least the longest prompt plus
             `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
+        merge_micro_batches (`str`, *optional*, defaults to `"off"`):
+            `"on"`: the micro-batches of an update are computed in one forward and one backward pass, as far as they
+            are of one generation batch, or fit into `merge_tokens`. The gradient is the same, up to rounding. A loss
+            that averages over the tokens of each micro-batch raises an error. `"auto"`: only on a CUDA GPU, which
+            would wait for the launches of small micro-batches, and only as many as need no more memory than one of
+            TRL's; else an update is computed as in TRL, and `env.json` gives the reason.
+        merge_tokens (`int`, *optional*):
+            Maximum tokens of a forward pass over merged micro-batches: of their packed row, or without `pack_groups`
+            of their padded rows. A larger micro-batch is computed alone. `None`: with `merge_micro_batches: "on"` no
+            limit, and with `auto` 0.75 of the padded positions of one micro-batch, or all with
+            `gradient_checkpointing`. Results depend on this number by rounding, so it is not derived from free memory.
         compact_generation (`str`, *optional*, defaults to `"off"`):
             `"on"`: generation computes each prompt once for all its completions, drops finished completions, and
             samples from a copy of the policy with LoRA merged. Generation settings mean the same as in TRL. It needs a
@@ -549,6 +560,8 @@ class ProlongedKeys:
     fast_models: Annotated[list[str] | None, Key(needs=needs("pack_groups", "compact_generation"))] = None
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
     pack_max_tokens: Annotated[int | None, Key(ge=1, needs=needs("pack_groups"))] = None
+    merge_micro_batches: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
+    merge_tokens: Annotated[int | None, Key(ge=1, needs=needs("merge_micro_batches"))] = None
     compact_generation: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
     compact_max_rows: Annotated[int | None, Key(ge=1, needs=needs("compact_generation"))] = None
     compact_merge: Annotated[bool, Key(needs=needs("compact_generation"))] = True

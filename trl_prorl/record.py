@@ -116,7 +116,7 @@ class Recorder(Part):
         self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # entries that are known
         self.others = Means()  # of what is in TRL's lists outside its methods: a subclass's metrics, the step's time
         self._batches = self._batches[-1:]
-        self._losses: list[Mapping[str, float]] = []  # TRL's metrics of each micro-batch
+        self._losses: list[tuple[Mapping[str, float], int]] = []  # TRL's metrics of each loss, and its micro-batches
 
     # A step, from its generation to its row.
 
@@ -172,7 +172,7 @@ class Recorder(Part):
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
             self.meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
-        self._losses.append(micro_batch.of_trl)
+        self._losses.append((micro_batch.of_trl, micro_batch.number))
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         self.of_step["lr"] = rate
@@ -220,9 +220,9 @@ class Recorder(Part):
     def _join_losses(self) -> Means:
         """Join TRL's metrics of the step's micro-batches."""
         joined = Means()
-        for values, tokens in zip(self._losses, self.meter.micro_batch_tokens, strict=True):
+        for (values, number), tokens in zip(self._losses, self.meter.micro_batch_tokens, strict=True):
             for name, value in values.items():
-                weight = tokens if name in self.of_tokens else 1.0
+                weight = tokens if name in self.of_tokens else float(number)
                 if weight:
                     joined.add(name, value, weight)
         return joined

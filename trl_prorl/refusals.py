@@ -237,6 +237,10 @@ def refuse_losses(args: "ProRLConfig") -> None:
       `num_iterations`: every sample is used before an update, so nothing is masked.
     - `trust_region` with vLLM and `top_p`, `top_k` or `min_p`: its log-probabilities are then not the policy's.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
+    - `merge_micro_batches: "on"` with `loss_type: bnpo`, `trust_region: m2po`, an entropy bonus or
+      `top_entropy_quantile` below 1: they average or rank the tokens of each micro-batch.
+    - `merge_micro_batches: "on"` with `gradient_accumulation_steps` or `steps_per_generation` 1: there is nothing to
+      merge.
     - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler already skips steps.
     - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
     - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
@@ -257,6 +261,11 @@ def refuse_losses(args: "ProRLConfig") -> None:
         raise ValueError(
             f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
             "the entropies of all rows. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
+        )
+    if args.merge_micro_batches == "on" and args.merge_obstacle is not None:
+        raise ValueError(
+            f"merge_micro_batches='on' is not supported: {args.merge_obstacle} Set merge_micro_batches: auto, or "
+            '"off".'
         )
     if args.nonfinite == "skip" and (args.fp16 or args.deepspeed):
         raise ValueError(

@@ -69,6 +69,7 @@ from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, judges
 from .extras.vllm import keep_weights
 from .fast.first_batch import FirstBatch
 from .fast.generation import CompactGeneration
+from .fast.merged import Merging
 from .finite import FiniteGuard
 from .hub.uploads import Uploads
 from .keys import Effect
@@ -263,6 +264,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             "prompt_pool": self.prompt_pool,
             "generation": self.compact,
             "first_batch": self.first_batch,
+            "merging": self.merging,
         }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
         for callback in self.resets.callbacks:
@@ -325,6 +327,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def compact(self) -> CompactGeneration | None:
         """Samples rollouts compactly, if that is on."""
         return self.acceleration.compact
+
+    @property
+    def merging(self) -> Merging | None:
+        """Joins the micro-batches of an update, if that is on."""
+        return self.acceleration.merge
 
     @property
     def beta(self) -> float:
@@ -398,6 +405,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             for part in self.parts.values():
                 part.gradients(model)
         return loss
+
+    def _prepare_inputs(self, generation_batch):
+        """Hold back micro-batches that are computed with a later one of their update: `None` in their place."""
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.merging is None or not self.model.training:
+            return inputs
+        place = self._step % self.args.steps_per_generation
+        return self.merging.take(self._buffered_inputs, place, self.accelerator.sync_gradients)
 
     def _generate_and_score_completions(self, inputs):
         """Add a check of the rows, `boundary` and `batch` of the parts, the anchors' scores and our advantages."""
@@ -593,16 +608,22 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
               ↓
             loss            trl_loss + penalty; a `MicroBatch` of all this goes to the parts
         """
+        if inputs is None:  # held back
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         args = self.args
         adds_penalty = args.adds_penalty
         training = self.model.training
-        accumulation = self.current_gradient_accumulation_steps if training else None
+        number = self.merging.number_in(inputs) if self.merging is not None else 1
+        factor = self.aggregation.factor(number)
+        accumulation = self.current_gradient_accumulation_steps / factor if training else None
 
         self._complete_anchors(inputs)
         sampler_logps = self._take_sampler_logps(inputs)
         policy_pass = self._plan_policy_pass(inputs)
         self._keep_others()
         trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
+        if factor > 1:
+            trl_loss = trl_loss * factor
 
         penalty = None
         if args.anchored and (training or adds_penalty):
@@ -638,7 +659,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 penalty=penalty,
                 of_trl=of_trl,
                 sampler_logps=sampler_logps,
+                number=number,
             )
+            if self.merging is not None:
+                self.merging.write_back(inputs)
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.micro_batch(micro_batch)
@@ -770,6 +794,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, also that of a processor."""
         return self._tokenizer
+
+    @property
+    def own_method(self) -> str | None:
+        """The method by which a subclass prepares micro-batches, or computes their loss; `None` if it has none."""
+        for name in ("_prepare_inputs", "compute_loss", "_compute_loss"):
+            owner = next(cls for cls in type(self).__mro__ if name in vars(cls))
+            if owner not in (ProRLTrainer, GRPOTrainer):
+                return name
+        return None
 
     @property
     def is_vlm(self) -> bool:

@@ -133,7 +133,12 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
             more = f"and {len(listed) - MAX_SETTINGS} more that only some runs set (see their `config.yaml`)"
             listed = [*listed[:MAX_SETTINGS], more]
         lines.append(f"The runs also differ in {', '.join(listed)}.")
-    for key in ("packing", "old_logps", "ref_compute"):  # the loss, and having a reference, define a variant
+    for key in (
+        "packing",
+        "merging",
+        "old_logps",
+        "ref_compute",
+    ):  # the loss, and having a reference, define a variant
         values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))
         values = [value for value in values if value not in (None, "none")]
         if len(values) > 1:

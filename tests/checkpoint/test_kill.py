@@ -155,6 +155,18 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(train, case):
     assert read_events(out, "resume")
 
 
+def test_merged_micro_batches_go_on_between_two_passes(train):
+    """The checkpoint has π_old's log-probabilities by micro-batch; the loss has kept them for all at once."""
+    merged = {"merge_micro_batches": "on", "pack_groups": "on", "steps_per_generation": 2, "max_steps": 6}
+    keys = B | merged | {"gradient_accumulation_steps": 2, "compact_generation": "on"}
+    spec = {"lora": True, "prompts": 2, "keys": keys}
+    control = train("control", spec)
+    out = train("run", spec, KILLED, kill_at_step=5)
+    assert find_newest_checkpoint(out)[0].name == "checkpoint-4"  # after the first of three passes
+    train("run", spec, resume=True)
+    assert_same_run(out, control)
+
+
 TWO = {"per_device_train_batch_size": 2, "save_total_limit": None, "ddp_find_unused_parameters": False}
 TWO_PROCESSES = {
     # A generation serves two steps: 3 is inside its batch, 4 is at its end.

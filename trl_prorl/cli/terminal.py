@@ -223,6 +223,7 @@ def banner(trainer, steps: int) -> list[str]:
         "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
         "resets": describe_resets(args, steps),
         "pack_groups": trainer.acceleration.packing,
+        "merge_micro_batches": trainer.acceleration.merging,
         "compact_generation": trainer.acceleration.generation,
         "run folder": trainer.run_dir,
     }

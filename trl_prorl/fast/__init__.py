@@ -4,6 +4,7 @@ Accelerations of a step. They change numbers by rounding only, and keep the samp
 - **Scoring** (`pack_groups`): a prompt is computed once for all its completions, without padding. [`packing`] packs a
   batch into one row, [`prefix`] separates its sequences in every layer; [`head`] and [`lean_lora`] compute a frozen LM
   head and LoRA in fewer passes over memory.
+- **Updates** (`merge_micro_batches`): [`merged`] joins the micro-batches of an update, so that a GPU launches less.
 - **Sampling** (`compact_generation`): [`compact`] is a loop for `generate` that computes a prompt once and drops
   finished completions; [`merged_copy`] is the policy with its LoRA merged, and [`generation`] the part that uses both.
 

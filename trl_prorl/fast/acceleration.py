@@ -17,6 +17,7 @@ from .families import adapter_obstacle, is_listed, listing_obstacle
 from .generation import CompactGeneration, settings_obstacle
 from .head import add_frozen_head
 from .lean_lora import restore_layers, use_lean_layers
+from .merged import Merging
 from .packing import PackedScorer
 from .prefix import accept_prefixes, has_state
 from .trial import trial_obstacle
@@ -33,16 +34,20 @@ class Acceleration:
     Attributes:
         packing (`Choice`): Whether groups are packed.
         generation (`Choice`): Whether rollouts are sampled compactly.
+        merging (`Choice`): Whether micro-batches of an update are joined.
         score (`PackedScorer`, *optional*): Scores packed groups, if they are packed.
         compact (`CompactGeneration`, *optional*): Samples compactly, if that is on.
+        merge (`Merging`, *optional*): Joins micro-batches, if that is on.
         lean (`list`): LoRA layers that compute otherwise for packed rows.
     """
 
     packing: Choice
     generation: Choice
+    merging: Choice
     score: PackedScorer | None
     compact: CompactGeneration | None
     lean: list[Linear] = field(default_factory=list)
+    merge: Merging | None = None
 
     @property
     def packs(self) -> bool:
@@ -69,10 +74,13 @@ class Acceleration:
         if packing.on and is_sharded:
             packing = Choice(True, "not compared on this model, because its weights are sharded")
         generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy, listed))
+        on_cuda = trainer.accelerator.device.type == "cuda"
+        merging = choose(args, "merge_micro_batches", partial(find_merging_obstacle, trainer, packing))
         reasons = {
             "reuse_old_logps": args.reuse_obstacle,
             "pack_groups": None if packing.on else packing.reason,
             "compact_generation": None if generation.on else generation.reason,
+            "merge_micro_batches": merging.reason if on_cuda and args.merges_any else None,
         }
         score = None
         lean = []
@@ -88,7 +96,6 @@ class Acceleration:
         compact = None
         if generation.on:
             autocasts = args.bf16 or args.fp16
-            on_cuda = trainer.accelerator.device.type == "cuda"
             obstacle = listed("graphed") if on_cuda else "the model is not on a CUDA GPU."
             compact = CompactGeneration(
                 policy,
@@ -103,7 +110,10 @@ class Acceleration:
         unsupported = describe_unsupported(reasons)
         if trainer.is_world_process_zero() and unsupported:
             logger.warning(unsupported)
-        return cls(packing, generation, score, compact, lean)
+        made = cls(packing, generation, merging, score, compact, lean)
+        if merging.on:
+            made.merge = Merging(args, trainer.accelerator, packs=lambda: made.packs)
+        return made
 
     def switch_off(self, reasons: Mapping[str, str]) -> dict[str, str]:
         """Switch off accelerations by their keys, each with a reason. Returns the reasons of those that were on."""
@@ -117,6 +127,10 @@ class Acceleration:
             off["compact_generation"] = reasons["compact_generation"]
             self.generation = Choice(False, off["compact_generation"])
             self.compact = None
+        if self.merging.on and reasons["merge_micro_batches"]:
+            off["merge_micro_batches"] = reasons["merge_micro_batches"]
+            self.merging = Choice(False, off["merge_micro_batches"])
+            self.merge = None
         return off
 
 
@@ -195,6 +209,26 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -
         return "the weights are sharded."
     obstacle = settings_obstacle(trainer.generation_config, getattr(policy, "generation_config", None))
     return obstacle or listed("compact")
+
+
+def find_merging_obstacle(trainer, packing: Choice) -> str | None:
+    """Return the reason why micro-batches are not joined, or `None`. Under `"auto"`, also that it would not help."""
+    args = trainer.args
+    if args.merge_obstacle is not None:
+        return args.merge_obstacle
+    if args.merge_micro_batches == "auto" and trainer.accelerator.device.type != "cuda":
+        return "the model is not on a CUDA GPU."
+    if has_images(trainer):
+        return "the prompts have images."
+    if trainer.aux_loss_enabled:
+        return "the load-balancing loss averages over the tokens of each micro-batch."
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return "DeepSpeed or FSDP counts the backward passes of an update."
+    if trainer.own_method is not None:
+        return f"{type(trainer).__name__} has its own {trainer.own_method}, which expects every micro-batch."
+    if args.merge_micro_batches == "auto" and args.merge_tokens is None and not packing.on:
+        return "without packed groups two micro-batches need twice the memory of one (merge_tokens allows it)."
+    return None
 
 
 def family_obstacle(trainer, policy: torch.nn.Module, acceleration: str) -> str | None:

@@ -203,6 +203,7 @@ class FirstBatch(Part):
         reasons = {
             "pack_groups": self.score or self.noise,
             "compact_generation": self.samples or self.noise,
+            "merge_micro_batches": self.noise,
         }
         off = self.acceleration.switch_off(reasons)
         if not self.acceleration.packs:
