@@ -20,16 +20,17 @@ TEXTS = [{"prompt": f"say {i}"} for i in range(16)]
 STREAM = {"accelerator_config": {"dispatch_batches": False}, "max_steps": 16}
 BAD = [
     (TEXTS, "", "no tokens"),
-    (TEXTS, None, "missing"),
-    (CHATS, [], "empty list"),
-    (CHATS, None, "missing"),
-    (CHATS, [{"role": "user"}], "without content"),
-    (CHATS, [{"content": "say it"}], "without a role"),
+    (TEXTS, None, "text, or messages"),
+    (CHATS, [], "text, or messages"),
+    (CHATS, None, "text, or messages"),
+    (CHATS, [{"role": "user"}], "role and content"),
+    (CHATS, [{"content": "say it"}], "role and content"),
 ]
 ONLY_ARROW_REFUSES = [
-    (CHATS, [{"role": "user", "content": 5}], "content is 5"),
-    (CHATS, ["say it"], "not a mapping"),
-    (CHATS, 5, "nor a list of messages"),
+    (CHATS, [{"role": "user", "content": 5}], "role and content"),
+    (CHATS, [{"role": "user", "content": ["say it"]}], "role and content"),
+    (CHATS, ["say it"], "text, or messages"),
+    (CHATS, 5, "text, or messages"),
     (CHATS, "say it", "mixes text"),
 ]
 

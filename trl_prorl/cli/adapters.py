@@ -167,14 +167,10 @@ def find_towers(model: PreTrainedModel | str, **init) -> list[str]:
     head = model.get_output_embeddings()
     path = next(name for name, module in model.named_modules() if module is decoder).split(".")
     towers = []
-    for name, module in model.named_modules():
-        parts = name.split(".")
-        if not isinstance(module, torch.nn.Linear) or module is head or parts[: len(path)] == path:
-            continue
-        shared = 0
-        while parts[shared] == path[shared]:
-            shared += 1
-        tower = ".".join(parts[: shared + 1])
-        if tower not in towers:
-            towers.append(tower)
+    for depth, own in enumerate(path):
+        around = ".".join(path[:depth])
+        for name, child in model.get_submodule(around).named_children():
+            has_linear = any(isinstance(module, torch.nn.Linear) for module in child.modules())
+            if has_linear and name != own and child is not head:
+                towers.append(f"{around}.{name}".lstrip("."))
     return towers

@@ -83,32 +83,18 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
 
 def _check_prompt(prompt: Any, where: str) -> None:
     """Raise `InputError` for a prompt that is neither a text nor a list of messages."""
-    fault = None
-    if prompt is None:
-        fault = "is missing"
-    elif isinstance(prompt, list):
-        faults = [_fault_of_message(message) for message in prompt] or ["is an empty list"]
-        fault = next((one for one in faults if one is not None), None)
-    elif not isinstance(prompt, str):
-        fault = "is neither text nor a list of messages"
-    if fault is not None:
-        raise InputError(f"{where}: prompt={short(prompt)} {fault}. {CURE}")
+    is_chat = isinstance(prompt, list) and prompt != [] and all(map(_is_message, prompt))
+    if not isinstance(prompt, str) and not is_chat:
+        raise InputError(f"{where}: prompt={short(prompt)} must be text, or messages with a role and content. {CURE}")
 
 
-def _fault_of_message(message: Any) -> str | None:
-    if not isinstance(message, dict):
-        return "has a message that is not a mapping with role and content"
-    if not isinstance(message.get("role"), str):
-        return "has a message without a role"
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
     content = message.get("content")
-    if content is None and not message.get("tool_calls"):
-        return "has a message without content"
-    if not isinstance(content, str | list | None):
-        return f"has a message whose content is {short(content)}, not text"
-    parts = content if isinstance(content, list) else []
-    if not all(isinstance(part, dict) and "type" in part for part in parts):
-        return "has a message whose content is a list with parts that have no type"
-    return None
+    if isinstance(content, list):
+        return all(isinstance(part, dict) and "type" in part for part in content)
+    return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
 
 
 def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Collection[str], needs_prompts: bool) -> None:
