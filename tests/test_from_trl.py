@@ -62,7 +62,7 @@ def test_an_adapter_that_was_not_loaded_for_training_is_refused(make_trainer, of
 def test_a_second_adapter_is_refused_before_one_is_made(make_trainer, of_trl, tiny_model):
     model = load_adapter(tiny_model, of_trl(True), is_trainable=True)
     before = [name for name, _ in model.named_parameters()]
-    with pytest.raises(ValueError, match=r"^peft_config .*PeftModel.*from-sft\.md\.$"):
+    with pytest.raises(ValueError, match="PeftModel.*peft_config"):
         make_trainer(model=model, beta=0.3, ref_reset_every=2)
     assert [name for name, _ in model.named_parameters()] == before
 

@@ -95,13 +95,7 @@ class Plan:
         _check_optimizer(args, optimizer)
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
-        check_adapters(_adapters_of(model, config))
-        adapter = config
-        if given_wrapped:
-            _refuse_second_adapter(config)
-            check_head(model)
-            check_loaded(model)
-            adapter = model.peft_config.get("default")
+        adapter = _check_adapters(model, config)
         callbacks = given.get("callbacks") or []
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         resets = args.resets
@@ -166,12 +160,16 @@ class Plan:
             args.cast_lm_head_to_fp32 = casts
 
 
-def _adapters_of(model: PreTrainedModel | str, config: PeftConfig | None) -> dict[str, PeftConfig]:
-    """Return the configurations of all adapters that a run would have: those of the model, and a new one."""
-    adapters = dict(model.peft_config) if isinstance(model, PeftModel) else {}
-    if config is not None:
-        adapters["peft_config"] = config
-    return adapters
+def _check_adapters(model: PreTrainedModel | str, config: PeftConfig | None) -> PeftConfig | None:
+    """Check all adapters that a run would have: those of the model, and a new one. Returns the trained one's."""
+    adapters = {} if config is None else {"peft_config": config}
+    if not isinstance(model, PeftModel):
+        check_adapters(adapters)
+        return config
+    check_adapters(adapters | dict(model.peft_config))
+    check_head(model)
+    check_loaded(model)
+    return model.peft_config["default"]
 
 
 def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
@@ -290,16 +288,6 @@ def _check_growth(args: ProRLConfig, config, optimizer) -> None:
         check_growing_optimizer(type(inner_of(optimizer)))
     else:
         check_growing_optimizer(Trainer.get_optimizer_cls_and_kwargs(args)[0])
-
-
-def _refuse_second_adapter(config: PeftConfig | None) -> None:
-    """Raise an error, before a reference is made, for a `PeftModel` with a `peft_config`; TRL refuses them later."""
-    if config is not None:
-        raise ValueError(
-            "peft_config is not supported with a model that is a PeftModel. Leave peft_config out to train the "
-            "model's adapter (load it with is_trainable=True), or merge that adapter in fp32 and pass the merged "
-            "model: docs/from-sft.md."
-        )
 
 
 def _largest_rank(args: ProRLConfig, config) -> int:
