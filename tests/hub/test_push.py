@@ -75,7 +75,7 @@ def test_a_run_is_pushed_scored_and_pushed_again(hub, hub_forks, tiny_model, tmp
     ],
 )
 def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(online, make_trainer, monkeypatch, keys, named):
-    monkeypatch.setattr(Plan, "wrap", lambda plan: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(Plan, "loading", lambda plan: pytest.fail("a model is loaded"))
     with pytest.raises(ValueError, match=named):
         make_trainer(**A | keys)
     assert online.repos == {}
