@@ -7,10 +7,9 @@ Anchors: the policies to which the trained policy's KL can be penalised, one cla
 | `OldPolicyAnchor` | `beta_old` | π_old, which sampled the batch | by the loss, or once per generation batch |
 | `BaseAnchor` | `beta_base` | the starting model | on every `base_anchor_every`-th generation batch |
 
-For a new anchor, add a class here, list it in [`ANCHORS`], and add a key. Scoring, loss, log, guards, coefficient
-adaptation, checks and reports read that list.
-
-The module imports nothing slow, because the configuration and the reports read the list.
+For a new anchor, add a class here, list it in [`ANCHORS`], and add a key; everything else reads that list.
+Configuration
+and reports import this module, so it imports nothing slow.
 """
 
 from collections.abc import Mapping
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 
 class Anchor:
     """
-    An anchor with its current coefficient. The constructor takes the run's [`ProRLConfig`].
+    An anchor with its current coefficient, from the run's [`ProRLConfig`].
 
     Attributes:
-        name (`str`): Short name, used for stages of a step and for counts and times in `metrics.jsonl`.
+        name (`str`): Short name, for stages of a step and for counts and times in `metrics.jsonl`.
         key (`str`): The key of [`ProRLConfig`] with its coefficient.
         words (`str`): Label in messages and tables.
         column (`str`): Key of its log-probabilities in a batch, shape `(B, T)`.
@@ -37,8 +36,8 @@ class Anchor:
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
         copies_policy (`bool`): Whether it keeps a copy of the starting policy.
         coefficient (`float`): Current value; 0 means no KL term.
-        model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*):
-            Model that scores as the anchor.
+        model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Scores as the
+        anchor.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Anchor:
         self.begin()
 
     def begin(self) -> None:
-        """Called as a training starts: take the configured coefficient."""
+        """Called at the start of a training: set the configured coefficient."""
         self.coefficient: float = getattr(self.args, self.key)
 
     @property
@@ -66,7 +65,7 @@ class Anchor:
         return self.coefficient != 0.0
 
     def make_model(self, models):
-        """Make the model that scores as the anchor, by [`~trl_prorl.reference.AnchorModels`], or `None`."""
+        """Make the model that scores as the anchor, or `None`."""
         raise NotImplementedError
 
     def needs_scoring(self, generation: int) -> bool:
@@ -82,7 +81,7 @@ class Anchor:
 
 
 class ReferenceAnchor(Anchor):
-    """The reference: TRL's own anchor, a frozen model that resets move."""
+    """TRL's own anchor: a frozen model that resets move."""
 
     name = "ref"
     key = "beta"
@@ -105,15 +104,14 @@ class ReferenceAnchor(Anchor):
 
 class OldPolicyAnchor(Anchor):
     """
-    π_old, the policy that sampled the batch. [`ProRLConfig.old_logps_source`] is the source of its log-probabilities:
+    π_old, the policy that sampled the batch, for TRL's ratio and `beta_old`. Sources of its log-probabilities
+    ([`ProRLConfig.old_logps_source`]):
 
     | source | when | how |
     |---|---|---|
     | `"policy"` | every batch is trained on once, by one update | the policy's own, of the same pass |
     | `"first_pass"` | `reuse_old_logps`, and no update within the first pass | the loss keeps the policy's |
     | `"forward"` | else | a forward pass of the policy right after sampling |
-
-    TRL's ratio and `beta_old` use the same column of the batch.
     """
 
     name = "old"
@@ -138,10 +136,7 @@ class OldPolicyAnchor(Anchor):
         return "sampling" if self.args.corrects_sampler else "batch"
 
     def logps(self, batch, policy_logps):
-        """
-        Return the log-probabilities of π_old. A batch without that column was not updated on yet, so the policy is
-        π_old.
-        """
+        """Return the log-probabilities of π_old: without that column no update was done, so the policy is π_old."""
         kept = batch.get(self.column)
         return policy_logps.detach() if kept is None else kept
 
@@ -168,6 +163,6 @@ class BaseAnchor(Anchor):
         return self.is_on and self.column in batch
 
 
-# in the order in which `kl_target` chooses the active one
+# In the order in which `kl_target` chooses the active one.
 ANCHORS: tuple[type[Anchor], ...] = (ReferenceAnchor, OldPolicyAnchor, BaseAnchor)
 ANCHOR_KEYS = tuple(anchor.key for anchor in ANCHORS)

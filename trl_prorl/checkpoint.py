@@ -1,16 +1,12 @@
 """
-How a run begins, saves and resumes, exactly.
+Start, save and resume a run exactly.
 
-In reading order:
+- `CheckpointMixin`: the part of [`ProRLTrainer`] that starts or resumes a run, saves it and pushes it.
+- `Resume`, `RollbackRequest`, `checkpoint_after_rollback`: the checkpoint from which a run continues.
+- State that TRL's checkpoint lacks: buffered samples, TRL's table of completions, the state of the parts. Parts write
+  their tensors themselves.
 
-- `CheckpointMixin` is a part of [`ProRLTrainer`]: begin, or go on; save; push.
-- `Resume` says where a run goes on, and what of its log files stays.
-- A roll-back on its way: `RollbackRequest`, and which checkpoint counts after a kill in the middle of one.
-- What a checkpoint has in addition to TRL's: samples that are still to be trained on (`save_buffer`), TRL's table of
-  completions (`completions_to_json`), the state of a run's parts (`read_state`). Parts write their tensors themselves.
-- `keep_parameters`: what is loaded goes into the parameters that there are.
-
-`checkpoint_files.py` writes complete checkpoints only and finds them; `identity.py` says whether it is the same run.
+`checkpoint_files.py` writes and finds complete checkpoints; `identity.py` checks that it is the same run.
 """
 
 import json
@@ -80,29 +76,27 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointMixin:
-    """Is the part of [`ProRLTrainer`] that begins a run, continues with it, saves it and pushes it."""
+    """The part of [`ProRLTrainer`] that starts or resumes a run, saves it and pushes it."""
 
-    initial_adapter = None  # of a run with an adapter: the policy as it was then, see reference.py
-    _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
+    initial_adapter = None  # the policy at the start of a run with an adapter, see reference.py
+    _aside: WholeCheckpoint | None = None  # the checkpoint being written
     _epochs_done = 0
-    _folder: RunFolder | None = None  # of the run that `train` begins or continues
+    _folder: RunFolder | None = None  # folder of the current run
     _folder_lock: FolderLock | None = None
     _has_trained = False
-    _sets_aside = False  # whether what lies in the run's folder is set aside when it begins
-    _trained_in: Path | None = None  # the folder of this trainer's last training
-    made_by_trl: set[str] = frozenset()  # names in the folder that TRL's trainer made
-    _model_name: str | None = None  # of the model that the trainer was given
-    _best_step: int | None = None  # of the checkpoint that `load_best_model_at_end` has loaded
-    _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
+    _sets_aside = False  # whether the folder's earlier content is set aside at the start
+    _trained_in: Path | None = None  # folder of this trainer's last training
+    made_by_trl: set[str] = frozenset()  # names in the folder made by TRL's trainer
+    _model_name: str | None = None  # as passed to the trainer
+    _best_step: int | None = None  # step of the checkpoint loaded by `load_best_model_at_end`
+    _loads_from: Path | None = None  # checkpoint whose weights Trainer is loading
     _resume: "Resume | None" = None
-    rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
-    stall_stop: Part | None = None  # watch.py, of a run that ends when it no longer improves
-    _run_id: str | None = None  # of the run that `train` begins or continues
+    rollback: Part | None = None  # extras/rollback.py
+    stall_stop: Part | None = None  # watch.py
+    _run_id: str | None = None
 
     def base_name(self) -> str | None:
-        """
-        Name the model that the run started from as recipe or script do: Hub name, folder, `smollm2` and the like.
-        """
+        """Return the starting model as recipe or script name it: Hub name, folder, `smollm2` and the like."""
         of_recipe = next(
             (part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None
         )
@@ -111,16 +105,14 @@ class CheckpointMixin:
 
     @property
     def folder(self) -> RunFolder:
-        """The folder that the run writes to: `output_dir`, or the folder of a trial in a search."""
+        """The run's folder: `output_dir`, or a trial's folder in a hyperparameter search."""
         return self._folder or RunFolder(self.args.output_dir)
 
     @contextmanager
     def hold_folder(self):
         """
-        Keep other runs out of the run's folder. May be entered again. The main process holds it, for all.
-
-        Raises:
-            [`~trl_prorl.run_folder.FolderInUseError`]: On every process, if another run holds it.
+        Keep other runs out of the run's folder. Re-entrant; the main process holds the lock for all. Raises
+        [`~trl_prorl.run_folder.FolderInUseError`] on every process.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.folder.path)
@@ -145,8 +137,8 @@ class CheckpointMixin:
                 if there is none. `"hub:USER/RUN"`: the newest complete one that a run has pushed.
 
         Raises:
-            `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
-                another process trains into `output_dir`, or a new run would lie in it among other files.
+            `ValueError`: The checkpoint is incomplete, belongs to a different run (see `allow_config_change`), another
+                process trains into `output_dir`, or a new run would mix with other files there.
         """
         self._folder = RunFolder(super()._get_output_dir(trial), self.made_by_trl)
         is_main = self.is_world_process_zero()
@@ -166,7 +158,7 @@ class CheckpointMixin:
         return fetch_run(resume_from, self.folder, self._folder_lock, self.args.overwrite, self.args.hub_token)
 
     def _begins_again(self, resume_from) -> bool:
-        """Return whether a resume with `"auto"` begins the run again, because it has no checkpoint."""
+        """Return whether `"auto"` restarts the run at step 0, because it has no checkpoint."""
         if read_resume_word(resume_from) != AUTO_RESUME:
             return False
         again = by_main_process(self.is_world_process_zero(), lambda: begins_again(resume_from, self.folder))
@@ -179,12 +171,12 @@ class CheckpointMixin:
     def _prepare_resume(self) -> None:
         folder = self.folder
         check_contents(folder.path, folder.given)
-        read_jsonl(folder.path / EVENTS_FILE)  # a resume reads them, to continue their attempts
+        read_jsonl(folder.path / EVENTS_FILE)  # a resume needs them to number its attempt
         adopt_unnamed(folder.path)
 
     def _train_with_rollbacks(self, *args, **kwargs):
         """
-        Train to the end. Whenever the run collapses, go back to a good checkpoint and train on from there.
+        Train to the end. After each collapse, continue from an earlier checkpoint.
 
             TRL's train ──▶ step ──▶ step ──▶ NonFiniteError, or `_stop` raises RollbackRequest
                  ▲                                               │
@@ -207,11 +199,10 @@ class CheckpointMixin:
             self._resume = self._find_resume(self.run_dir / rollback["checkpoint"])
 
     def _plan_rollback(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Plan the way back because of an event; `None` if there is none."""
         return self.rollback.plan(event) if self.rollback is not None else None
 
     def _stop(self, event) -> None:
-        """Go back because of an event, if the run may; else end it with a checkpoint."""
+        """Roll back because of an event if possible, else end the run with a checkpoint."""
         rollback = self._plan_rollback(event)
         if rollback is not None:
             raise RollbackRequest(rollback)
@@ -220,7 +211,7 @@ class CheckpointMixin:
         self.control.should_save = True
 
     def _remove_noise_hook(self) -> None:
-        """Remove NEFTune's hook that a training left behind when it was broken off: else there would be two."""
+        """Remove NEFTune's hook of an interrupted training; otherwise noise is added twice."""
         hook = getattr(self, "neftune_hook_handle", None)
         if hook is not None:
             hook.remove()
@@ -234,20 +225,14 @@ class CheckpointMixin:
             self.folder.check_new()
 
     def _begins_in_its_folder(self) -> bool:
-        """
-        Return whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder.
-        """
+        """Return whether `output_dir` has nothing of this run yet: a new run, or a checkpoint from another folder."""
         return self._resume is None or not self.folder.has_checkpoint(self._resume.checkpoint)
 
     def _find_resume(self, resume_from) -> "Resume":
         """
-        Find the checkpoint to resume from, and refuse one from which this would not be the same run.
-
-        Args:
-            resume_from (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
-
-        Raises:
-            `ValueError`: The checkpoint is not whole, or the run would not be the same.
+        Find the checkpoint to resume from (`True`: the newest complete one). Raises `ValueError`: it is incomplete, or
+        belongs
+        to a different run.
         """
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(resume_from, self.folder.path)
@@ -261,11 +246,10 @@ class CheckpointMixin:
         return Resume(checkpoint, state["global_step"], int(state["epoch"]), best, skipped, changed, began)
 
     def _whole_identity(self) -> dict:
-        """Return what makes a resumed run the same run, the recipe's keys included."""
         return {**self._identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
 
     def _evaluations_act(self) -> bool:
-        """Return whether the training would be another one with other evaluations."""
+        """Return whether evaluations influence the training."""
         args = self.args
         chooses = args.load_best_model_at_end or args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
         stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
@@ -273,8 +257,8 @@ class CheckpointMixin:
         return self._evaluates_as_trl or chooses or stops or triggers or self.stall_stop is not None
 
     def _inner_training_loop(self, *args, **kwargs):
-        """Begin or continue the run's files. Not in `train`: weights that cannot be loaded must leave no trace."""
-        if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
+        """Open the run's files. Not in `train`: a failure to load weights must leave no files."""
+        if self._has_trained:  # weights and the reference stay as they are
             for part in self.parts.values():
                 part.begin()
             self._generations = 0
@@ -294,7 +278,7 @@ class CheckpointMixin:
         self._run_id = by_main_process(is_main, lambda: folder.id_of_run(checkpoint))
         if is_main:
             folder.clear_leftovers()
-            if self.log_completions:  # TRL made the folder with the trainer; it may be set aside by now
+            if self.log_completions:  # TRL's folder, made with the trainer, may be set aside by now
                 Path(self.args.output_dir, COMPLETIONS).mkdir(exist_ok=True)
             if resume is None:
                 self.recorder.open(self.run_dir)
@@ -302,29 +286,27 @@ class CheckpointMixin:
                 resume.abandoned = list(folder.abandon_newer(resume.checkpoint, resume.skipped))
                 self.recorder.open(self.run_dir, resumes=True)
                 self.recorder.event(resume.event)
-            # Before any other file with content: it has the id by which they are known as this run's.
+            # First, because it contains the id that marks all files as this run's.
             self.write_env()
             write_config(self.run_dir, self.args, self.recipe)
             if self.initial_adapter is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
                 self.initial_adapter.save(self.run_dir / BASE_ADAPTER)
-        # The best one need not lie where the state says, of which Trainer warns.
+        # Trainer warns if the best checkpoint is not at the recorded path.
         knows_best = resume is not None and resume.best is not None
         quiet = without_warning("transformers.trainer", "The best checkpoint") if knows_best else nullcontext()
         with quiet, self._named_run():
             return super()._inner_training_loop(*args, **kwargs)
 
     def _named_run(self) -> AbstractContextManager:
-        """Let Weights & Biases show a run and its resumes as one run, unless the user names it."""
+        """Make Weights & Biases show a run and its resumes as one run, unless the user names it."""
         if "wandb" not in self.args.report_to or "WANDB_RUN_ID" in os.environ:
             return nullcontext()
         return patch_environment(WANDB_RUN_ID=self._run_id, WANDB_RESUME="allow")
 
     def write_env(self) -> None:
-        """Write `env.json` of the run."""
         write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
 
     def _execution(self) -> dict[str, Any]:
-        """Return how the run is computed, for `env.json`."""
         execution = {
             "packing": str(self.acceleration.packing),
             "compact_generation": str(self.acceleration.generation),
@@ -339,13 +321,13 @@ class CheckpointMixin:
         return execution
 
     def _forget_logs(self) -> None:
-        """Empty what TRL has gathered for its next log: it is of steps that are no longer part of the run."""
+        """Empty TRL's pending log values: their steps are no longer part of the run."""
         pending = [*self._metrics.values(), self._pending_metrics, self._pending_extra_logs]
         for values in [*pending, *self._logs.values()]:
             values.clear()
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Load what the parts and the buffer remember. Called in every set-up, after the weights are loaded."""
+        """Also load the state of parts and buffer. Called in every set-up, after the weights are loaded."""
         made_with = hyperparameters(self.optimizer)
         if checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)
@@ -356,11 +338,8 @@ class CheckpointMixin:
 
     def _go_on_with(self, folder: Path, made_with: list[dict[str, Any]]) -> None:
         """
-        Continue what Trainer does not load from a checkpoint.
-
-        Args:
-            folder (`Path`): The checkpoint.
-            made_with (`list[dict[str, Any]]`): The optimizer's hyperparameters before Trainer loaded its state.
+        Load the state that Trainer does not load. `made_with`: the optimizer's hyperparameters before Trainer loaded
+        them.
         """
         self._go_on_with_state(folder)
         changed = self._resume.changed
@@ -374,43 +353,43 @@ class CheckpointMixin:
         state = read_state(folder)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
-        is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
+        is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # only possible at the end of a batch
         self._step = 0 if is_cut_anew else state["micro_batches"]
         restore_completions(state["completions"], self._logs)
         self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
     def _go_on_with_state(self, checkpoint: Path) -> None:
-        """Correct what Trainer's state has from the checkpoint, and finish what the run had begun."""
-        self.state.compute_steps(self.args, self.state.max_steps)  # it brings its own logging_steps, save_steps, …
+        """Correct values of the checkpoint's `TrainerState`, and finish an interrupted save."""
+        self.state.compute_steps(self.args, self.state.max_steps)  # the checkpoint has other intervals
         if self._resume.best is not None:
             self.state.best_model_checkpoint = str(self._resume.best)
         if self.args.should_save and self.folder.has_checkpoint(checkpoint):
-            # The run may have ended between its last save and the removal that follows a save.
+            # A kill may have come between the last save and its removal of older checkpoints.
             self._remove_oldest()
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """Load every weight, into the parameters that there are."""
+        """Load every weight into the existing parameters."""
         policy = self.accelerator.unwrap_model(self.model)
         with self._load_into_parameters(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             if is_peft_model(policy) and len(policy.peft_config) > 1 and not self.is_fsdp_enabled:
-                # transformers up to 5.22 then loads all adapters but the policy's, which starts from scratch.
+                # transformers up to 5.22 loads all adapters except the policy's.
                 policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
-        """Load every weight, into the parameters that there are, and keep its step."""
+        """Load every weight into the existing parameters, and keep the step."""
         with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
             super()._load_best_model()
         self._best_step = self.state.best_global_step
 
     @property
     def step_of_weights(self) -> int:
-        """The step whose weights the policy has: the last one, or after `load_best_model_at_end` the best one."""
+        """Step of the policy's weights: the last, or after `load_best_model_at_end` the best."""
         return self.state.global_step if self._best_step is None else self._best_step
 
     @contextmanager
     def _load_into_parameters(self, folder: Path):
-        """Load a checkpoint's weights in this context, and all of them, into the parameters that there are."""
+        """Load all weights of a checkpoint in this context, into the existing parameters."""
         with whole_weights(folder), keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
@@ -418,7 +397,7 @@ class CheckpointMixin:
             yield
 
     def _issue_warnings_after_load(self, load_result):
-        """Load a file whose names are not those of the modules; Trainer only warns of it."""
+        """Load a file with other parameter names; Trainer only warns."""
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super()._issue_warnings_after_load(load_result)
             return
@@ -428,7 +407,7 @@ class CheckpointMixin:
             load_checkpoint(policy, self._loads_from)
 
     def _get_train_sampler(self, dataset=None):
-        """Draw the orders of the epochs that are done: the generator is the sampler's own, and in no checkpoint."""
+        """Replay the shuffles of completed epochs: no checkpoint has the sampler's generator."""
         sampler = super()._get_train_sampler(dataset)
         if sampler.shuffle:
             for _ in range(self._epochs_done):
@@ -436,7 +415,7 @@ class CheckpointMixin:
         return sampler
 
     def _run_epoch(self, *args, **kwargs):
-        """Train no step more if the run has ended: Trainer trains one before it looks."""
+        """Train no step after the run has ended: Trainer checks only after a step."""
         has_ended = self.parts["end"].ended_by is not None
         if self.state.global_step >= self.state.max_steps or has_ended:
             self.control.should_training_stop = True
@@ -446,11 +425,11 @@ class CheckpointMixin:
     # ------------------------------------------------------------------------------------------------ save
 
     def _get_output_dir(self, trial):
-        """Return the folder in which a checkpoint is written before it gets its name."""
+        """Return the temporary folder of the checkpoint being written."""
         return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        """Write a checkpoint aside, add what a resume needs, and name it when it is complete."""
+        """Write a checkpoint under a temporary name, with the state for a resume, then rename it."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         checkpoint = WholeCheckpoint(self.folder.path, self.state.global_step, not self.args.save_only_model, sharded)
         try:
@@ -473,21 +452,21 @@ class CheckpointMixin:
 
     def _note_failure(self):
         """
-        Return a context in which a write of a checkpoint may fail and this process goes on.
+        Return a context that records a failed write of a checkpoint and continues.
 
-        It is for what comes before Trainer's barrier inside a save, at which the other processes wait.
+        For writes before Trainer's barrier in a save, at which the other processes wait.
         """
         return self._aside.note_failure() if self._aside is not None else nullcontext()
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
-        """Write what the run needs beyond TRL's checkpoint."""
+        """Write the state that TRL's checkpoint lacks."""
         folder = checkpoint.aside
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
         for part in self.parts.values():
             part.save_shards(folder)
         is_best = self.state.best_model_checkpoint == str(folder)
-        if is_best:  # every process reads it at the end
+        if is_best:  # every process reads it at the end of training
             self.state.best_model_checkpoint = str(checkpoint.final)
         if not self.args.should_save:
             return
@@ -505,7 +484,9 @@ class CheckpointMixin:
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
-        """Save the model with its card and the run's id, without secrets; a failed write is one line."""
+        """
+        Save the model with its card and the run's id, without secrets. A failed write raises an error of one line.
+        """
         try:
             with self._note_failure():
                 self._save_weights(output_dir)
@@ -527,24 +508,24 @@ class CheckpointMixin:
         self.args.model_init_kwargs = remove_secrets(init)
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save:
-            write_run_id(folder, None)  # until they are whole
+            write_run_id(folder, None)  # until the weights are complete
         try:
             super().save_model(output_dir, _internal_call=True)
         finally:
             self.args.hub_token = token
             self.args.model_init_kwargs = init
-        if self.args.should_save and folder.is_dir():  # other processes come here before it is there
+        if self.args.should_save and folder.is_dir():  # another process may come here before the folder exists
             write_run_id(folder, self._run_id, self.step_of_weights)
 
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 
     def init_hf_repo(self, token=None, *args, **kwargs):  # newer versions also pass `private`
-        """Use the repository that was made before the model was loaded, where an error is one line."""
+        """Use the repository made before the model was loaded."""
         if self.is_world_process_zero():
             self.uploads.open(token, *args, **kwargs)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
-        """Write the card of the run so far. A failure to write it does not stop a run."""
+        """Write the run's card; a failure only warns."""
         try:
             with self._note_failure():
                 self.uploads.write_card(dataset_name, tags)
@@ -567,7 +548,7 @@ class CheckpointMixin:
         return self.uploads.push(commit_message, blocking, token, revision, **more)
 
     def _push_from_checkpoint(self, checkpoint_folder):
-        """Push a checkpoint once it has its name."""
+        """Push a checkpoint after its renaming."""
         if self._aside is None:
             self.uploads.push_checkpoint(Path(checkpoint_folder))
 
@@ -575,16 +556,14 @@ class CheckpointMixin:
 @dataclass
 class Resume:
     """
-    Says where a run goes on.
+    A checkpoint to resume from.
 
     Attributes:
-        checkpoint (`Path`): The checkpoint.
-        step (`int`): Optimizer steps done.
-        epochs (`int`): Epochs that were completed.
-        best (`Path`, *optional*): The best checkpoint so far.
-        skipped (`dict[str, str]`): Newer checkpoints that were not usable, with the reason.
+        checkpoint, best (`Path`): This checkpoint, and the best one so far, if any.
+        step, epochs (`int`): Optimizer steps and epochs done.
+        skipped (`dict[str, str]`): Newer unusable checkpoints, with the reason.
         changed (`dict[str, list]`): Keys that differ from the checkpoint's, `[then, now]`.
-        began (`float`): When the search for the checkpoint began, by `time.perf_counter`.
+        began (`float`): Start of the search for the checkpoint, by `time.perf_counter`.
         abandoned (`list[str]`): Newer checkpoints that were renamed.
     """
 
@@ -599,7 +578,6 @@ class Resume:
 
     @property
     def event(self) -> dict[str, Any]:
-        """Event of this resume for `events.jsonl`."""
         return {
             "event": RESUME,
             "step_requested": self.step,
@@ -613,10 +591,9 @@ class Resume:
 
 def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:
     """
-    Find the best checkpoint of a run that is resumed from `checkpoint`.
+    Find the best checkpoint of a resumed run, next to `checkpoint`.
 
-    `recorded` is its path at that time, which may be relative to another directory, or the path of a folder that was
-    renamed. It is still next to the checkpoint.
+    `recorded` may be relative to another working directory, or name a renamed folder.
     """
     if recorded is None:
         return None
@@ -625,7 +602,7 @@ def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:
 
 
 class RollbackRequest(RunError):
-    """Leaves the training loop in the middle of it, so that `train` can continue from an earlier checkpoint."""
+    """Leaves the training loop, so that `train` can continue from an earlier checkpoint."""
 
     def __init__(self, event: dict[str, Any]):
         super().__init__(f"step {event['step_requested']}: {event['reason']}")
@@ -634,10 +611,9 @@ class RollbackRequest(RunError):
 
 def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
     """
-    Return the checkpoint from which a run goes on whose newest is `newest`.
+    Return the checkpoint to continue from, given the newest.
 
-    It is another one if the run was killed in a roll-back, after its event and before the newer checkpoints were
-    renamed: the one that the event names.
+    It is the checkpoint of the last roll-back's event if the run was killed before the newer ones were renamed.
     """
     last = last_rollback(run_dir)
     if last is None:
@@ -657,7 +633,7 @@ def _checkpoint_after(last: Mapping[str, Any], newest: Path) -> Path:
 
 
 def last_rollback(run_dir: Path) -> dict[str, Any] | None:
-    """Return the last roll-back on record; earlier ones may have been behind its checkpoint."""
+    """Return the last recorded roll-back, which may be newer than its checkpoint."""
     for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
         if event["event"] == ROLLBACK:
             return event
@@ -665,14 +641,14 @@ def last_rollback(run_dir: Path) -> dict[str, Any] | None:
 
 
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
-    """Write micro-batches, each a mapping of tensors and of values that JSON can hold."""
+    """Write micro-batches: mappings of tensors and JSON values."""
     tensors = {}
     values = []
     for number, batch in enumerate(batches):
         others = {}
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
-                # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
+                # Micro-batches are slices of one tensor; safetensors rejects shared memory.
                 tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
             else:
                 others[name] = value
@@ -681,8 +657,7 @@ def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
 
 
 def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
-    """Read what [`save_buffer`] wrote."""
-    # Read on the CPU, as one of several processes there has the device "cpu:0", which safetensors does not know.
+    # Read on the CPU: safetensors rejects the device "cpu:0" of several processes.
     with safe_open(path, framework="pt") as file:
         batches = json.loads(file.metadata()["values"])
         for key in file.keys():
@@ -692,7 +667,7 @@ def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
 
 
 def completions_to_json(completions: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert TRL's table of completions, which it writes with every log, to JSON values."""
+    """Convert TRL's table of completions to JSON values."""
     table = {name: list(map(strip_images_from_messages, completions[name])) for name in ("prompt", "completion")}
     table["advantages"] = list(completions["advantages"])
     for name in ("rewards", "extra"):
@@ -701,7 +676,6 @@ def completions_to_json(completions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_completions(table: Mapping[str, Any], completions: Mapping[str, Any]) -> None:
-    """Put the values of [`completions_to_json`] into TRL's table."""
     for name, values in table.items():
         if isinstance(values, dict):
             for column, column_values in values.items():
@@ -711,7 +685,6 @@ def restore_completions(table: Mapping[str, Any], completions: Mapping[str, Any]
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read the trainer's state beyond weights and optimizer."""
     path = folder / STATE_FILE
     with naming(path):
         state = json.loads(path.read_text(), object_hook=_from_json)
@@ -721,8 +694,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def _as_json(value):
     """
-    Convert values that JSON does not know, which `log_extra` may hold: NumPy's keep their type, so that a table prints
-    them as before.
+    Convert values of `log_extra` that JSON lacks. NumPy values keep their type, so a table prints them as before.
     """
     if isinstance(value, (np.generic, np.ndarray)):
         return {"numpy": value.dtype.str, "value": value.tolist()}
@@ -740,11 +712,11 @@ def _from_json(value: dict):
 @contextmanager
 def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
     """
-    Keep a model's parameters while PEFT loads adapters into it; afterwards they have the values that were loaded.
+    Keep a model's parameters (objects and dtypes) while PEFT loads adapters; they get the loaded values.
 
-    PEFT 0.21 replaces the parameters of an adapter in bf16 or fp16 by new ones in fp32 when it loads one. TRL keeps
-    the adapter of a quantised model in bf16, so that a resumed run would train other numbers than the run that it
-    continues, and parts that hold its parameters would hold those that are no longer trained.
+    PEFT 0.21 replaces an adapter's bf16 or fp16 parameters by new fp32 ones. TRL trains the adapter of a quantised
+    model
+    in bf16, so a resume would train in another dtype, and parts would refer to parameters that are no longer trained.
     """
     before = dict(model.named_parameters())
     yield

@@ -1,10 +1,4 @@
-"""
-Complete checkpoints only: written under another name, hashed, synchronised to disk, then renamed.
-
-In reading order: `WholeCheckpoint` writes one, of all processes; `name_checkpoint` gives it its name; a write that
-fails; `find_checkpoint` finds the one to resume from; `adopt_unnamed` names what a kill left without a name, and
-`why_unusable` says what is wrong with one.
-"""
+"""Complete checkpoints only: written under a temporary name, hashed, synchronised to disk, then renamed."""
 
 import json
 import logging
@@ -35,21 +29,16 @@ from .run_folder import (
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 2  # of a checkpoint: what it holds, and where
+LAYOUT = 2  # version of a checkpoint's files
 UNNAMED = re.compile(rf"{WRITING}\d+")
-SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
+SMALL = 1 << 20  # bytes; files that give a checkpoint's run and step are smaller
 
 
 class WholeCheckpoint:
     """
-    Holds a checkpoint under construction: it is written aside, and gets its name when it is whole.
-
-    Args:
-        output_dir (`Path`): The folder of all checkpoints.
-        step (`int`): Optimizer steps done.
-        resumable (`bool`): Whether optimizer, schedule and random states will be in it.
-        sharded (`bool`): Whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed
-            do.
+    A checkpoint under construction. `resumable`: whether it will contain optimizer, schedule and random states;
+    `sharded`:
+    whether processes gather tensors from each other while writing (FSDP, DeepSpeed).
     """
 
     def __init__(self, output_dir: Path, step: int, resumable: bool, sharded: bool = False):
@@ -58,18 +47,19 @@ class WholeCheckpoint:
         self.step = step
         self.resumable = resumable
         self.sharded = sharded
-        self.folder = output_dir / f"{WRITING}{step}"  # where the trainer believes its checkpoints to be
+        self.folder = output_dir / f"{WRITING}{step}"  # Trainer's folder of checkpoints during the write
         self.aside = self.folder / name
         self.final = output_dir / name
-        self.failure: Exception | None = None  # the first write of this process that failed
+        self.failure: Exception | None = None  # this process's first failed write
 
     @contextmanager
     def note_failure(self) -> Iterator[None]:
         """
-        Note a write that fails in this context, and let this process go on to where it meets the others.
+        Record a failed write in this context, and continue to the next barrier.
 
-        If it ended here, it would leave them waiting. Where tensors are sharded it ends here, because it could not
-        take part in what the others gather next; the launcher ends them.
+        If this process ended here, the others would wait for it. With sharded tensors the error is raised at once:
+        this
+        process could not take part in the next gather, and the launcher ends the others.
         """
         try:
             yield
@@ -84,16 +74,11 @@ class WholeCheckpoint:
     @contextmanager
     def write_aside(self, accelerator, gives_name: bool, record: Iterable[Path]) -> Iterator[None]:
         """
-        Let all processes write the checkpoint in this context; at its end one of them gives it its name.
-
-        Args:
-            accelerator: Accelerate's.
-            gives_name (`bool`): Whether this process gives the name.
-            record (`Iterable[Path]`): Log files, which are synchronised to disk before.
-
-        Raises:
-            [`~trl_prorl.errors.CheckpointError`]: In every process, if one of them could not write its part; nothing
-                of the checkpoint is left.
+        Let all processes write the checkpoint in this context; at its end the one with `gives_name` renames it. The
+        log files
+        `record` are synchronised to disk first. Raises [`~trl_prorl.errors.CheckpointError`] on every process if one
+        failed;
+        the checkpoint is removed.
         """
         with self.note_failure():
             yield
@@ -107,8 +92,8 @@ class WholeCheckpoint:
         self._settle(accelerator, gives_name)
 
     def _settle(self, accelerator, gives_name: bool) -> None:
-        """Wait for every process, and raise the first failure of any of them in all, once nobody writes any more."""
-        from accelerate.utils import gather_object  # who asks for the newest checkpoint need not wait for torch
+        """Wait for every process, and raise the first failure of any on all of them."""
+        from accelerate.utils import gather_object  # the search for the newest checkpoint need not import torch
 
         message = None
         if self.failure is not None:
@@ -121,21 +106,15 @@ class WholeCheckpoint:
         if gives_name:
             shutil.rmtree(self.folder, ignore_errors=True)
         error = CheckpointError(messages[0])
-        error.said_elsewhere = not accelerator.is_main_process  # one line is enough
+        error.said_elsewhere = not accelerator.is_main_process
         raise error from self.failure
 
 
 def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Give a checkpoint, written aside on the same file system, its name.
-
-    One that is there already is replaced. A folder that no run wrote is renamed.
-
-    Args:
-        aside (`Path`): The folder that was written.
-        final (`Path`): Its name from now on.
-        step (`int`): Optimizer steps done.
-        resumable (`bool`): Whether optimizer, schedule and random states are in it.
+    Hash the checkpoint `aside`, write its manifest and rename it to `final`, on the same file system. An older
+    checkpoint
+    of that name is replaced; a folder without a manifest is renamed.
     """
     files = {}
     for path in sorted(aside.rglob("*")):
@@ -152,14 +131,13 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
         else:
             now = rename_abandoned(final)
             logger.warning("%s was written by no run. It was renamed to %s.", final, now.name)
-    aside.rename(final)  # a kill before it leaves `aside`, which is complete: `adopt_unnamed` names it
+    aside.rename(final)  # after a kill before this line, `adopt_unnamed` renames `aside`
     sync(final.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -168,15 +146,13 @@ def sync(path: Path) -> None:
 
 
 def is_failed_write(error: Exception) -> bool:
-    """
-    Return whether an error means that a write failed, on a full disk for instance, in the words of whichever library.
-    """
-    # tokenizers raises no class of its own.
+    """Return whether an error of any library means a failed write, such as a full disk."""
+    # tokenizers raises plain `Exception`.
     return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 
 
 def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> str:
-    """Write the message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
+    """Describe a failed write of a checkpoint or model: the reason, the newest checkpoint and the cure."""
     steps = steps_of(output_dir)
     newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
     free = shutil.disk_usage(output_dir).free / 2**30
@@ -190,15 +166,9 @@ def find_checkpoint(
     resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True` and `"auto"`, else the
-    named one.
-
-    Returns:
-        `Path`: The checkpoint.
-        `dict[str, str]`: Newer ones that were skipped, with the reasons.
-
-    Raises:
-        `ValueError`: There is none, or it cannot be resumed from.
+    Find the checkpoint of `resume_from_checkpoint`: the newest complete one for `True` and `"auto"`, else the named
+    one.
+    Also returns the skipped newer ones, with reasons. Raises `ValueError`: there is none, or it is unusable.
     """
     if means_newest(resume_from):
         found, skipped = find_newest_checkpoint(output_dir, content)
@@ -228,44 +198,33 @@ def find_checkpoint(
 
 
 def means_newest(resume_from: str | os.PathLike | bool) -> bool:
-    """Return whether `resume_from_checkpoint` means the newest complete checkpoint: `True` or `"auto"`, as a text."""
+    """Return whether `resume_from_checkpoint` is `True` or `"auto"`, also as text."""
     return str(resume_from).lower() in ("true", AUTO_RESUME)
 
 
 def begins_again(resume_from: str | os.PathLike | bool, folder: RunFolder) -> bool:
-    """
-    Return whether a resume begins the run again, because it has no checkpoint. What has begun is then set aside.
-
-    Raises:
-        `ValueError`: The run is finished, or what lies in the folder is of no run.
-    """
+    """Return whether a resume restarts the run at step 0, because it has no checkpoint. Raises [`FinishedError`]."""
     if not means_newest(resume_from):
         return False
     newest, unusable = find_newest_checkpoint(folder.path, content=False)
     if newest is not None:
         return False
-    if saved_run_id(folder.path) is not None:  # a run writes it last
+    if saved_run_id(folder.path) is not None:  # written last by a run
         raise FinishedError(
             f"{folder.given} contains a finished run without a complete checkpoint, so there is nothing to resume. "
             "Choose another output_dir. To continue a run later, set save_strategy: steps."
         )
     if unusable and recorded_run_id(folder.path) is None:
-        return False  # no run of ours wrote them
+        return False  # not written by trl-prorl
     return True
 
 
 class FinishedError(ValueError):
-    """A run that is to be resumed is finished, and has no checkpoint."""
+    """The run to resume is finished, and has no checkpoint."""
 
 
 def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
-    """
-    Find the newest checkpoint that a run can be resumed from, by [`why_unusable`].
-
-    Returns:
-        `Path` or `None`: The checkpoint.
-        `dict[str, str]`: The newer ones that were skipped, with the reasons.
-    """
+    """Return the newest usable checkpoint, by [`why_unusable`], and the skipped newer ones with reasons."""
     folder = Path(output_dir)
     if not folder.is_dir():
         return None, {}
@@ -286,8 +245,9 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
 
 def find_unnamed(output_dir: Path) -> dict[Path, int]:
     """
-    Find the complete checkpoints that a kill left where they were written, before they got their names, with their
-    steps. One whose name is taken is not among them: the run was killed before it removed the older one of this step.
+    Map complete checkpoints left under their temporary name by a kill to their steps.
+
+    Excludes one whose final name is taken: the kill came before the older checkpoint of that step was removed.
     """
     found = {}
     for folder in find_named(output_dir, UNNAMED):
@@ -299,14 +259,14 @@ def find_unnamed(output_dir: Path) -> dict[Path, int]:
 
 
 def adopt_unnamed(output_dir: Path) -> None:
-    """Give their names to the checkpoints of [`find_unnamed`]. Only for who holds the folder's lock."""
+    """Rename the checkpoints of [`find_unnamed`]. The caller must hold the folder's lock."""
     for aside in find_unnamed(output_dir):
         name_staged(aside, output_dir)
         logger.warning("The run was killed before %s had its name; it is complete, and has it now.", aside.name)
 
 
 def name_staged(aside: Path, output_dir: Path) -> Path:
-    """Give a checkpoint that is there completely its name, which is free."""
+    """Rename a complete checkpoint to its free final name."""
     named = aside.rename(output_dir / aside.name)
     sync(output_dir)
     aside.parent.rmdir()
@@ -315,11 +275,8 @@ def name_staged(aside: Path, output_dir: Path) -> Path:
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
-    Return the reason why a run cannot be resumed from a folder; `None` if it can.
-
-    Args:
-        checkpoint (`Path`): The folder.
-        content (`bool`): Whether all hashes are compared; else those of small files, and the sizes of the others.
+    Return why a run cannot be resumed from a folder; `None` if it can. Compares all hashes with the manifest; without
+    `content` only hashes of small files and sizes of the others.
     """
     reason = why_incomplete(checkpoint, content=False)
     if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:
@@ -330,7 +287,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
 
 
 def why_incomplete(checkpoint: Path, content: bool = True) -> str | None:
-    """Return which file of a checkpoint does not fit its manifest, as [`why_unusable`]; `None` if all of them fit."""
+    """Return the first mismatch with a checkpoint's manifest, as [`why_unusable`]; `None` if all files match."""
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
             return (
@@ -357,5 +314,4 @@ def why_incomplete(checkpoint: Path, content: bool = True) -> str | None:
 
 
 def buffer_file(process: int) -> str:
-    """Name the file of a process's buffer of samples."""
     return f"buffer-{process}.safetensors"

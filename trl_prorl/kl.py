@@ -1,8 +1,4 @@
-"""
-KL terms of a loss: estimators, loss weights, the anchors' penalties and the adaptation to `kl_target`.
-
-Pure functions on tensors come first; the part [`Anchors`], which has the coefficients, comes last.
-"""
+"""KL terms of a loss: estimators, loss weights, the anchors' penalties and the adaptation to `kl_target`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,21 +20,19 @@ def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
-    Set values `(B, T)` to 0 at masked tokens. A product with the mask is not enough: the exponential of a masked
-    log-ratio may be infinite, and 0 · ∞ is NaN, also in a gradient.
+    Set values `(B, T)` to 0 at masked tokens. Not by a product: the exponential of a masked log-ratio may be infinite,
+    and
+    0 · ∞ is NaN, also in a gradient.
     """
     return torch.where(mask.bool(), values, 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# KL estimators between the policy and an anchor: their values and, through autograd, their gradients.
+# KL estimators: values and, through autograd, gradients of the per-token reverse KL at the visited states,
+# KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator contains
+# it.
 #
-# `logps` are the policy's log-probabilities of the sampled tokens (with gradient), `anchor_logps` the anchor's
-# (without). The estimated quantity is the per-token reverse KL at the visited states, KL(π_θ(·|s) ‖ π_anchor(·|s)).
-# The KL of whole sequences has one more term, through the states; no estimator here contains it.
-#
-# In a loss the *gradient* of an estimator matters, not its value. With samples from π_old and the per-token importance
-# ratio r = exp(logπ_θ − logπ_old):
+# In a loss the *gradient* matters. With samples from π_old and the per-token ratio r = exp(logπ_θ − logπ_old):
 #
 # | estimator | in the loss alone | multiplied by r ("bias correction") |
 # |---|---|---|
@@ -46,10 +40,9 @@ def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 # | k2 | exact on-policy, biased off-policy | biased |
 # | k3 | biased | exact per token, on- and off-policy |
 #
-# With a sequence-level ratio no estimator is exact. A clamp on the estimate (`kl_clamp`; verl and NeMo RL clamp k3 at
-# 10) removes the gradient of the tokens beyond it. Values are from J. Schulman's note "Approximating KL Divergence"
-# (2020, http://joschu.net/blog/kl-approx.html). `tests/objective/test_kl.py` checks the gradients by enumerating all
-# completions.
+# With a sequence-level ratio no estimator is exact. A clamp (`kl_clamp`; verl and NeMo RL clamp k3 at 10) removes the
+# gradient of the tokens beyond it. Values: J. Schulman, "Approximating KL Divergence" (2020,
+# http://joschu.net/blog/kl-approx.html). `tests/objective/test_kl.py` checks gradients by enumerating all completions.
 
 
 def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
@@ -81,7 +74,8 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
 def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
     """
     Return whether each token's estimate is outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`].
-    NaN is not outside, so it stays visible.
+    NaN is
+    not outside, so it stays visible.
     """
     return kl_values(logps.detach(), anchor_logps.detach(), estimator).abs() > clamp
 
@@ -106,8 +100,9 @@ def kl_penalty(
 
     Returns `torch.Tensor` of shape `(B, T)`.
 
-    A clamped token has no gradient, not even through its ratio. If the policy has lost a token that the anchor likes,
-    the full gradient of k3 · r is r · log(π/π_anchor), which raises the token; clamp · r alone would lower it further.
+    A clamped token has no gradient, not even through its ratio: for a token that the policy has lost, the full
+    gradient of
+    k3 · r is r · log(π/π_anchor), which raises it; clamp · r alone would lower it further.
     """
     anchor_logps = anchor_logps.detach()
     if clamp is None:
@@ -126,8 +121,7 @@ def kl_penalty(
 def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
     """
     Compute π_θ/π_old per token, `(B, T)`, or for `level="sequence"` its geometric mean over a sequence, `(B, 1)`
-    (GSPO, arXiv 2507.18071), with gradient in θ. All arguments have shape `(B, T)`; the mask is 1 for tokens that
-    count.
+    (GSPO, arXiv 2507.18071), with gradient in θ. All arguments have shape `(B, T)`.
     """
     log_ratio = logps - old_logps.detach()
     if level == "token":
@@ -143,9 +137,9 @@ def gradient_bias(
     estimator: str, corrected: bool, level: str, on_policy: bool, clamp: float | None = None
 ) -> str | None:
     """
-    Return why the penalty's expected gradient differs from the gradient of the per-token reverse KL; `None` if it is
-    exact. `corrected`: the estimate is multiplied by the importance ratio of this level. `on_policy`: π_θ = π_old in
-    every evaluation of the penalty.
+    Return why the penalty's expected gradient differs from that of the per-token reverse KL; `None` if it is exact.
+    `corrected`: the estimate is multiplied by the importance ratio of this level. `on_policy`: π_θ = π_old in every
+    evaluation of the penalty.
     """
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
@@ -166,13 +160,11 @@ def _clamp_bias(clamp: float | None) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# TRL's loss types: every aggregation is a weighted sum over tokens.
-#
-# Weights are linear, so a penalty added later is normalised as if TRL's own loss contained it.
+# TRL's loss types: every aggregation is a weighted sum over tokens, so penalties are normalised as TRL's own loss.
 
 
 class Aggregation:
-    """Aggregates a loss as TRL does, which counts the tokens of a window over all processes."""
+    """Aggregates a loss as TRL does, with token counts of a window over all processes."""
 
     def __init__(self, args, processes: int):
         self.args = args
@@ -180,8 +172,9 @@ class Aggregation:
 
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
         """
-        Compute the [`token_weights`] `(B, T)` of a micro-batch, which contains the number of tokens in its window.
-        `accumulation`: micro-batches of this optimizer step; `None` in an evaluation.
+        Compute the [`token_weights`] `(B, T)` of a micro-batch. `accumulation`: micro-batches of this optimizer step;
+        `None` in
+        an evaluation.
         """
         args = self.args
         window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
@@ -191,13 +184,12 @@ class Aggregation:
         return token_weights(mask, args.loss_type, accumulation or 1.0, args.max_completion_length, window)
 
     def factor(self, number: int) -> int:
-        """Return by what the loss of `number` micro-batches at once is multiplied, to be the sum of their losses."""
+        """Return the factor on the joint loss of `number` micro-batches that makes it the sum of their losses."""
         return 1 if LOSS_TYPES[self.args.loss_type].aggregation == "window" else number
 
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
         """
-        Convert a scalar term of the loss to the scale of TRL's log: the micro-batch's own value, or its share of the
-        window. `accumulation` as in [`Aggregation.weights`].
+        Convert a scalar term of the loss to the scale of TRL's log. `accumulation` as in [`Aggregation.weights`].
         """
         by_itself = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
         return term * accumulation if by_itself else term
@@ -217,8 +209,7 @@ def token_weights(
         mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count.
         loss_type (`str`): One of [`~trl_prorl.supported.LOSS_TYPES`].
         accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step; 1 in an evaluation.
-        max_completion_length (`int`, *optional*):
-            Divisor of `dr_grpo` (arXiv 2503.20783), in place of a token count.
+        max_completion_length (`int`, *optional*): Divisor of `dr_grpo` (arXiv 2503.20783).
         items_per_window (`torch.Tensor` or `float`, *optional*):
             Tokens of one accumulation window on this process, for losses that average over the window.
 
@@ -240,8 +231,9 @@ def token_weights(
 
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
-    Make a batch for `loss_mode: no_ratio`. Without π_old, TRL uses the policy itself: the ratio is 1 and its gradient
-    that of the log-probability. TRL's off-policy mask still compares with the policy that sampled.
+    Make a batch for `loss_mode: no_ratio`. Without π_old, TRL uses the policy itself: the ratio is 1 with the gradient
+    of
+    the log-probability. TRL's off-policy mask still compares with the policy that sampled.
     """
     changed = dict(batch)
     old = changed.pop(OldPolicyAnchor.column, None)
@@ -256,10 +248,10 @@ def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
     """
-    Move a coefficient so that its KL approaches a target, both in nats per token: β ← β · (1 + clip(kl/target − 1,
-    −0.2, 0.2) · steps/horizon), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), but at least half of β. A
-    persistent error of 20 % or more moves β by about 20 % in `horizon` optimizer steps; `steps` were done since the
-    last call. The result is positive.
+    Move a coefficient so that its KL approaches a target, both in nats per token: β ← β · max(1 + clip(kl/target − 1,
+    −0.2, 0.2) · steps/horizon, 0.5), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2). `steps` were done since
+    the
+    last call.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * max(1.0 + error * steps / horizon, 0.5)
@@ -337,10 +329,7 @@ class Anchors(Part):
         return torch.stack(terms).sum(0)
 
     def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
-        """
-        Return whether any active anchor's estimate of a token exceeds `kl_clamp`, shape `(B, T)`; arguments as in
-        [`Anchors.penalty`].
-        """
+        """Return whether any active anchor's estimate of a token exceeds `kl_clamp`, shape `(B, T)`."""
         beyond = torch.zeros_like(logps, dtype=torch.bool)
         for anchor in self.acting(batch):
             beyond |= beyond_clamp(logps, anchor.logps(batch, logps), self.args.kl_estimator, self.args.kl_clamp)

@@ -48,7 +48,7 @@ def shard_file(folder: Path) -> Path:
 
 
 def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """List a model's parameters and saved buffers by name, tied weights once."""
+    """Return a model's parameters and saved buffers by name, tied weights once."""
     tensors = {}
     seen = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -59,10 +59,7 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def check_adapter(model: Any, peft_config: Any | None) -> None:
-    """
-    Check, before a model is loaded, that an adapter can coexist with a reference or a base. Raises `ValueError`:
-    naming the value and the cure.
-    """
+    """Raise `ValueError`, before a model is loaded, for an adapter that cannot coexist with a reference or a base."""
     if isinstance(model, PeftModel):
         peft_config = model.peft_config["default"]
     bias = getattr(peft_config, "bias", "none")
@@ -74,11 +71,9 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
 
 
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
-    """
-    Return the trained parameters of the model itself, by name. They stay as they are when the adapter is disabled.
-    """
+    """Return the trained parameters of the model itself, which disabling the adapter does not change."""
     marks = [f".{name}." for name in policy.peft_config]
-    prefix = getattr(policy.base_model, "prefix", None)  # of an adapter without a name, such as `adaption_`
+    prefix = getattr(policy.base_model, "prefix", None)  # of an unnamed adapter, such as `adaption_`
     if prefix:
         marks.append(f".{prefix}")
     of_adapters = re.compile("|".join(map(re.escape, marks)))
@@ -91,9 +86,8 @@ def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]
 
 def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
     """
-    Check trained parameters outside the adapter: a checkpoint must contain them, and they must not move a reference or
-    starting model (`anchors` are their keys) that shares the policy's base. Raises `ValueError`: naming a parameter
-    and the cure.
+    Raise `ValueError` for trained parameters outside the adapter that a checkpoint would lack, or that would move a
+    reference or starting model (`anchors` are their keys) that shares the policy's base.
     """
     if not isinstance(policy, PeftModel):
         return
@@ -118,13 +112,13 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
 
 def frozen_adapter(model, name: str) -> str:
     """
-    Add a frozen copy of a [`~peft.PeftModel`]'s adapter `default` under another name, and return the name. The copy
-    shares the configuration object of `default`, as TRL's `ref` does.
+    Add a frozen copy of the adapter `default` of a [`~peft.PeftModel`], and return its name. Shares the configuration
+    object of `default`, as TRL's `ref` does.
     """
-    # The new adapter starts from random values, which must not advance the run's random state.
+    # The copy's random initialisation must not advance the run's random state.
     with torch.random.fork_rng():
         model.add_adapter(name, model.peft_config["default"])
-    disable_dropout_in_model(model)  # the copy's alone: an active dropout of the policy is refused
+    disable_dropout_in_model(model)  # affects the copy alone: an active dropout of the policy raises an error
     for ref, policy in AdapterReference(model, name).pairs():
         ref.data.copy_(policy.data)
     return name
@@ -132,8 +126,9 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. It is built anew: a
-    policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the original.
+    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. Not by deepcopy: the
+    forward
+    patched by TRL closes over the original.
     """
     config = model.config
     with torch.random.fork_rng():  # as in `frozen_adapter`
@@ -148,7 +143,7 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
 
 
 def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
-    """Warn if the policy differs from the model at its path, which TRL has loaded as the reference."""
+    """Warn if the policy differs from the model at its path, TRL's reference."""
     own = unique_tensors(policy)
     loaded = unique_tensors(reference)
     if own.keys() == loaded.keys() and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
@@ -182,27 +177,27 @@ class AnchorModels:
         return Policy()
 
     def make_reference(self) -> "AdapterReference | SnapshotReference":
-        """Use, replace or move the reference that TRL has made, see the table of this file."""
+        """Use, replace or move TRL's reference, see the table of this file."""
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
             is_other = type(reference.ref_model) is not type(self.policy)
             if is_other and self.moves and not trainer.is_fsdp_enabled:
-                # TRL uses the class of the path's config; a script's policy may be of another.
+                # TRL uses the class in the path's config; a script's policy may have another.
                 reference = self.copy_of_policy("ref")
                 trainer.ref_model = reference.ref_model
-            # TRL loads from the policy's path, but the policy may have been changed in memory.
+            # TRL loads from the path, but the policy may have been changed in memory.
             if self.moves and not trainer.is_fsdp_enabled:
                 reference.move(1.0)
             elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
                 warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
-            # A later TRL may create `ref` for its own sync. Nothing else moves it: the reference is the base model.
+            # A later TRL may create `ref` for its own sync. Here the reference is the base model.
             self.policy.delete_adapter("ref")
-        if self.wrapped_by_trl and self.moves:  # TRL's own reference would be the base model
+        if self.wrapped_by_trl and self.moves:  # TRL's own would be the base model
             frozen_adapter(self.policy, "ref")
-        if "ref" not in self.policy.peft_config:  # given a `peft_config`, TRL uses the base model
+        if "ref" not in self.policy.peft_config:
             return AdapterReference(self.policy, None)
         reference = AdapterReference(self.policy)
         reference.move(1.0)  # TRL's copy lacks the factors of embeddings
@@ -226,14 +221,14 @@ class AnchorModels:
 
 
 class Policy:
-    """The policy as an anchor's model: it scores as π_old before the first update."""
+    """The policy as an anchor's model: π_old before the first update."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
         return nullcontext(policy)
 
 
 class Reference:
-    """A frozen model that can be set to the policy: an [`AdapterReference`] or a [`SnapshotReference`]."""
+    """A frozen model that can be set to the policy."""
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return pairs (reference, policy) of all parameters and of the reference's own buffers."""
@@ -242,7 +237,7 @@ class Reference:
         """Return whether a forward of this model currently scores as the reference."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
-        """Return a context with a model that scores as the reference. `policy` is the (wrapped) policy."""
+        """Return a context with a model that scores as the reference. `policy` may be wrapped."""
 
     def save(self, folder: Path) -> None:
         """Write it into a checkpoint. PEFT saves an adapter with the model."""
@@ -251,7 +246,6 @@ class Reference:
         """Write this process's part under FSDP, which saves no frozen parameters."""
 
     def is_in(self, folder: Path) -> bool:
-        """Return whether a checkpoint contains it."""
         return True
 
     def load(self, folder: Path) -> None:
@@ -260,25 +254,24 @@ class Reference:
     @torch.no_grad()
     def move(self, mix: float) -> None:
         """
-        Set reference ← mix · policy + (1 − mix) · reference in place, parameter by parameter: 1 copies, 0 does
-        nothing, values between are Polyak averaging (TR-DPO, arXiv 2404.09656). For LoRA it averages the factors A and
-        B, not their product.
+        Set reference ← mix · policy + (1 − mix) · reference in place, for each parameter: 1 copies, values below 1 are
+        Polyak
+        averaging (TR-DPO, arXiv 2404.09656). For LoRA it averages the factors A and B, not their product.
         """
         if mix == 0.0:
             return
-        # One tensor at a time: torch's foreach copy does not support the DTensors of FSDP2.
+        # torch's foreach copy does not support the DTensors of FSDP2.
         for ref, policy in self.pairs():
             if mix == 1.0 or not ref.is_floating_point():
                 ref.data.copy_(policy.data)
             else:
-                ref.data.lerp_(policy.data.to(ref.dtype), mix)  # TRL keeps a quantised model's policy in bf16
+                ref.data.lerp_(policy.data.to(ref.dtype), mix)  # a quantised model's policy is bf16
 
 
 class AdapterReference(Reference):
     """
-    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`; the name `None` is the model without an
-    adapter, which cannot be moved. It shares the policy's base weights, so a copy moves a few MB. PEFT saves and loads
-    it with the policy.
+    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`. The name `None` is the model without an
+    adapter, which cannot be moved. PEFT saves and loads it with the policy.
     """
 
     def __init__(self, model, name: str | None = "ref"):
@@ -295,7 +288,7 @@ class AdapterReference(Reference):
         return pairs
 
     def _shards(self) -> dict[str, torch.Tensor]:
-        """Return this process's parts of its tensors, by place; empty without FSDP or without an adapter."""
+        """Return this process's parts of its tensors; empty without FSDP or without an adapter."""
         shards = {}
         if self.name is not None:
             for place, (ref, _) in enumerate(self.pairs()):
@@ -369,9 +362,11 @@ class SnapshotReference(Reference):
 
 class InitialAdapter:
     """
-    The starting policy of a run with an adapter, as evaluations' base: `values` is a host copy of the parameters that
-    training changes, by name. If the adapter is not already trained, it is disabled for the base, and only parameters
-    trained outside it (`bias`) are copied.
+    The starting policy of a run with an adapter, as evaluations' base.
+
+    `values` is a host copy, by name, of the parameters that training changes. A new adapter is disabled for the base,
+    so
+    only parameters trained outside it (`bias`) are copied.
     """
 
     def __init__(self, policy: PeftModel, is_trained: bool):
@@ -392,7 +387,7 @@ class InitialAdapter:
             with ExitStack() as stack:
                 if not self.is_trained:
                     with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # PEFT warns that a trained bias stays, but it was set back
+                        warnings.simplefilter("ignore")  # PEFT warns about a trained bias, which was set back
                         stack.enter_context(self.policy.disable_adapter())
                 yield
         finally:
@@ -404,8 +399,9 @@ class InitialAdapter:
 
     def save(self, folder: Path) -> None:
         """
-        Write the starting adapter into a folder; PEFT loads it on top of the base model. An adapter not named
-        `default`, or one of several, is not written: evaluations do not read such runs from files.
+        Write the starting adapter for PEFT. An adapter not named `default`, or one of several, is not written:
+        evaluations do
+        not read such runs from files.
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
@@ -416,11 +412,7 @@ class InitialAdapter:
 # ---------------------------------------------------------------------------------------------------------------------
 # Scoring of batches by the policy in TRL's loss, and by the anchors.
 #
-# TRL requests log-probabilities of π_old and of the reference while it makes a generation batch, and of the policy in
-# its loss. If sound, the first two requests get an empty answer, and the finished batch is scored under each missing
-# anchor:
-#
-#     TRL makes a generation batch ── asks for π_old, π_ref ──→ score_for_trl     log-probabilities, or nothing
+#     TRL makes a generation batch ── asks for π_old, π_ref ──→ score_for_trl     log-probabilities or `None`
 #     the batch is finished ────────────────────────────────→ score_anchor       once for each anchor that it lacks
 #     TRL computes its loss ────────── asks for the policy ────→ score_policy      the rows of a `PolicyPass`
 
@@ -428,8 +420,7 @@ class InitialAdapter:
 @dataclass
 class PolicyPass:
     """
-    One scoring of a micro-batch by the policy: B rows, T tokens. The trainer keeps this object while TRL computes its
-    loss, because TRL's call has no such information.
+    One scoring of a micro-batch by the policy: B rows, T tokens. Kept by the trainer during TRL's loss.
 
     Attributes:
         mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count in the loss; other log-probabilities become 0.
@@ -437,7 +428,7 @@ class PolicyPass:
         plan_key (`torch.Tensor`, *optional*): Tensor that lives as long as the micro-batch; key of its packing plan.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
         batch (`dict`, *optional*): TRL's copy of the micro-batch, whose advantages a trust region masks.
-        logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
+        logps, entropies (`torch.Tensor` of shape `(B, T)`): The result.
         outside (`torch.Tensor` of shape `(B, T)`, *optional*): Whether a token is outside the trust region.
     """
 
@@ -455,9 +446,8 @@ class Scorer:
     """
     Scores completions, and counts the calls of each model.
 
-    `score_packed` scores as TRL's method does, but computes each prompt once for all its completions, and accepts a
-    `plan_key`, see [`PolicyPass`]; without it TRL's method scores. If a batch contains only token ids (`text_only`),
-    it can be scored again from the buffer.
+    `score_packed` scores as TRL's method does, with a `plan_key`, see [`PolicyPass`]; without it TRL's method scores.
+    Batches of token ids alone (`text_only`) can be scored again from the buffer.
     """
 
     def __init__(
@@ -476,13 +466,12 @@ class Scorer:
         # Chosen rows of batches in use, by their advantages: choosing rows synchronizes with the GPU.
         self._rows = WeakTensorKeyDictionary()
 
-    # Requests of TRL while it makes a generation batch.
-
     def score_for_trl(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
-        Answer TRL's request for log-probabilities of π_old or the reference; the model that TRL would call shows
-        which. `trl_score` is TRL's `_get_per_token_logps_and_entropies`, followed by its arguments. Returns TRL's
-        result, or three times `None` if the log-probabilities come later.
+        Answer TRL's request for log-probabilities of π_old or the reference; `model` shows which. `trl_score` is TRL's
+        `_get_per_token_logps_and_entropies`, followed by its arguments. Returns TRL's result, or three times `None` if
+        the
+        log-probabilities come later.
         """
         reference = self.anchors["ref"]
         anchor = self.anchors["old"]
@@ -493,20 +482,16 @@ class Scorer:
         return self._score_counted(anchor, trl_score, model, *args, **kwargs)
 
     def comes_later(self, anchor: Anchor) -> bool:
-        """
-        Return whether TRL does not need an anchor's log-probabilities yet, because the loss or the finished batch
-        provides them.
-        """
+        """Return whether the loss or the finished batch provides an anchor's log-probabilities."""
         if anchor.scored_at == "batch":
             return self.text_only and not self.args.is_trl
         return anchor.scored_at == "loss"
 
-    # Request of TRL in its loss.
-
     def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
         """
-        Choose the rows of a training micro-batch that the policy computes: with `skip_zero_rows`, those with a
-        gradient, unless something needs all. Returns indices of shape `(R,)`; `None` means all.
+        Choose the rows of a training micro-batch to compute: with `skip_zero_rows` those with a gradient, unless
+        something
+        needs all. Returns indices `(R,)`; `None` means all.
         """
         if not self.args.skip_zero_rows:
             return None
@@ -527,11 +512,10 @@ class Scorer:
         return self._rows[advantages]
 
     def score(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
-        """Score as TRL does, uncounted: for an evaluation, which uses its batches at once, or for a script."""
+        """Score as TRL does, uncounted: for an evaluation or a script."""
         return (self.score_packed or trl_score)(model, *args, **kwargs)
 
     def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
-        """Return the scoring function: packed, with the batch's plan, or TRL's method."""
         return trl_score if self.score_packed is None else partial(self.score_packed, plan_key=plan_key)
 
     def score_policy(
@@ -539,8 +523,10 @@ class Scorer:
     ) -> tuple:
         """
         Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Calls of an evaluation are not
-        counted. Returns TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
-        `ValueError`: TRL's loss scores a part of the micro-batch, or scores it twice.
+        counted.
+        Returns TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
+        `ValueError`:
+        TRL's loss scores a part of the micro-batch, or scores it twice.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
         if counts:
@@ -561,8 +547,8 @@ class Scorer:
         score, policy_pass: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs
     ) -> tuple:
         """
-        Score the rows with a gradient. Skipped rows get the old policy's log-probabilities (ratio 1) and the computed
-        rows' mean entropy, which preserves the mean.
+        Score the rows with a gradient. Skipped rows get π_old's log-probabilities (ratio 1) and the computed mean
+        entropy.
         """
         rows = policy_pass.rows
         some_logps, some_entropies, aux_loss = score(
@@ -579,15 +565,14 @@ class Scorer:
         entropies = mean_entropy.expand(shape).index_copy(0, rows, some_entropies)
         return logps, entropies, aux_loss
 
-    # Scoring outside TRL.
-
     @torch.no_grad()
     def score_anchor(
         self, anchor: Anchor, trl_score: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
     ) -> torch.Tensor:
         """
         Score prompts `(B, P)` and completions `(B, T)` under an anchor, in forwards of `size` rows (by default all).
-        Returns log-probabilities `(B, T)` in nats. Raises `ValueError`: the batch is not only text.
+        Returns
+        log-probabilities `(B, T)` in nats. Raises `ValueError`: the batch is not only text.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
@@ -619,9 +604,9 @@ class Scorer:
 
 def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    Return which rows carry a gradient if no penalty acts: those with a non-zero advantage or, if there are none, the
-    shortest row, because the backward pass (and the other processes in it) needs a gradient, even of zero. Returns
-    bools of shape `(B,)`.
+    Return which rows have a gradient if no penalty acts, bools `(B,)`: non-zero advantages or, without any, the
+    shortest
+    row, because every process needs a backward pass.
     """
     has_gradient = batch["advantages"] != 0.0
     shortest = batch["completion_mask"].sum(dim=1).argmin()

@@ -1,9 +1,4 @@
-"""
-The folder of a run. One run has it; a new run needs one in which nothing of a run lies, and no other folder.
-
-In reading order: `RunFolder`; checkpoints among other files of a folder; `by_main_process`; the locks `FolderLock`,
-`check_free` and `exclusive`.
-"""
+"""The folder of a run. A new run needs a folder without files of a run and without other folders."""
 
 import logging
 import os
@@ -27,27 +22,26 @@ from .tasks.plugin import check_not_loading
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
-SECONDS = 0.5  # a look at the lock takes it for a moment, see `check_free`
-HOLDER = "process "  # begins what the file says
-# What may be in the file: that, after a power loss zeros, and filelock's own where the kernel has no locks.
+SECONDS = 0.5  # seconds to wait; `check_free` holds the lock for a moment
+HOLDER = "process "  # start of the lock file's text
+# Content of a lock file: ours, zeros after a power loss, or filelock's own without kernel locks.
 LOCK_CONTENT = re.compile(r"process |\0*$|\d+\n")
 MAX_NAMES = 5  # in one message
 MANIFEST_FILE = "manifest.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 ABANDONED = "abandoned-"
-# Folders that a save, a removal and an upload leave behind when they are cut short. The Hub's uploads leave out what
-# begins with an underscore.
+# Folders of interrupted saves, removals and uploads. The Hub's uploads skip names with a leading underscore.
 WRITING = "_writing-"
 REMOVING = "_removing-"
 LEFT_BEHIND = re.compile(rf"({WRITING}|{REMOVING}|{STAGED})\d+")
-PART = f".*.{'?' * 16}.part"  # of a file that was being written, see `replaced`
-SET_ASIDE = "set_aside"  # an empty file in the folder of a run whose name another run has taken
-COMPLETIONS = "completions"  # TRL's folder of what was sampled, for `log_completions`
-# The files that a run writes. A new run does not begin beside one of them, whoever wrote it.
+PART = f".*.{'?' * 16}.part"  # of a file being written, see `replaced`
+SET_ASIDE = "set_aside"  # empty file in a folder of an earlier run that was set aside
+COMPLETIONS = "completions"  # TRL's folder for `log_completions`
+# Files of a run. A new run does not start next to one.
 WRITTEN = (
     "config.yaml README.md merges.txt vocab.txt drift.png *.json *.jsonl *.jinja *.model *.safetensors *.bin"
 ).split()
-# What only a run leaves in its folder, ours or one of TRL's trainer.
+# Files that identify a folder of a run, ours or TRL's.
 TRACES = (
     METRICS_FILE,
     RUN_ID_FILE,
@@ -60,11 +54,8 @@ TRACES = (
 
 class RunFolder:
     """
-    The folder that a run writes to: log files, checkpoints and the trained model.
-
-    Args:
-        path (`str` or `os.PathLike`): `output_dir`; a search for hyperparameters has a folder a trial in it.
-        own (`Collection[str]`): Names of what the run's own trainer has made in it, which hinders nothing.
+    The folder of a run: `output_dir`, or a trial's folder in a hyperparameter search. `own`: names that the run's own
+    trainer has made in it; they are ignored.
     """
 
     def __init__(self, path: str | os.PathLike, own: Collection[str] = ()):
@@ -75,12 +66,7 @@ class RunFolder:
     # ------------------------------------------------------------------------------- before a run begins
 
     def check_usable(self) -> None:
-        """
-        Raise an error for what is there and is no folder that can be written.
-
-        Raises:
-            `ValueError`: The message names the key, its value and the cure.
-        """
+        """Raise `ValueError` for a path that is not a writable folder."""
         check_not_loading()
         whole = self.path.absolute()
         there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
@@ -94,12 +80,12 @@ class RunFolder:
             )
 
     def contents(self) -> list[str]:
-        """Return the names of what hinders a new run: folders, and files of a run. A job's log may lie there."""
+        """Return the names that prevent a new run: folders, and files of a run. A job's log is allowed."""
         if not self.path.is_dir():
             return []
         hinders = []
         for path in sorted(self.path.iterdir()):
-            # TRL makes an empty `completions` with its trainer, and a kill may come before the run begins.
+            # TRL makes an empty `completions` with its trainer; a kill may follow before the run starts.
             is_folder = path.is_dir() and path.name != WANDB and any(path.iterdir())
             is_written = any(path.match(pattern) for pattern in WRITTEN)
             if (is_folder or is_written) and path.name not in self.own:
@@ -107,16 +93,11 @@ class RunFolder:
         return hinders
 
     def is_run(self) -> bool:
-        """Return whether a run, ours or one of TRL's trainer, has left its traces."""
+        """Return whether a run, ours or TRL's, has left files."""
         return recorded_run_id(self.path) is not None or any(any(self.path.glob(trace)) for trace in TRACES)
 
     def check_new(self) -> None:
-        """
-        Raise an error for a folder in which a new run would lie among other files.
-
-        Raises:
-            `ValueError`: The message names the folder, what it holds, and the cures.
-        """
+        """Raise `ValueError` for a folder in which a new run would mix with other files."""
         names = self.contents()
         if names and self.is_run():
             raise ValueError(
@@ -133,13 +114,8 @@ class RunFolder:
 
     def check_movable(self, base: str | None) -> None:
         """
-        Raise an error for a folder that cannot be set aside as a whole.
-
-        Args:
-            base (`str`, *optional*): Hub name or folder of the model of the run that begins.
-
-        Raises:
-            `ValueError`: The message names the folder, the reason and the cure.
+        Raise `ValueError` for a folder that cannot be renamed as a whole. `base`: Hub name or folder of the new run's
+        model.
         """
         if not self.contents():
             return
@@ -163,15 +139,9 @@ class RunFolder:
 
     def set_aside(self, base: str | None, lock: "FolderLock") -> None:
         """
-        Rename the folder of an earlier run to `NAME.1`, or the next free number, and log it. The run that begins has
-        an empty one.
-
-        Args:
-            base: As in [`check_movable`].
-            lock ([`FolderLock`]): The folder's, which is held, and is held afterwards.
-
-        Raises:
-            `ValueError`: It cannot be moved.
+        Rename the folder of an earlier run to `NAME.1`, or the next free number, and log it. The new run gets an empty
+        folder;
+        the folder's `lock` is held before and after. Arguments and errors as in [`check_movable`].
         """
         self.check_movable(base)
         if not self.contents():
@@ -184,12 +154,7 @@ class RunFolder:
         )
 
     def check_own(self, checkpoint: Path) -> None:
-        """
-        Raise an error for a checkpoint of this folder that is of another run than its log files.
-
-        Raises:
-            `ValueError`: The message names the folder, the checkpoint and the cure.
-        """
+        """Raise `ValueError` if a checkpoint of this folder belongs to another run than its log files."""
         saved = saved_run_id(checkpoint)
         recorded = recorded_run_id(self.path)
         if None not in (saved, recorded) and saved != recorded:  # TRL's own trainer writes no id
@@ -201,21 +166,21 @@ class RunFolder:
     # --------------------------------------------------------------------------------------- checkpoints
 
     def has_checkpoint(self, checkpoint: Path) -> bool:
-        """Return whether a checkpoint lies in this folder, so that a resume continues with the same run."""
+        """Return whether a checkpoint is in this folder, so that a resume continues the same run."""
         folder = checkpoint.resolve().parent
-        if folder.name.startswith(WRITING):  # it is complete, and gets its name when the run goes on
+        if folder.name.startswith(WRITING):  # complete, and renamed when the run continues
             folder = folder.parent
         return folder == self.path.resolve()
 
     def id_of_run(self, checkpoint: Path | None) -> str:
-        """Return the id of the run that a checkpoint of this folder continues, else a new one."""
+        """Return the id of the run of a checkpoint in this folder, else a new one."""
         found = None
         if checkpoint is not None and self.has_checkpoint(checkpoint):
             found = saved_run_id(checkpoint) or recorded_run_id(self.path)
-        return found or uuid.uuid4().hex  # which draws from none of the generators of random numbers that a run uses
+        return found or uuid.uuid4().hex  # draws from no generator that a run uses
 
     def clear_leftovers(self) -> None:
-        """Remove what writing, removing, uploading and setting aside left behind when they were cut short."""
+        """Remove the remains of interrupted writes, removals, uploads and renamings."""
         for path in find_named(self.path, LEFT_BEHIND):
             shutil.rmtree(path)
         for path in self.path.glob(PART):
@@ -224,16 +189,9 @@ class RunFolder:
 
     def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
         """
-        Rename the checkpoints that are newer than the one from which the run goes on, and log it.
-
-        The run has gone back behind their steps, and the next resume would take the newest of them for its own.
-
-        Args:
-            checkpoint (`Path`): The run continues from here; if it lies elsewhere, nothing is renamed.
-            unusable (`Collection[str]`): Names of checkpoints that no resume takes; they stay.
-
-        Returns:
-            `dict[str, str]`: The new names by the old.
+        Rename the checkpoints of this folder that are newer than the one resumed from, except unusable ones, and log
+        it. The
+        next resume would choose the newest of them, from abandoned steps. Returns the new names by the old.
         """
         steps = steps_of(self.path)
         here = [step for path, step in steps.items() if path.resolve() == checkpoint.resolve()]
@@ -248,16 +206,11 @@ class RunFolder:
 
     def remove_oldest(self, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
         """
-        Remove the oldest checkpoints of a run beyond a limit, but neither the newest nor the best.
-
-        A folder without a manifest stays, and does not count. Later ones are not of this run: no resume could take
-        them, or they would be abandoned. Their steps give the order, not the times at which folders were changed: the
-        removal changes a folder as well, and a kill may come in its middle.
-
-        Args:
-            step (`int`): The optimizer step of the newest.
-            limit (`int`, *optional*): `None`, 0 or less means no limit, as in transformers.
-            best (`str` or `os.PathLike`, *optional*): The best checkpoint.
+        Remove the oldest checkpoints beyond a limit (`None`, 0 or less: none), but neither that of `step`, the newest,
+        nor the
+        best. Folders without a manifest and checkpoints of later steps do not count. Steps define the order, not
+        modification
+        times, which an interrupted removal changes.
         """
         if limit is None or limit <= 0:
             return
@@ -271,29 +224,27 @@ class RunFolder:
 
 
 def find_named(folder: Path, pattern: re.Pattern) -> list[Path]:
-    """Find the folders in a folder whose whole name matches a pattern, in order."""
+    """Return the subfolders with a fully matching name, sorted."""
     if not folder.is_dir():
         return []
     return [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name) and path.is_dir()]
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the optimizer steps done at a checkpoint."""
     return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
 
 
 def steps_of(output_dir: Path) -> dict[Path, int]:
-    """Map every checkpoint of a folder to the optimizer steps done."""
+    """Map the checkpoints of a folder to their optimizer steps."""
     return {path: step_of(path) for path in find_named(output_dir, CHECKPOINT)}
 
 
 def is_written(checkpoint: Path) -> bool:
-    """Return whether a run has written a folder of a checkpoint's name."""
     return (checkpoint / MANIFEST_FILE).is_file()
 
 
 def rename_abandoned(checkpoint: Path) -> Path:
-    """Rename a checkpoint that is no longer part of its run, to a name that is free."""
+    """Rename a checkpoint that is no longer part of its run to a free name."""
     target = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
     if target.exists():
         target = free_name(target)
@@ -301,7 +252,7 @@ def rename_abandoned(checkpoint: Path) -> Path:
 
 
 def rename_to_remove(checkpoint: Path) -> Path:
-    """Rename a checkpoint that is about to be removed: if a kill comes in the middle, it counts as none."""
+    """Rename a checkpoint before its removal, so that a kill leaves no partial checkpoint."""
     target = checkpoint.with_name(f"{REMOVING}{checkpoint.name.rpartition('-')[2]}")
     if target.exists():
         shutil.rmtree(target)
@@ -310,19 +261,11 @@ def rename_to_remove(checkpoint: Path) -> Path:
 
 def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     """
-    Call a function in the main process, and give its result to all.
-
-    Args:
-        is_main (`bool`): Whether this process is the main one.
-        find (`Callable`): Returns something that can be pickled.
-
-    Returns:
-        `Any`: What `find` returned, in every process.
-
-    Raises:
-        `ValueError` or `OSError`: In every process, where `find` raised it.
+    Call a function on the main process, and return its picklable result on all. A `ValueError` or `OSError` is raised
+    on
+    all.
     """
-    from accelerate.utils import broadcast_object_list  # the demo's command line need not wait for torch
+    from accelerate.utils import broadcast_object_list  # the demo's command line need not import torch
 
     found = [None]
     if is_main:
@@ -332,7 +275,7 @@ def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
             found = [error]
     broadcast_object_list(found)
     if isinstance(found[0], Exception):
-        found[0].said_elsewhere = not is_main  # one line is enough
+        found[0].said_elsewhere = not is_main
         raise found[0]
     return found[0]
 
@@ -343,14 +286,10 @@ class FolderInUseError(ValueError):
 
 class FolderLock:
     """
-    Keeps every other `FolderLock`, in this process or in any other, out of a folder.
+    Keeps every other `FolderLock`, of this and any other process, out of a folder, created if missing.
 
-    The lock is the kernel's, on the file `run.lock`, which also says who holds it. It ends with its process, however
-    that ends: a killed process leaves a file behind and no lock. Forked children do not inherit it. Where the kernel
-    has no locks, filelock takes the file itself for one.
-
-    Args:
-        folder (`str` or `os.PathLike`): It is made if it does not exist.
+    A kernel lock on the file `run.lock`, which names the holder. It ends with its process, even after a kill. Forked
+    children do not inherit it. Without kernel locks, filelock uses the file's existence.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -359,21 +298,16 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Return whether it is held now."""
         return self._lock.is_locked
 
     def hold(self) -> None:
         """
-        Take the folder, or count once more.
-
-        Raises:
-            [`FolderInUseError`]: Another process holds it; the message names both.
-            `OSError`: The folder cannot be written or locked.
+        Acquire the lock, or increment its counter. Raises [`FolderInUseError`], or `OSError` if it cannot be locked.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         _acquire(self.file, self._lock)
         try:
-            if not self.file.read_bytes()[:1].isdigit():  # else it is filelock's own
+            if not self.file.read_bytes()[:1].isdigit():  # else filelock's own content
                 since = time.strftime("%Y-%m-%d %H:%M:%S")
                 with open_own(self.file, "w") as opened:
                     opened.write(f"{HOLDER}{os.getpid()} on {socket.gethostname()}, since {since}")
@@ -382,13 +316,13 @@ class FolderLock:
             raise
 
     def release(self) -> None:
-        """Count back; the folder is free once it has been called as often as `hold`."""
+        """Decrement the counter; at 0 the folder is free."""
         if self.held and self._lock.lock_counter == 1:  # not in a forked child
-            self.file.unlink(missing_ok=True)  # before it is released: it is nobody else's yet
+            self.file.unlink(missing_ok=True)  # while still locked: afterwards it may be another process's
         self._lock.release()
 
     def move(self, folder: Path) -> None:
-        """Rename the folder, which is held, and hold an empty one of its name."""
+        """Rename the held folder, and hold an empty one of its name."""
         count = self._lock.lock_counter
         self.file.parent.rename(folder)
         (folder / LOCK_FILE).unlink(missing_ok=True)
@@ -412,12 +346,7 @@ def _acquire(file: Path, lock: FileLock) -> None:
 
 
 def check_free(folder: str | os.PathLike) -> None:
-    """
-    Raise an error for a folder that another process trains into. Makes nothing.
-
-    Raises:
-        [`FolderInUseError`]: The message names the folder and the process.
-    """
+    """Raise [`FolderInUseError`] for a folder that another process trains into. Creates nothing."""
     file = Path(folder, LOCK_FILE)
     if file.is_file():
         lock = FileLock(file, blocking=False)
@@ -428,12 +357,8 @@ def check_free(folder: str | os.PathLike) -> None:
 @contextmanager
 def exclusive(path: Path, busy: str) -> Iterator[None]:
     """
-    Keep other processes out of what is to be read, completed and written, in this context; wait for one that is there.
-    Where the file system has no locks, or the folder cannot be written, nothing is kept out.
-
-    Args:
-        path (`Path`): What is locked, by the file `.NAME.lock` in the same folder.
-        busy (`str`): Is printed if another process holds the lock.
+    Lock a path in this context, by the file `.NAME.lock` in its folder; print `busy` and wait if it is locked. Without
+    locks in the file system, or write permission, nothing is locked.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:

@@ -1,14 +1,11 @@
 """
 Compact sampling: a prompt is computed once for all its completions, and finished completions are dropped.
 
-Transformers' `generate` computes a prompt once per completion, and keeps a finished completion in the batch, as
-padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument `custom_generate`:
-`generate` prepares logits processors, stopping criteria and the cache as for its own loop, so every generation setting
-keeps its meaning.
+[`compact_sample`] is a decoding loop for the argument `custom_generate` of transformers' `generate`, which prepares
+logits processors, stopping criteria and the cache as for its own loop, so every generation setting keeps its meaning.
 
-Four things make a token cheap: cache rows have room for all later tokens ([`RoomyLayer`]) and are compacted in place
-([`Selection`]), the padding mask is made once ([`PaddingMask`]), and a token is drawn with one random number
-([`draw`]).
+Cache rows have room for all later tokens ([`RoomyLayer`]) and are compacted in place ([`Selection`]), the padding mask
+is made once ([`PaddingMask`]), and a token is drawn with one random number ([`draw`]).
 """
 
 import copy
@@ -35,8 +32,7 @@ class Samples(NamedTuple):
     The result of `compact_sample`.
 
     Attributes:
-        ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions, with padding after the end of a
-            completion.
+        ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions, padded on the right.
         logps (`torch.Tensor` of shape `(R, T)`, *optional*): Log-probabilities of the completions' tokens, before
             top-k and the like; 0 at padding.
         recorded (`bool`): Whether the token forward was recorded.
@@ -64,15 +60,13 @@ def compact_sample(
     Args:
         model ([`~transformers.GenerationMixin`]): A text decoder.
         input_ids (`torch.LongTensor` of shape `(P, W)`): Distinct prompts, padded on the left.
-        logits_processor ([`~transformers.LogitsProcessorList`]): From `generate`. It gets the unfinished rows, with
-            their prompts.
-        stopping_criteria ([`~transformers.StoppingCriteriaList`]): From `generate`; it gets the same rows.
-        generation_config ([`~transformers.GenerationConfig`]): From `generate`.
+        logits_processor, stopping_criteria, generation_config, model_kwargs: From `generate`. Processors and criteria
+        get
+            the unfinished rows, with their prompts.
         copies (`torch.LongTensor` of shape `(R,)`): Index of each completion's prompt.
-        logps_at (`float`, *optional*): Also return log-probabilities at this temperature. The name is not
-            `temperature`, because `generate` would then pass its own argument to this loop and sample at 1.
+        logps_at (`float`, *optional*): Also return log-probabilities at this temperature. With the name `temperature`,
+            `generate` would pass its own argument to this loop and sample at 1.
         replays (`bool`): Whether the token forward may be recorded and replayed, see recording.py.
-        model_kwargs: Arguments of the model's forward, from `generate`.
 
     Returns:
         [`Samples`]: In the order of `copies`.
@@ -91,8 +85,7 @@ def compact_sample(
         forward = forward.recorded(longest)
     processors = _of_rows(logits_processor, copies)
 
-    # For the rows in computation: their indices, their tokens, whether they are unfinished, and whether every token
-    # was drawn from a valid distribution.
+    # For each row: its index, its tokens, whether it is unfinished, and whether all its distributions were valid.
     rows = torch.arange(number, device=ids.device)
     written = ids[:, :width]
     alive = torch.ones_like(rows, dtype=torch.bool)
@@ -133,11 +126,7 @@ def _read_prompts(
     model, input_ids: torch.Tensor, copies: torch.Tensor, longest: int, model_kwargs: dict
 ) -> tuple[torch.Tensor, "TokenForward"]:
     """
-    Compute every prompt once, and give each completion a row of the cache.
-
-    Returns:
-        `torch.Tensor` of shape `(R, V)`: Logits of the first token.
-        [`TokenForward`]: The later forwards.
+    Compute every prompt once, give each completion a row of the cache, and return the first token's logits `(R, V)`.
     """
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     with without_cudnn(input_ids.device):
@@ -147,9 +136,9 @@ def _read_prompts(
     mask = None
     if attends_plainly(model, model_kwargs):
         attention_mask = model_kwargs.pop("attention_mask", None)
-        if attention_mask is None:  # `generate` omits it if no prompt is padded
+        if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        # The dtype of attention; an fp32 head or autocast around the model gives the logits another.
+        # The dtype of attention; an fp32 head or autocast gives the logits another.
         dtype = cache_among(model_kwargs).layers[0].values.dtype
         mask = PaddingMask(attention_mask, copies, longest, dtype)
     model_kwargs = _select(model_kwargs, copies, len(input_ids))
@@ -187,7 +176,7 @@ class TokenForward:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether a [`RecordedForward`] knows all its inputs."""
+        """Whether a [`RecordedForward`] supports all its inputs."""
         tensors = {name for name, value in self._model_kwargs.items() if isinstance(value, torch.Tensor)}
         return self._mask is not None and tensors == {"position_ids"}
 
@@ -198,8 +187,8 @@ class TokenForward:
 
 def tokens_between_checks(device: torch.device) -> int:
     """
-    Return the number of tokens between two checks for finished rows. A CPU's result is available at once; on an
-    asynchronous device a check costs more than computing finished rows for a few tokens.
+    Return the number of tokens between two checks for finished rows. On an asynchronous device a check costs more than
+    computing finished rows for a few tokens.
     """
     return 1 if device.type == "cpu" else CHECK_EVERY
 
@@ -208,7 +197,7 @@ def _next_tokens(
     ids: torch.Tensor, logits: torch.Tensor, processors: LogitsProcessorList, samples: bool, logps_at: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | bool]:
     """
-    Choose the next token of every row, with few passes over the logits `(R, V)`: scaling, softmax and [`draw`].
+    Choose the next token of every row, with few passes over the logits `(R, V)`.
 
     Returns:
         `torch.LongTensor` of shape `(R,)`: Token ids.
@@ -229,7 +218,7 @@ def _next_tokens(
         tokens = scores.argmax(dim=-1)
     if logps_at is None:
         return tokens, None, has_distribution
-    if samples and temperature == logps_at:  # a drawn token has a probability greater than 0
+    if samples and temperature == logps_at:  # a drawn token has a positive probability
         logps = probabilities.gather(1, tokens[:, None]).log()
     else:
         logps = _scaled(logits, logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
@@ -256,7 +245,7 @@ def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
     for name, value in model_kwargs.items():
         selected[name] = value
         if isinstance(value, torch.Tensor) and value.dim():
-            # positions of several kinds, (K, R, L): of text, and of a picture's axes
+            # Positions of several kinds, (K, R, L): of text, and of a picture's axes.
             dim = value.dim() - 2 if name == "position_ids" else 0
             if value.shape[dim] == number:
                 selected[name] = value.index_select(dim, rows)
@@ -264,7 +253,7 @@ def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
 
 
 def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
-    """Make the processors for some rows of the batch: a repetition penalty stores each row's amount of padding."""
+    """Make the processors for some rows: a repetition penalty stores each row's amount of padding."""
     selected = LogitsProcessorList()
     for processor in processors:
         padding = getattr(processor, "prompt_ignore_length", None)
@@ -280,12 +269,10 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 
 class RoomyLayer(DynamicLayer):
     """
-    Cache of an attention layer, with room for `length` tokens.
-
-    A new token is written in place; [`~transformers.DynamicLayer`] copies the whole cache to append one. The room is
-    allocated once: growing blocks would leave a GPU's allocator with ever larger blocks that are never reused.
-
-    It starts with some rows, in any repetition, of keys and values `(P, H, L, D)`.
+    Cache of an attention layer, with room for `length` tokens, so that a new token is written in place. Allocated
+    once:
+    growing blocks would fragment a GPU's memory. It starts with rows of keys and values `(P, H, L, D)`, in any
+    repetition.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
@@ -296,14 +283,14 @@ class RoomyLayer(DynamicLayer):
         self._room = []
         for old in (keys, values):
             _, heads, filled, size = old.shape
-            room = old.new_zeros((len(rows), heads, max(length, filled), size))  # no NaN under a mask
+            room = old.new_zeros((len(rows), heads, max(length, filled), size))  # zeros: no NaN under a mask
             room[:, :, :filled] = old[rows]
             self._room.append(room)
         self._place: torch.Tensor | None = None
         self._show(filled)
 
     def show_span(self, end: int, place: torch.Tensor) -> None:
-        """From now on return the first `end` places of every row, and write the next token into `place` `(1,)`."""
+        """Return the first `end` places of every row from now on, and write the next token into `place` `(1,)`."""
         self._place = place
         self._show(end)
 
@@ -338,8 +325,7 @@ class Selection(NamedTuple):
     Kept rows of a batch: the last ones move into the places of the dropped ones.
 
     Attributes:
-        kept (`list[int]`): The rows, in their new order.
-        rows (`torch.LongTensor` of shape `(R,)`): The same.
+        kept (`list[int]`), rows (`torch.LongTensor` of shape `(R,)`): The rows, in their new order.
         places, movers (`torch.LongTensor` of shape `(M,)`): Overwritten rows, and the rows that move there.
     """
 
@@ -350,7 +336,7 @@ class Selection(NamedTuple):
 
     @classmethod
     def from_rows(cls, alive: list[bool], device: torch.device) -> "Selection":
-        """Keep the unfinished rows, so that dropping a row copies at most one row of the cache."""
+        """Keep the unfinished rows."""
         left = sum(alive)
         rows = list(range(left))
         places = [row for row in rows if not alive[row]]
@@ -362,7 +348,7 @@ class Selection(NamedTuple):
 
 
 def cache_among(values: Mapping[str, Any]) -> Cache:
-    """Return the cache among a forward's arguments or results; transformers 5.24 has changed its name."""
+    """Return the cache among a forward's arguments or results, under its name before or from transformers 5.24."""
     name = "cache" if "cache" in values else "past_key_values"
     return values[name]
 
@@ -387,7 +373,7 @@ def close_up(cache: Cache, selection: Selection) -> None:
 def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: torch.Tensor) -> None:
     """Select rows of a layer's cache, in place, with repetitions."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
-        layer.reorder_cache(rows)  # selects any rows, although made for beam search
+        layer.reorder_cache(rows)  # despite its name (beam search), selects any rows
     else:
         layer.batch_select_indices(rows)
 
@@ -397,17 +383,19 @@ def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: t
 
 class PaddingMask:
     """
-    Masks the padding before each prompt, for one query per row. Transformers creates such a mask for every token,
-    first synchronizes with the device to check for padding, and SDPA converts its booleans to numbers in every layer.
+    Masks the padding before each prompt, for one query per row. Transformers would make such a mask for every token,
+    with
+    a synchronization, and SDPA would convert it in every layer.
 
-    It is made from some rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens per row and with
-    the dtype of the queries; a GPU's kernel supports no other.
+    Made from rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens per row, in the queries' dtype
+    (a
+    GPU's kernel supports no other).
     """
 
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
         is_padding = attention_mask[rows] == 0
         self._has_padding = is_padding.any(dim=1).tolist()
-        width = length + -length % ALIGNMENT  # a GPU's kernel would copy a mask with other strides in every layer
+        width = length + -length % ALIGNMENT  # other strides are copied by a GPU's kernel in every layer
         self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
         self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
 
@@ -449,9 +437,9 @@ def contiguous_states(model) -> Iterator[None]:
     """
     Make the states for a CPU's bf16 head contiguous within this context.
 
-    `generate` computes only the last token's logits, so its states are a slice. On a CPU with AVX512-BF16, torch 2.13
-    multiplies each row of such a slice by a copy of the whole head: six rows take eighty times as long, and six times
-    its memory.
+    `generate` passes the head a slice of the states. With AVX512-BF16, torch 2.13 multiplies each row of such a slice
+    by a
+    copy of the whole head: for six rows eighty times as long, with six times its memory.
     """
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -475,9 +463,11 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Sample a token per row by inverting its cumulative distribution, first over blocks of tokens and then within one.
 
-    `torch.multinomial` draws a random number for every token of the vocabulary: for 16 rows of 8,192 tokens that takes
-    40 times as long on a CPU, a third of a small model's forward. Sums are in double precision, so a token's
-    probability is exact up to the rounding of `probabilities`; a token of probability 0 is never drawn.
+    `torch.multinomial` draws a random number for every token of the vocabulary: 40 times as long on a CPU for 16 rows
+    of
+    8,192 tokens. Sums are in double precision, so a token's probability is exact up to the rounding of
+    `probabilities`; a
+    token of probability 0 is never drawn.
 
     Args:
         probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, not
@@ -485,9 +475,9 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Returns:
         `torch.LongTensor` of shape `(R,)`: Token ids.
-        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution; if not, `torch.multinomial` would raise
-            an error, and its token here is arbitrary. The caller must check, because checking synchronizes with the
-            device.
+        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution; if not, its token is arbitrary. The
+        caller
+            must check, because checking synchronizes with the device.
     """
     rows, size = probabilities.shape
     missing = -size % BLOCK
@@ -508,7 +498,7 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
     """
-    Sum along each row. Under `full_determinism` torch raises an error for a GPU's cumulative sums, which are not
+    Sum along each row. On the CPU under `full_determinism`: torch rejects a GPU's cumulative sums, which are not
     deterministic.
     """
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
@@ -518,8 +508,9 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
 
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """
-    Return the index of the first ascending sum greater than the wanted value, or than nearly all of the last sum: `(R,
-    1)`. For sums that do not ascend, such as NaN, the index is arbitrary.
+    Return the index `(R, 1)` of the first ascending sum greater than the wanted value, or than nearly all of the last
+    sum.
+    For sums that do not ascend, such as NaN, the index is arbitrary.
     """
     largest = ends[:, -1:] * SHORT_OF_ALL
     found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)

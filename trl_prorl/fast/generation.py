@@ -1,8 +1,7 @@
 """
-The choice of how rollouts are sampled.
-
-They come from transformers' `generate`, or from the compact loop of compact.py; there from the policy, or from a
-merged copy of it.
+Choose how to sample rollouts: by transformers' `generate`, or by the compact loop of compact.py, from the policy or
+its
+merged copy.
 """
 
 import copy
@@ -23,16 +22,15 @@ from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy, merge_obstacle
 
 
-# Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.
-# In bf16 the weights round by up to 0.4 %; of the mismatch between vLLM and trainers in bf16, 0.01 to 0.02 are
-# reported as harmless. A deep model in bf16 is that far from itself already: scored in one batch, it is 0.03 to 0.05
-# off what it was as it wrote token by token. So a copy beyond the bound is compared with the policy, and stays where
-# it adds no more than a second rounding of the same size, √2, would.
+# Maximum mean difference between a merged copy and the policy, in nats per token. In fp32 it is about 1e-6. In bf16,
+# weights round by up to 0.4 %; 0.01 to 0.02 between vLLM and trainers are reported as harmless. Beyond the bound, a
+# copy
+# is kept if its error is at most √2 times the policy's own: a deep bf16 model scored in one batch differs by 0.03 to
+# 0.05 from its token-by-token values.
 MERGED_BOUND = 0.05
 MORE_THAN_POLICY = 1.5
 NEVER_RECORDED = Choice(False)
-# The values of settings that the compact loop serves. With others the loop is another one, or it keeps something of
-# every row in addition to the cache.
+# Settings that the compact loop supports. Others need another loop, or state per row besides the cache.
 PLAIN_SETTINGS = {
     "encoder_repetition_penalty": (None, 1),
     "guidance_scale": (None, 1),
@@ -48,8 +46,9 @@ PLAIN_SETTINGS = {
 
 def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) -> str | None:
     """
-    Return why a generation with these settings, completed by what stays of the model's own as `generate` does, cannot
-    be compact, in one sentence; `None` if it can.
+    Return why generation with these settings, completed by the model's own as in `generate`, cannot be compact; `None`
+    if
+    it can.
     """
     if own is not None:
         config = copy.deepcopy(config)
@@ -66,14 +65,9 @@ def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) ->
 
 def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
     """
-    Divide the completions of a batch into those that are decoded at once.
-
-    Args:
-        copies (`Sequence[int]`): For every completion the index of its prompt.
-        most (`int`, *optional*): Completions of a slice; `None` means all.
-
-    Returns:
-        `list[list[int]]`: The completions of each slice. Those of a prompt stand together where `most` allows it.
+    Divide a batch's completions into slices of at most `most` rows (`None`: all), decoded together. `copies` is the
+    index
+    of each completion's prompt; completions of a prompt stay together if `most` allows it.
     """
     if most is None or most >= len(copies):
         return [list(range(len(copies)))]
@@ -99,7 +93,7 @@ def sample_at_once(
     logps_at: float | None,
     replays: bool = False,
 ) -> tuple[list[list[int]], list[list[float]] | None]:
-    """Sample one completion of each prompt, with padding behind its end, and its log-probabilities."""
+    """Sample one completion per prompt, padded on the right, with log-probabilities."""
     different, copies = find_distinct(prompts)
     device = next(model.parameters()).device
     ids, mask = pad_left(different, config.pad_token_id, multiple)
@@ -118,26 +112,28 @@ def sample_at_once(
 
 class CompactGeneration(Part):
     """
-    Samples completions of prompts, from a merged copy of the policy where there can be one.
+    Samples completions, from a merged copy of the policy if possible.
 
-    A copy that rounds is measured in every step. If it is too far from the policy, one generation comes from the
-    policy, to see how far that is from itself; then the copy is used on or given up.
+    A copy that rounds is measured in every step. If it is too far from the policy, the policy samples one generation,
+    to
+    measure its own rounding; the result decides whether the copy is used again.
 
     Args:
         policy (`torch.nn.Module`): The policy, unwrapped.
-        temperature (`float`): The temperature at which log-probabilities are measured.
-        autocasts (`bool`): Whether the policy computes in a lower precision than its weights have when it is scored.
-        max_rows (`int`, *optional*): Most completions that are decoded at once.
-        merges (`bool`): Whether there may be a merged copy.
+        temperature (`float`): Temperature of the measured log-probabilities.
+        autocasts (`bool`): Whether scoring uses a lower precision than the policy's weights.
+        max_rows (`int`, *optional*): Maximum completions decoded at once.
+        merges (`bool`): Whether a merged copy is allowed.
         replays (`Choice`): Whether the forward of a token is recorded as a CUDA graph.
 
     Attributes:
-        merged (`Choice`): Whether the copy is sampled, or why the policy itself is.
-        measures (`bool`): Whether the last completions came with log-probabilities of the copy. Those of a rollout
-            function with a sampler of its own say nothing about the copy.
+        merged (`Choice`): Whether the copy is sampled, or why not.
+        measures (`bool`): Whether the last log-probabilities measure the copy. Those of a rollout function with its
+        own
+            sampler do not.
     """
 
-    may_join = True  # "auto" may find possible here what was not where the run began
+    may_join = True  # "auto" may be possible here although not at the start of the run
 
     def __init__(
         self,
@@ -154,14 +150,14 @@ class CompactGeneration(Part):
         self.replayed = replays
         self._mergeable = policy if reason is None else None
         self.measures = False
-        # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
+        # In fp32 a copy differs only by the order of additions: nothing to measure.
         rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
         self._measured_at = temperature if rounds or autocasts else None
         self.copy: MergedCopy | None = None
         self.begin()
 
     def facts(self) -> dict[str, str | int]:
-        """Return what `env.json` says: whether rollouts are sampled from a merged copy, and the memory it takes."""
+        """Return entries of `env.json`: the merged copy, its memory and the CUDA graph."""
         size = self.copy.bytes if self.copy is not None else 0
         return {"merged_copy": str(self.merged), "merged_copy_bytes": size, "cuda_graph": str(self.replayed)}
 
@@ -183,14 +179,15 @@ class CompactGeneration(Part):
             prompts (`list[list[int]]`): Token ids.
             config (`GenerationConfig`): The settings.
             ends (`list[int]`): Tokens that end a completion and are part of it.
-            multiple (`int`, *optional*): Prompts are padded to a multiple of it.
-            logps_at (`float`, *optional*): Give log-probabilities at this temperature, whether or not the run needs
-                them; [`CompactGeneration.kept_logps`] returns those that it needs.
+            multiple (`int`, *optional*): Pad prompts to a multiple of it.
+            logps_at (`float`, *optional*): Return log-probabilities at this temperature, needed or not;
+                [`CompactGeneration.kept_logps`] selects.
 
         Returns:
             `list[list[int]]`: Token ids of the completions.
-            `list[list[float]]` or `None`: Their log-probabilities under the merged copy, if it rounds otherwise than
-                the policy.
+            `list[list[float]]` or `None`: Their log-probabilities under the merged copy, if its rounding differs from
+            the
+                policy's.
         """
         completions: list[list[int]] = [[] for _ in prompts]
         logps: list[list[float]] = [[] for _ in prompts]
@@ -222,13 +219,16 @@ class CompactGeneration(Part):
         return logps if self.measures else None
 
     def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
-        """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""
-        if not self.measures:  # those that may be there are of a rollout function, and TRL's to use
+        """
+        Remove the sampler's log-probabilities `(B, T)` from a batch and return them; `None` if they do not measure the
+        copy.
+        """
+        if not self.measures:  # a rollout function's remain for TRL
             return None
         return batch.pop("sampling_per_token_logps", None)
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        """Go on with the policy itself where the copy is too far from it, by `mean_abs_dlogp_sampler`."""
+        """Sample from the policy if the copy is too far from it, by `mean_abs_dlogp_sampler`."""
         difference = row.get("mean_abs_dlogp_sampler")
         if self.copy is None or difference is None:
             return None
@@ -254,7 +254,7 @@ class CompactGeneration(Part):
     # ------------------------------------------------------------------------------- as a part, see parts.py
 
     def begin(self) -> None:
-        self._of_copy: float | None = None  # while the policy itself is sampled, for comparison
+        self._of_copy: float | None = None  # while the policy is sampled for comparison
         self._bound = MERGED_BOUND
         if self.copy is None and self._mergeable is not None:
             self.copy = MergedCopy(self._mergeable)

@@ -1,11 +1,10 @@
 """
 The policy with its LoRA merged, for sampling: half the matrix products per token, and no wrapper around them.
 
-Merging into the policy itself and unmerging would leave rounding errors in every weight, visible in bf16. The copy
-shares the policy's parameters, except the weights that LoRA changes, which are recomputed from base and adapter, and
-on a CPU the LM head. On a CPU, oneDNN reorders the weights of linear layers for reading: for a few rows, a product
-with a large matrix is then two to four times as fast, with a small one a quarter faster. `torch.compile` does the same
-for a frozen model.
+Merging into the policy and unmerging would leave rounding errors in every weight. The copy shares the policy's
+parameters, except the weights that LoRA changes, recomputed from base and adapter, and on a CPU the LM head. There
+oneDNN reorders the weights of linear layers: for a few rows, a product with a large matrix is then two to four times
+as fast.
 """
 
 import copy
@@ -22,8 +21,8 @@ ROWS = 8  # input rows for which oneDNN chooses the order; any number works
 
 class PackedLinear(torch.nn.Module):
     """
-    A linear layer for inference, with the values of a layer that [`can_be_packed`] accepts, as of the last
-    [`~PackedLinear.refresh`] or [`~PackedLinear.pack`]. It needs `bytes` in addition to that layer.
+    A linear layer for inference with the values of a layer at the last [`~PackedLinear.refresh`] or
+    [`~PackedLinear.pack`]. Needs [`can_be_packed`], and `bytes` in addition to that layer.
     """
 
     def __init__(self, layer: torch.nn.Linear):
@@ -75,9 +74,9 @@ def packs_bf16() -> bool:
 
 class MergedLayer:
     """
-    Merges the LoRA of a layer into the copy's weights: `module` replaces PEFT's layer in the copy, and takes `bytes`.
-
-    Its weights are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
+    Merges the LoRA of a layer into the copy's weights: `module` replaces PEFT's layer in the copy, and needs `bytes`.
+    Its
+    weights are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
     """
 
     def __init__(self, layer: BaseTunerLayer, adapter: str):
@@ -112,9 +111,9 @@ class MergedLayer:
 
 class MergedCopy:
     """
-    `model` is a copy of a policy with its one active adapter merged, which [`merge_obstacle`]
-    must accept. It has the values of the last [`~MergedCopy.refresh`] until a [`~MergedCopy.release`], and needs
-    `bytes` in addition to the policy between the two.
+    A copy `model` of a policy with its one active adapter merged, if there is no [`merge_obstacle`]. It has the values
+    of
+    the last [`~MergedCopy.refresh`] until a [`~MergedCopy.release`], and needs `bytes` between the two.
     """
 
     def __init__(self, policy: PeftModel):
@@ -148,7 +147,7 @@ class MergedCopy:
             self._head.refresh()
 
     def release(self) -> None:
-        """Free the memory of the merged weights. The head stays, because training does not change it."""
+        """Free the merged weights. The head stays, because training does not change it."""
         for layer in self._layers:
             layer.release()
 
@@ -180,8 +179,7 @@ def merge_obstacle(policy: torch.nn.Module) -> str | None:
 
 def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
     """
-    Return the name of a layer, or of a module around it, with a forward that is its own attribute and so may compute
-    anything; `None` without one.
+    Return the name of a module with a forward as its own attribute, which may compute anything; `None` without one.
     """
     if "forward" in vars(model.get_submodule(name).get_base_layer()):
         return name

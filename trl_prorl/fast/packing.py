@@ -1,18 +1,16 @@
 """
 Log-probabilities of completions, with every prompt computed once and no padding.
 
-TRL pads each row to the longest prompt and the longest completion, and recomputes a prompt for each of its G
-completions. Here a prompt appears once, before its completions, and each completion sees only the prompt and itself:
+A prompt appears once, before its completions, and each completion sees only the prompt and itself:
 
     tokens      a b c | d x1 x2 | d y1 y2 y3        prompt a b c d, completions x1 x2 and y1 y2 y3
     positions   0 1 2 | 3 4  5  | 3 4  5  6
     labels      - - - | - x1 x2 | - y1 y2 y3
 
-Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token. A
-label is then one place to the right of the state that predicts it, as the shift in TRL's fused LM head expects. Values
-and gradients are TRL's up to rounding (`tests/scoring/test_packing.py`).
-[`prefix_attention`][`~trl_prorl.fast.prefix`] restricts attention, so a row needs no padding: all groups of a
-micro-batch form one row, unless `max_tokens` separates them.
+Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token. So a
+label is one place to the right of its state, as TRL's fused LM head expects. Values and gradients are TRL's up to
+rounding (`tests/scoring/test_packing.py`). [`prefix_attention`][`~trl_prorl.fast.prefix`] restricts attention; all
+groups of a micro-batch form one row, unless `max_tokens` separates them.
 """
 
 import math
@@ -53,8 +51,8 @@ def packed_logps(
             or a function that calls it; `input_ids.numel()` is the number of positions of a call.
         input_ids (`torch.Tensor` of shape `(B, P + C)`):
             Prompts padded on the left, then completions padded on the right.
-        attention_mask (`torch.Tensor` of shape `(B, P + C)`):
-            1 for tokens that count. A completion may be fully masked.
+        attention_mask (`torch.Tensor` of shape `(B, P + C)`): 1 for tokens that count. A completion may be fully
+        masked.
         logits_to_keep (`int`): C.
         max_tokens (`int`, *optional*): Maximum tokens per call; by default there is one call. Processes that train one
             model must make equally many calls, or they deadlock (DDP synchronises buffers in every call, a sharded
@@ -73,16 +71,13 @@ def packed_logps(
 
 
 class PackedScorer:
-    """
-    Scores batches like TRL's `GRPOTrainer._get_per_token_logps_and_entropies`, from packed rows, one micro-batch at a
-    time.
-    """
+    """Scores micro-batches like TRL's `GRPOTrainer._get_per_token_logps_and_entropies`, from packed rows."""
 
     def __init__(self, max_tokens: int | None, autocast: Callable[[], AbstractContextManager]):
         self.max_tokens = max_tokens
         self.autocast = autocast
-        # Plans of batches in use, by one of each batch's tensors: several models score the same rows, the policy in
-        # every pass. Planning synchronizes with the device.
+        # Plans of batches in use, by one of each batch's tensors: planning synchronizes, and several models score a
+        # batch.
         self._plans = WeakTensorKeyDictionary()
 
     def __call__(
@@ -98,7 +93,8 @@ class PackedScorer:
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """
         Score a batch, with TRL's arguments and a `plan_key`: a tensor that lives as long as the batch and identifies
-        it. Returns TRL's result. Raises `ValueError`: the batch is not only text.
+        it.
+        Returns TRL's result. Raises `ValueError`: the batch is not only text.
         """
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
@@ -126,8 +122,8 @@ class PackedCall:
     Attributes:
         inputs (`dict[str, torch.Tensor]`): Inputs of the model, in addition to the layout: tensors of shape `(1, T)`.
         layout ([`~trl_prorl.fast.prefix.Layout`]): The row's sequences.
-        scored (`torch.LongTensor` of shape `(N,)`):
-            Places of the scored tokens among the row's T - 1 log-probabilities.
+        scored (`torch.LongTensor` of shape `(N,)`): Places of the scored tokens among the row's T - 1
+        log-probabilities.
         results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
     """
 
@@ -139,13 +135,7 @@ class PackedCall:
 
 @dataclass(frozen=True)
 class Plan:
-    """
-    Layout of a packed batch, reused by every model that scores it.
-
-    Attributes:
-        calls (`list[PackedCall]`): The calls of the model.
-        shape (`tuple[int, int]`): (B, C).
-    """
+    """Layout of a packed batch of `shape` (B, C), reused by every model that scores it."""
 
     calls: list[PackedCall]
     shape: tuple[int, int]
@@ -154,10 +144,7 @@ class Plan:
     def from_batch(
         cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
     ) -> "Plan":
-        """
-        Plan a batch; the arguments are those of [`packed_logps`]. Synchronizes with the device, so that scoring need
-        not.
-        """
+        """Plan a batch, with arguments of [`packed_logps`]. Synchronizes with the device; scoring does not."""
         batch, width = input_ids.shape
         prompt_width = width - logits_to_keep
         both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu()
@@ -218,7 +205,8 @@ def pack(
 ) -> PackedCall:
     """
     Pack the rows of one call. `prompts` and `completions` are the numbers of tokens of every row of the batch; the
-    other arguments are those of [`packed_logps`].
+    other
+    arguments are those of [`packed_logps`].
     """
     width = input_ids.shape[1]
     start = width - logits_to_keep  # first column of the completions
@@ -229,7 +217,7 @@ def pack(
     for piece in call:
         first = piece[0]
         prompt_start = end
-        prompt_length = prompts[first] - 1  # the last token goes to every completion
+        prompt_length = prompts[first] - 1  # every completion has its own copy of the last token
         taken.append((first * width + start - 1 - prompt_length, 0, prompt_length))
         sequences.append((prompt_start, 0, prompt_start, prompt_length))
         end += prompt_length
@@ -255,10 +243,7 @@ def pack(
 
 
 def join_stretches(stretches: list[tuple[int, ...]]) -> torch.Tensor:
-    """
-    Concatenate ranges of numbers. A range is M first numbers and its length. Returns a tensor of shape `(M, sum of the
-    lengths)`.
-    """
+    """Concatenate ranges of numbers, each with M first numbers and a length: shape `(M, sum of the lengths)`."""
     return torch.cat([torch.tensor(firsts)[:, None] + torch.arange(length) for *firsts, length in stretches], dim=1)
 
 
@@ -266,10 +251,11 @@ def plan_calls(
     groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
 ) -> list[Call]:
     """
-    Choose the rows of the batch to compute together, by first-fit decreasing. A group, rows with the same prompt, is
-    split only if it exceeds a call of `max_tokens` (by default there is one call). Without that limit there are never
-    more tokens than in padded rows. `prompts` and `completions` are the numbers of tokens of every row. Raises
-    `ValueError`: a prompt with one completion exceeds `max_tokens`.
+    Choose the rows of the batch to compute together, by first-fit decreasing. Rows with the same prompt are separated
+    only
+    if they exceed a call of `max_tokens` (by default there is one call). `prompts` and `completions` are the numbers
+    of
+    tokens of every row. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
     """
 
     def length(piece: Piece) -> int:

@@ -8,16 +8,12 @@ and a prompt has no prefix:
     sees        causal  a b c,    a b c,
                         causal    causal
 
-Under a mask over the whole row, every token would compute scores for all others. Here queries are computed in blocks:
-first the first tokens of all sequences, then the next tokens of the longer sequences, and so on. A block's keys end
-with its queries. Wasted work is only the padding of prefixes to the longest one, the padding of a sequence's last
-block, and half of every block on the diagonal.
+Queries are computed in blocks: first the first tokens of all sequences, then the next tokens of the longer sequences,
+and so on. A block's keys end with its queries.
 
-Layers with a state (Gated DeltaNet, Mamba, short convolutions) in such a row.
-
-A prompt is computed once. Every completion continues from the state after the prompt: the convolution's last inputs,
-and the recurrent state. The layer's own `forward` computes both, with [`States`] in place of transformers' cache. So
-padded and packed rows run the same code, and gradients flow through the states:
+Layers with a state (Gated DeltaNet, Mamba, short convolutions) compute a prompt once; every completion continues from
+the state after it: the convolution's last inputs, and the recurrent state. The layer's own `forward` computes both,
+with [`States`] in place of transformers' cache, so gradients flow through the states:
 
     row         a b c | d x1 x2 | d y1 y2 y3        prompt a b c, completions d x1 x2 and d y1 y2 y3
     call 1      a b c                               leaves a state
@@ -40,10 +36,9 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 
-# Queries of a sequence in one block. On a CPU 128 to 512 differ by 10 %: smaller blocks waste less, larger blocks need
-# fewer calls.
+# Queries of a sequence in one block. On a CPU 128 to 512 differ by 10 %.
 QUERY_BLOCK = 128
-# Mask stride of torch's memory-efficient GPU kernel; it copies masks with other strides in every layer.
+# Mask stride of torch's memory-efficient GPU kernel; other strides are copied in every layer.
 ALIGNMENT = 8
 
 
@@ -54,10 +49,10 @@ class Layout(NamedTuple):
     Attributes:
         keys (`torch.LongTensor` of shape `(S, W)`): Places of every sequence's prefix, right-aligned, and of its own
             tokens; longest sequence first.
-        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): Visible keys for each block of queries. The queries
-            are the last Q of the first K keys of the first S' sequences.
-        order (`torch.LongTensor` of shape `(T,)`): For each place of the row, the position of its result among all
-            queries of all blocks.
+        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): Visible keys for each block of queries: the last Q
+        of
+            the first K keys of the first S' sequences.
+        order (`torch.LongTensor` of shape `(T,)`): Position of each place's result among the queries of all blocks.
         sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], longest first.
         added (`dict`): Tensors that layers have made from it, such as additive masks, shared by all layers.
     """
@@ -71,18 +66,16 @@ class Layout(NamedTuple):
 
 def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, window: int | None = None) -> torch.Tensor:
     """
-    Return the additive mask of a block, of shape `(S', 1, G·Q, K)`: 0 for visible keys, else −∞. SDPA would make it
-    from the booleans in every layer.
-
-    The mask has the dtype of the queries. It is repeated for the G heads that share their keys (`groups`). A query
-    sees at most `window` keys, including itself.
+    Return a block's additive mask `(S', 1, G·Q, K)` for G heads that share their keys (`groups`): 0 for visible keys,
+    else
+    −∞. A query sees at most `window` keys, including itself.
     """
     name = (block, dtype, groups, window)
     if name not in layout.added:
         mask = layout.masks[block]
         rows, _, queries, seen = mask.shape
         if window is not None:
-            # The columns of a sequence and of its prefix count positions without a gap.
+            # Columns of a sequence and its prefix count positions without a gap.
             is_near = torch.ones(queries, seen, dtype=torch.bool, device=mask.device).triu(seen - queries - window + 1)
             mask = mask & is_near
         width = seen + -seen % ALIGNMENT
@@ -105,20 +98,17 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         d x1 x2       a  b  c |  d x1 | x2  .
                               block 1 | block 2: from its first column on, sequences that are longer than 2
 
-    A block's queries see the keys to their left, in their own line, except padding. The results of all blocks are
-    concatenated, line by line; `order` has the position of each place's result.
+    A block's queries see the keys to their left, in their own line, except padding. Results are concatenated block by
+    block, line by line; `order` has the position of each place's result.
 
     Args:
         sequences (`list` of `tuple`):
             For each sequence: first place and length of its prefix, first place and length of the sequence itself.
         device (`torch.device`): The device that computes the attention.
-
-    Returns [`Layout`]
     """
     longest_first = sorted(sequences, key=lambda sequence: sequence[3], reverse=True)
     longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
     lengths = [length for _, _, _, length in longest_first]
-    # tensors as large as the sequences are made on the device
     prefix, prefix_length, start, length = torch.tensor(longest_first).T.unsqueeze(-1).to(device)  # (S, 1) each
 
     size = sum(lengths)
@@ -144,8 +134,8 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
 
 def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
     """
-    Return places for padding, of the mask's shape, that cycle through the row's places: with one place for all
-    padding, the backward pass would add thousands of zeros to it sequentially.
+    Return places for padding, of the mask's shape, that cycle through the row: with a single place, the backward pass
+    would add thousands of zeros to it sequentially.
     """
     return torch.arange(mask.numel(), device=mask.device).view(mask.shape) % size
 
@@ -160,9 +150,11 @@ def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
 
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
     """
-    Return the columns that separate blocks of queries, from 0 to the longest sequence. Prompts may be longer than
-    completions: a block also ends with the longest sequence that has a prefix (0: none). A block of a few queries is
-    merged into the one before: a completion of 128, 256 or 512 tokens has one more, its prompt's last token.
+    Return the columns that separate blocks of queries, from 0 to the longest sequence. A block also ends with the
+    longest
+    sequence that has a prefix (0: none), because prompts may be longer. A block of a few queries is merged into the
+    one
+    before: a completion of 128 tokens has one more, its prompt's last token.
     """
     ends = sorted({longest, longest_with_prefix} - {0})
     bounds = set()
@@ -186,8 +178,7 @@ def prefix_attention(
 
     Args:
         query (`torch.Tensor` of shape `(1, H, T, D)`): Queries of one row.
-        key (`torch.Tensor` of shape `(1, H', T, D)`): Keys; H' divides H (grouped-query attention).
-        value (`torch.Tensor` of shape `(1, H', T, D)`): Values.
+        key, value (`torch.Tensor` of shape `(1, H', T, D)`): H' divides H (grouped-query attention).
         layout ([`Layout`]): Layout of a row of T tokens, on the device of `query`.
         scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
         window (`int`, *optional*): Maximum number of keys that a query sees, including itself.
@@ -200,7 +191,7 @@ def prefix_attention(
     keys = gather_places(key, layout.keys)
     values = gather_places(value, layout.keys)
     if query.device.type != "cpu" and torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)  # once here, not by autocast in every block
+        dtype = torch.get_autocast_dtype(query.device.type)  # once, not by autocast in every block
         query = query.to(dtype)
         keys = keys.to(dtype)
         values = values.to(dtype)
@@ -215,7 +206,7 @@ def prefix_attention(
         seen_keys = keys[:rows, :, :seen]
         seen_values = values[:rows, :, :seen]
         added = to_add(layout, block, query.dtype, groups, window)
-        # heads that share keys are stacked, as queries of one head
+        # Heads that share keys are stacked, as queries of one head.
         grouped = states.unflatten(1, (-1, groups)).flatten(2, 3)
         if by_products:
             factor = scale or states.shape[-1] ** -0.5
@@ -231,8 +222,9 @@ def prefix_attention(
 @contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
     """
-    Attend on a GPU without cuDNN, torch's default on Hopper. It makes a plan for every new shape, which took 34 to 63
-    ms on an H200, and many calls here have a new shape.
+    Attend on a GPU without cuDNN, torch's default on Hopper: its plan for a new shape took 34 to 63 ms on an H200, and
+    many
+    calls here have a new shape.
     """
     enabled = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
     if enabled:
@@ -246,16 +238,17 @@ def without_cudnn(device: torch.device) -> Iterator[None]:
 
 def keeps_keys_shared(query: torch.Tensor) -> bool:
     """
-    Return whether shared keys stay shared instead of being repeated per head. A GPU's kernel with a mask needs equal
-    numbers of heads, and repeated keys cost memory and bandwidth; on a CPU in fp32 sharing gains nothing.
+    Return whether shared keys stay shared. A GPU's kernel with a mask needs equal numbers of heads; on a CPU in fp32
+    sharing gains nothing.
     """
     return query.device.type != "cpu"
 
 
 class BackwardByProducts(torch.autograd.Function):
     """
-    Attention in bf16 on a CPU: torch's kernel forward, matrix products backward; torch's backward kernel takes three
-    to six times as long. Scores and their gradients are in fp32, as in that kernel.
+    Attention in bf16 on a CPU: torch's kernel forward, matrix products backward, three to six times as fast as
+    torch's.
+    Scores and their gradients are in fp32, as in that kernel.
 
     Queries `(S, H', R, D)`, stacked for the heads that share keys; keys and values `(S, H', K, D)`; an additive mask
     `(S, 1, R, K)`; the factor of the scores.
@@ -275,7 +268,7 @@ class BackwardByProducts(torch.autograd.Function):
         scores = (query.float() * ctx.scale) @ key.float().transpose(-1, -2)
         weights = scores.add_(mask).softmax(dim=-1)
         mean = (gradient.float() * result).sum(dim=-1, keepdim=True)
-        # in fp32 as well: after subtracting the mean, the rest is small compared with bf16 rounding
+        # fp32: after subtracting the mean, the rest is small compared with bf16 rounding
         weight_gradient = gradient.float() @ value.float().transpose(-1, -2)
         score_gradient = weight_gradient.sub_(mean).mul_(weights).mul_(ctx.scale)
         score_gradient = score_gradient.to(query.dtype)
@@ -295,7 +288,7 @@ def gather_places(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def sdpa_or_prefix_attention(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, prefix_layout=None, **kwargs
 ):
-    """Attention function for transformers: by `prefix_layout` if the model was called with one, else by `sdpa`."""
+    """Attention function for transformers: by `prefix_layout` if the model was called with one, else `sdpa`."""
     if prefix_layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -311,7 +304,7 @@ def sdpa_or_prefix_attention(
 
 
 def slides(module: torch.nn.Module) -> bool:
-    """Return whether the configuration gives an attention layer a window. A few tokens would not show it."""
+    """Return whether the configuration gives an attention layer a window."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -321,22 +314,24 @@ def slides(module: torch.nn.Module) -> bool:
 
 def register() -> None:
     """
-    Let models with `"sdpa"` attention accept `prefix_layout`. The name stays registered, because transformers reads it
-    in many places, and a backward pass that recomputes a forward needs it.
+    Make models with `"sdpa"` attention accept `prefix_layout`, permanently: a backward pass that recomputes a forward
+    needs
+    it.
     """
     AttentionInterface.register("sdpa", sdpa_or_prefix_attention)
 
 
-# methods of transformers' cache by which a layer reads its state
 READS = {"get_conv_state", "get_recurrent_state"}
-FOLLOWING: set[type] = set()  # the classes with a forward that accepts `prefix_layout`
+FOLLOWING: set[type] = set()  # classes with a forward that accepts `prefix_layout`
 
 
 class States:
     """
-    State of one layer for S sequences. It has the methods of transformers' cache that such a layer calls, but writes
-    nothing in place, so gradients flow through it. It contains the last inputs `(S, D, K)` of each convolution, by
-    number, and recurrent states `(S, …)`, by number.
+    State of one layer for S sequences: the last inputs `(S, D, K)` of each convolution, and recurrent states `(S, …)`,
+    by
+    number. Has the methods of transformers' cache that such a layer calls, but writes nothing in place, so gradients
+    flow
+    through it.
     """
 
     def __init__(
@@ -362,7 +357,7 @@ class States:
     def update_conv_state(
         self, inputs: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 1, **kwargs
     ) -> torch.Tensor:
-        """Keep the last inputs `(S, D, K)` of a convolution, and return them with the new ones."""
+        """Store the last inputs `(S, D, K)` of a convolution, and return them with the new ones."""
         before = self.convolutions.get(state_idx)
         if before is None:
             seen = pad(inputs, (max(0, conv_kernel_size - inputs.shape[-1]), 0))
@@ -383,13 +378,14 @@ class StatePlan(NamedTuple):
     The calls of a layer for the sequences of a row of T tokens.
 
     Attributes:
-        prompts (`torch.LongTensor` of shape `(P, W)`): Places of the sequences without a prefix, padded on the left:
-            the state after the last column is the state after their last token.
+        prompts (`torch.LongTensor` of shape `(P, W)`): Places of the sequences without a prefix, padded on the left,
+        so
+            that the last column's state is the final one.
         mask (`torch.LongTensor` of shape `(P, W)`): 0 for padding, else 1.
         prompt_of (`torch.LongTensor` of shape `(S,)`): The prompt of each other sequence, longest first.
-        blocks (`list[torch.LongTensor]` of shape `(S', W')`): For each block, the places of the next tokens of the
-            first S' of these sequences, padded on the right.
-        order (`torch.LongTensor` of shape `(T,)`): For each place of the row, its position among all results.
+        blocks (`list[torch.LongTensor]` of shape `(S', W')`): Places of each block's tokens, of the first S' of these
+            sequences, padded on the right.
+        order (`torch.LongTensor` of shape `(T,)`): Position of each place of the row among all results.
     """
 
     prompts: torch.Tensor
@@ -435,7 +431,7 @@ class StatePlan(NamedTuple):
 
 @cache
 def reads_state(kind: type) -> bool:
-    """Return whether a class of layers reads a state from an argument `cache`, as in transformers from 5.24 on."""
+    """Return whether a class of layers reads a state from an argument `cache` (transformers ≥ 5.24)."""
     if "cache" not in inspect.signature(kind.forward).parameters:
         return False
     for method in vars(kind).values():
@@ -446,14 +442,14 @@ def reads_state(kind: type) -> bool:
 
 
 def has_state(layer: torch.nn.Module) -> bool:
-    """Return whether a layer, or one of its modules, carries a state from token to token."""
     return any(reads_state(type(module)) for module in layer.modules())
 
 
 def accept_prefixes(model: torch.nn.Module) -> None:
     """
-    Let the classes of a model's layers with a state accept `prefix_layout`. Calls without it are unchanged. The class
-    is changed, so that copies of the model, and a backward pass that recomputes a forward, have the change.
+    Make the classes of a model's layers with a state accept `prefix_layout`. Classes, not objects: copies of the model
+    and
+    a recomputed forward need it.
     """
     for kind in {type(module) for module in model.modules()}:
         if reads_state(kind) and kind not in FOLLOWING:
@@ -463,9 +459,9 @@ def accept_prefixes(model: torch.nn.Module) -> None:
 
 def compute_by_sequence(forward: Callable) -> Callable:
     """
-    Let a layer's forward compute a row sequence by sequence if it gets a layout. The layer's own maps `hidden_states`
-    of shape `(S, W, D)`, `cache` and `attention_mask` to a tensor of that shape; with the new argument
-    `prefix_layout`, `hidden_states` is a row `(1, T, D)`.
+    Let a layer's forward compute a row sequence by sequence if it gets a `prefix_layout`: `hidden_states` is then a
+    row
+    `(1, T, D)`, else `(S, W, D)`.
     """
 
     @wraps(forward)
