@@ -8,8 +8,7 @@ Anchors: the policies to which the trained policy's KL can be penalised, one cla
 | `BaseAnchor` | `beta_base` | the starting model | on every `base_anchor_every`-th generation batch |
 
 For a new anchor, add a class here, list it in [`ANCHORS`], and add a key; everything else reads that list.
-Configuration
-and reports import this module, so it imports nothing slow.
+Configuration and reports import this module, so it imports nothing slow.
 """
 
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ class Anchor:
         copies_policy (`bool`): Whether it keeps a copy of the starting policy.
         coefficient (`float`): Current value; 0 means no KL term.
         model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Scores as the
-        anchor.
+            anchor.
     """
 
     name: str

@@ -231,8 +231,7 @@ class CheckpointMixin:
     def _find_resume(self, resume_from) -> "Resume":
         """
         Find the checkpoint to resume from (`True`: the newest complete one). Raises `ValueError`: it is incomplete, or
-        belongs
-        to a different run.
+        belongs to a different run.
         """
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(resume_from, self.folder.path)
@@ -715,8 +714,8 @@ def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
     Keep a model's parameters (objects and dtypes) while PEFT loads adapters; they get the loaded values.
 
     PEFT 0.21 replaces an adapter's bf16 or fp16 parameters by new fp32 ones. TRL trains the adapter of a quantised
-    model
-    in bf16, so a resume would train in another dtype, and parts would refer to parameters that are no longer trained.
+    model in bf16, so a resume would train in another dtype, and parts would refer to parameters that are no longer
+    trained.
     """
     before = dict(model.named_parameters())
     yield

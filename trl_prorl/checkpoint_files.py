@@ -37,8 +37,7 @@ SMALL = 1 << 20  # bytes; files that give a checkpoint's run and step are smalle
 class WholeCheckpoint:
     """
     A checkpoint under construction. `resumable`: whether it will contain optimizer, schedule and random states;
-    `sharded`:
-    whether processes gather tensors from each other while writing (FSDP, DeepSpeed).
+    `sharded`: whether processes gather tensors from each other while writing (FSDP, DeepSpeed).
     """
 
     def __init__(self, output_dir: Path, step: int, resumable: bool, sharded: bool = False):
@@ -58,8 +57,7 @@ class WholeCheckpoint:
         Record a failed write in this context, and continue to the next barrier.
 
         If this process ended here, the others would wait for it. With sharded tensors the error is raised at once:
-        this
-        process could not take part in the next gather, and the launcher ends the others.
+        this process could not take part in the next gather, and the launcher ends the others.
         """
         try:
             yield
@@ -75,10 +73,8 @@ class WholeCheckpoint:
     def write_aside(self, accelerator, gives_name: bool, record: Iterable[Path]) -> Iterator[None]:
         """
         Let all processes write the checkpoint in this context; at its end the one with `gives_name` renames it. The
-        log files
-        `record` are synchronised to disk first. Raises [`~trl_prorl.errors.CheckpointError`] on every process if one
-        failed;
-        the checkpoint is removed.
+        log files `record` are synchronised to disk first. Raises [`~trl_prorl.errors.CheckpointError`] on every
+        process if one failed; the checkpoint is removed.
         """
         with self.note_failure():
             yield
@@ -113,8 +109,7 @@ class WholeCheckpoint:
 def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
     Hash the checkpoint `aside`, write its manifest and rename it to `final`, on the same file system. An older
-    checkpoint
-    of that name is replaced; a folder without a manifest is renamed.
+    checkpoint of that name is replaced; a folder without a manifest is renamed.
     """
     files = {}
     for path in sorted(aside.rglob("*")):
@@ -167,8 +162,7 @@ def find_checkpoint(
 ) -> tuple[Path, dict[str, str]]:
     """
     Find the checkpoint of `resume_from_checkpoint`: the newest complete one for `True` and `"auto"`, else the named
-    one.
-    Also returns the skipped newer ones, with reasons. Raises `ValueError`: there is none, or it is unusable.
+    one. Also returns the skipped newer ones, with reasons. Raises `ValueError`: there is none, or it is unusable.
     """
     if means_newest(resume_from):
         found, skipped = find_newest_checkpoint(output_dir, content)

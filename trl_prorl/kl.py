@@ -21,8 +21,7 @@ def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
     Set values `(B, T)` to 0 at masked tokens. Not by a product: the exponential of a masked log-ratio may be infinite,
-    and
-    0 · ∞ is NaN, also in a gradient.
+    and 0 · ∞ is NaN, also in a gradient.
     """
     return torch.where(mask.bool(), values, 0.0)
 
@@ -74,8 +73,7 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
 def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
     """
     Return whether each token's estimate is outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`].
-    NaN is
-    not outside, so it stays visible.
+    NaN is not outside, so it stays visible.
     """
     return kl_values(logps.detach(), anchor_logps.detach(), estimator).abs() > clamp
 
@@ -101,8 +99,7 @@ def kl_penalty(
     Returns `torch.Tensor` of shape `(B, T)`.
 
     A clamped token has no gradient, not even through its ratio: for a token that the policy has lost, the full
-    gradient of
-    k3 · r is r · log(π/π_anchor), which raises it; clamp · r alone would lower it further.
+    gradient of k3 · r is r · log(π/π_anchor), which raises it; clamp · r alone would lower it further.
     """
     anchor_logps = anchor_logps.detach()
     if clamp is None:
@@ -173,8 +170,7 @@ class Aggregation:
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
         """
         Compute the [`token_weights`] `(B, T)` of a micro-batch. `accumulation`: micro-batches of this optimizer step;
-        `None` in
-        an evaluation.
+        `None` in an evaluation.
         """
         args = self.args
         window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
@@ -232,8 +228,7 @@ def token_weights(
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
     Make a batch for `loss_mode: no_ratio`. Without π_old, TRL uses the policy itself: the ratio is 1 with the gradient
-    of
-    the log-probability. TRL's off-policy mask still compares with the policy that sampled.
+    of the log-probability. TRL's off-policy mask still compares with the policy that sampled.
     """
     changed = dict(batch)
     old = changed.pop(OldPolicyAnchor.column, None)
@@ -250,8 +245,7 @@ def next_coefficient(coefficient: float, kl: float, target: float, steps: int, h
     """
     Move a coefficient so that its KL approaches a target, both in nats per token: β ← β · max(1 + clip(kl/target − 1,
     −0.2, 0.2) · steps/horizon, 0.5), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2). `steps` were done since
-    the
-    last call.
+    the last call.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * max(1.0 + error * steps / horizon, 0.5)

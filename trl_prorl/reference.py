@@ -127,8 +127,7 @@ def frozen_adapter(model, name: str) -> str:
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
     Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. Not by deepcopy: the
-    forward
-    patched by TRL closes over the original.
+    forward patched by TRL closes over the original.
     """
     config = model.config
     with torch.random.fork_rng():  # as in `frozen_adapter`
@@ -255,8 +254,7 @@ class Reference:
     def move(self, mix: float) -> None:
         """
         Set reference ← mix · policy + (1 − mix) · reference in place, for each parameter: 1 copies, values below 1 are
-        Polyak
-        averaging (TR-DPO, arXiv 2404.09656). For LoRA it averages the factors A and B, not their product.
+        Polyak averaging (TR-DPO, arXiv 2404.09656). For LoRA it averages the factors A and B, not their product.
         """
         if mix == 0.0:
             return
@@ -365,8 +363,7 @@ class InitialAdapter:
     The starting policy of a run with an adapter, as evaluations' base.
 
     `values` is a host copy, by name, of the parameters that training changes. A new adapter is disabled for the base,
-    so
-    only parameters trained outside it (`bias`) are copied.
+    so only parameters trained outside it (`bias`) are copied.
     """
 
     def __init__(self, policy: PeftModel, is_trained: bool):
@@ -400,8 +397,7 @@ class InitialAdapter:
     def save(self, folder: Path) -> None:
         """
         Write the starting adapter for PEFT. An adapter not named `default`, or one of several, is not written:
-        evaluations do
-        not read such runs from files.
+        evaluations do not read such runs from files.
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
@@ -470,8 +466,7 @@ class Scorer:
         """
         Answer TRL's request for log-probabilities of π_old or the reference; `model` shows which. `trl_score` is TRL's
         `_get_per_token_logps_and_entropies`, followed by its arguments. Returns TRL's result, or three times `None` if
-        the
-        log-probabilities come later.
+        the log-probabilities come later.
         """
         reference = self.anchors["ref"]
         anchor = self.anchors["old"]
@@ -490,8 +485,7 @@ class Scorer:
     def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
         """
         Choose the rows of a training micro-batch to compute: with `skip_zero_rows` those with a gradient, unless
-        something
-        needs all. Returns indices `(R,)`; `None` means all.
+        something needs all. Returns indices `(R,)`; `None` means all.
         """
         if not self.args.skip_zero_rows:
             return None
@@ -523,10 +517,8 @@ class Scorer:
     ) -> tuple:
         """
         Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Calls of an evaluation are not
-        counted.
-        Returns TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
-        `ValueError`:
-        TRL's loss scores a part of the micro-batch, or scores it twice.
+        counted. Returns TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
+        `ValueError`: TRL's loss scores a part of the micro-batch, or scores it twice.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
         if counts:
@@ -571,8 +563,7 @@ class Scorer:
     ) -> torch.Tensor:
         """
         Score prompts `(B, P)` and completions `(B, T)` under an anchor, in forwards of `size` rows (by default all).
-        Returns
-        log-probabilities `(B, T)` in nats. Raises `ValueError`: the batch is not only text.
+        Returns log-probabilities `(B, T)` in nats. Raises `ValueError`: the batch is not only text.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
@@ -605,8 +596,7 @@ class Scorer:
 def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
     Return which rows have a gradient if no penalty acts, bools `(B,)`: non-zero advantages or, without any, the
-    shortest
-    row, because every process needs a backward pass.
+    shortest row, because every process needs a backward pass.
     """
     has_gradient = batch["advantages"] != 0.0
     shortest = batch["completion_mask"].sum(dim=1).argmin()

@@ -140,8 +140,7 @@ class RunFolder:
     def set_aside(self, base: str | None, lock: "FolderLock") -> None:
         """
         Rename the folder of an earlier run to `NAME.1`, or the next free number, and log it. The new run gets an empty
-        folder;
-        the folder's `lock` is held before and after. Arguments and errors as in [`check_movable`].
+        folder; the folder's `lock` is held before and after. Arguments and errors as in [`check_movable`].
         """
         self.check_movable(base)
         if not self.contents():
@@ -190,8 +189,7 @@ class RunFolder:
     def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
         """
         Rename the checkpoints of this folder that are newer than the one resumed from, except unusable ones, and log
-        it. The
-        next resume would choose the newest of them, from abandoned steps. Returns the new names by the old.
+        it. The next resume would choose the newest of them, from abandoned steps. Returns the new names by the old.
         """
         steps = steps_of(self.path)
         here = [step for path, step in steps.items() if path.resolve() == checkpoint.resolve()]
@@ -207,10 +205,8 @@ class RunFolder:
     def remove_oldest(self, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
         """
         Remove the oldest checkpoints beyond a limit (`None`, 0 or less: none), but neither that of `step`, the newest,
-        nor the
-        best. Folders without a manifest and checkpoints of later steps do not count. Steps define the order, not
-        modification
-        times, which an interrupted removal changes.
+        nor the best. Folders without a manifest and checkpoints of later steps do not count. Steps define the order,
+        not modification times, which an interrupted removal changes.
         """
         if limit is None or limit <= 0:
             return
@@ -262,8 +258,7 @@ def rename_to_remove(checkpoint: Path) -> Path:
 def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     """
     Call a function on the main process, and return its picklable result on all. A `ValueError` or `OSError` is raised
-    on
-    all.
+    on all.
     """
     from accelerate.utils import broadcast_object_list  # the demo's command line need not import torch
 

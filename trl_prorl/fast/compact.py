@@ -61,8 +61,7 @@ def compact_sample(
         model ([`~transformers.GenerationMixin`]): A text decoder.
         input_ids (`torch.LongTensor` of shape `(P, W)`): Distinct prompts, padded on the left.
         logits_processor, stopping_criteria, generation_config, model_kwargs: From `generate`. Processors and criteria
-        get
-            the unfinished rows, with their prompts.
+            get the unfinished rows, with their prompts.
         copies (`torch.LongTensor` of shape `(R,)`): Index of each completion's prompt.
         logps_at (`float`, *optional*): Also return log-probabilities at this temperature. With the name `temperature`,
             `generate` would pass its own argument to this loop and sample at 1.
@@ -270,8 +269,7 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 class RoomyLayer(DynamicLayer):
     """
     Cache of an attention layer, with room for `length` tokens, so that a new token is written in place. Allocated
-    once:
-    growing blocks would fragment a GPU's memory. It starts with rows of keys and values `(P, H, L, D)`, in any
+    once: growing blocks would fragment a GPU's memory. It starts with rows of keys and values `(P, H, L, D)`, in any
     repetition.
     """
 
@@ -384,12 +382,10 @@ def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: t
 class PaddingMask:
     """
     Masks the padding before each prompt, for one query per row. Transformers would make such a mask for every token,
-    with
-    a synchronization, and SDPA would convert it in every layer.
+    with a synchronization, and SDPA would convert it in every layer.
 
     Made from rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens per row, in the queries' dtype
-    (a
-    GPU's kernel supports no other).
+    (a GPU's kernel supports no other).
     """
 
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
@@ -438,8 +434,7 @@ def contiguous_states(model) -> Iterator[None]:
     Make the states for a CPU's bf16 head contiguous within this context.
 
     `generate` passes the head a slice of the states. With AVX512-BF16, torch 2.13 multiplies each row of such a slice
-    by a
-    copy of the whole head: for six rows eighty times as long, with six times its memory.
+    by a copy of the whole head: for six rows eighty times as long, with six times its memory.
     """
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -464,10 +459,8 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Sample a token per row by inverting its cumulative distribution, first over blocks of tokens and then within one.
 
     `torch.multinomial` draws a random number for every token of the vocabulary: 40 times as long on a CPU for 16 rows
-    of
-    8,192 tokens. Sums are in double precision, so a token's probability is exact up to the rounding of
-    `probabilities`; a
-    token of probability 0 is never drawn.
+    of 8,192 tokens. Sums are in double precision, so a token's probability is exact up to the rounding of
+    `probabilities`; a token of probability 0 is never drawn.
 
     Args:
         probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, not
@@ -476,8 +469,7 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         `torch.LongTensor` of shape `(R,)`: Token ids.
         `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution; if not, its token is arbitrary. The
-        caller
-            must check, because checking synchronizes with the device.
+            caller must check, because checking synchronizes with the device.
     """
     rows, size = probabilities.shape
     missing = -size % BLOCK
@@ -509,8 +501,7 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """
     Return the index `(R, 1)` of the first ascending sum greater than the wanted value, or than nearly all of the last
-    sum.
-    For sums that do not ascend, such as NaN, the index is arbitrary.
+    sum. For sums that do not ascend, such as NaN, the index is arbitrary.
     """
     largest = ends[:, -1:] * SHORT_OF_ALL
     found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)

@@ -1,7 +1,6 @@
 """
 Choose how to sample rollouts: by transformers' `generate`, or by the compact loop of compact.py, from the policy or
-its
-merged copy.
+its merged copy.
 """
 
 import copy
@@ -47,8 +46,7 @@ PLAIN_SETTINGS = {
 def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) -> str | None:
     """
     Return why generation with these settings, completed by the model's own as in `generate`, cannot be compact; `None`
-    if
-    it can.
+    if it can.
     """
     if own is not None:
         config = copy.deepcopy(config)
@@ -66,8 +64,7 @@ def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) ->
 def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
     """
     Divide a batch's completions into slices of at most `most` rows (`None`: all), decoded together. `copies` is the
-    index
-    of each completion's prompt; completions of a prompt stay together if `most` allows it.
+    index of each completion's prompt; completions of a prompt stay together if `most` allows it.
     """
     if most is None or most >= len(copies):
         return [list(range(len(copies)))]
@@ -115,8 +112,7 @@ class CompactGeneration(Part):
     Samples completions, from a merged copy of the policy if possible.
 
     A copy that rounds is measured in every step. If it is too far from the policy, the policy samples one generation,
-    to
-    measure its own rounding; the result decides whether the copy is used again.
+    to measure its own rounding; the result decides whether the copy is used again.
 
     Args:
         policy (`torch.nn.Module`): The policy, unwrapped.
@@ -129,8 +125,7 @@ class CompactGeneration(Part):
     Attributes:
         merged (`Choice`): Whether the copy is sampled, or why not.
         measures (`bool`): Whether the last log-probabilities measure the copy. Those of a rollout function with its
-        own
-            sampler do not.
+            own sampler do not.
     """
 
     may_join = True  # "auto" may be possible here although not at the start of the run
@@ -186,8 +181,7 @@ class CompactGeneration(Part):
         Returns:
             `list[list[int]]`: Token ids of the completions.
             `list[list[float]]` or `None`: Their log-probabilities under the merged copy, if its rounding differs from
-            the
-                policy's.
+                the policy's.
         """
         completions: list[list[int]] = [[] for _ in prompts]
         logps: list[list[float]] = [[] for _ in prompts]

@@ -75,8 +75,7 @@ def packs_bf16() -> bool:
 class MergedLayer:
     """
     Merges the LoRA of a layer into the copy's weights: `module` replaces PEFT's layer in the copy, and needs `bytes`.
-    Its
-    weights are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
+    Its weights are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
     """
 
     def __init__(self, layer: BaseTunerLayer, adapter: str):
@@ -112,8 +111,7 @@ class MergedLayer:
 class MergedCopy:
     """
     A copy `model` of a policy with its one active adapter merged, if there is no [`merge_obstacle`]. It has the values
-    of
-    the last [`~MergedCopy.refresh`] until a [`~MergedCopy.release`], and needs `bytes` between the two.
+    of the last [`~MergedCopy.refresh`] until a [`~MergedCopy.release`], and needs `bytes` between the two.
     """
 
     def __init__(self, policy: PeftModel):

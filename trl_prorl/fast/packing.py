@@ -52,7 +52,7 @@ def packed_logps(
         input_ids (`torch.Tensor` of shape `(B, P + C)`):
             Prompts padded on the left, then completions padded on the right.
         attention_mask (`torch.Tensor` of shape `(B, P + C)`): 1 for tokens that count. A completion may be fully
-        masked.
+            masked.
         logits_to_keep (`int`): C.
         max_tokens (`int`, *optional*): Maximum tokens per call; by default there is one call. Processes that train one
             model must make equally many calls, or they deadlock (DDP synchronises buffers in every call, a sharded
@@ -93,8 +93,7 @@ class PackedScorer:
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """
         Score a batch, with TRL's arguments and a `plan_key`: a tensor that lives as long as the batch and identifies
-        it.
-        Returns TRL's result. Raises `ValueError`: the batch is not only text.
+        it. Returns TRL's result. Raises `ValueError`: the batch is not only text.
         """
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
@@ -123,7 +122,7 @@ class PackedCall:
         inputs (`dict[str, torch.Tensor]`): Inputs of the model, in addition to the layout: tensors of shape `(1, T)`.
         layout ([`~trl_prorl.fast.prefix.Layout`]): The row's sequences.
         scored (`torch.LongTensor` of shape `(N,)`): Places of the scored tokens among the row's T - 1
-        log-probabilities.
+            log-probabilities.
         results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
     """
 
@@ -205,8 +204,7 @@ def pack(
 ) -> PackedCall:
     """
     Pack the rows of one call. `prompts` and `completions` are the numbers of tokens of every row of the batch; the
-    other
-    arguments are those of [`packed_logps`].
+    other arguments are those of [`packed_logps`].
     """
     width = input_ids.shape[1]
     start = width - logits_to_keep  # first column of the completions
@@ -252,10 +250,8 @@ def plan_calls(
 ) -> list[Call]:
     """
     Choose the rows of the batch to compute together, by first-fit decreasing. Rows with the same prompt are separated
-    only
-    if they exceed a call of `max_tokens` (by default there is one call). `prompts` and `completions` are the numbers
-    of
-    tokens of every row. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
+    only if they exceed a call of `max_tokens` (by default there is one call). `prompts` and `completions` are the
+    numbers of tokens of every row. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
     """
 
     def length(piece: Piece) -> int:

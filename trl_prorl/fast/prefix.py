@@ -50,8 +50,7 @@ class Layout(NamedTuple):
         keys (`torch.LongTensor` of shape `(S, W)`): Places of every sequence's prefix, right-aligned, and of its own
             tokens; longest sequence first.
         masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): Visible keys for each block of queries: the last Q
-        of
-            the first K keys of the first S' sequences.
+            of the first K keys of the first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place's result among the queries of all blocks.
         sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], longest first.
         added (`dict`): Tensors that layers have made from it, such as additive masks, shared by all layers.
@@ -67,8 +66,7 @@ class Layout(NamedTuple):
 def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, window: int | None = None) -> torch.Tensor:
     """
     Return a block's additive mask `(S', 1, G·Q, K)` for G heads that share their keys (`groups`): 0 for visible keys,
-    else
-    −∞. A query sees at most `window` keys, including itself.
+    else −∞. A query sees at most `window` keys, including itself.
     """
     name = (block, dtype, groups, window)
     if name not in layout.added:
@@ -151,10 +149,8 @@ def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
     """
     Return the columns that separate blocks of queries, from 0 to the longest sequence. A block also ends with the
-    longest
-    sequence that has a prefix (0: none), because prompts may be longer. A block of a few queries is merged into the
-    one
-    before: a completion of 128 tokens has one more, its prompt's last token.
+    longest sequence that has a prefix (0: none), because prompts may be longer. A block of a few queries is merged
+    into the one before: a completion of 128 tokens has one more, its prompt's last token.
     """
     ends = sorted({longest, longest_with_prefix} - {0})
     bounds = set()
@@ -223,8 +219,7 @@ def prefix_attention(
 def without_cudnn(device: torch.device) -> Iterator[None]:
     """
     Attend on a GPU without cuDNN, torch's default on Hopper: its plan for a new shape took 34 to 63 ms on an H200, and
-    many
-    calls here have a new shape.
+    many calls here have a new shape.
     """
     enabled = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
     if enabled:
@@ -247,8 +242,7 @@ def keeps_keys_shared(query: torch.Tensor) -> bool:
 class BackwardByProducts(torch.autograd.Function):
     """
     Attention in bf16 on a CPU: torch's kernel forward, matrix products backward, three to six times as fast as
-    torch's.
-    Scores and their gradients are in fp32, as in that kernel.
+    torch's. Scores and their gradients are in fp32, as in that kernel.
 
     Queries `(S, H', R, D)`, stacked for the heads that share keys; keys and values `(S, H', K, D)`; an additive mask
     `(S, 1, R, K)`; the factor of the scores.
@@ -315,8 +309,7 @@ def slides(module: torch.nn.Module) -> bool:
 def register() -> None:
     """
     Make models with `"sdpa"` attention accept `prefix_layout`, permanently: a backward pass that recomputes a forward
-    needs
-    it.
+    needs it.
     """
     AttentionInterface.register("sdpa", sdpa_or_prefix_attention)
 
@@ -328,10 +321,8 @@ FOLLOWING: set[type] = set()  # classes with a forward that accepts `prefix_layo
 class States:
     """
     State of one layer for S sequences: the last inputs `(S, D, K)` of each convolution, and recurrent states `(S, …)`,
-    by
-    number. Has the methods of transformers' cache that such a layer calls, but writes nothing in place, so gradients
-    flow
-    through it.
+    by number. Has the methods of transformers' cache that such a layer calls, but writes nothing in place, so
+    gradients flow through it.
     """
 
     def __init__(
@@ -379,8 +370,7 @@ class StatePlan(NamedTuple):
 
     Attributes:
         prompts (`torch.LongTensor` of shape `(P, W)`): Places of the sequences without a prefix, padded on the left,
-        so
-            that the last column's state is the final one.
+            so that the last column's state is the final one.
         mask (`torch.LongTensor` of shape `(P, W)`): 0 for padding, else 1.
         prompt_of (`torch.LongTensor` of shape `(S,)`): The prompt of each other sequence, longest first.
         blocks (`list[torch.LongTensor]` of shape `(S', W')`): Places of each block's tokens, of the first S' of these
@@ -448,8 +438,7 @@ def has_state(layer: torch.nn.Module) -> bool:
 def accept_prefixes(model: torch.nn.Module) -> None:
     """
     Make the classes of a model's layers with a state accept `prefix_layout`. Classes, not objects: copies of the model
-    and
-    a recomputed forward need it.
+    and a recomputed forward need it.
     """
     for kind in {type(module) for module in model.modules()}:
         if reads_state(kind) and kind not in FOLLOWING:
@@ -460,8 +449,7 @@ def accept_prefixes(model: torch.nn.Module) -> None:
 def compute_by_sequence(forward: Callable) -> Callable:
     """
     Let a layer's forward compute a row sequence by sequence if it gets a `prefix_layout`: `hidden_states` is then a
-    row
-    `(1, T, D)`, else `(S, W, D)`.
+    row `(1, T, D)`, else `(S, W, D)`.
     """
 
     @wraps(forward)
