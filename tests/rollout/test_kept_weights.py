@@ -19,7 +19,6 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.cli import plan
 from trl_prorl.cli.checks import check_in_one_place
 from trl_prorl.extras.vllm import find_adapted_weights, merge_in_copies
 
@@ -69,14 +68,11 @@ def test_a_part_that_was_left_is_counted_and_a_whole_model_is_not_refused(rest):
 
 @pytest.mark.parametrize("keys", [{"beta": 0.1, "ref_reset_every": 2}, {"beta_old": 0.1}])
 def test_before_anything_reads_its_weights(make_trainer, tiny_model, monkeypatch, keys):
-    """Loaded by us, where its reference moves, and elsewhere by TRL."""
-
     def split(*args, **settings):
         model = AutoModelForCausalLM.from_pretrained(tiny_model)
         model.hf_device_map = {"model.layers": "disk", "lm_head": "cpu"}
         return model
 
-    monkeypatch.setattr(plan, "create_model_from_path", split)
     monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", split)
     with pytest.raises(ValueError, match="2 of its 2 parts"):
         make_trainer(**keys)
