@@ -47,7 +47,7 @@ def training(model, out, kind, seen_by):
     given = {"callbacks": [ReferenceResetCallback([SeenBy(seen_by)])]}
     trainer = small_trainer(model, out, kind, given, **own)
     seen = []
-    original = trainer.resets.boundary
+    original = trainer.resets.on_generation
 
     def watched(*args):
         before = digest(ref for ref, _ in trainer.reference.pairs())
@@ -57,7 +57,7 @@ def training(model, out, kind, seen_by):
         seen.append(step | {"reference": references, "policy": policies})
         return event
 
-    trainer.resets.boundary = watched
+    trainer.resets.on_generation = watched
     trainer.train()
     return trainer, seen
 

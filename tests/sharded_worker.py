@@ -59,7 +59,7 @@ def main(model, out, kind, engine, keys, checkpoint=None):
     own |= {"max_steps": 6, "ref_reset_every": 2, "save_strategy": "steps", "save_steps": 4}
     trainer = small_trainer(model, out, kind, **(own | keys))
     seen = []
-    original = trainer.resets.boundary
+    original = trainer.resets.on_generation
 
     def state():
         """Every number of references, policies and first moments."""
@@ -78,7 +78,7 @@ def main(model, out, kind, engine, keys, checkpoint=None):
             seen.append({"step": step, "off": off, "moved": not torch.equal(new, old), "kept": kept})
         return event
 
-    trainer.resets.boundary = watched
+    trainer.resets.on_generation = watched
     trainer.train(resume_from_checkpoint=checkpoint)
     policy = {name: whole(param) for name, param in trainer.model.named_parameters() if param.requires_grad}
     kinds = {type(param).__name__ for param in trainer.model.parameters()}

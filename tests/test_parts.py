@@ -21,28 +21,28 @@ class Watcher(Part):
         self.stops_at = stops_at
         self.calls = []
 
-    def boundary(self, step):
+    def on_generation(self, step):
         self.calls.append(("boundary", step))
         return told("boundary", step)
 
-    def batch(self, batch):
+    def on_batch(self, batch):
         self.calls.append(("batch", len(batch["advantages"])))
 
-    def micro_batch(self, found):
+    def on_loss(self, found):
         self.calls.append(("micro-batch", found.logps.shape == found.batch["completion_mask"].shape))
 
-    def gradients(self, model):
+    def on_backward(self, model):
         norm = torch.nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
         self.calls.append(("gradients", norm.item()))
 
-    def before_update(self, step, norm, rate):
+    def on_pre_optimizer_step(self, step, norm, rate):
         unclipped = self.calls.pop()[1]
         self.calls.append(("next", step, float(norm) == pytest.approx(unclipped, rel=1e-5), rate))
 
-    def update(self, step, model):
+    def on_step_end(self, step, model):
         self.calls.append(("update", step, len(read_rows(self.trainer)), self.trainer.meter.open))
 
-    def row(self, step, row):
+    def on_row(self, step, row):
         self.calls.append(("row", step, len(read_rows(self.trainer)), row["step"]))
         return told("seen", step, action="stop") if step == self.stops_at else None
 
@@ -73,11 +73,11 @@ def test_events_come_in_the_order_of_the_parts_each_before_the_next_part_is_call
             self.name = name
             self.tells = tells
 
-        def boundary(self, step):
+        def on_generation(self, step):
             calls.append(self.name)
             return told(self.name, step) if self.tells else None
 
-        def event(self, event):
+        def on_event(self, event):
             if self.name == "last":
                 calls.append(event["event"] + " is told")
 

@@ -96,7 +96,7 @@ class AtBoundary(Part):
     """Call a function at every generation boundary, after the parts before it."""
 
     def __init__(self, call):
-        self.boundary = call
+        self.on_generation = call
 
 
 def new_model(tokenizer):

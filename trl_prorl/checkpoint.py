@@ -284,7 +284,7 @@ class CheckpointMixin:
             else:
                 resume.abandoned = list(folder.abandon_newer(resume.checkpoint, resume.skipped))
                 self.recorder.open(self.run_dir, resumes=True)
-                self.recorder.event(resume.event)
+                self.recorder.on_event(resume.event)
             # First, because it contains the id that marks all files as this run's.
             self.write_env()
             write_config(self.run_dir, self.args, self.recipe)

@@ -103,7 +103,7 @@ class FiniteGuard(Part):
             finding = {"tensor": f"next-token probabilities{unsure} while sampling,", "prompts": prompts}
             raise self._stop(step, finding) from error
 
-    def micro_batch(self, micro_batch: MicroBatch) -> None:
+    def on_loss(self, micro_batch: MicroBatch) -> None:
         """Check loss and KL. One transfer from the device per step covers all micro-batches and the gradients."""
         # `kl_clamp` bounds a KL that overflows; the loss still shows a log-probability that is not finite.
         kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
@@ -122,7 +122,7 @@ class FiniteGuard(Part):
         tensors.update(unread.kl_sums)
         return first_nonfinite(tensors) or "loss"
 
-    def gradients(self, model) -> None:
+    def on_backward(self, model) -> None:
         """
         Note the first tensor of a step that is not finite; all processes agree before the update. Gradients are
         checked before clipping, which spreads NaN from one gradient to all.
@@ -143,7 +143,7 @@ class FiniteGuard(Part):
         if gradients and not are_finite[-1]:
             self._note(f"gradient of {first_nonfinite(gradients)}")
 
-    def before_update(self, step: int, norm: float | None, rate: float) -> None:
+    def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
         Stop before update `step`, or skip it, on every process if any of them has a finding. Raises
         [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
@@ -164,14 +164,14 @@ class FiniteGuard(Part):
         self.skips += 1
         self.optimizer.zero_grad()  # a parameter without gradient gets no update, weight decay included
 
-    def update(self, step: int, model) -> None:
+    def on_step_end(self, step: int, model) -> None:
         """Check the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
         with self.meter.timer.stage("meter"):
             trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
             if all_finite(trained.values()):
                 return
         finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
-        self.recorder.event(self._make_event(step, "stop", finding))
+        self.recorder.on_event(self._make_event(step, "stop", finding))
         raise NonFiniteError(
             f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops and keeps its last "
             "checkpoint. Lower learning_rate."
@@ -182,7 +182,7 @@ class FiniteGuard(Part):
         texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
-    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         event = self._skipped
         self._skipped = None
         return event
@@ -192,7 +192,7 @@ class FiniteGuard(Part):
         return {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
 
     def _stop(self, step: int, finding: dict) -> NonFiniteError:
-        self.recorder.event(self._make_event(step, "stop", finding))
+        self.recorder.on_event(self._make_event(step, "stop", finding))
         prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
         more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""
         batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""

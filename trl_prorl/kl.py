@@ -363,12 +363,12 @@ class Anchors(Part):
         weighted = sum(anchor.coefficient * by_anchor[anchor.name] for anchor in acting)  # (B, T)
         return Penalty(by_anchor, (weighted * weights).sum())
 
-    def row(self, step: int, row: Mapping[str, float]) -> None:
+    def on_row(self, step: int, row: Mapping[str, float]) -> None:
         active = self.active
         if active is not None and active.kl_key in row:
             self._kl_since_generation.append(row[active.kl_key])
 
-    def boundary(self, step: int) -> None:
+    def on_generation(self, step: int) -> None:
         """Move the active coefficient towards `kl_target`, if set."""
         values = self._kl_since_generation
         self._kl_since_generation = []

@@ -59,7 +59,8 @@ def make_event(kind: str, requested: int, applied: int, reason: str, value: floa
 
 class Part:
     """
-    Base class of every part. The trainer calls the hooks of all parts; a part calls no method of the trainer.
+    Base class of every part. The trainer calls the hooks of all parts; a part calls no method of the trainer. Hooks of
+    a step have the names that transformers gives its callbacks, where it has one.
 
     A part with state as plain values lists their names in `remembers`, or overrides `state_dict` and
     `load_state_dict`. A part with tensors writes its own file in `save` and reads it in `load`.
@@ -81,7 +82,7 @@ class Part:
 
     # A step, in this order.
 
-    def boundary(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> dict[str, Any] | None:
         """
         Called before each generation. No cached log-probability survives this point, so weights may change here.
 
@@ -91,25 +92,25 @@ class Part:
         Returns `dict` or `None`: an event for `events.jsonl`.
         """
 
-    def batch(self, batch: Mapping[str, "torch.Tensor"]) -> None:
+    def on_batch(self, batch: Mapping[str, "torch.Tensor"]) -> None:
         """Called after a generation batch was sampled, rewarded and scored, with this process's rows."""
 
-    def micro_batch(self, micro_batch: MicroBatch) -> None:
+    def on_loss(self, micro_batch: MicroBatch) -> None:
         """Called after the loss of each micro-batch."""
 
-    def gradients(self, model: "torch.nn.Module") -> None:
+    def on_backward(self, model: "torch.nn.Module") -> None:
         """Called when the gradients of an update are complete, before they are clipped."""
 
-    def before_update(self, step: int, norm: float | None, rate: float) -> None:
+    def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
         Called before optimizer step `step`, with the gradient norm before clipping (`None` if DeepSpeed does not
         report it) and the learning rate.
         """
 
-    def update(self, step: int, model: "torch.nn.Module") -> None:
+    def on_step_end(self, step: int, model: "torch.nn.Module") -> None:
         """Called after optimizer step `step`, with the new weights. Time spent here counts for that step."""
 
-    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """
         Called after each step, when its row was written.
 
@@ -121,7 +122,7 @@ class Part:
         ends the run.
         """
 
-    def event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         """Called for every event that a part returned. The recorder completes and writes it."""
 
     # Start of a run, and checkpoints.

@@ -131,7 +131,7 @@ class Recorder(Part):
         measured = {"advantage_mean": mean, "advantage_std": deviation, **outcome.measured}
         self._batches.append((outcome.means(measured), outcome.means(outcome.of_trl)))
 
-    def micro_batch(self, micro_batch: MicroBatch) -> None:
+    def on_loss(self, micro_batch: MicroBatch) -> None:
         """Add one micro-batch to the means over tokens."""
         batch = micro_batch.batch
         logps = micro_batch.logps
@@ -174,7 +174,7 @@ class Recorder(Part):
             self.meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
         self._losses.append((micro_batch.of_trl, micro_batch.number))
 
-    def before_update(self, step: int, norm: float, rate: float) -> None:
+    def on_pre_optimizer_step(self, step: int, norm: float, rate: float) -> None:
         self.of_step["lr"] = rate
         self.of_step["grad_norm"] = norm
 
@@ -235,7 +235,7 @@ class Recorder(Part):
 
     # Events and evaluations.
 
-    def event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         """Write an event: a reset, with the KL before it; a resume, …"""
         if event["event"] == ROLLBACK:
             self.attempt += 1

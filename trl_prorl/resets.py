@@ -202,11 +202,11 @@ class Resets(Part):
             requests = broadcast_object_list([requests])[0]
         return requests
 
-    def row(self, step: int, row: Mapping[str, float]) -> None:
+    def on_row(self, step: int, row: Mapping[str, float]) -> None:
         for callback in self.callbacks:
             callback.observe_row(step, row)
 
-    def boundary(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> dict[str, Any] | None:
         """
         Synchronize the requests, move the reference, treat the optimizer. All pending requests make one reset. Returns
         its event, or `None` without a request.

@@ -82,7 +82,7 @@ class TrainedCheck(Part):
             logps.retain_grad()
             self._watched.append(logps)
 
-    def gradients(self, model) -> None:
+    def on_backward(self, model) -> None:
         """
         Look for a gradient of the parameters of the optimizer.
 
@@ -145,7 +145,7 @@ class TrainedCheck(Part):
             logger.warning(line)
         self._said.add(kind)
 
-    def before_update(self, step: int, norm: float | None, rate: float) -> None:
+    def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
         Keep values that an update changes; none if the step is skipped, which leaves no gradient, nor in a warm-up or
         at the end of a decay, where an update may be rounded away.
@@ -165,7 +165,7 @@ class TrainedCheck(Part):
                 places = _compared_places(param.detach(), param.grad)
                 self._before.append((param, places, param.detach().reshape(-1)[places]))
 
-    def update(self, step: int, model) -> None:
+    def on_step_end(self, step: int, model) -> None:
         """Raise [`~trl_prorl.errors.RunError`]: the first update that is compared has changed no parameter."""
         before = self._before
         self._before = []

@@ -6,12 +6,12 @@ an evaluation. With every ProRL key at its default, losses and updates are TRL's
 at values that are not finite, and weight the means of TRL's log by rows and tokens. `upstream.py` checks the parts of
 TRL that this trainer relies on.
 
-    a generation batch   `boundary` of every part: resets.py moves the reference, optimizer.py treats Adam's state
+    a generation batch   `on_generation` of every part: resets.py moves the reference, optimizer.py treats Adam's state
                          TRL samples and rewards (rollout.py: the outcome; rewards.py: errors, time limits)
                          reference.py scores the batch under its missing anchors; advantages.py
     a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
-    an update            `gradients`, `before_update` and `update` of every part
-    its row              record.py; then `row` of every part: watch.py may request a reset at the next boundary
+    an update            `on_backward`, `on_pre_optimizer_step` and `on_step_end` of every part
+    its row              record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
     an evaluation        evaluation.py
     a checkpoint         checkpoint.py writes it, and reads it for a resume
 """
@@ -396,14 +396,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- a step: the batch
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """Add the clock of a step, and `gradients` of the parts after its last micro-batch."""
+        """Add the clock of a step, and `on_backward` of the parts after its last micro-batch."""
         self.has_begun = True
         if not self.meter.open:
             self.meter.begin_step()
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:  # gradients of the whole step, before clipping
             for part in self.parts.values():
-                part.gradients(model)
+                part.on_backward(model)
         return loss
 
     def _prepare_inputs(self, generation_batch):
@@ -415,14 +415,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return self.merging.take(self._buffered_inputs, place, self.accelerator.sync_gradients)
 
     def _generate_and_score_completions(self, inputs):
-        """Add a check of the rows, `boundary` and `batch` of the parts, the anchors' scores and our advantages."""
+        """Add a check of the rows, `on_generation` and `on_batch` of the parts, the anchors' scores and our advantages."""
         which = "train_dataset" if self.model.training else "eval_dataset"
         check_batch(inputs, which, self._reserved, needs_prompts=self.environment_factories is None)
         if not self.model.training:
             return self._sample_evaluated(inputs)
         step = self.state.global_step
         for part in self.parts.values():
-            event = part.boundary(step)
+            event = part.on_generation(step)
             if event is not None:
                 self._event(event)
                 self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
@@ -446,7 +446,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._generations += 1
         self.recorder.generation(outcome, batch["advantages"])
         for part in self.parts.values():
-            part.batch(batch)
+            part.on_batch(batch)
         return self._keep_groups_together(batch) if self.acceleration.packs else batch
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -665,7 +665,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 self.merging.write_back(inputs)
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
-                    part.micro_batch(micro_batch)
+                    part.on_loss(micro_batch)
         else:
             self._keep_evaluated(inputs, loss, policy_pass.entropies, penalty, of_trl)
         return loss
@@ -729,13 +729,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------- a step: its update, and its row
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """Add `before_update` of the parts. Callbacks do not get the norm before the update."""
+        """Add `on_pre_optimizer_step` of the parts. Callbacks do not get the norm before the update."""
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
             norm = float(norm)  # synchronizes with the device, once for all parts and for TRL's log
         rate = self.optimizer.param_groups[0]["lr"] * self.resets.rate_factor
         for part in self.parts.values():
-            part.before_update(self.state.global_step + 1, norm, rate)
+            part.on_pre_optimizer_step(self.state.global_step + 1, norm, rate)
         return norm
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
@@ -760,11 +760,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
-            part.update(step, self.model)
+            part.on_step_end(step, self.model)
         take(self._metrics["train"], self.recorder.others)
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
-            event = part.row(step, row)
+            event = part.on_row(step, row)
             if event is not None:
                 self._event(event)
                 if event.get("action") == "stop":
@@ -772,7 +772,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _event(self, event: dict) -> None:
         for part in self.parts.values():
-            part.event(event)
+            part.on_event(event)
         self.terminal.say(write_event_line(event))
 
     # --------------------------------------------------------------------------------------- outside a step

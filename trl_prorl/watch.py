@@ -367,7 +367,7 @@ class Alarm(Watch, Part):
     warning: str = ""
     request: Callable[[Reason], None] | None = None
 
-    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         event = self.fire(step, row)
         return None if event is None else {**event, "last_good": self.best_step}
 
@@ -384,7 +384,7 @@ class Alarm(Watch, Part):
         event = make_event(self.name, step, step, self.reason, fired.value, fired.threshold)
         return {**event, "action": self.action}
 
-    def event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         if event["event"] == RESET and self.waits_for_reset:
             self.applied(event["step_applied"])
 

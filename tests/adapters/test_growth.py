@@ -54,8 +54,8 @@ def growth(model, every=1, step=3, largest=9, seed=7, optimizer=None, copies=())
 
 def grown(model, step=1, **keys):
     part = growth(model, **keys)
-    part.update(step, model)
-    return part.boundary(step)
+    part.on_step_end(step, model)
+    return part.on_generation(step)
 
 
 KINDS = {
@@ -133,14 +133,14 @@ def test_growth_ends_at_the_largest_rank(adapted):
     part = growth(model, every=2, step=3, largest=9)
     seen = []
     for step in range(1, 13):
-        part.update(step, model)
-        event = part.boundary(step) if step % 3 == 0 else None  # three steps a generation
+        part.on_step_end(step, model)
+        event = part.on_generation(step) if step % 3 == 0 else None  # three steps a generation
         seen += [(event["step_requested"], event["step_applied"], event["rank"])] if event else []
     assert seen == [(2, 3, 7), (6, 6, 9)]
     part = growth(adapted())
-    part.update(1, None)
+    part.on_step_end(1, None)
     part.begin()  # a training that begins anew forgets what waited
-    assert part.boundary(1) is None
+    assert part.on_generation(1) is None
     assert part.rank == 4
 
 
@@ -239,18 +239,18 @@ def test_elastic_reset_averages_the_grown_policy(make_trainer):
         return [{name: value.detach().clone() for name, value in each.items()} for each in tensors]
 
     def update(step, model):
-        type(elastic).update(elastic, step, model)
+        type(elastic).on_step_end(elastic, step, model)
         seen[trainer.state.global_step] = copied(elastic.parameters, elastic.average)
 
     def boundary(step):
-        event = type(elastic).boundary(elastic, step)
+        event = type(elastic).on_generation(elastic, step)
         if event:
             seen["reset"] = copied(elastic.parameters)
             seen["initial"] = copied(elastic.initial)
         return event
 
-    elastic.update = update
-    elastic.boundary = boundary
+    elastic.on_step_end = update
+    elastic.on_generation = boundary
     trainer.train()
     for factor in list_factors(trainer.model):
         name = factor.name

@@ -28,13 +28,13 @@ def test_the_rule_by_hand(tmp_path):
     assert end_by_best(pd.Series(rewards)) == pytest.approx(0.4)
     args = SimpleNamespace(rollback=1, rollback_rate=0.5, output_dir=str(tmp_path))
     part = Rollback(args, tmp_path)
-    told = [part.row(step, {"reward": reward}) for step, reward in enumerate(rewards, start=1)]
+    told = [part.on_row(step, {"reward": reward}) for step, reward in enumerate(rewards, start=1)]
     assert [event["step_applied"] for event in told if event] == [30]
     assert (told[-1]["value"], told[-1]["threshold"], told[-1]["action"]) == (pytest.approx(0.4), 0.5, "stop")
     assert told[-1]["last_good"] == 20  # the first end of ten ones
-    assert part.row(31, {}) is None
+    assert part.on_row(31, {}) is None
     again = Rollback(args, tmp_path)
-    assert all(again.row(step, {"reward": reward}) is None for step, reward in enumerate([0.0] * 25, start=1))
+    assert all(again.on_row(step, {"reward": reward}) is None for step, reward in enumerate([0.0] * 25, start=1))
 
 
 class Fault(Part):
@@ -45,7 +45,7 @@ class Fault(Part):
         self.last_good = last_good
         self.fired = 0
 
-    def row(self, step, row):
+    def on_row(self, step, row):
         if step != self.step or self.fired:
             return None
         self.fired += 1
@@ -143,13 +143,17 @@ def dying(trainer):
     """Where a run is killed, and by which function: arguments of `setattr`."""
     part = trainer.parts["rollback"]
     opened = trainer.recorder.open
-    row = trainer.parts["rollback"].row
+    row = trainer.parts["rollback"].on_row
     die = Mock(side_effect=Killed)
     return {
         "before the event": (trainer, "_event", die),
         "after the event": (trainer, "_find_resume", die),
         "after the renaming": (trainer.recorder, "open", lambda *args, **keys: die() if keys else opened(*args)),
-        "a step later": (part, "row", lambda now, found: die() if trainer._resume and now == 5 else row(now, found)),
+        "a step later": (
+            part,
+            "on_row",
+            lambda now, found: die() if trainer._resume and now == 5 else row(now, found),
+        ),
     }
 
 
@@ -180,9 +184,9 @@ def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, lar
 def test_nan_goes_back_too(make_trainer, rollback, times):
     """The norm of the gradients is NaN at step 6, so many times."""
     trainer = make_trainer(**SAVES, rollback=rollback)
-    update = trainer.guard.before_update
+    update = trainer.guard.on_pre_optimizer_step
     left = [float("nan")] * times
-    trainer.guard.before_update = lambda step, norm, rate: update(
+    trainer.guard.on_pre_optimizer_step = lambda step, norm, rate: update(
         step, left.pop() if step == 6 and left else norm, rate
     )
     with pytest.raises(NonFiniteError, match="step 6") if times > rollback else nullcontext():

@@ -101,7 +101,7 @@ class Collapse(Part):
         self.step = step
         self.last_good = last_good
 
-    def row(self, step, row):
+    def on_row(self, step, row):
         if step != self.step or last_rollback(self.out) is not None:
             return None
         event = make_event("entropy_collapse", step, step, "made up", 0.0, 0.0)

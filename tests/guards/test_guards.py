@@ -87,10 +87,10 @@ def test_the_first_micro_batch_of_a_step_that_is_not_finite_is_named_before_the_
 
     def update(step, *micro_batches):
         for each in micro_batches:
-            recorder.micro_batch(each)
-            guard.micro_batch(each)
-        guard.gradients(model)
-        guard.before_update(step, 1.0, 0.1)
+            recorder.on_loss(each)
+            guard.on_loss(each)
+        guard.on_backward(model)
+        guard.on_pre_optimizer_step(step, 1.0, 0.1)
 
     with pytest.raises(NonFiniteError, match="at step 1: kl_ref in a batch with the prompts 'prompt 2'"):
         update(1, micro_batch(1), micro_batch(2, reference=1e3), micro_batch(3, loss=math.nan))  # e¹⁰⁰⁰ is infinite
@@ -229,7 +229,7 @@ def find_events(guard, series, start=0):
     """The places of a series of (gold, reward) at which a guard fires."""
     places = range(start, start + len(series))
     rows = [{"gold": gold, "reward": reward} for gold, reward in series]
-    return [place for place, row in zip(places, rows, strict=True) if guard.row(place, row) is not None]
+    return [place for place, row in zip(places, rows, strict=True) if guard.on_row(place, row) is not None]
 
 
 RISE = [(0.5, 0.5)] * GUARD_WINDOW
@@ -319,18 +319,18 @@ def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
         if step == 4:
             later.load_state_dict(watch.state_dict(), {})
             watch = later
-        told += [step] if watch.row(step, {"entropy": value}) else []
+        told += [step] if watch.on_row(step, {"entropy": value}) else []
     assert told == [4, 9]
 
 
 def test_with_another_key_a_collapse_that_goes_on_is_told_again():
     """A run whose collapse was only logged goes on with `entropy_stop`, or with another patience."""
     watch = make_alarm("entropy_watch", entropy_floor=0.5, entropy_patience=3)
-    assert [step for step in range(1, 6) if watch.row(step, {"entropy": 0.1})] == [3]
+    assert [step for step in range(1, 6) if watch.on_row(step, {"entropy": 0.1})] == [3]
     later = make_alarm("entropy_watch", entropy_floor=0.5, entropy_patience=2, entropy_stop=True)
     later.load_state_dict(watch.state_dict(), {"entropy_stop": [False, True], "entropy_patience": [3, 2]})
-    assert later.row(6, {"entropy": 0.1}) is None
-    assert later.row(7, {"entropy": 0.1})["action"] == "stop"
+    assert later.on_row(6, {"entropy": 0.1}) is None
+    assert later.on_row(7, {"entropy": 0.1})["action"] == "stop"
 
 
 def test_it_is_an_event_and_may_stop_the_run(run):

@@ -55,7 +55,7 @@ def test_where_a_run_resets_and_ends(keys, values, resets, end):
             found.append(step)
             callback.requests.clear()
             callback.applied(step)
-            stop.event({"event": "reset", "step_applied": step})
+            stop.on_event({"event": "reset", "step_applied": step})
     assert (found, ended, step) == (resets, True, end)
 
 

@@ -236,7 +236,7 @@ def test_packed_and_padded_agree_where_a_part_is_bounded(run, largest_difference
 def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_trainer):
     trainer = make_trainer(beta=0.2, beta_old=0.2, beta_base=0.2, kl_clamp=0.005, ref_reset_every=2, max_steps=6)
     seen = []
-    record = trainer.recorder.micro_batch
+    record = trainer.recorder.on_loss
 
     def micro_batch(found):
         batch = found.batch
@@ -247,7 +247,7 @@ def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_tr
         seen.append(int(((torch.stack(k3) > 0.005).any(0) * batch["completion_mask"]).sum()))
         record(found)
 
-    trainer.recorder.micro_batch = micro_batch
+    trainer.recorder.on_loss = micro_batch
     trainer.train()
     assert [row["kl_clamped"] for row in rows(trainer)] == seen
     assert max(seen) > 0

@@ -128,7 +128,7 @@ class Kept(Part):
     def __init__(self):
         self.of_trl = []
 
-    def micro_batch(self, micro_batch):
+    def on_loss(self, micro_batch):
         self.of_trl.append(micro_batch.of_trl)
 
 

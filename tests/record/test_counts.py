@@ -81,7 +81,7 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     pairs = trainer.reference.pairs()
     seen = []
     begun = [ref.detach().clone() for ref, _ in pairs]
-    original = trainer.resets.boundary
+    original = trainer.resets.on_generation
 
     def boundary(step, *others):
         unchanged = all(torch.equal(ref, old) for (ref, _), old in zip(pairs, begun, strict=True))
@@ -89,7 +89,7 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
         seen.append((step, unchanged, all(torch.equal(*pair) for pair in pairs)))
         return event
 
-    trainer.resets.boundary = boundary
+    trainer.resets.on_generation = boundary
     trainer.train()
     assert seen == [(0, True, True), (2, True, False), (4, True, True)]
     trained = {id(param) for group in trainer.optimizer.param_groups for param in group["params"]}

@@ -35,7 +35,7 @@ class Watch(Part):
         self.steps = [{}]
         self.tokens = []
 
-    def micro_batch(self, micro_batch):
+    def on_loss(self, micro_batch):
         batch = micro_batch.batch
         mask = batch["completion_mask"].double()
         self.tokens.append(int(mask.sum()))
@@ -55,7 +55,7 @@ class Watch(Part):
         for name, value in values.items():
             self.steps[-1][name] = self.steps[-1].get(name, 0.0) + float((value * mask).sum())
 
-    def row(self, step, row):
+    def on_row(self, step, row):
         self.steps.append({})
 
     def means(self, *steps):
@@ -98,7 +98,7 @@ def test_vespo_s_factor_is_a_mean_over_completions(make_trainer):
     seen = []
 
     class Factors(Part):
-        def micro_batch(self, micro_batch):
+        def on_loss(self, micro_batch):
             seen.append(micro_batch.of_trl["vespo/phi_seq_mean"])
 
     trainer.parts["watch"] = Factors()

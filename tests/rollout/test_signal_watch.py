@@ -32,7 +32,7 @@ class Watch(SignalWatch):
         found = []
         for step in range(1, batches + 1):
             self.observe(torch.tensor(rewards), torch.tensor(counts))
-            if self.row(step, {}) is not None:
+            if self.on_row(step, {}) is not None:
                 found.append(step)
         return found
 

@@ -27,8 +27,8 @@ def trained(make_trainer, tools_model):
         made = record_results(trainer, "_sample" if args == () else "_generate_and_score_completions")
         trainer.seen = []
         if isinstance(trainer, ProRLTrainer):
-            record = trainer.recorder.micro_batch
-            trainer.recorder.micro_batch = lambda found: (
+            record = trainer.recorder.on_loss
+            trainer.recorder.on_loss = lambda found: (
                 trainer.seen.append((dict(found.batch), found.entropies)) or record(found)
             )
         trainer.train()

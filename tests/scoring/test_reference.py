@@ -173,10 +173,10 @@ def elastic_resets(values, ema, dtype=torch.float32):
 def test_average_and_reset_by_hand(tmp_path):
     policy, elastic = elastic_resets([1.0, 2.0], 0.9)
     policy.data.copy_(torch.tensor([2.0, 4.0]))
-    elastic.update(1, None)
+    elastic.on_step_end(1, None)
     assert elastic.average["w"].tolist() == pytest.approx([1.1, 2.2])
     elastic.save(tmp_path)
-    assert elastic.boundary(1)["event"] == "elastic_reset"
+    assert elastic.on_generation(1)["event"] == "elastic_reset"
     assert policy.tolist() == pytest.approx([1.1, 2.2])
     assert elastic.average["w"].tolist() == [1.0, 2.0]
     _, again = elastic_resets([0.0, 0.0], 0.9)
@@ -194,16 +194,16 @@ def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora)
     elastic = trainer.parts["elastic"]
     snapshots = [weights(trainer)]
     after = []
-    update = elastic.update
-    boundary = elastic.boundary
+    update = elastic.on_step_end
+    boundary = elastic.on_generation
 
     def watched(step):
         event = boundary(step)
         after.extend([weights(trainer)] if event else [])
         return event
 
-    elastic.update = lambda step, model: snapshots.append(weights(trainer)) or update(step, model)
-    elastic.boundary = watched
+    elastic.on_step_end = lambda step, model: snapshots.append(weights(trainer)) or update(step, model)
+    elastic.on_generation = watched
     trainer.train()
     start, first, second = snapshots[:3]
     (after,) = after
@@ -218,9 +218,9 @@ def test_small_steps_are_not_lost_in_bf16():
     policy, elastic = elastic_resets([1.0] * 3, 0.99, torch.bfloat16)
     policy.data.fill_(1.05)
     for step in range(300):
-        elastic.update(step, None)
+        elastic.on_step_end(step, None)
     exact = 1 + (policy[0].item() - 1) * (1 - 0.99**300)
     assert elastic.average["w"].tolist() == pytest.approx([exact] * 3, rel=1e-5)
-    elastic.boundary(300)
+    elastic.on_generation(300)
     assert policy.dtype == torch.bfloat16
     assert policy[0].item() == pytest.approx(exact, rel=2**-8)

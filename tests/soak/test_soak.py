@@ -13,6 +13,7 @@ from trl_prorl import extras
 from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.parts import Part
 from trl_prorl.train import build
+from trl_prorl.watch import Alarm
 
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def test_each_part_that_a_checkpoint_remembers_is_in_a_case(tmp_path):
     writers = ("state_dict", "save", "save_shards")
     stateful = {
         part
-        for part in Part.__subclasses__()
+        for part in [*Part.__subclasses__(), *Alarm.__subclasses__()]
         if part.__module__.startswith("trl_prorl.")
         and (part.remembers or any(getattr(part, name) is not getattr(Part, name) for name in writers))
     }

@@ -269,7 +269,7 @@ class SignalWatch(Part):
     def never_had_signal(self) -> bool:
         return self.silent == self.batches > 0
 
-    def batch(self, batch: Mapping[str, torch.Tensor]) -> None:
+    def on_batch(self, batch: Mapping[str, torch.Tensor]) -> None:
         counts = completion_mask(batch).any(dim=1)
         rewards, counts = self.accelerator.gather((batch["rewards"], counts))
         self.observe(rewards, counts)
@@ -305,7 +305,7 @@ class SignalWatch(Part):
                 "function applies, or set nonfinite: skip to go on."
             )
 
-    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         if not self._is_due:
             return None
         self._is_due = False

@@ -42,7 +42,7 @@ class ElasticResets(Part):
         self.requested: int | None = None
 
     @torch.no_grad()
-    def update(self, step: int, model) -> None:
+    def on_step_end(self, step: int, model) -> None:
         """Update the average, and request a reset if one is due."""
         for name, param in self.parameters.items():
             self.average[name].lerp_(param.detach().float(), 1.0 - self.decay)
@@ -50,7 +50,7 @@ class ElasticResets(Part):
             self.requested = step
 
     @torch.no_grad()
-    def boundary(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> dict[str, Any] | None:
         """Apply a requested reset in place: policy ← average, average ← initial policy."""
         requested = self.requested
         if requested is None:

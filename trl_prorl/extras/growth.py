@@ -53,11 +53,11 @@ class Growth(Part):
     def begin(self) -> None:
         self.requested: int | None = None
 
-    def update(self, step: int, model) -> None:
+    def on_step_end(self, step: int, model) -> None:
         if step % self.every == 0 and self.rank < self.largest:
             self.requested = step
 
-    def boundary(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> dict[str, Any] | None:
         requested = self.requested
         self.requested = None
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the maximum

@@ -221,7 +221,7 @@ class CompactGeneration(Part):
             return None
         return batch.pop("sampling_per_token_logps", None)
 
-    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """Sample from the policy if the copy is too far from it, by `mean_abs_dlogp_sampler`."""
         difference = row.get("mean_abs_dlogp_sampler")
         if self.copy is None or difference is None:
