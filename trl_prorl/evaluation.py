@@ -23,7 +23,7 @@ from .meter import Means, StageTimer
 from .pass_at_k import as_verdict, pass_at_k
 from .record import take, token_means
 from .rewards import guard_reward
-from .rollout import EQUAL_GROUPS, Outcome, groups_without_signal, weighted_sum
+from .rollout import EQUAL_GROUPS, RolloutResult, groups_without_signal, weighted_sum
 from .supported import TOKEN_LOSSES
 from .text import last_text
 
@@ -211,10 +211,10 @@ class EvaluatedRows:
         self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)  # over the tokens of each row
         self._tokens: list[torch.Tensor] = []  # of each row
 
-    def add_samples(self, outcome: Outcome) -> None:
+    def add_samples(self, result: RolloutResult) -> None:
         """Add the samples of a batch: rewards `(N, F)`, and TRL's metrics of them."""
-        self._rewards.append(outcome.rewards.detach().cpu().float())
-        self.means.merge(outcome.means(outcome.of_trl))
+        self._rewards.append(result.rewards.detach().cpu().float())
+        self.means.merge(result.means(result.of_trl))
 
     def add_losses(
         self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
@@ -326,8 +326,8 @@ class EvaluationMixin:
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
         """Sample a batch of an evaluation by TRL's method, and keep what is measured of it."""
-        batch, outcome = self._sample_as_trl(inputs)
-        self.evaluated.add_samples(outcome)
+        batch, result = self._sample_as_trl(inputs)
+        self.evaluated.add_samples(result)
         return batch
 
     def _keep_evaluated(self, inputs, loss: torch.Tensor, entropies, penalty: Penalty | None, of_trl) -> None:

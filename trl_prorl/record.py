@@ -22,7 +22,7 @@ from .columns import METRICS
 from .kl import Anchors, completion_mask
 from .meter import IN_LOSS, Means, Meter
 from .parts import MicroBatch, Part
-from .rollout import Outcome
+from .rollout import RolloutResult
 from .run_files import (
     ATTEMPT,
     EVALUATIONS_FILE,
@@ -120,16 +120,16 @@ class Recorder(Part):
 
     # A step, from its generation to its row.
 
-    def generation(self, outcome: Outcome, advantages: torch.Tensor) -> None:
+    def generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
         """Add a generation batch, with this process's advantages, to the means over the rows of its step."""
         advantages = self.accelerator.gather(advantages.float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
-        self.of_step["tokens_generated"] += int(self.accelerator.gather(outcome.tokens).sum())
-        self.of_step["time_reward"] += outcome.seconds
+        self.of_step["tokens_generated"] += int(self.accelerator.gather(result.tokens).sum())
+        self.of_step["time_reward"] += result.seconds
         if not self._losses:  # the step trains on no earlier batch
             self._batches.clear()
-        measured = {"advantage_mean": mean, "advantage_std": deviation, **outcome.measured}
-        self._batches.append((outcome.means(measured), outcome.means(outcome.of_trl)))
+        measured = {"advantage_mean": mean, "advantage_std": deviation, **result.measured}
+        self._batches.append((result.means(measured), result.means(result.of_trl)))
 
     def on_loss(self, micro_batch: MicroBatch) -> None:
         """Add one micro-batch to the means over tokens."""

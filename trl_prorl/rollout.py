@@ -6,7 +6,7 @@ TRL's advantages by another estimator, by zero for skipped rows, and by NaN for 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 EQUAL_GROUPS = "frac_reward_zero_std"
+TOKENS_SO_FAR = "num_tokens"  # TRL's metric, the sum over all batches and rounds
 
 
 @dataclass
@@ -31,16 +32,16 @@ class SamplingCall:
     Attributes:
         in_training (`bool`): Whether it is one of training, and not of an evaluation.
         tool_masks (`list[list[int]]`, *optional*): Of the sampled rows: 0 for tokens that no model sampled.
-        outcome ([`Outcome`], *optional*): The result, once the rewards are computed.
+        result ([`RolloutResult`], *optional*): The result, once the rewards are computed.
     """
 
     in_training: bool
     tool_masks: list[list[int]] | None = None
-    outcome: "Outcome | None" = None
+    result: "RolloutResult | None" = None
 
 
 @dataclass
-class Outcome:
+class RolloutResult:
     """
     The results of sampling in addition to the batch.
 
@@ -55,9 +56,6 @@ class Outcome:
         interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty without interruptions.
         rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
         correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
-        completions (`list`): This process's completions as reward functions get them.
-        ids (`list[list[int]]`): Their tokens.
-        lengths (`list[int]`): Their numbers of sampled tokens.
         seconds (`float`): Time of all reward functions.
         measured (`dict[str, float]`): Its entries in `metrics.jsonl`.
         of_trl (`dict[str, float]`): TRL's metrics of the batch.
@@ -71,9 +69,6 @@ class Outcome:
     interrupted: list[bool]
     rounds: list[torch.Tensor] = field(default_factory=list)
     correct: list[bool] = field(default_factory=list)
-    completions: list = field(default_factory=list)
-    ids: list[list[int]] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
     of_trl: dict[str, float] = field(default_factory=dict)
@@ -85,14 +80,13 @@ class Outcome:
         rewards: torch.Tensor,
         group_size: int,
         examples: list[dict],
-        completions: list,
         completion_ids: list[list[int]],
         tool_masks: list[list[int]] | None = None,
         correct: list[bool] = (),
         seconds: float = 0.0,
-    ) -> "Outcome":
+    ) -> "RolloutResult":
         """
-        Make the outcome from the arguments and the result of TRL's `_calculate_rewards`.
+        Make the result from the arguments and the result of TRL's `_calculate_rewards`.
 
         A completion mask would lack the tokens that `mask_truncated_completions` excludes from the loss, so
         `tool_masks` are 0 for tokens that no model sampled. Rewards `(N, F)` and verdicts are those of all processes;
@@ -101,7 +95,7 @@ class Outcome:
         lengths = [len(ids) for ids in completion_ids] if tool_masks is None else [sum(mask) for mask in tool_masks]
         tasks = [example.get("task") for example in examples]
         interrupted = [example.get("interrupted") for example in examples]
-        outcome = cls(
+        result = cls(
             rewards=rewards,
             group_size=group_size,
             tokens=torch.tensor(sum(lengths), device=rewards.device),
@@ -109,13 +103,35 @@ class Outcome:
             interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
             rounds=[rewards],
             correct=list(correct),
-            completions=completions,
-            ids=completion_ids,
-            lengths=lengths,
             seconds=seconds,
         )
-        outcome.measured = outcome.measurements()
-        return outcome
+        result.measured = result.measurements()
+        return result
+
+    def join(
+        self, others: "Sequence[RolloutResult]", rewards: torch.Tensor, measured: Mapping[str, float]
+    ) -> "RolloutResult":
+        """
+        Join further rounds of dynamic sampling to this first one.
+
+        Tokens, seconds and TRL's count of tokens are those of all rounds. Every other field is that of the first
+        round, because its prompts are not selected by their rewards.
+
+        Args:
+            others (`Sequence[RolloutResult]`): The further rounds.
+            rewards (`torch.Tensor` of shape `(N, F)`): Rewards of the batch, after groups were replaced.
+            measured (`Mapping[str, float]`): Entries of `metrics.jsonl` in addition to those of the first round.
+        """
+        rounds = [self, *others]
+        return replace(
+            self,
+            rewards=rewards,
+            rounds=[each for one in rounds for each in one.rounds],
+            tokens=sum(one.tokens for one in rounds),
+            seconds=sum(one.seconds for one in rounds),
+            measured=self.measured | measured,
+            of_trl=self.of_trl | {TOKENS_SO_FAR: rounds[-1].of_trl[TOKENS_SO_FAR]},
+        )
 
     def measurements(self) -> dict[str, float]:
         """
@@ -239,7 +255,7 @@ def keep_groups_together(permutation: torch.Tensor, size: int, rows: int) -> tor
 
 def set_advantages(
     advantages: torch.Tensor,
-    outcome: Outcome,
+    result: RolloutResult,
     weights: torch.Tensor,
     process: int,
     args: "ProRLConfig",
@@ -251,7 +267,7 @@ def set_advantages(
 
     Args:
         advantages (`torch.Tensor` of shape `(B,)`): Of this process, changed in place.
-        outcome ([`~trl_prorl.rollout.Outcome`]): Rewards of all processes.
+        result ([`~trl_prorl.rollout.RolloutResult`]): Rewards of all processes.
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
         process (`int`): Index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
@@ -261,15 +277,15 @@ def set_advantages(
     count = len(advantages)
     estimator = args.advantage_estimator
     if estimator is not None:
-        rewards = combined_rewards(outcome.rewards, weights, penalties)
-        estimates = estimate(rewards, outcome.group_size, estimator)
+        rewards = combined_rewards(result.rewards, weights, penalties)
+        estimates = estimate(rewards, result.group_size, estimator)
         advantages.copy_(select_own_rows(estimates, process, count))
-        replace_logged(logged, outcome, weights, estimator, rewards, penalties)
+        replace_logged(logged, result, weights, estimator, rewards, penalties)
     if args.drop_zero_rows and estimator not in UNGROUPED:
-        equal = rows_of_equal_groups(outcome, weights, args.multi_objective_aggregation)
+        equal = rows_of_equal_groups(result, weights, args.multi_objective_aggregation)
         advantages.masked_fill_(select_own_rows(equal, process, count), 0.0)
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
-    unbounded = outcome.unbounded()
+    unbounded = result.unbounded()
     if estimator is None:
         over_batch = args.scale_rewards == "batch" or args.multi_objective_aggregation == "normalize_then_sum"
     else:
@@ -290,7 +306,7 @@ def combined_rewards(
 
 def replace_logged(
     logged: deque,
-    outcome: Outcome,
+    result: RolloutResult,
     weights: torch.Tensor,
     estimator: str,
     batch: torch.Tensor,
@@ -300,22 +316,22 @@ def replace_logged(
     Replace the newest advantages in TRL's table of completions. The table has the rows of all rounds of dynamic
     sampling, not only of the batch. `batch` are the batch's rewards, with which an estimator compares.
     """
-    of_rounds = torch.cat(outcome.rounds)
+    of_rounds = torch.cat(result.rounds)
     if penalties is not None and len(penalties) != len(of_rounds):
         penalties = None  # penalties of the batch alone
     newest = combined_rewards(of_rounds, weights, penalties)[-logged.maxlen :]
     for _ in range(min(len(logged), len(newest))):
         logged.pop()
-    logged.extend(estimate(newest, outcome.group_size, estimator, batch).tolist())
+    logged.extend(estimate(newest, result.group_size, estimator, batch).tolist())
 
 
-def rows_of_equal_groups(outcome: Outcome, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
+def rows_of_equal_groups(result: RolloutResult, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
     """
     Return `(N,)`, whether a row's group has equal rewards. TRL computes its advantage as nearly 0, and
     `drop_zero_rows` requires exact zeros. `aggregation` is TRL's `multi_objective_aggregation`.
     """
-    groups = groups_without_signal(outcome.rewards, outcome.group_size, weights, aggregation)
-    return groups.repeat_interleave(outcome.group_size)
+    groups = groups_without_signal(result.rewards, result.group_size, weights, aggregation)
+    return groups.repeat_interleave(result.group_size)
 
 
 def groups_without_signal(

@@ -7,7 +7,7 @@ at values that are not finite, and weight the means of TRL's log by rows and tok
 TRL that this trainer relies on.
 
     a generation batch   `on_generation` of every part: resets.py moves the reference, optimizer.py treats Adam's state
-                         TRL samples and rewards (rollout.py: the outcome; rewards.py: errors, time limits)
+                         TRL samples and rewards (rollout.py: the result; rewards.py: errors, time limits)
                          reference.py scores the batch under its missing anchors; advantages.py
     a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
     an update            `on_backward`, `on_pre_optimizer_step` and `on_step_end` of every part
@@ -95,7 +95,7 @@ from .reference import (
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rewards import guard_reward, settle_models
 from .rollout import (
-    Outcome,
+    RolloutResult,
     SamplingCall,
     keep_groups_together,
     set_advantages,
@@ -178,7 +178,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     has_begun = False
     resets: Resets | None = None  # None until TRL's trainer is made
     _call: SamplingCall | PolicyPass | None = None  # what TRL computes for us: a generation batch, or a loss
-    _outcome: Outcome | None = None  # of the rows that TRL sampled and rewarded last
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -415,7 +414,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return self.merging.take(self._buffered_inputs, place, self.accelerator.sync_gradients)
 
     def _generate_and_score_completions(self, inputs):
-        """Add a check of the rows, `on_generation` and `on_batch` of the parts, the anchors' scores and our advantages."""
+        """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
         which = "train_dataset" if self.model.training else "eval_dataset"
         check_batch(inputs, which, self._reserved, needs_prompts=self.environment_factories is None)
         if not self.model.training:
@@ -431,9 +430,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             if self.prompt_pool is not None:
                 sample = partial(self.prompt_pool.sample, self._sample)
             if self.dynamic_sampling is not None:
-                batch, outcome = self.dynamic_sampling.sample(inputs, sample)
+                batch, result = self.dynamic_sampling.sample(inputs, sample)
             else:
-                batch, outcome = sample(inputs)
+                batch, result = sample(inputs)
             for anchor in self.anchors.to_score(batch, self._generations):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
         process = self.accelerator.process_index
@@ -441,10 +440,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if kl_in_reward is not None:
             kl_in_reward = self.accelerator.gather(kl_in_reward)
         logged = self._logs["advantages"]
-        set_advantages(batch["advantages"], outcome, self.reward_weights, process, self.args, logged, kl_in_reward)
-        batch.update(outcome.rows(process, len(batch["advantages"])))
+        set_advantages(batch["advantages"], result, self.reward_weights, process, self.args, logged, kl_in_reward)
+        batch.update(result.rows(process, len(batch["advantages"])))
         self._generations += 1
-        self.recorder.generation(outcome, batch["advantages"])
+        self.recorder.generation(result, batch["advantages"])
         for part in self.parts.values():
             part.on_batch(batch)
         return self._keep_groups_together(batch) if self.acceleration.packs else batch
@@ -510,15 +509,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.is_in_train and self.is_world_process_zero():
             self.write_env()
 
-    def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
+    def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """
-        Call TRL's method, during which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed.
+        Call TRL's method, during which `_calculate_rewards` keeps the result. Raises `RewardError`: a task failed.
         """
         self._keep_others()
         with self._calling(SamplingCall(self.model.training)) as call, checkpointing_off(self.model):
             batch = super()._generate_and_score_completions(inputs)
-        call.outcome.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
-        return batch, call.outcome
+        call.result.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
+        return batch, call.result
 
     @contextmanager
     def _calling(self, call: SamplingCall | PolicyPass) -> Iterator[SamplingCall | PolicyPass]:
@@ -542,15 +541,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         else:
             take(self._metrics["eval"], self.evaluated.means)
 
-    def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
+    def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """
-        Sample by TRL's method. Returns its batch and the outcome; `again` in a further round of dynamic sampling.
+        Sample by TRL's method. Returns its batch and the result; `again` in a further round of dynamic sampling.
         """
         with self.guard.sampling(inputs, self.state.global_step + 1):
             return self._sample_as_trl(inputs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """Keep the outcome: rewards, verdicts and times."""
+        """Keep the result: rewards, verdicts and times."""
         began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         training = self.model.training
@@ -558,13 +557,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if training else self.num_generations_eval
-        outcome = Outcome.from_rewards(
-            rewards, size, inputs, completions, completion_ids_list, self._call.tool_masks, correct, seconds
+        result = RolloutResult.from_rewards(
+            rewards, size, inputs, completion_ids_list, self._call.tool_masks, correct, seconds
         )
-        outcome.count_scored(self.reward_func_names)
+        result.count_scored(self.reward_func_names)
         if not training:
-            self.verdicts.add(correct, outcome.tasks)
-        self._call.outcome = outcome
+            self.verdicts.add(correct, result.tasks)
+        self._call.result = result
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring

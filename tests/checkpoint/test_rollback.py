@@ -143,7 +143,7 @@ def dying(trainer):
     """Where a run is killed, and by which function: arguments of `setattr`."""
     part = trainer.parts["rollback"]
     opened = trainer.recorder.open
-    row = trainer.parts["rollback"].on_row
+    on_row = part.on_row
     die = Mock(side_effect=Killed)
     return {
         "before the event": (trainer, "_event", die),
@@ -152,7 +152,7 @@ def dying(trainer):
         "a step later": (
             part,
             "on_row",
-            lambda now, found: die() if trainer._resume and now == 5 else row(now, found),
+            lambda step, row: die() if trainer._resume and step == 5 else on_row(step, row),
         ),
     }
 

@@ -1,6 +1,7 @@
 """Groups that teach nothing are replaced, as if the others had been drawn at once; rewards of a length alone."""
 
 from collections import deque
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from trl_prorl.advantages import estimate
 from trl_prorl.extras.dynamic_sampling import deciding_rewards, next_rows, replace_groups
 from trl_prorl.extras.length_rewards import cosine, cosine_length_reward, target_length_reward
 from trl_prorl.extras.thinking import make_interrupted_rollout
-from trl_prorl.rollout import Outcome, set_advantages
+from trl_prorl.rollout import RolloutResult, set_advantages
 from trl_prorl.train import TaskArguments
 
 
@@ -175,7 +176,7 @@ def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estima
 def test_an_advantage_that_is_not_zero_is_never_dropped(estimator):
     """A group that is all right has one, where completions are not compared with their group."""
     rewards = torch.tensor([[1.0], [1.0], [1.0], [0.0]])
-    outcome = Outcome(rewards, 2, torch.tensor(8), [None] * 4, [], rounds=[rewards])
+    outcome = RolloutResult(rewards, 2, torch.tensor(8), [None] * 4, [], rounds=[rewards])
     args = SimpleNamespace(
         advantage_estimator=estimator, drop_zero_rows=True, multi_objective_aggregation="sum_then_normalize"
     )
@@ -184,6 +185,38 @@ def test_an_advantage_that_is_not_zero_is_never_dropped(estimator):
     expected = estimate(rewards[:, 0], 2, estimator)
     assert (expected[:2] > 0).all()
     assert advantages.tolist() == expected.tolist()
+
+
+def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
+    def make_round(tokens, seconds, so_far):
+        rewards = torch.full((2, 1), float(tokens))
+        return RolloutResult(
+            rewards=rewards,
+            group_size=2,
+            tokens=torch.tensor(tokens),
+            tasks=["a", "b"],
+            interrupted=[True, False],
+            rounds=[rewards],
+            correct=[True, False],
+            seconds=seconds,
+            measured={"gold": 0.5},
+            of_trl={"num_tokens": so_far, "entropy": seconds},
+            counts={"reward": 1},
+        )
+
+    first = make_round(3, 1.0, 10)
+    final = torch.tensor([[7.0], [8.0]])
+    joined = first.join([make_round(4, 2.0, 20), make_round(5, 4.0, 30)], final, {"groups_replaced": 1})
+    assert joined.rewards is final
+    assert [rewards[0].item() for rewards in joined.rounds] == [3.0, 4.0, 5.0]
+    of_all = {
+        "tokens": 12,
+        "seconds": 7.0,
+        "measured": {"gold": 0.5, "groups_replaced": 1},
+        "of_trl": {"num_tokens": 30, "entropy": 1.0},
+    }
+    for name in {field.name for field in fields(RolloutResult)} - {"rewards", "rounds"}:
+        assert getattr(joined, name) == of_all.get(name, getattr(first, name)), name
 
 
 DECIDED_AT_ONCE = {

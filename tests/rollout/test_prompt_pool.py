@@ -1,5 +1,6 @@
 """The pool asks unseen prompts first, lets prompts without a signal rest, and sees what was forgotten."""
 
+import json
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from run_record import read_rows
 from tiny_run import vowels
 
 from trl_prorl.extras.prompt_pool import Memory, PromptPool, Queue, update_memory
-from trl_prorl.rollout import Outcome
+from trl_prorl.rollout import RolloutResult
 
 
 # A group of a pool of 10 prompts, of which 100 groups were drawn: memory before, share of correct ones, are all equal?
@@ -94,9 +95,11 @@ def test_a_batch_does_not_look_at_every_prompt():
 
 
 def make_pool(prompts, process=0, processes=1, **keys):
+    """A pool of prompts, which are numbers; of the first ones, if a number is given."""
     args = SimpleNamespace(prompt_pool_retire=0.9, seed=3, shuffle_dataset=True, **keys)
     accelerator = SimpleNamespace(num_processes=processes, process_index=process)
-    rows = Dataset.from_dict({"prompt": [str(index) for index in range(prompts)]})
+    numbers = range(prompts) if isinstance(prompts, int) else prompts
+    rows = Dataset.from_dict({"prompt": [str(number) for number in numbers]})
     return PromptPool(args, accelerator, rows, group_size=2, weights=torch.ones(1))
 
 
@@ -110,7 +113,7 @@ def sampler(solve):
         correct = [solve(prompt, place % 2) for place, prompt in enumerate(prompts)]
         rewards = torch.tensor(correct, dtype=torch.float).view(-1, 1)
         empty = [None] * len(rows)
-        return {}, Outcome(rewards, 2, torch.tensor(0), empty, [], correct=correct)
+        return {}, RolloutResult(rewards, 2, torch.tensor(0), empty, [], correct=correct)
 
     return draw, asked
 
@@ -161,20 +164,29 @@ def test_further_rounds_ask_other_prompts_and_a_group_without_rewards_teaches_no
 
     def unscored(rows, again=False):
         rewards = torch.full((len(rows), 1), torch.nan)
-        return {}, Outcome(rewards, 2, torch.tensor(0), [None] * len(rows), [])
+        return {}, RolloutResult(rewards, 2, torch.tensor(0), [None] * len(rows), [])
 
     before = dict(pool.memories)
     pool.sample(unscored, [{}] * 8)
     assert pool.memories == before
 
 
-def test_other_rows_of_the_training_set_are_unknown():
-    draw, _ = sampler(lambda prompt, place: place == 0)
-    pool = make_pool(4)
-    pool.sample(draw, [{}] * 4)
-    later = make_pool(4)
-    later.load_state_dict(pool.state_dict(), {"rows of the training set": ["a", "b"]})
-    assert (later.drawn, later.memories) == (0, {})
+def test_a_changed_training_set_keeps_the_memory_of_each_prompt_that_occurs_once():
+    """Prompts 0 and 1 move, 2 is gone, 3 occurs twice from now on, 4 did before; 5 is new."""
+    draw, _ = sampler(lambda prompt, place: prompt == 1 or place == 0)
+    pool = make_pool(prompts=[0, 1, 2, 3, 4, 4])
+    for _ in range(2):
+        pool.sample(draw, [{}] * 6)
+    state = json.loads(json.dumps(pool.state_dict()))
+    later = make_pool(prompts=[5, 3, 1, 4, 3, 0])
+    later.load_state_dict(state, {"rows of the training set": ["a", "b"]})
+    assert later.drawn == 6
+    assert later.memories == {2: pool.memories[1], 5: pool.memories[0]}
+    assert pool.memories[0] != pool.memories[1]
+    assert later.queue.take(6) == [*[index for index in later.order if index not in (2, 5)], 5, 2]
+    same = make_pool(prompts=[0, 1, 2, 3, 4, 4])
+    same.load_state_dict(state, {})
+    assert same.memories == pool.memories
 
 
 def test_every_process_has_its_share_of_the_same_prompts_even_of_half_a_group():
@@ -186,7 +198,7 @@ def test_every_process_has_its_share_of_the_same_prompts_even_of_half_a_group():
         def draw(given, again=False, seen=seen):
             seen += [int(row["prompt"]) for row in given]
             rewards = torch.tensor([[0.0], [1.0]] * 3)
-            return {}, Outcome(rewards, 2, torch.tensor(0), [None] * 6, [], correct=[False, True] * 3)
+            return {}, RolloutResult(rewards, 2, torch.tensor(0), [None] * 6, [], correct=[False, True] * 3)
 
         pool.sample(draw, [{}] * 3)
         rows.append((seen, pool.state_dict()))

@@ -8,7 +8,6 @@ correct answer would count as decided.
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..advantages import UNGROUPED, all_equal
 from ..errors import RewardError
 from ..kl import completion_mask
 from ..parts import Part, make_event
-from ..rollout import Outcome, groups_without_signal, select_own_rows, weighted_sum
+from ..rollout import RolloutResult, groups_without_signal, select_own_rows, weighted_sum
 from ..run_files import NO_SIGNAL
 
 
@@ -119,9 +118,6 @@ def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
     return [shuffle_pass(count, seed, which)[place] for which, place in places]
 
 
-SO_FAR = ("num_tokens",)  # TRL's metrics that are of all rounds
-
-
 class DynamicSampling(Part):
     """
     Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
@@ -156,18 +152,17 @@ class DynamicSampling(Part):
     def begin(self) -> None:
         self.drawn = 0  # rows, by all processes
 
-    def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
+    def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """
         Sample a generation batch, and sample replacements for undecided groups.
 
-        Tasks, interruptions and measurements are those of the first round, because its prompts are not selected.
         `examples` are this process's rows, G times each. `draw` samples completions of rows, with `again` in further
-        rounds; like this method it returns a batch that no anchor has scored, and its outcome.
+        rounds; like this method it returns a batch that no anchor has scored, and its result.
         """
         size = self.group_size
         process = self.accelerator.process_index
         batch, first = draw(examples)
-        drawn = [first]
+        further = []
         rewards = select_own_rows(first.rewards, process, len(examples))
         replaced = 0
         generated = 0
@@ -183,10 +178,10 @@ class DynamicSampling(Part):
             indices = next_rows(len(self.dataset), self.seed, first_row, number)
             # Copies, because a rollout function adds its own columns, with a value per completion.
             rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
-            others, outcome = draw(rows, again=True)
-            drawn.append(outcome)
+            others, result = draw(rows, again=True)
+            further.append(result)
             generated += number
-            their_rewards = select_own_rows(outcome.rewards, process, number * size)
+            their_rewards = select_own_rows(result.rewards, process, number * size)
             sources = (~self._find_undecided(their_rewards)).nonzero().flatten().tolist()[: len(places)]
             places = places[: len(sources)]
             replaced += len(sources)
@@ -199,21 +194,7 @@ class DynamicSampling(Part):
         names = ("groups_replaced", "groups_generated_again", "groups_undecided")
         measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
-        # Verdicts and completions of the first round are not those of the groups in the batch.
-        outcome = replace(
-            first,
-            rewards=self.accelerator.gather(rewards),
-            tokens=sum(outcome.tokens for outcome in drawn),
-            rounds=[each for outcome in drawn for each in outcome.rounds],
-            correct=[],
-            completions=[],
-            ids=[],
-            lengths=[],
-            seconds=sum(outcome.seconds for outcome in drawn),
-            measured={**first.measured, **measured},
-            of_trl=first.of_trl | {name: drawn[-1].of_trl[name] for name in SO_FAR},
-        )
-        return batch, outcome
+        return batch, first.join(further, self.accelerator.gather(rewards), measured)
 
     def _find_undecided(self, rewards: torch.Tensor) -> torch.Tensor:
         deciders = deciding_rewards(rewards, self.weights.to(rewards.device), self.group_size, self.functions)

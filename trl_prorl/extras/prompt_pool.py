@@ -10,7 +10,10 @@ Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) drop solved pr
 difficulty. docs/prompt-pool.md has the measured benefit.
 """
 
+import hashlib
 import heapq
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -21,7 +24,7 @@ from datasets import Dataset
 
 from ..advantages import all_equal
 from ..parts import Part
-from ..rollout import Outcome
+from ..rollout import RolloutResult
 from .dynamic_sampling import deciding_rewards
 
 
@@ -148,6 +151,8 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.order = order.tolist()
+        self._prompts = dataset.select_columns("prompt") if "prompt" in dataset.column_names else dataset
+        self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
 
     def begin(self) -> None:
@@ -174,23 +179,23 @@ class PromptPool(Part):
         read = {index: self.dataset[index] for index in set(own)}
         # Copies, because a rollout function adds its own columns, with a value per completion.
         rows = [dict(read[index]) for index in own]
-        batch, outcome = draw(rows, again=again)
-        outcome.measured.update(self.observe(prompts, outcome))
-        return batch, outcome
+        batch, result = draw(rows, again=again)
+        result.measured.update(self.observe(prompts, result))
+        return batch, result
 
-    def observe(self, prompts: list[int], outcome: Outcome) -> dict[str, float]:
+    def observe(self, prompts: list[int], result: RolloutResult) -> dict[str, float]:
         """
         Remember the rewards of all processes' prompts (indices), and return the pool's columns of `metrics.jsonl`.
         """
         size = self.group_size
-        deciders = deciding_rewards(outcome.rewards, self.weights.to(outcome.rewards.device), size, self.functions)
+        deciders = deciding_rewards(result.rewards, self.weights.to(result.rewards.device), size, self.functions)
         equal = all_equal(deciders.view(-1, size)).tolist()
         unscored = deciders.isnan().view(-1, size).all(dim=1).tolist()
         self.drawn += len(prompts)
         for which, index in enumerate(prompts):
             if unscored[which]:  # no information
                 continue
-            verdicts = outcome.correct[which * size :][:size]
+            verdicts = result.correct[which * size :][:size]
             passed = sum(verdicts) / size if verdicts else None
             earlier = self.memories.get(index)
             memory = update_memory(earlier, passed, equal[which], self.drawn, len(self.order), self.retire)
@@ -202,22 +207,34 @@ class PromptPool(Part):
             "prompts_unseen": 1.0 - len(self.memories) / len(self.order),
             "prompts_resting": np.count_nonzero(self.queue.due > self.drawn) / len(self.order),
         }
-        if outcome.correct:
+        if result.correct:
             measured["prompts_solved"] = self.solved / len(self.order)
         return measured
 
     def _is_solved(self, memory: Memory | None) -> bool:
         return memory is not None and memory.rate is not None and memory.rate >= self.retire
 
+    def _hash(self, index: int) -> str:
+        if index not in self._hashes:
+            content = json.dumps(self._prompts[index], sort_keys=True, default=str)
+            self._hashes[index] = hashlib.sha256(content.encode()).hexdigest()[:16]
+        return self._hashes[index]
+
     def state_dict(self) -> dict[str, Any]:
-        memories = {str(index): astuple(memory) for index, memory in self.memories.items()}
-        return {"drawn": self.drawn, "memories": memories}
+        """Return the memory of each prompt with its index and the hash of its content."""
+        known = [[index, self._hash(index), *astuple(memory)] for index, memory in self.memories.items()]
+        return {"drawn": self.drawn, "prompts": known}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        if "rows of the training set" in changed:  # the indices mean other prompts
-            self.begin()
-            return
+        """Restore the memory: in a changed data set, that of each prompt which occurs once in both."""
         self.drawn = state["drawn"]
-        self.memories = {int(index): Memory(*values) for index, values in state["memories"].items()}
+        known = state["prompts"]
+        if "rows of the training set" in changed:
+            then = Counter(content for _, content, *_ in known)
+            now = Counter(map(self._hash, self.order))
+            places = {self._hash(index): index for index in self.order}
+            once = [one for one in known if then[one[1]] == now[one[1]] == 1]
+            known = [[places[content], content, *values] for _, content, *values in once]
+        self.memories = {index: Memory(*values) for index, _, *values in known}
         self.solved = sum(map(self._is_solved, self.memories.values()))
         self.queue = Queue(self.order, self.memories)
