@@ -3,17 +3,16 @@ Should I reset now? Continue a run from one of its checkpoints in several ways, 
 
     trl-prorl branch --run runs/a --at 500 --steps 60 --try ref_reset --try "ref_reset optimizer_reset=hard"
 
-Each trial is a run folder of its own (`runs/a-branch-500/NAME`). It begins as a copy of the run at the checkpoint and
-goes on with the same prompts and seeds, one trial after the other. The first one, `keep`, changes nothing: it is the
-control. All are evaluated as by `passk`, on the same held-out prompts. The run's own folder is only read. A branch
-that was stopped continues with the same command.
+Each trial is a run folder of its own (`runs/a-branch-500/NAME`): the run, resumed from the checkpoint with the same
+prompts and seeds, one trial after the other. The first one, `keep`, changes nothing: it is the control. All are
+evaluated as by `passk`, on the same held-out prompts, and compared as by `compare`. The run's own folder is only read.
+A branch that was stopped continues with the same command.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -34,8 +33,8 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.pairs import GREEDY, compare_pairs, comparisons_to_json
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.branch import ONE_SEED, branch_picture, branch_table, find_winner, group_trials, since
-from trl_prorl.eval.pages.comparison import answer
+from trl_prorl.eval.pages.branch import ONE_SEED, branch_picture, find_winner, group_trials
+from trl_prorl.eval.pages.comparison import answer, terminal_table
 from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.passk import announcement, evaluate_and_write
 from trl_prorl.eval.run_folder.reading import load_config, load_run, read_env, write_json
@@ -46,20 +45,15 @@ from trl_prorl.eval.samples.run_samples import held_out_rows, held_out_tasks
 from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
-from trl_prorl.files import check_contents, file_sha256, link_or_copy
+from trl_prorl.files import check_contents, file_sha256
 from trl_prorl.hub.publish import REFERENCE_FOLDER, files_to_push
 from trl_prorl.identity import IDENTITY_FILE, changing_keys, check_same_run
 from trl_prorl.keys import cure_of
 from trl_prorl.provenance import plugin_options
 from trl_prorl.run_files import (
-    BASE_ADAPTER,
     CONFIG_FILE,
-    ENV_FILE,
-    LOG_FILES,
     RUN_ID_FILE,
-    is_before,
     read_json,
-    read_log,
     recorded_run_id,
 )
 from trl_prorl.run_folder import (
@@ -77,9 +71,7 @@ from trl_prorl.text import nearest, shell_quote, visible
 KEEP = "keep"
 REF_RESET = "ref_reset"
 TRIAL = "trl_prorl.eval.trial"
-START = ".start"  # in the branch's folder: the run as it was at the checkpoint; trials are copies of it
-PARTIAL = ".part-"  # begins the name of a folder that is being copied
-DONE_FILE = "branch.json"  # there: the last step of each finished trial, by its folder's name
+BRANCH_FILE = "branch.json"  # in the branch's folder: of which checkpoint of which run it is
 MAX_NAME = 100  # letters of a folder
 # Keys that a branch sets itself.
 OWN_KEYS = frozenset("output_dir overwrite resume_from_checkpoint allow_config_change push_to_hub max_steps".split())
@@ -166,95 +158,63 @@ def parse_trials(texts: list[str], out: Path) -> list[Trial]:
 # ------------------------------------------------------------------------------------------------- the checkpoint
 
 
-def find_start(output_dir: Path, at: int | None) -> Path:
-    """
-    Return the complete checkpoint of a step, by default the newest.
-
-    Raises:
-        InputError: There is none; with those that there are.
-    """
-    reasons = {}
-    usable = {}
-    for path, step in steps_of(output_dir).items():
-        reasons[step] = why_unusable(path, content=False)
-        if reasons[step] is None:
-            usable[step] = path
-    if not usable:
-        why = "; ".join(f"checkpoint-{step}: {reason}" for step, reason in reasons.items()) or "there is none"
+def find_start(run_dir: Path, at: int | None) -> Path:
+    """Return the complete checkpoint of a step, by default the newest. Raises `InputError`: there is none."""
+    complete = {step: path for path, step in steps_of(run_dir).items() if why_unusable(path, content=False) is None}
+    if not complete:
         raise InputError(
-            f"'{output_dir}' has no checkpoint that can be resumed ({why}); train with save_strategy: steps "
-            "and save_steps: N"
+            f"'{run_dir}' has no complete checkpoint; train with save_strategy: steps and save_steps: N, without "
+            "save_only_model"
         )
-    if at is None:
-        return usable[max(usable)]
-    if at not in usable:
-        why = reasons.get(at) or "there is no such checkpoint"
-        raise InputError(f"--at {at}: {why} in '{output_dir}'; give one of {', '.join(map(str, sorted(usable)))}")
-    return usable[at]
+    step = max(complete) if at is None else at
+    if step not in complete:
+        there = ", ".join(map(str, sorted(complete)))
+        raise InputError(f"--at {step}: '{run_dir}' has no complete checkpoint of that step; give one of {there}")
+    check_contents(complete[step])
+    return complete[step]
 
 
-@as_bad_input()
-def copy_run(run_dir: Path, checkpoint: Path, target: Path) -> None:
-    """Copy a run as it was at one of its checkpoints. The copy is there completely, or not at all."""
-    at = step_of(checkpoint)
-    aside = target.with_name(f"{PARTIAL}{target.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(checkpoint, aside / checkpoint.name, copy_function=link_or_copy)
-    for name in (CONFIG_FILE, ENV_FILE):
-        shutil.copy2(run_dir / name, aside)
-    if (run_dir / BASE_ADAPTER).is_dir():
-        shutil.copytree(run_dir / BASE_ADAPTER, aside / BASE_ADAPTER)
-    for name in LOG_FILES:
-        if (run_dir / name).is_file():
-            rows = [row for row in read_log(run_dir, name) if is_before(row, at)]
-            (aside / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    aside.rename(target)
-
-
-def locate(run_dir: Path, at: int | None, out: Path | None) -> tuple[Path, Path]:
+def find_folder(run_dir: Path, start: Path, out: Path | None) -> Path:
     """
-    Return the folder of a branch, and the checkpoint from which its trials start: the run's, or the copy of it that an
-    earlier command made in the branch's folder.
-
-    Raises:
-        InputError: There is no such checkpoint, or the folder contains something else, or a link.
+    Return the folder of a branch. Raises `InputError`: it contains something else, a link, or the branch of another
+    checkpoint.
     """
-    load_config(run_dir)  # raises an error for what is no run
-    if at is None:
-        at = step_of(find_start(run_dir, None))
     if out is None:
         named = run_dir if run_dir.name.strip(".") else run_dir.resolve()
-        out = named.with_name(f"{named.name}-branch-{at}")
+        out = named.with_name(f"{named.name}-branch-{step_of(start)}")
     if out.is_symlink():
         raise InputError(f"'{out}' is a link, to '{out.resolve()}': give the folder itself, or remove the link")
     check_contents(out)
-    copied = out / START / f"checkpoint-{at}"
-    theirs = run_dir / copied.name
-    if not copied.parent.is_dir():
-        there = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-        strangers = [name for name in there if name != LOCK_FILE and not name.startswith(PARTIAL)]
-        if strangers:
-            raise InputError(f"'{out}' contains {strangers[0]}, which no branch wrote; give another folder with --out")
-        return out, find_start(run_dir, at)
-    is_same = copied.is_dir() and recorded_run_id(copied.parent) == recorded_run_id(run_dir)
-    if is_same and theirs.is_dir():
-        is_same = file_sha256(copied / MANIFEST_FILE) == file_sha256(theirs / MANIFEST_FILE)
-    if not is_same:
+    file = out / BRANCH_FILE
+    if file.is_file() and read_json(file) != identify(run_dir, start):
         raise InputError(f"'{out}' is the branch of another checkpoint; give another folder with --out")
-    return out, copied
+    there = sorted({path.name for path in out.iterdir()} - {LOCK_FILE}) if out.is_dir() else []
+    if there and not file.is_file():
+        raise InputError(f"'{out}' contains {there[0]}, which no branch wrote; give another folder with --out")
+    return out
+
+
+def identify(run_dir: Path, start: Path) -> dict[str, str | None]:
+    """Return the run's id, and the hash of its checkpoint's manifest."""
+    return {"run": recorded_run_id(run_dir), "checkpoint": file_sha256(start / MANIFEST_FILE)}
 
 
 # ----------------------------------------------------------------------------------------------------- the trials
 
 
-def recipe_arguments(trial: Trial, recipe: Path, *more: str) -> list[str]:
-    """Return the command line with which `train` continues a trial of this recipe; `more` goes before its own keys."""
+def recipe_arguments(trial: Trial, recipe: Path, start: Path, *more: str) -> list[str]:
+    """
+    Return the command line with which `train` begins or continues a trial; `more` goes before the trial's own keys.
+    """
+    resumes = newest_step(trial.folder) is not None
+    more += ("--overwrite", str(trial.folder.is_dir() and not resumes))  # a trial that was killed before it had saved
     argv = ["--config", str(recipe), *more]
     for key, value in trial.keys.items():
         argv += [f"--{key}", value]
     argv += ["--output_dir", str(trial.folder)]
     changes = str(bool(trial.keys or trial.resets))
-    return [*argv, "--allow_config_change", changes, "--resume_from_checkpoint", "True", "--push_to_hub", "False"]
+    begin_at = "True" if resumes else str(start)
+    return [*argv, "--allow_config_change", changes, "--resume_from_checkpoint", begin_at, "--push_to_hub", "False"]
 
 
 def check_trials(trials: list[Trial], recipe: Path, start: Path, until: int) -> dict[str, list[str]]:
@@ -276,7 +236,7 @@ def check_trials(trials: list[Trial], recipe: Path, start: Path, until: int) -> 
     processes = read_json(start / IDENTITY_FILE).get("processes", 1)
     if processes != 1:
         raise InputError(f"'{start}' is of a run with {processes} processes; a branch continues runs of one process")
-    _, args, _ = parse_recipe(recipe_arguments(trials[0], recipe))
+    _, args, _ = parse_recipe(recipe_arguments(trials[0], recipe, start))
     total = read_json(start / "trainer_state.json", ("max_steps",))["max_steps"]
     longer = []
     if until > total:
@@ -293,7 +253,7 @@ def check_trials(trials: list[Trial], recipe: Path, start: Path, until: int) -> 
             if trial.resets and not args.resets:
                 has_reference = float(trial.keys.get("beta", args.beta)) != 0.0
                 more += ["--ref_reset_kl" if has_reference else "--ref_reset_every", str(NEVER)]
-            task_args, trial_args, model_args = parse_recipe(recipe_arguments(trial, recipe, *more))
+            task_args, trial_args, model_args = parse_recipe(recipe_arguments(trial, recipe, start, *more))
             identity = changing_keys(trial_args, task_args, model_args)
             check_same_run(start, identity, trial_args.allow_config_change)
         except ValueError as error:
@@ -322,13 +282,14 @@ def install_model(checkpoint: Path, folder: Path) -> None:
         shutil.copytree(checkpoint / REFERENCE_FOLDER, folder / REFERENCE_FOLDER, dirs_exist_ok=True)
 
 
-def train(trial: Trial, start: Path, until: int, more: list[str]) -> str | None:
+def train(trial: Trial, recipe: Path, start: Path, until: int, more: list[str]) -> str | None:
     """
-    Train a trial up to a step, or what is left of it.
+    Train a trial up to a step, or the rest of it.
 
     Args:
         trial ([`Trial`]): The trial.
-        start (`Path`): The branch's copy of the checkpoint.
+        recipe (`Path`): The run's `config.yaml`.
+        start (`Path`): The checkpoint.
         until (`int`): The last step.
         more (`list[str]`): From [`check_trials`].
 
@@ -336,29 +297,21 @@ def train(trial: Trial, start: Path, until: int, more: list[str]) -> str | None:
         `str` or `None`: Why it did not get there.
     """
     folder = trial.folder
-    file = folder.parent / DONE_FILE
-    done = read_json(file) if file.is_file() else {}
-    if newest_step(folder) == until:
-        if done.get(folder.name) != until:  # it was killed at its end, perhaps while it saved the model
-            install_model(folder / f"checkpoint-{until}", folder)
-            write_json(file, {**done, folder.name: until})
-        return None
-    if not folder.is_dir():
-        copy_run(start.parent, start, folder)
     log = folder.with_name(f"{folder.name}.log")
-    first = newest_step(folder) or step_of(start)
-    print(visible(f"{trial.name}: steps {first + 1} to {until}, output in {log}"), flush=True)
-    reset_at = step_of(start) if trial.resets else NO_RESET
-    words = recipe_arguments(trial, folder / CONFIG_FILE, *more)
-    for plugin in PLUGINS:
-        words += ["--plugin", str(plugin)]
-    problem = run_command([sys.executable, "-m", TRIAL, str(until), str(reset_at), *words], log)
+    problem = None
+    if newest_step(folder) != until:
+        print(visible(f"{trial.name}: to step {until}, output in {log}"), flush=True)
+        reset_at = step_of(start) if trial.resets else NO_RESET
+        words = recipe_arguments(trial, recipe, start, *more)
+        for plugin in PLUGINS:
+            words += ["--plugin", str(plugin)]
+        problem = run_command([sys.executable, "-m", TRIAL, str(until), str(reset_at), *words], log)
     reached = newest_step(folder)
     if problem is None and reached != until:
         problem = f"it ended at step {reached}"
     if problem is not None:
         return f"{problem} (output in {log})"
-    write_json(file, {**done, folder.name: until})
+    install_model(folder / f"checkpoint-{until}", folder)  # it may have been killed while it saved the model
     return None
 
 
@@ -395,7 +348,7 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
         RunError: The control failed.
     """
     until = step_of(start) + args.steps
-    recipe = start.parent / CONFIG_FILE if start.parent.name == START else args.run / CONFIG_FILE
+    recipe = args.run / CONFIG_FILE
     # Not in this process, which would hold memory of the GPU while the trials train.
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
@@ -404,12 +357,10 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
     with as_bad_input():
         lock.hold()
     try:
-        copied = out / START / start.name
-        if not copied.is_dir():
-            copy_run(args.run, start, copied.parent)
+        write_json(out / BRANCH_FILE, identify(args.run, start))
         failed = {}
         for trial in trials:
-            problem = train(trial, copied, until, additions[trial.name])
+            problem = train(trial, recipe, start, until, additions[trial.name])
             if problem is not None and trial.name == KEEP:
                 raise RunError(f"the control, {KEEP}, failed, so there is nothing to compare with: {problem}")
             if problem is not None:
@@ -453,7 +404,8 @@ def main(argv=None) -> int:
             f"'{args.run}' is the run of a script, which config.yaml cannot start again; branch in the script: "
             "trainer.train(resume_from_checkpoint=CHECKPOINT) with another output_dir and allow_config_change=True"
         )
-    out, start = locate(args.run, args.at, args.out)
+    start = find_start(args.run, args.at)
+    out = find_folder(args.run, start, args.out)
     trials = parse_trials(args.tries, out)
     name = TaskName.of_run(with_local_paths(args.run, load_config(args.run)))
     held_out_rows(name, name.make(), args.split, args.prompts)  # fails before anything is trained
@@ -474,7 +426,7 @@ def run_branch(args: argparse.Namespace, out: Path, trials: list[Trial], start: 
         raise RunError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
     # A trial may train with another temperature, length or chat template; all are evaluated alike.
     sampling = SamplingSettings.of_run(load_config(trials[0].folder), args.temperature, args.max_new_tokens)
-    groups = group_trials([since(evaluate(trial, args, sampling), step_of(start)) for trial in trained.values()])
+    groups = group_trials([evaluate(trial, args, sampling) for trial in trained.values()])
     keep, *others = groups
     outcomes = [*args.k, GREEDY] if args.with_greedy else args.k
     comparisons, left_out = compare_pairs([(group, keep) for group in others], outcomes)
@@ -487,7 +439,7 @@ def run_branch(args: argparse.Namespace, out: Path, trials: list[Trial], start: 
     picture = branch_picture(groups).write_png(out)
     console = terminal()
     print(visible(sentence))
-    console.print("", branch_table(groups, comparisons).to_rich(narrow=True), sep="\n")
+    console.print("", terminal_table(comparisons), sep="\n")
     print_bullets(console, [ONE_SEED, *left_out])
     print(visible(f"Wrote {picture}."))
     print(visible(f"Continue with {winner}: {command_line}"))

@@ -1,8 +1,8 @@
 """
-One trial of `trl-prorl branch`, in a process of its own: a recipe is resumed from its newest checkpoint, and ends
-after a given step with a checkpoint.
+One trial of `trl-prorl branch`, in a process of its own: a recipe is resumed from a checkpoint, and ends after a given
+step with a checkpoint.
 
-    python -m trl_prorl.eval.trial UNTIL RESET_AT --config TRIAL/config.yaml --resume_from_checkpoint True ...
+    python -m trl_prorl.eval.trial UNTIL RESET_AT --config RUN/config.yaml --resume_from_checkpoint CHECKPOINT ...
 
 The process ends as soon as its parent does, which holds the other end of its stdin.
 """
@@ -17,7 +17,6 @@ from transformers import TrainerCallback
 from trl_prorl.cli.command_line import check_arguments
 from trl_prorl.cli.ending import STOPPED, as_bad_input, command
 from trl_prorl.cli.recipe import parse_recipe
-from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.train import run
 from trl_prorl.trainer import ProRLTrainer
 from trl_prorl.watch import End, Reason
@@ -27,23 +26,31 @@ NO_RESET = -1  # in place of a step
 REASON = "branch"  # of the requested reset, in `events.jsonl`
 
 
-class EndAfter(TrainerCallback):
+class ContinueTo(TrainerCallback):
     """
     Ends a training after a step, with a checkpoint, and not before: a stop of the run's own, such as `stop_stall`, is
-    an event, and training goes on. The run's length, and so its schedule, stay as they are.
+    an event, and training goes on. The run's length, and so its schedule, stay as they are. A training that begins at
+    the step `reset_at` begins with a reset, and not a trial that was stopped later and goes on.
     """
 
-    def __init__(self, step: int):
-        self.step = step
+    def __init__(self, trainer: ProRLTrainer, until: int, reset_at: int):
+        self.trainer = trainer
+        self.until = until
+        self.reset_at = reset_at
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        step = state.global_step
+        if step == self.reset_at:
+            self.trainer.request_reset(Reason(REASON, value=step, threshold=step, step=step))
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step >= self.step:
+        if state.global_step >= self.until:
             control.should_training_stop = True
             control.should_save = True
 
     def on_save(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step >= self.step  # every stop saves
-        if state.global_step >= self.step:
+        control.should_training_stop = state.global_step >= self.until  # every stop saves
+        if state.global_step >= self.until:
             # Else Trainer would load the best model, perhaps one from before the branch, in place of the last.
             state.best_model_checkpoint = None
 
@@ -51,35 +58,14 @@ class EndAfter(TrainerCallback):
 class OpenEnd(End):
     """Never remembers that an event has ended the run."""
 
-    @property
-    def ended_by(self) -> None:
-        return None
-
-    @ended_by.setter
-    def ended_by(self, event: str | None) -> None:
-        pass
-
-
-class RequestReset(ReferenceResetCallback):
-    """Requests one reset when a training begins at a step: not when a trial that was stopped later goes on."""
-
-    def __init__(self, step: int):
-        super().__init__([])
-        self.step = step
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
-        if state.global_step == self.step:
-            self.requests.append(Reason(REASON, value=self.step, threshold=self.step, step=self.step))
+    ended_by = property(lambda self: None, lambda self, event: None)
 
 
 def make_trainer(until: int, reset_at: int, **given) -> ProRLTrainer:
     """Make the trainer of a trial, from the arguments of [`ProRLTrainer`]."""
-    callbacks = [EndAfter(until)]
-    if reset_at != NO_RESET:
-        callbacks.append(RequestReset(reset_at))
-    trainer = ProRLTrainer(callbacks=callbacks, **given)
+    trainer = ProRLTrainer(**given)
     trainer.parts["end"] = OpenEnd()
+    trainer.add_callback(ContinueTo(trainer, until, reset_at))
     return trainer
 
 

@@ -111,19 +111,18 @@ def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here,
     assert here == ["keep", "ref_reset", "ref_reset+optimizer_reset=hard", changed]
     for name in here:  # the last model, and not the best, which is of an evaluation
         assert (out / name / "adapter_model.safetensors").read_bytes() == weights(out / name, UNTIL)
-    assert len(read_rows(out / ".start")) == AT
 
     rows = [without_times(read_rows(run_dir, file)) for file in ("metrics.jsonl", "evaluations.jsonl")]
     kept = [without_times(read_rows(out / "keep", file)) for file in ("metrics.jsonl", "evaluations.jsonl")]
-    assert kept == [rows[0][:UNTIL], rows[1][: UNTIL // 2]]
+    assert kept == [rows[0][AT:UNTIL], rows[1][AT // 2 : UNTIL // 2]]
     assert weights(out / "keep", 4) == weights(run_dir, 4)
     for name in ("keep", changed):
         assert read_events(out / name) == []
     for name, treatment in RESETS.items():
         (event,) = read_events(out / name.replace(" ", "+"))
         assert (event["event"], event["step_applied"], event["optimizer_reset"]) == ("reset", AT, treatment)
-        assert read_rows(out / name.replace(" ", "+"))[AT]["kl_ref"] < rows[0][AT]["kl_ref"]
-    assert [row["lr"] for row in read_rows(out / changed)] == [5e-4] * AT + [1e-3] * (UNTIL - AT)
+        assert read_rows(out / name.replace(" ", "+"))[0]["kl_ref"] < rows[0][AT]["kl_ref"]
+    assert [row["lr"] for row in read_rows(out / changed)] == [1e-3] * (UNTIL - AT)
 
     result = json.loads((tmp_path / "out.json").read_text())
     control, greedy = correct(out / "keep")
@@ -148,7 +147,7 @@ def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, ca
     folder = run_dir.with_name("a-branch-2") / "ref_reset"
     words = f"{folder / 'config.yaml'} --resume_from_checkpoint True"
     train(words)
-    assert [row["step"] for row in read_rows(folder)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_rows(folder)] == [3, 4, 5, 6]
     assert len(read_events(folder)) == 1
     assert read_rows(folder)[-1]["kl_ref"] < read_rows(run_dir)[-1]["kl_ref"]
     assert (folder / "checkpoint-6" / "ref" / "adapter_model.safetensors").is_file()
@@ -158,7 +157,7 @@ def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, ca
 def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, monkeypatch, capsys, tmp_path):
     whole = tmp_path / "whole"
     assert try_all(run_dir, ["ref_reset"], "--out", whole) == 0
-    end = trial.EndAfter.on_step_end
+    end = trial.ContinueTo.on_step_end
 
     def die(self, args, state, control, **kwargs):
         if args.output_dir.endswith("ref_reset") and state.global_step == UNTIL:
@@ -166,7 +165,7 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
         end(self, args, state, control, **kwargs)
 
     here.clear()
-    monkeypatch.setattr(trial.EndAfter, "on_step_end", die)
+    monkeypatch.setattr(trial.ContinueTo, "on_step_end", die)
     out = run_dir.with_name("a-branch-2")
 
     def dies(command, log, alive=branch.run_command):
@@ -178,7 +177,7 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
     monkeypatch.setattr(branch, "run_command", dies)
     assert try_all(run_dir, ["ref_reset"]) == 1
     assert not (out / "ref_reset" / "adapter_model.safetensors").exists()
-    monkeypatch.setattr(trial.EndAfter, "on_step_end", end)
+    monkeypatch.setattr(trial.ContinueTo, "on_step_end", end)
     assert try_all(run_dir, ["ref_reset"]) == 0
     assert here == ["keep", "ref_reset", "ref_reset"]
     resumed = [event["step_applied"] for event in read_events(out / "ref_reset", "resume")]
@@ -190,7 +189,6 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
         (reset,) = read_events(folder / "ref_reset")
         assert reset["step_applied"] == AT
     # Killed after its last checkpoint, while the model was saved.
-    (whole / "branch.json").unlink()
     for file in (whole / "ref_reset").glob("*.safetensors"):
         file.unlink()
     here.clear()
@@ -201,8 +199,8 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
     options = ["--run", str(run_dir), "--at", str(AT), "--try", "ref_reset", *HELD_OUT.split()]
     assert branch.main([*options, "--steps", str(7 - AT)]) == 0
     assert here == ["keep", "ref_reset"]
-    assert [row["step"] for row in read_rows(out / "ref_reset")] == [1, 2, 3, 4, 5, 6, 7]
-    assert without_times(read_rows(out / "keep"))[:6] == without_times(read_rows(run_dir))
+    assert [row["step"] for row in read_rows(out / "ref_reset")] == [3, 4, 5, 6, 7]
+    assert without_times(read_rows(out / "keep"))[:4] == without_times(read_rows(run_dir))[AT:]
     capsys.readouterr()
     assert branch.main([*options, "--steps", str(UNTIL - AT)]) == 2  # behind where they are
 
@@ -217,8 +215,8 @@ def test_a_run_that_has_stopped_is_continued_and_its_stops_end_no_trial(here, tm
     assert try_all(run_dir, ["ref_reset"]) == 0
     for name in ("keep", "ref_reset"):
         folder = run_dir.with_name("b-branch-2") / name
-        assert [row["step"] for row in read_rows(folder)] == [1, 2, 3, 4, 5]
-        assert [event["step_applied"] for event in read_events(folder, "stall")] == [2, 3, 4, 5]
+        assert [row["step"] for row in read_rows(folder)] == [3, 4, 5]
+        assert [event["step_applied"] for event in read_events(folder, "stall")] == [3, 4, 5]
         state = json.loads((folder / "checkpoint-5" / "prorl_state.json").read_text())
         assert state["parts"]["end"] == {"ended_by": None}
 
@@ -271,13 +269,7 @@ def test_what_is_refused_before_anything_is_written(run_dir, here, capsys, said)
 
 
 def test_runs_that_cannot_be_continued_so(run_dir, here, capsys):
-    """One without a record, one whose schedule ends before the trials, and one of a script."""
-    env = run_dir / "env.json"
-    env.rename(run_dir / "aside")
-    assert branch.main(["--run", str(run_dir), "--at", "2", "--steps", "3", "--try", "beta=0"]) == 2
-    assert "env.json" in error_lines(capsys.readouterr().err)[0]
-    shutil.rmtree(run_dir.with_name("a-branch-2"))
-    (run_dir / "aside").rename(env)
+    """One whose schedule ends before the trials, and one of a script."""
     for change, said in (({"lr_scheduler_type": "linear"}, "lr_scheduler_type"), ({"task": None}, "script")):
         change_config(run_dir, **change)
         assert branch.main(["--run", str(run_dir), "--at", "4", "--steps", "3", "--try", "ref_reset"]) == 2
@@ -293,10 +285,8 @@ def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp
     assert try_all(run_dir, ["ref_reset"]) == 2
     lock.release()
     assert here == [] and os.listdir(out) == []
-    copied = out / ".start" / "checkpoint-2"
-    shutil.copytree(run_dir / "checkpoint-2", copied)
-    shutil.copy(run_dir / "env.json", copied.parent)
-    (copied / "manifest.json").write_text("{}")  # the run has begun again, and has come to this step once more
+    # The run has begun again, and has come to this step once more.
+    (out / "branch.json").write_text(json.dumps({**branch.identify(run_dir, run_dir / "checkpoint-2"), "run": "a"}))
     assert try_all(run_dir, ["ref_reset"]) == 2
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
@@ -307,7 +297,7 @@ def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp
     assert here == []
 
 
-LINKS = ["", "keep", "keep.log", "run.lock", ".part-.start", ".start", ".start/checkpoint-2/deep", "keep/.hidden/a"]
+LINKS = ["", "keep", "keep.log", "run.lock", "branch.json", "keep/.hidden/a"]
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -371,7 +361,7 @@ def test_a_kill_of_a_trial_and_of_the_command(run_dir):
 
     def child(name):
         """The process that trains a trial, once it has done a step there."""
-        wait_for(lambda: (out / name / "run.lock").is_file() and len(read_rows(out / name)) > 4, process)
+        wait_for(lambda: (out / name / "run.lock").is_file() and len(read_rows(out / name)) > 2, process)
         return int((out / name / "run.lock").read_text().split()[1])
 
     def is_gone(pid):
