@@ -1,8 +1,6 @@
 """
-The keys of a run's log files and what they mean: `METRICS`, a row per optimizer step; `EVALUATIONS`; `EVENTS`.
-
-`docs/reference.md` is generated from it, and a test compares it with real runs. The kinds of events are listed in
-`run_files.py`.
+The keys of a run's log files: `METRICS`, a row per optimizer step; `EVALUATIONS`; `EVENTS`. `docs/reference.md` is
+generated from them, and a test compares them with real runs. `run_files.py` lists the kinds of events.
 """
 
 from dataclasses import dataclass
@@ -28,13 +26,12 @@ from .watch import CONFIGURED
 @dataclass(frozen=True)
 class RecordKey:
     """
-    Describes a key of `metrics.jsonl` or `events.jsonl`.
+    Describes a key of a log file.
 
     Args:
-        unit (`str`): Its unit.
-        meaning (`str`): Its meaning.
-        when (`str`, *optional*, defaults to `""`): When the key is present; empty if it always is.
-        events (`tuple[str, ...]`, *optional*): The kinds of event that have it; not for `metrics.jsonl`.
+        unit, meaning (`str`): Its unit and its meaning.
+        when (`str`, *optional*, defaults to `""`): When the key is present; empty means always.
+        events (`tuple[str, ...]`, *optional*): Kinds of events with it; not for `metrics.jsonl`.
         logged (`bool`, *optional*, defaults to `False`): Whether the trainer's own log has it too, under `prorl/`.
     """
 
@@ -57,8 +54,7 @@ VERIFIER = "a recipe's task, or a reward function with a `batch_verifier`"
 
 BY_PRECEDENCE = ", else ".join(f"`{anchor.key}`" for anchor in ANCHORS)
 
-# One row per optimizer step. TASK stands for the name of a task. Counts are sums over processes, times are those of
-# the main process.
+# One row per optimizer step. TASK is the name of a task. Counts are sums over processes, times are the main process's.
 METRICS = {
     "step": RecordKey("optimizer steps", "number of this step, from 1"),
     "attempt": RecordKey("", "how often the run had been resumed or rolled back: 0, 1, …"),
@@ -179,7 +175,7 @@ METRICS = {
     ),
 }
 
-# One row per evaluation during training. K is 1, 2, 4 … up to the completions of a prompt.
+# One row per evaluation during training. K is 1, 2, 4 … up to the completions per prompt.
 EVALUATIONS = {
     "step": RecordKey("optimizer steps", "number of steps done; 0 with `eval_on_start`"),
     "attempt": RecordKey("", "as in `metrics.jsonl`"),
@@ -197,7 +193,7 @@ EVALUATIONS = {
 }
 
 WATCHED = (ENTROPY_COLLAPSE, GUARD_GAP, REWARD_COLLAPSE)
-FIRED = tuple(kind for kind in EVENT_KINDS if kind not in (RESUME, NONFINITE, ROLLBACK))  # by something watched
+FIRED = tuple(kind for kind in EVENT_KINDS if kind not in (RESUME, NONFINITE, ROLLBACK))  # of something watched
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.

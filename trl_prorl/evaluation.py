@@ -1,8 +1,9 @@
 """
-Evaluations in a training: their rows, whatever batches they came in, and which completions are correct (pass@k).
+Evaluations during training: metrics over all rows, and pass@k.
 
-A reward function has an attribute `batch_verifier`, which is called with the same arguments and returns one bool per
-completion, whatever the reward. Recipes have it from their task's `verify`. With it a training batch has `gold`, too.
+A reward function's attribute `batch_verifier` is called with the same arguments, and returns one bool per completion:
+whether it is correct, independent of the reward. Recipes use their task's `verify`. With it a training batch has
+`gold`, too.
 """
 
 import math
@@ -30,8 +31,8 @@ from .text import last_text
 
 def count_rows(dataset: Any, n: int) -> int | None:
     """
-    Count the completions of an evaluation set, `n` of each prompt; `None` if it has no length. With several processes
-    the last batch is filled with prompts from the set's beginning, which must not count twice.
+    Count the completions of an evaluation set, `n` per prompt; `None` without a length. With several processes the
+    last batch is filled with prompts from the beginning, which must not count twice.
     """
     return len(dataset) * n if has_length(dataset) else None
 
@@ -40,13 +41,12 @@ def measure_rewards(
     rewards: torch.Tensor, names: Sequence[str], weights: torch.Tensor, group_size: int, aggregation: str
 ) -> dict[str, float]:
     """
-    Compute TRL's metrics of rewards over all rows of an evaluation: a deviation is no mean over batches.
+    Compute TRL's reward metrics over all rows of an evaluation: standard deviations are not means over batches.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
-        names (`Sequence[str]`): Of the F reward functions.
-        weights (`torch.Tensor` of shape `(F,)`): Theirs.
-        group_size (`int`): Completions of a prompt.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
+        names, weights: Name and weight of each of the F functions.
+        group_size (`int`): Completions per prompt.
         aggregation (`str`): TRL's `multi_objective_aggregation`.
     """
     total = weighted_sum(rewards, weights)
@@ -60,23 +60,23 @@ def measure_rewards(
     return {name: value.item() for name, value in measured.items()}
 
 
-ATTRIBUTES = ("batch_verifier", "verifier")  # the second is the earlier name of the first
+ATTRIBUTES = ("batch_verifier", "verifier")  # new and old name
 
 
 def find_verifier(functions: Iterable[Any]) -> Callable | None:
-    """Return the `batch_verifier` of the first reward function that has one, or `None`."""
+    """Return the first `batch_verifier` of the reward functions, or `None`."""
     found = (getattr(function, name, None) for function in functions for name in ATTRIBUTES)
     return next((verifier for verifier in found if callable(verifier)), None)
 
 
 class OneByOne:
-    """A verifier of one completion, `verify(completion, row) -> bool`, as a `batch_verifier`."""
+    """Wraps `verify(completion, row) -> bool` as a `batch_verifier`."""
 
     def __init__(self, verify: Callable):
         self.verify = verify
 
     def batch_verifier(self, prompts: list, completions: list, **columns: list) -> list[bool]:
-        """Judge the text of each completion; its row has the prompt and the columns."""
+        """Judge the text of each completion; a row has the prompt and the columns."""
         verdicts = []
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = completion if isinstance(completion, str) else last_text(completion)
@@ -86,26 +86,20 @@ class OneByOne:
 
 
 def judges(verify: Callable | None, functions: Iterable[Any]) -> list:
-    """Return what may have a `batch_verifier`: a verifier of one completion, if any, then the reward functions."""
+    """Return the objects to search for a `batch_verifier`, in order."""
     return [*functions] if verify is None else [OneByOne(verify), *functions]
 
 
 def draw_sizes(n: int) -> list[int]:
-    """List the powers of two up to `n`."""
     return [1 << power for power in range(n.bit_length())]
 
 
 def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
     """
-    Compute pass@k, a mean over prompts, for k = 1, 2, 4 … `n`; with several tasks, of each one too.
+    Compute mean pass@k over prompts for k = 1, 2, 4 … `n`; with several tasks also per task.
 
-    Args:
-        correct (`Sequence[bool]`): The verdict of every completion, prompt by prompt.
-        tasks (`Sequence[str | None]`): Its task.
-        n (`int`): The completions of a prompt.
-
-    Returns:
-        `dict[str, float]`: `pass@K` and `pass@K/TASK`; empty without completions.
+    `correct` and `tasks` have one value per completion, prompt by prompt, `n` per prompt. Returns values by `pass@K`
+    and `pass@K/TASK`; empty without completions.
     """
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
     measured = _mean_pass_at_k(counts, n)
@@ -119,7 +113,7 @@ def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: i
 
 
 def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
-    """Return the means over prompts with so many right ones of `n`, by `pass@K` and a suffix; nothing of none."""
+    """Return mean pass@k over prompts with these correct counts of `n`, by `pass@K` and a suffix."""
     if not counts:
         return {}
     return {f"pass@{k}{suffix}": sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in draw_sizes(n)}
@@ -127,11 +121,11 @@ def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str
 
 class Verdicts:
     """
-    Judges every batch, and gathers the verdicts of one evaluation. Without a `batch_verifier` there are none.
+    Judges each batch, and gathers the verdicts of an evaluation; none without a `batch_verifier`.
 
     Args:
         functions (`Iterable`): The reward functions.
-        n (`int`): Completions of a prompt.
+        n (`int`): Completions per prompt.
         seconds (`float`, *optional*): The verifier's time limit for one batch.
     """
 
@@ -143,24 +137,14 @@ class Verdicts:
         self.begin()
 
     def begin(self) -> None:
-        """Begin an evaluation."""
         self._correct: list[bool] = []
         self._tasks: list[str | None] = []
 
     def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
         """
-        Judge whether each completion of a batch is correct.
-
-        Args:
-            examples (`list[Mapping]`): This process's rows, one per completion.
-            prompts (`list`): Their prompts.
-            completions (`list`): Their completions.
-
-        Returns:
-            `list[bool]`: Verdicts of all processes; empty without a `batch_verifier`.
-
-        Raises:
-            [`RewardError`]: The verifier raised, took too long, or returned what is neither true nor false.
+        Judge this process's completions, with one example and prompt each. Returns the verdicts of all processes;
+        empty without a `batch_verifier`. Raises [`RewardError`]: the verifier fails, exceeds its time, or returns
+        something other than bools.
         """
         if self._verify is None:
             return []
@@ -170,15 +154,14 @@ class Verdicts:
         return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
 
     def add(self, correct: list[bool], tasks: list[str | None]) -> None:
-        """Add verdicts and tasks of a batch of the evaluation, one per completion."""
+        """Add verdicts and tasks of a batch, one per completion."""
         self._correct += correct
         self._tasks += tasks
 
     def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
         """
-        Compute the [`measure_pass_at_k`] of an evaluation set, by names that begin with `prefix`.
-
-        A set without a length is taken as it came.
+        Compute [`measure_pass_at_k`] of an evaluation set, with `prefix` in the names. Without a length all rows
+        count.
         """
         end = count_rows(rows, self.n)
         measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
@@ -187,15 +170,11 @@ class Verdicts:
 
 class EvaluatedRows:
     """
-    Gathers the batches of one evaluation, and computes their metrics over all rows.
+    Gathers the batches of an evaluation, and computes metrics over all rows.
 
-    With several processes the last batch may be filled with prompts from the set's beginning. Rewards, entropy and KL
-    leave these out; TRL's own metrics and the loss, which are means of a batch, include them.
-
-    Args:
-        names (`Sequence[str]`): Of the F reward functions.
-        weights (`torch.Tensor` of shape `(F,)`): Theirs.
-        aggregation (`str`): TRL's `multi_objective_aggregation`.
+    With several processes the last batch may be filled with prompts from the beginning. Rewards, entropy and KL
+    exclude them; TRL's own metrics and the loss, means over batches, include them. Arguments as in
+    [`measure_rewards`].
     """
 
     def __init__(self, names: Sequence[str], weights: torch.Tensor, aggregation: str):
@@ -205,23 +184,20 @@ class EvaluatedRows:
         self.begin()
 
     def begin(self) -> None:
-        """Begin an evaluation."""
         self.means = Means()
         self._rewards: list[torch.Tensor] = []  # (N, F) of each batch
         self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)  # over the tokens of each row
-        self._tokens: list[torch.Tensor] = []  # of each row
+        self._tokens: list[torch.Tensor] = []  # per row
 
     def add_samples(self, result: RolloutResult) -> None:
-        """Add the samples of a batch: rewards `(N, F)`, and TRL's metrics of them."""
+        """Add a batch's rewards `(N, F)` and TRL's metrics."""
         self._rewards.append(result.rewards.detach().cpu().float())
         self.means.merge(result.means(result.of_trl))
 
     def add_losses(
         self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
     ) -> None:
-        """
-        Add the losses of a batch: TRL's metrics of it; of each of the N rows the number of tokens, and sums over them.
-        """
+        """Add a batch's TRL metrics, and for its N rows the token counts and sums over tokens."""
         self._tokens.append(tokens)
         for name, of_rows in sums.items():
             self._sums[name].append(of_rows)
@@ -232,10 +208,10 @@ class EvaluatedRows:
                 self.means.add(name, value, weight)
 
     def metrics(self, rows: int | None, group_size: int) -> dict[str, float]:
-        """Compute the metrics by name, of the first `rows` completions, `group_size` of each prompt."""
+        """Compute the metrics of the first `rows` completions."""
         metrics = self.means.values_by_name()
         if self.means.is_plain("loss"):
-            del metrics["loss"]  # Trainer's is right, and leaves out rows that only fill a batch
+            del metrics["loss"]  # Trainer's excludes rows that fill up a batch
         if self._rewards:
             rewards = torch.cat(self._rewards)[:rows]
             metrics.pop(EQUAL_GROUPS, None)
@@ -249,24 +225,24 @@ class EvaluatedRows:
 
 
 class EvaluationMixin:
-    """Is the part of [`ProRLTrainer`] that evaluates while it trains: in the order of an evaluation."""
+    """The part of [`ProRLTrainer`] for evaluations, in their order."""
 
     @property
     def _evaluates_as_trl(self) -> bool:
-        """Return whether an evaluation draws from the training's random numbers."""
+        """Return whether evaluations use the training's random numbers."""
         return self.args.is_trl and not self.resets.possible
 
     def evaluate(self, *args, **kwargs):
-        """Evaluate with random numbers of its own: else the number of evaluations would change the training."""
+        """Evaluate with separate random numbers: the number of evaluations must not change the training."""
         with nullcontext() if self._evaluates_as_trl else own_random_state():
             try:
                 return super().evaluate(*args, **kwargs)
             except RewardError as error:
-                # The frames that matter are those of its cause, which it keeps.
+                # Its cause keeps the relevant frames.
                 raise error.with_traceback(None)  # noqa: B904
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        """Add pass@k, the share of training prompts, and metrics over all rows in place of means of batches."""
+        """Add pass@k, the share of training prompts, and metrics over all rows instead of means over batches."""
         self.verdicts.begin()
         self.evaluated.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -281,9 +257,8 @@ class EvaluationMixin:
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
-        """Write the training's own evaluations to the book, and check the metrics that the run watches."""
-        # Trainer's `eval_on_start`, which alone skips the scheduler, evaluates whenever `train` begins. A run that
-        # continues from a checkpoint has had that evaluation.
+        """Write the evaluation's row, and check the watched metrics."""
+        # `eval_on_start`, the only caller that skips the scheduler, evaluates at each `train`; a resume has done it.
         if skip_scheduler and self._resume is not None:
             return {}
         timer = StageTimer(self.accelerator.device)
@@ -303,13 +278,14 @@ class EvaluationMixin:
 
     def _determine_best_metric(self, metrics, trial):
         """Add `stop_stall`, and keep a save that was requested before."""
-        # Called after each evaluation of the training but that of `eval_on_start`, before the step is saved.
-        # `save_strategy: best` saves if this returns true: also what a stop before it has asked for.
+        # Trainer calls this after each evaluation except `eval_on_start`. `save_strategy: best` saves if it returns
+        # true, also
+        # for an earlier stop's request.
         stop = self.stall_stop
         if stop is None:
             return super()._determine_best_metric(metrics, trial) or self.control.should_save
         (metrics,) = broadcast_object_list([metrics])  # all processes stop, or none
-        if stop.best is None:  # the first evaluation of the run, or of the key
+        if stop.best is None:  # first evaluation, or a new key
             if self.state.best_model_checkpoint is None:
                 self.state.best_metric = None
             stop.best = self.state.best_metric
@@ -322,16 +298,16 @@ class EvaluationMixin:
             best = {"checkpoint": f"checkpoint-{self.state.best_global_step}", "best": self.state.best_metric}
             self._event({**event, **best})
         self.control.should_save = saves
-        return saves  # `save_strategy: best` asks for it
+        return saves  # for `save_strategy: best`
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
-        """Sample a batch of an evaluation by TRL's method, and keep what is measured of it."""
+        """Sample an evaluation batch by TRL's method, and record its metrics."""
         batch, result = self._sample_as_trl(inputs)
         self.evaluated.add_samples(result)
         return batch
 
     def _keep_evaluated(self, inputs, loss: torch.Tensor, entropies, penalty: Penalty | None, of_trl) -> None:
-        """Keep what a batch of an evaluation measures of its tokens; entropies `(B, T)`."""
+        """Record an evaluation batch's metrics of tokens; entropies `(B, T)`."""
         mask = completion_mask(inputs)
         sums = {"entropy": (zero_masked(entropies, mask) * mask).sum(dim=1)}
         if penalty is not None and self.args.adds_penalty:

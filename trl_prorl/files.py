@@ -1,9 +1,4 @@
-"""
-Files and folders that this process did not write, and those that it writes.
-
-In reading order: `check_contents`, before anything in a folder is read; `read_text`; `replaced`, `open_own` and
-`link_or_copy`, which write; `free_name` and `file_sha256`.
-"""
+"""Reading of files and folders from others, and safe writing."""
 
 import hashlib
 import itertools
@@ -18,13 +13,13 @@ from typing import IO
 from .errors import InputError
 
 
-STAGED = "_push-"  # begins the name of a folder that a push in the background reads; never pushed itself
-WANDB = "wandb"  # its client fills the folder with links to its own cache, and no command reads or writes there
-# Bytes that are read of a text, by the end of its name. Weights and tables, which are not read whole, have no limit.
+STAGED = "_push-"  # prefix of a background push's folder; never pushed itself
+WANDB = "wandb"  # its client links to its own cache; no command uses the folder
+# Maximum bytes of a text, by the end of its name. Weights and tables, not read as a whole, have no limit.
 LIMITS = {
     "run.lock": 2**12,
     "trainer_state.json": 2**29,  # the log of all steps
-    ".jsonl": 2**29,  # some 300,000 rows
+    ".jsonl": 2**29,  # about 300,000 rows
     ".json": 2**26,
     ".jinja": 2**20,
     ".yaml": 2**20,
@@ -38,19 +33,13 @@ MAX_BYTES = 2**26  # of a text with another name
 
 def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
     """
-    Raise an error for a folder with a link out of it, a file that is not regular, or a text that is too large, at any
-    depth, hidden folders included.
+    Raise `InputError` for a folder with a link out of it, an irregular file, or a text that is too large, at any
+    depth.
 
-    A link would let its author choose which files of this machine are read, overwritten or uploaded. A pipe or a
-    device may never end. The folder itself may be a link. Links to the blobs of the same repository in the Hub's cache
-    are followed. Its folder `wandb` is skipped.
-
-    Args:
-        folder (`str` or `os.PathLike`): The folder, which need not exist.
-        given (`str`, *optional*): Its name in the message: a key and its value. By default its path.
-
-    Raises:
-        `InputError`: The message names the file and the reason.
+    A link would let its author choose which files of this machine are read, overwritten or uploaded; a pipe or device
+    may never end. The folder itself may be a link, and may be missing. Links to the same repository's blobs in the
+    Hub's cache are followed. The folder `wandb` is skipped. `given`: the folder's name in the message, by default its
+    path.
     """
     root = os.path.realpath(folder)
     what = given or repr(str(folder))
@@ -66,7 +55,7 @@ def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
                         f"{what} contains the link {shown!r}, which points outside the folder, to {target!r}: remove "
                         "the link, or replace it with a copy"
                     )
-            if not os.path.exists(path) or os.path.isdir(path):  # a link within the folder may lead nowhere
+            if not os.path.exists(path) or os.path.isdir(path):  # a link within the folder may be broken
                 continue
             if not os.path.isfile(path):
                 raise InputError(
@@ -79,10 +68,8 @@ def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
 
 def read_text(path: str | os.PathLike) -> str:
     """
-    Read a text in UTF-8, without the byte order mark that some editors begin it with.
-
-    Raises:
-        `InputError`: The file cannot be read, is no regular file, is larger than its limit, or is not text.
+    Read UTF-8 text, without a byte order mark. Raises `InputError`: unreadable, irregular, larger than its limit, or
+    not text.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe may never end
@@ -105,7 +92,7 @@ def _check_size(path: str | os.PathLike) -> None:
 
 
 def _find_blobs(root: Path) -> str | None:
-    """Return the folder of the blobs, if a folder is in a snapshot of the Hub's cache: `REPO/snapshots/COMMIT`."""
+    """Return the blob folder of a snapshot in the Hub's cache, `REPO/snapshots/COMMIT`; else `None`."""
     for folder in (root, *root.parents):
         repo = folder.parent.parent
         if folder.parent.name == "snapshots" and repo.name.startswith("models--"):
@@ -119,9 +106,8 @@ def _find_blobs(root: Path) -> str | None:
 @contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
-    Yield a path to write to instead of `path`, which is replaced when the block ends. A reader never sees half a
-    file; if writing fails, the old file stays. Two processes write to paths of their own, and the last one stays. A
-    link is replaced, not followed.
+    Yield a temporary path that replaces `path` at the end of the block. Readers never see a partial file; after a
+    failure the old file stays. Of two processes the last one wins. A link is replaced, not followed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -134,14 +120,14 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
 
 def open_own(path: str | os.PathLike, mode: str) -> IO[str]:
     """
-    Open a text file to write to, as `open` does. A link in its place is an `OSError`: whoever made it would choose
-    which file of this machine is written.
+    Open a text file for writing, as `open` does. Raises `OSError` for a link, whose author would choose which file is
+    written.
     """
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 def link_or_copy(source: str | os.PathLike, target: str | os.PathLike) -> None:
-    """Make a hard link to a file that is never written to again; copy it to another file system."""
+    """Hard-link a file that never changes again; copy it to another file system."""
     source = os.path.realpath(source)
     try:
         os.link(source, target)
@@ -150,13 +136,13 @@ def link_or_copy(source: str | os.PathLike, target: str | os.PathLike) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return `NAME.1` for a folder or a file `NAME`, or the next number that is free."""
+    """Return `NAME.1` for a path `NAME`, or the next free number."""
     path = path.absolute()
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(candidate for candidate in numbered if not os.path.lexists(candidate))
 
 
 def file_sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, which is read in blocks: 1 GB takes about two seconds."""
+    """Return a file's SHA-256. 1 GB takes about two seconds."""
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

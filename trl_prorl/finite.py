@@ -23,10 +23,10 @@ NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
 @torch.no_grad()
 def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """
-    Return the largest absolute value of all tensors, a scalar in double precision on their device. It is finite if
-    every value is.
+    Return the largest absolute value of all tensors, a scalar in double precision on their device; finite if every
+    value is.
     """
-    # of a sharded parameter, this process's part
+    # Of a sharded parameter, this process's part.
     local = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors]
     local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
     # Unlike a sum of squares, the largest absolute value cannot overflow, and NaN wins every comparison.
@@ -105,7 +105,7 @@ class FiniteGuard(Part):
 
     def on_loss(self, micro_batch: MicroBatch) -> None:
         """Check loss and KL. One transfer from the device per step covers all micro-batches and the gradients."""
-        # `kl_clamp` bounds a KL that overflows; the loss still shows a log-probability that is not finite.
+        # `kl_clamp` bounds an overflowing KL; the loss still shows a log-probability that is not finite.
         kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
         largest = largest_value([micro_batch.loss, *kl_sums.values()])
         self._unread.append(Unread(largest, micro_batch.batch, micro_batch.logps, kl_sums))
@@ -113,7 +113,7 @@ class FiniteGuard(Part):
     def _name_first(self, unread: Unread) -> str:
         batch = unread.batch
         mask = completion_mask(batch)
-        # in the order of computation
+        # In the order of computation.
         tensors = {"advantages (a reward is NaN or infinite)": batch["advantages"]}
         for anchor in ANCHORS:
             if anchor.column in batch:
@@ -124,8 +124,8 @@ class FiniteGuard(Part):
 
     def on_backward(self, model) -> None:
         """
-        Note the first tensor of a step that is not finite; all processes agree before the update. Gradients are
-        checked before clipping, which spreads NaN from one gradient to all.
+        Note the first tensor of a step that is not finite, before clipping, which spreads NaN from one gradient to
+        all.
         """
         unread_before = self._unread
         self._unread = []
@@ -145,7 +145,7 @@ class FiniteGuard(Part):
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
-        Stop before update `step`, or skip it, on every process if any of them has a finding. Raises
+        Stop before update `step`, or skip it, on every process if any has a finding. Raises
         [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
         """
         is_known = norm is not None and self.accelerator.scaler is None
@@ -162,7 +162,7 @@ class FiniteGuard(Part):
             raise self._stop(step, finding)
         self._skipped = self._make_event(step, "skip", finding)
         self.skips += 1
-        self.optimizer.zero_grad()  # a parameter without gradient gets no update, weight decay included
+        self.optimizer.zero_grad()  # no update without gradient, not even weight decay
 
     def on_step_end(self, step: int, model) -> None:
         """Check the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""

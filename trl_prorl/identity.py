@@ -1,11 +1,8 @@
 """
 The identity of a run: every argument that can change a number, the data, and the starting model. With
-`allow_config_change` a changed key acts from the checkpoint on, or is refused.
+`allow_config_change` a changed key acts from the checkpoint on, or raises an error.
 
-`keys.py` declares which keys are free and which are fixed. Rules that depend on the checkpoint are here.
-
-In reading order: `check_same_run` compares a checkpoint with what is to be resumed; `check_change` refuses what could
-not act; `changing_keys` and the hashes are the identity; `restore_hyperparameters` lets changed keys act.
+`keys.py` declares free and fixed keys; rules that depend on the checkpoint are here.
 """
 
 import dataclasses
@@ -31,8 +28,9 @@ from .text import short
 
 IDENTITY_FILE = "identity.json"
 
-# Whether evaluations change the training: a trigger or the best model depends on them, or they draw from its random
-# numbers, as TRL's own do. If not, these keys are free.
+# Whether evaluations change the training: a trigger or the best model depends on them, or they use its random numbers,
+# as
+# TRL's own do. If not, these keys are free.
 EVALUATIONS_ACT = "evaluations change the training"
 EVALUATION_ROWS = "rows of the evaluation set"
 EVALUATION_KEYS = frozenset(
@@ -41,7 +39,7 @@ EVALUATION_KEYS = frozenset(
     "greater_is_better".split()
     + [EVALUATION_ROWS]
 )
-# The trainer chooses them if they are not given, see `choose_best_metric` in cli/checks.py.
+# Chosen by the trainer if not set, see `choose_best_metric` in cli/checks.py.
 CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
 ROWS_HASHED = 20_000
@@ -49,7 +47,7 @@ VALUES_HASHED = 64  # at each end of a tensor
 # The same state, computed by another kernel.
 SAME_OPTIMIZER = {"adamw_torch", "adamw_torch_fused"}
 SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
-# How a generation batch is cut into micro-batches and steps.
+# Division of a generation batch into micro-batches and steps.
 BATCH_KEYS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -69,15 +67,12 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
     Raise an error for a resume that would change the run.
 
     Args:
-        checkpoint (`Path`): The run continues from here.
-        now (`Mapping[str, Any]`): The identity of the run that resumes.
+        checkpoint (`Path`): The checkpoint to resume from.
+        now (`Mapping[str, Any]`): The identity of the resuming run.
         allowed (`bool`): `allow_config_change`.
 
-    Returns:
-        `dict[str, list]`: The differences, `{key: [then, now]}`.
-
-    Raises:
-        `ValueError`: There are differences, and they are not allowed, or could not act.
+    Returns `dict[str, list]`: The differences, `{key: [then, now]}`. Raises `ValueError`: they are not allowed, or
+    could not act.
     """
     with naming(checkpoint / IDENTITY_FILE):
         changed = differences(remove_secrets(read_json(checkpoint / IDENTITY_FILE)), now)
@@ -101,11 +96,10 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """
-    Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
+    Return `{key: [then, now]}` for every differing key of both.
 
-    A key that only one of them has is not a difference: a script has no keys of a task. Neither are on and auto, which
-    is on wherever that is possible (but of micro-batches auto merges fewer), nor keys of evaluations that change
-    nothing.
+    A key of only one side does not count: a script has no task keys. Neither do "on" and "auto" (on if possible; but
+    `merge_micro_batches: auto` merges fewer), nor keys of evaluations without effect on the training.
     """
     left_out = {EVALUATIONS_ACT}
     if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
@@ -120,15 +114,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
 
 def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
     """
-    Raise an error for changes that could not act.
-
-    Args:
-        changed (`Mapping[str, list]`): From [`differences`].
-        now (`Mapping[str, Any]`): The identity of the run that resumes.
-        checkpoint (`Path`): The run continues from here.
-
-    Raises:
-        `ValueError`: The message names the key, its two values, why, and what to do.
+    Raise `ValueError` for changes (from [`differences`]) that could not act, with the key, both values, reason and
+    cure. `now` is the identity of the resuming run.
     """
     fixed = dict(FIXED_KEYS)
     for key, declared in KEYS.items():
@@ -156,12 +143,7 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
 
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
-    """
-    Collect the arguments on which the numbers of a run depend, as JSON values without secrets.
-
-    Args:
-        configs: The trainer's configuration, and what else a recipe holds.
-    """
+    """Collect the arguments of trainer and recipe that can change numbers, as JSON values without secrets."""
     keys = {}
     for config in configs:
         left_out = FREE_KEYS
@@ -176,7 +158,7 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
 
 
 def _is_endless(config: Any) -> bool:
-    """Return whether the learning rate of a step does not depend on how many steps there are."""
+    """Return whether the learning rate is independent of the number of steps."""
     schedule = getattr(getattr(config, "lr_scheduler_type", None), "value", None)
     warmup = getattr(config, "warmup_steps", 0) or 0
     warms_by_share = schedule == "constant_with_warmup" and 0 < warmup < 1  # of all steps
@@ -196,12 +178,7 @@ def dataset_hash(dataset: Any) -> str | None:
 
 @torch.no_grad()
 def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """
-    Hash names, shapes and a few values of every tensor: enough to tell one model from another, at no cost.
-
-    Args:
-        named_tensors (`Iterable[tuple[str, torch.Tensor]]`): Parameters by name.
-    """
+    """Hash the name, shape and a few values of every tensor: enough to distinguish models, at no cost."""
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
         flat = tensor.detach().flatten()
@@ -212,36 +189,31 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameters that a policy took over from its model: without adapters."""
+    """Return a policy's parameters without adapters."""
     others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
 
 
 def adapter_scaling(policy: torch.nn.Module) -> list[float]:
     """
-    Return by what a policy's LoRA layers multiply the products of their factors, each value once; no value without
-    LoRA. A script's resume has no key for it, and growth keeps it but for rounding.
+    Return the scaling factors of a policy's LoRA layers, each value once. No key has them in a script's resume; growth
+    keeps them up to rounding.
     """
     layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
     return sorted({float(f"{layer.scaling['default']:.9g}") for layer in layers if "default" in layer.scaling})
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:
-    """Return the hyperparameters of every parameter group of an optimizer, as they are now."""
+    """Return the current hyperparameters of each parameter group of an optimizer."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
     """
-    Give an optimizer and its schedule, whose states were loaded, the hyperparameters that they were made with.
+    Restore the configured hyperparameters of an optimizer and its schedule after their states were loaded.
 
-    Moments, step counts and the schedule's position stay as they are.
-
-    Args:
-        optimizer: The optimizer, or Accelerate's wrapper of it.
-        scheduler: The schedule, or Accelerate's wrapper of it.
-        made_with (`list[dict]`): From [`hyperparameters`], of the new optimizer with its schedule, before the states
-            were loaded.
+    Moments, step counts and the schedule's position stay. Optimizer and schedule may be wrapped by Accelerate.
+    `made_with`: from [`hyperparameters`], of the new optimizer with its schedule.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
     for group, values in zip(optimizer.param_groups, made_with, strict=True):

@@ -1,9 +1,6 @@
 """
 Cost and measurements of a step: forward calls, tokens, stage times and means over tokens. Absent means not measured,
 never 0.
-
-In reading order: `Meter` makes a row of `metrics.jsonl`; `StageTimer` has the times; `measure_gpu` and `Utilization`
-query a GPU; `Means` is the mean of means over unequal numbers of rows or tokens.
 """
 
 import logging
@@ -30,7 +27,7 @@ TOKENS_OF = "tokens of "  # prefix for the number of tokens of a mean
 
 
 class Meter:
-    """Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`. It only observes."""
+    """Gathers one optimizer step's measurements for a row of `metrics.jsonl`. It only observes."""
 
     KINDS = ("policy", *(anchor.name for anchor in ANCHORS))
     STAGES = ("rollout", *(anchor.name for anchor in ANCHORS), "update", "reset")
@@ -40,18 +37,17 @@ class Meter:
         self.device = device
         self._began: float | None = None
         self._utilization: Utilization | None = None
-        # Of the last step: tokens in the loss of each micro-batch, and tokens of each mean.
+        # Last step: tokens in the loss of each micro-batch, and tokens of each mean.
         self.micro_batch_tokens: list[float] = []
         self.tokens_of_means: dict[str, float] = {}
         self._clear()
 
     def _clear(self) -> None:
-        self._forwards: dict[str, int] = {}  # calls and positions, by entry
+        self._forwards: dict[str, int] = {}  # calls and positions
         for kind in self.KINDS:
             self._forwards[f"{kind}_forward_calls"] = 0
             self._forwards[f"tokens_processed_{kind}"] = 0
-        # Scalars on the device by entry, one per micro-batch; the host reads them at the end of the step. Entries are
-        # means, totals or else counts.
+        # Scalars on the device, one per micro-batch, read once at the end of the step.
         self._scalars: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._totals: set[str] = set()
 
@@ -104,14 +100,14 @@ class Meter:
         self._scalars[name].append(count)
 
     def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the newest micro-batch's sums over tokens, for means with a name that starts with `prefix`."""
+        """Return the newest micro-batch's sums over tokens, for means whose name starts with `prefix`."""
         means = [name for name in self._scalars if TOKENS_OF + name in self._scalars]
         return {name: self._scalars[name][-1] for name in means if name.startswith(prefix)}
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
-        Stop the clock, and return the row without the trainer's own keys. Counts are sums over processes, by `reduce`;
-        times are this process's.
+        Stop the clock, and return the row without the trainer's own keys. Counts are summed over processes by
+        `reduce`; times are this process's.
         """
         self.timer.leave()
         sums, self.micro_batch_tokens = self._add_up(reduce, processes)
@@ -146,7 +142,7 @@ class Meter:
         self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int
     ) -> tuple[dict[str, float], list[float]]:
         """
-        Read all scalars in one transfer, and sum them over micro-batches and processes, in double precision. Also
+        Read all scalars in one transfer, and sum them over micro-batches and processes in double precision. Also
         returns the tokens in the loss of each micro-batch.
         """
         scalars = [scalar.double() for of_entry in self._scalars.values() for scalar in of_entry]
@@ -166,8 +162,8 @@ class StageTimer:
     """
     Counts wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
 
-    On a GPU, a stage ends when the device has finished the work requested before: CUDA events between its kernels have
-    the times. The host waits for events only when seconds are read. `overhead` is the time of the bookkeeping itself.
+    On a GPU, CUDA events mark the end of a stage's requested work; the host waits for them only when seconds are read.
+    `overhead` is the time of the bookkeeping itself.
     """
 
     def __init__(self, device: torch.device):
@@ -176,7 +172,7 @@ class StageTimer:
         self.stack: list[Span] = []
         self._since: float | torch.cuda.Event = 0.0
         self._seconds: dict[str, float] = defaultdict(float)
-        self._unread: list[tuple[Span, Any, Any]] = []  # a span, and the moments between which it was on top
+        self._unread: list[tuple[Span, Any, Any]] = []  # a span, and its start and end
 
     @contextmanager
     def stage(self, name: str) -> "Iterator[Span]":
@@ -234,7 +230,7 @@ class StageTimer:
         self.overhead += time.perf_counter() - began
 
     def _moment(self) -> "float | torch.cuda.Event":
-        """Return this moment of the host's clock, or an event after the work requested from the GPU so far."""
+        """Return the host's time, or an event after the work requested from the GPU so far."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -250,16 +246,15 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Return its own seconds after its end, without stages inside it."""
+        """Return its own seconds after its end, without inner stages."""
         self.timer.settle()
         return self.settled
 
 
 def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
     """
-    Return GPU utilisation in percent and the step's peak memory in GiB; nothing on a CPU.
-
-    The utilisation is the mean of [`Utilization`]'s readings and of one more.
+    Return GPU utilisation in percent (mean of [`Utilization`]'s readings and one more) and the step's peak memory in
+    GiB; nothing on a CPU.
     """
     if device.type != "cuda":
         return {}
@@ -276,16 +271,15 @@ def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[st
 
 @cache
 def tell_of_missing_nvml() -> None:
-    """Warn once per process about the package that `gpu_utilization` in `metrics.jsonl` needs."""
+    """Warn once per process about the package that `gpu_utilization` needs."""
     package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
     logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)
 
 
 class Utilization:
     """
-    Reads GPU utilisation, in percent, in a thread until `end`.
-
-    There are no readings on a CPU, without NVML, or if NVML has no such number, as for a part of a card (MIG).
+    Reads GPU utilisation, in percent, in a thread until `end`. No readings on a CPU, without NVML, or on a part of a
+    card (MIG).
     """
 
     EVERY = 0.5  # seconds; NVML averages over the last sixth of a second to a second
@@ -311,11 +305,10 @@ class Utilization:
 
 
 def newest(earlier: float, value: float) -> float:
-    """Return the later of two values."""
     return value
 
 
-# names that keep the smallest, largest or newest value
+# Names that keep the smallest, largest or newest value.
 EXTREMES = {
     "completions/min_length": min,
     "completions/min_terminated_length": min,
@@ -341,8 +334,8 @@ class Means(dict):
 
     def add(self, name: str, value: float, weight: float = 1.0) -> None:
         """
-        Add a mean over `weight` rows or tokens. NaN and infinity do not count. A mean over nothing, which TRL reports
-        as 0, counts only if there is no other.
+        Add a mean over `weight` rows or tokens. NaN and infinity do not count; a mean over nothing, TRL's 0, counts
+        only if there is no other.
         """
         if not math.isfinite(value):
             return
@@ -367,7 +360,7 @@ class Means(dict):
         return name in self and self[name][4]
 
     def values_by_name(self) -> dict[str, float]:
-        """Return the means. If all weights are equal, they are bit-identical to plain means."""
+        """Return the means; with equal weights bit-identical to plain means."""
         means = {}
         for name, (count, total, weights, weighted, equal) in self.items():
             means[name] = total / count if equal else weighted / weights

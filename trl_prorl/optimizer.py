@@ -11,8 +11,8 @@ it.
 | bitsandbytes Adam family, from 4,096 values on | `absmax1` of `state1` | `absmax2` of `state2` |
 | the same, below | `state1`, in fp32 | `state2`, in fp32 |
 
-An 8-bit state is scaled exactly through its block maxima `absmax`. The uint8 codes are never touched, because code 0
-does not stand for zero. docs/methods.md ("The updates after a reset") gives the size of the updates that follow.
+An 8-bit state is scaled exactly through its block maxima `absmax`. The uint8 codes are never touched: code 0 is not
+zero. docs/methods.md ("The updates after a reset") gives the size of the updates that follow.
 """
 
 import copy
@@ -38,15 +38,15 @@ SECOND_MOMENTS = (
     "state2",
     "absmax2",
 )
-# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, recomputed by every update
+# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, recomputed by every update.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
 
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    Return a treatment's factors other than 1 on one parameter's entry in `optimizer.state`, by key. The entry is empty
-    before the first update. Raises `ValueError`: the meaning of an entry is unknown.
+    Return a treatment's factors other than 1 on one parameter's entry in `optimizer.state` (empty before the first
+    update), by key. Raises `ValueError`: an unknown entry.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -89,9 +89,8 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Check, before training, that an optimizer's state is known and has the memory that a treatment changes. SGD without
-    momentum has nothing to reset; transformers' Adafactor without β1 has no first moment. Raises `ValueError`: naming
-    the optimizer and the cure.
+    Raise `ValueError`, before training, for an optimizer with an unknown state, or without the memory that a treatment
+    changes: SGD without momentum, or transformers' Adafactor without β1.
     """
     memory = memory_of(cls, momentum, beta1)
     treatment = treatment_of(mode)
@@ -150,8 +149,8 @@ def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """
-    List every parameter's state with the factors of a treatment, without writing. Raises `ValueError`: a state is
-    unknown.
+    List every parameter's state with the factors of a treatment, without writing. Raises `ValueError`: an unknown
+    state.
     """
     if mode == "keep":
         return []
@@ -175,7 +174,7 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the learning rate after a reset
+# The learning rate after a reset.
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
@@ -186,8 +185,8 @@ def snapshot_schedule(scheduler) -> dict[str, Any]:
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     """
-    Reset a schedule (or Accelerate's wrapper of it) and its learning rates to the start of [`snapshot_schedule`]:
-    warm-up and decay run again.
+    Reset a schedule (or Accelerate's wrapper of it) and its learning rates to [`snapshot_schedule`]: warm-up and decay
+    run again.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
     base_rates = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
@@ -214,7 +213,7 @@ def rewarmup_factor(updates: int | None, steps: int) -> float:
 
 
 class Rewarmup:
-    """Scales an optimizer's learning rates during each update, see `rewarmup_factor`, and restores them afterwards."""
+    """Scales an optimizer's learning rates during each update by `rewarmup_factor`, and restores them afterwards."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int):
         self.steps = steps

@@ -1,9 +1,6 @@
 """
-Where a run comes from: `config.yaml`, which starts it from a recipe again, and `env.json`, without secrets.
-
-In reading order: `write_config` and `write_env`; `identify`, `fingerprint` and `hub_commit` say which model a run
-started from; `remove_secrets` and `spell_command`; `describe_evaluation`, `passk_command` and `evaluation_options`
-say what evaluates it.
+The origin of a run, without secrets: `config.yaml`, a recipe to repeat it, and `env.json`. Also which model a run
+started from, and which command evaluates it.
 """
 
 import dataclasses
@@ -32,14 +29,12 @@ if TYPE_CHECKING:
     import torch
 
 
-# Keys of TRL that stand in `config.yaml` whatever their value.
+# Keys of TRL that are always in `config.yaml`.
 ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
 
 
 def as_plain(value: Any) -> Any:
-    """
-    Convert a value to what JSON and YAML can hold: NumPy's become Python's, objects that a recipe cannot spell `None`.
-    """
+    """Convert to JSON and YAML values: NumPy's become Python's, other objects `None`."""
     plain = json.dumps(
         value, default=lambda other: other.tolist() if hasattr(other, "tolist") else None, skipkeys=True
     )
@@ -48,16 +43,10 @@ def as_plain(value: Any) -> Any:
 
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
     """
-    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
-
-    Tokens are left out.
-
-    Args:
-        run_dir (`str` or `os.PathLike`): Folder of the log files.
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        recipe (`tuple`): Dataclasses that the trainer does not see: the task, the model.
+    Write `config.yaml`, a recipe of this run without tokens: all our keys, and TRL's with values other than their
+    defaults. `recipe`: dataclasses besides the trainer's arguments, such as task and model.
     """
-    from trl import GRPOConfig  # a report need not wait for it
+    from trl import GRPOConfig  # deferred: a report does not need it
 
     keys = {}
     for part in (args, *recipe):
@@ -69,7 +58,7 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
             keys.pop(field.name, None)
     keys = {key: value for key, value in remove_secrets(as_plain(keys)).items() if value is not None}
     if "steps_per_generation" in keys:
-        keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
+        keys.pop("generation_batch_size", None)  # TRL derives it, and rejects both
     path = Path(run_dir) / CONFIG_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as aside:
@@ -85,14 +74,13 @@ def write_env(
     run_id: str | None = None,
 ) -> None:
     """
-    Write `env.json`: starting model, versions, git commit, seed, hardware, variant, and how the run is computed.
+    Write `env.json`: starting model, versions, git commit, seed, hardware, variant and acceleration.
 
     Args:
         run_dir (`str` or `os.PathLike`): Folder of the log files.
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        model (`torch.nn.Module`): The policy.
+        args ([`~trl_prorl.ProRLConfig`]), model (`torch.nn.Module`): The trainer's arguments, and the policy.
         execution (`Mapping[str, Any]`): How rollouts are sampled and scored.
-        base (`str`, *optional*): Hub name or folder of the model that the run started from.
+        base (`str`, *optional*): Hub name or folder of the starting model.
         run_id (`str`, *optional*): The id that is also saved next to the weights.
     """
     old_logps = args.old_logps_source
@@ -139,35 +127,34 @@ def _write_env(run_dir: str | os.PathLike, env: dict[str, Any]) -> None:
 
 
 def _own_class(model: "torch.nn.Module") -> str | None:
-    """Name the class of a policy, if `AutoModelForCausalLM` makes another one of its configuration."""
+    """Name a policy's class, if `AutoModelForCausalLM` would choose another."""
     import transformers
 
     policy = model.get_base_model() if hasattr(model, "get_base_model") else model
     made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(policy, "config", None)), None)
     if made is None or isinstance(policy, made):
         return None
-    # Sharding replaces a model's class by one that inherits from it.
+    # Sharding replaces a model's class by a subclass.
     return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
 
 
-# A file of weights of up to READ_WHOLE bytes is hashed whole, of a larger one its size and BLOCKS blocks.
+# Weight files of up to READ_WHOLE bytes are hashed completely, larger ones by size and BLOCKS blocks.
 READ_WHOLE = 2**29
 BLOCK = 4096
 BLOCKS = 4096
 
-# A download in the Hub's cache, which is a local folder but a model of the Hub.
+# A download in the Hub's cache: a local folder, but a Hub model.
 SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\](?P<commit>[0-9a-f]+)[/\\]?$")
 
 
 @dataclass(frozen=True)
 class BaseModel:
     """
-    The model that a run trained.
+    A run's starting model.
 
     Attributes:
-        name (`str`): As the run was given it; of an embedded model `embedded:TASK:SEED`.
-        hub_id (`str` or `None`): Its name on the Hub; `None` if it is a local folder.
-        commit (`str` or `None`): Its commit there.
+        name (`str`): As given; for an embedded model `embedded:TASK:SEED`.
+        hub_id, commit (`str` or `None`): Name and commit on the Hub; `None` for a local folder.
         sha256 (`str` or `None`): Hash of the weights in a local folder, from [`fingerprint`].
     """
 
@@ -183,17 +170,13 @@ class BaseModel:
 
     @property
     def is_embedded(self) -> bool:
-        """Return whether it is a model that comes with this package."""
         return embedded_base.is_embedded(self.name)
 
 
 def identify(name: str, revision: str | None = None) -> BaseModel:
     """
-    Find out which model a `model_name_or_path` names, on the machine that it is meant for.
-
-    Args:
-        name (`str`): Hub name, folder, or name of an embedded model.
-        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+    Identify the model of a `model_name_or_path` (Hub name, folder or embedded model) and a `revision` (Hub branch, tag
+    or commit) on this machine.
     """
     embedded = embedded_base.full_name(name)
     if embedded:
@@ -208,8 +191,8 @@ def identify(name: str, revision: str | None = None) -> BaseModel:
 
 def fingerprint(name: str) -> str | None:
     """
-    Hash the weights in a local folder, in the order of their names. Of one file it is the SHA-256; of files that are
-    larger than [`READ_WHOLE`] it covers the size and blocks spread evenly over them. `None` if there are none.
+    Hash the weights in a local folder, in the order of their names: SHA-256 of a single file; for files larger than
+    [`READ_WHOLE`], of size and evenly spaced blocks. `None` without weights.
     """
     files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
     digest = hashlib.sha256()
@@ -228,24 +211,19 @@ def fingerprint(name: str) -> str | None:
 
 def hub_commit(name: str, revision: str | None = None) -> str | None:
     """
-    Return the commit of a Hub model in the client's cache, as 40 hexadecimal digits.
-
-    `None` if the model was never loaded here, or is not on the Hub.
-
-    Args:
-        name (`str`): `owner/name`.
-        revision (`str`, *optional*): Branch, tag or commit.
+    Return the commit (40 hexadecimal digits) of a Hub model in the client's cache; `None` if it was never loaded here,
+    or is not on the Hub.
     """
     if not is_hub_name(name):
         return None
-    from huggingface_hub import try_to_load_from_cache  # a report need not wait for the Hub's client
+    from huggingface_hub import try_to_load_from_cache  # deferred: a report does not need it
 
     config = try_to_load_from_cache(name, "config.json", revision=revision or "main")
     return Path(config).parent.name if isinstance(config, str) else None
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether it could be `owner/name` on the Hub."""
+    """Return whether a name has the form `owner/name`."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -256,7 +234,7 @@ def is_hub_name(name: str) -> bool:
     return "/" in name
 
 
-# Keys and values that a recipe or a command line may hold and a record or a card may not.
+# Keys and values of recipes and command lines that log files and cards must not contain.
 SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
 NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
 SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
@@ -275,7 +253,7 @@ def remove_secrets(config: Any) -> Any:
 
 
 def spell_command(words: list[str]) -> str:
-    """Spell the command of a process from its `sys.orig_argv`: without secrets or code, the home folder as `~`."""
+    """Format a process's command from `sys.orig_argv`, without secrets or code, with `~` for the home folder."""
     python, *rest = words
     if rest and Path(rest[0]).name == "trl-prorl":
         python, *rest = rest
@@ -306,7 +284,7 @@ def _without_secret(word: str) -> str:
 
 
 def plugin_options(env: dict[str, Any]) -> str:
-    """Return the `--plugin` options with which a run was started, each with a space before it."""
+    """Return the `--plugin` options of a run, each after a space."""
     files = []
     for before, word in pairwise(["", *shell_words(env.get("command") or "")]):
         if before == "--plugin":
@@ -317,7 +295,7 @@ def plugin_options(env: dict[str, Any]) -> str:
 
 
 def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
-    """Return the command that evaluates runs like this one; a script's run has its rows and its verifier in a file."""
+    """Return the command that evaluates runs like this one. A script's run needs a file with its rows and verifier."""
     plugins = plugin_options(env)
     if not plugins and not config.get("task"):
         plugins = " --plugin FILE.py"
@@ -325,7 +303,7 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
 
 
 def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
-    """Return the options that evaluate a run of this recipe as in a `passk.json`, with a space before each."""
+    """Return the options that evaluate a run as in a `passk.json`, each after a space."""
     words = ["--prompts", passk["prompts"], "--n", passk["n"], "--k", *passk["k"]]
     if config.get("task"):  # own rows have no splits
         words += ["--split", passk["split"]]
@@ -337,13 +315,13 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
 
 
 def script_of(env: dict[str, Any]) -> str:
-    """Return the command that started a script, in parentheses with a space before it; empty if none is noted."""
+    """Return the command that started a script, in parentheses after a space; empty if unknown."""
     command = spell_again(env.get("command") or "")
     return f" ({code_span(command)})" if command else ""
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
-    """Return what evaluates a run: a command or, for a script with its own rewards and data, the function."""
+    """Return the command that evaluates a run or, for a script with its own rewards and data, the function."""
     command = code_span(passk_command(config, env, run_dir))
     if config.get("task"):
         return command

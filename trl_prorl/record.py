@@ -1,11 +1,9 @@
 """
-The book of a run: a row of `metrics.jsonl` for each step, events, evaluations, and the values of the trainer's log.
+Log files of a run: a row of `metrics.jsonl` per step, events, evaluations, and the values of the trainer's log.
 
 A number of a step is computed once, from rows, tokens and times. TRL appends its own numbers to lists; `take` empties
-them before and after each of TRL's methods that fill them. `Recorder` joins both to the row, and the trainer's log
-shows the means of the rows since the last log.
-
-All observe and change nothing. `columns.py` says what each key means, `meter.py` has counts, times and means.
+them before and after each of TRL's methods that fill them. The trainer's log shows the means of the rows since the
+last log. Everything here only observes.
 """
 
 import math
@@ -35,7 +33,7 @@ from .run_files import (
 )
 
 
-# Columns of `metrics.jsonl`, by their names in TRL's log; the others have the same name in both.
+# Columns of `metrics.jsonl` with another name in TRL's log.
 COLUMNS = {
     "completions/mean_length": "completion_length",
     "completions/clipped_ratio": "truncated_fraction",
@@ -43,19 +41,19 @@ COLUMNS = {
     "learning_rate": "lr",
     "step_time": "time_step",
 }
-# Columns that the log has from the row, by their names there.
+# Columns that the log shows, by their names there.
 LOGGED = {f"prorl/{name}": name for name, key in METRICS.items() if key.logged}
 LOGGED |= {name: COLUMNS.get(name, name) for name in ("loss", "learning_rate", "step_time")}
-# TRL's means over the tokens of a micro-batch. With sequence-level ratios the second are means over completions, as
+# TRL's means over tokens of a micro-batch. With sequence-level ratios `RATIO_MEANS` are means over completions, as
 # `vespo/phi_seq_mean` always is.
 TOKEN_MEANS = ("entropy", "kl")
 RATIO_MEANS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
-# What Trainer adds to an evaluation's metrics.
+# Trainer's additions to an evaluation's metrics.
 SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 def take(lists: dict[str, list[float]], means: Means) -> None:
-    """Move the values of TRL's lists by metric into means over values, and empty the lists."""
+    """Move the values of TRL's lists into means over values, and empty the lists."""
     for metric, values in lists.items():
         for value in values:
             means.add(metric, float(value))
@@ -69,13 +67,8 @@ def token_means(level: str) -> tuple[str, ...]:
 
 class Recorder(Part):
     """
-    Gathers what a step measures, and writes it down.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
-        meter ([`Meter`]): Has the counts, times and means of a step.
-        anchors ([`Anchors`]): Their KL, and the coefficient of the active one, are recorded.
-        accelerator: Sums over processes.
+    Gathers and writes a step's measurements: those of `meter`, the anchors' KL and the active coefficient.
+    `accelerator` sums over processes.
     """
 
     remembers = ("kl_ref",)
@@ -98,7 +91,7 @@ class Recorder(Part):
 
     def begin(self) -> None:
         self.kl_ref: float | None = None  # of the last finished step
-        # Of the generation batches that the step under way trains on, ours and TRL's; the newest comes last.
+        # Generation batches of the current step, ours and TRL's means; the newest is last.
         self._batches: list[tuple[Means, Means]] = []
         self.since_log = Means()  # by the names of the log
         self._begin_row()
@@ -113,12 +106,10 @@ class Recorder(Part):
         self.since_log = Means(state["since_log"])
 
     def _begin_row(self) -> None:
-        self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # entries that are known
-        self.others = Means()  # of what is in TRL's lists outside its methods: a subclass's metrics, the step's time
+        self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # known entries
+        self.others = Means()  # TRL's lists outside its methods: a subclass's metrics, the step's time
         self._batches = self._batches[-1:]
         self._losses: list[tuple[Mapping[str, float], int]] = []  # TRL's metrics of each loss, and its micro-batches
-
-    # A step, from its generation to its row.
 
     def generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
         """Add a generation batch, with this process's advantages, to the means over the rows of its step."""
@@ -142,7 +133,7 @@ class Recorder(Part):
         self.meter.add_total("loss", micro_batch.loss.float())
         if micro_batch.rows is not None:
             mask = torch.zeros_like(mask).index_copy(0, micro_batch.rows, mask[micro_batch.rows])
-        # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
+        # A dropped row has no penalty, so its KL has no effect, computed or not.
         kl_mask = mask
         if self.args.drop_zero_rows:
             kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
@@ -153,7 +144,7 @@ class Recorder(Part):
             means["mean_abs_dlogp"] = (logps - old).abs()
         if old is not None and ref is not None:
             means["k2_ref_over_old"] = kl.kl_values(ref, old, "k2")
-        if micro_batch.sampler_logps is not None:  # before any update, so that the policy is π_old
+        if micro_batch.sampler_logps is not None:  # before any update, so the policy is π_old
             policy = logps if old is None else old
             means["mean_abs_dlogp_sampler"] = (micro_batch.sampler_logps - policy).abs()
         kls = {}
@@ -179,13 +170,7 @@ class Recorder(Part):
         self.of_step["grad_norm"] = norm
 
     def finish_step(self, step: int, skips: int) -> dict[str, float]:
-        """
-        Close the step, write its row and return it.
-
-        Args:
-            step (`int`): Optimizer steps done.
-            skips (`int`): Optimizer steps that were left out so far.
-        """
+        """Close step `step`, write its row and return it. `skips`: optimizer steps skipped so far."""
         metered = self.meter.end_step(self.total, self.accelerator.num_processes)
         of_trl = self._join_losses()
         of_trl.merge(self.others)
@@ -201,7 +186,7 @@ class Recorder(Part):
         row |= measured.values_by_name()
         row |= metered
         row["beta"] = self.anchors.active.coefficient if self.anchors.active else 0.0
-        row |= self.of_step | own  # a metric of another's may have one of these names
+        row |= self.of_step | own  # other metrics may have the same names
         self._begin_row()
         if self.update_norm is not None:
             row["update_norm"] = self.update_norm.take()
@@ -218,7 +203,6 @@ class Recorder(Part):
         return row
 
     def _join_losses(self) -> Means:
-        """Join TRL's metrics of the step's micro-batches."""
         joined = Means()
         for (values, number), tokens in zip(self._losses, self.meter.micro_batch_tokens, strict=True):
             for name, value in values.items():
@@ -233,10 +217,8 @@ class Recorder(Part):
         self.since_log = Means()
         return values
 
-    # Events and evaluations.
-
     def on_event(self, event: dict[str, Any]) -> None:
-        """Write an event: a reset, with the KL before it; a resume, …"""
+        """Write an event, such as a resume or a reset, with the KL before it."""
         if event["event"] == ROLLBACK:
             self.attempt += 1
         event[ATTEMPT] = self.attempt
@@ -248,14 +230,7 @@ class Recorder(Part):
             self.events.write(event)
 
     def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """
-        Write the metrics of one evaluation.
-
-        Args:
-            step (`int`): Optimizer steps done.
-            metrics (`Mapping[str, float]`): All metrics of the evaluation.
-            seconds (`float`): Its duration.
-        """
+        """Write the metrics of one evaluation and its duration in seconds."""
         if self.evaluations is None:
             return
         row = {"step": step, ATTEMPT: self.attempt}
@@ -264,10 +239,10 @@ class Recorder(Part):
                 row[name] = value
         self.evaluations.write({**row, "time_eval": seconds})
 
-    # Files, on the main process alone.
+    # Files, on the main process only.
 
     def open(self, folder: Path, resumes: bool = False) -> None:
-        """Begin the log files in a folder, or a new attempt in those of a run that is resumed."""
+        """Open new log files in a folder, or a new attempt in those of a resumed run."""
         self.attempt = next_attempt(folder) if resumes else 0
         self.metrics = JsonLines(folder / METRICS_FILE, begins=not resumes)
         self.events = JsonLines(folder / EVENTS_FILE, begins=not resumes)
@@ -276,16 +251,13 @@ class Recorder(Part):
 
     @property
     def files(self) -> Iterable[Path]:
-        """The files that are open."""
         return [log.path for log in (self.metrics, self.events, self.evaluations) if log is not None]
 
 
 class UpdateNorm:
     """
-    Measures the norm of an optimizer's last update, over all its parameters.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Gets hooks; its parameters are copied before every update.
+    Measures the norm of an optimizer's last update over all parameters, which it copies before every update (by
+    hooks).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -304,7 +276,7 @@ class UpdateNorm:
         self._before = []
 
     def take(self) -> float | None:
-        """Return the norm once; `None` if the optimizer has not updated since, as where a scaler left a step out."""
+        """Return the norm once; `None` without an update since, for example after a step skipped by a scaler."""
         value = self._value
         self._value = None
         return value

@@ -33,18 +33,11 @@ class DeadlineExceeded(BaseException):
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     """
-    Call a function, and interrupt it at its time limit.
+    Call a function, and raise [`DeadlineExceeded`] at its time limit in seconds (`None`: no limit).
 
     In the main thread a signal interrupts Python code and system calls; native code that holds the interpreter's lock
     is interrupted when it returns. Other threads get no signals, so they run the function in a new thread and abandon
     it.
-
-    Args:
-        seconds (`float`, *optional*): The limit; `None` means no limit.
-        function (`Callable`): Takes no arguments.
-
-    Raises:
-        [`DeadlineExceeded`]: The function took longer.
     """
     if seconds is None:
         return function()
@@ -71,7 +64,7 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
         finally:
             over.set()
     finally:
-        over.set()  # again, because the signal may have come just before the first call
+        over.set()  # again: the signal may have come just before the first call
         watcher.join()
         signal.signal(SIGNAL, signal.SIG_DFL if previous is None else previous)
 
@@ -91,7 +84,7 @@ def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
     return outcome.result()
 
 
-# files with the frames between a trainer and a reward function
+# Files with the frames between a trainer and a reward function.
 CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
@@ -111,9 +104,6 @@ def guard_reward(
             TRL reads NaN as `None`, its mark for a function that does not apply to a completion; `None` is always
             allowed. An evaluation has no step to skip, so it drops such rewards, as NaN.
         training (`Callable[[], bool]`): Returns whether a call is for training, not for an evaluation.
-
-    Returns:
-        `Callable`: The function as TRL calls it.
     """
     if isinstance(function, torch.nn.Module):
         return function
@@ -168,7 +158,7 @@ class RewardGuard:
         prompts = columns.get("prompts", [])
         own = own_columns(columns)
         try:
-            # a generator runs only when it is read
+            # A generator runs only when it is read.
             rewards = call_within(self.seconds, lambda: read_generator(self.function(**own)))
         except DeadlineExceeded as error:
             raise self._too_late(prompts) from own_traceback(error)
@@ -225,7 +215,6 @@ class RewardGuard:
         return getattr(self.function, "row", None)
 
     def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
-        """Write an error line with the function, its fault, the prompt and the cure."""
         if not prompts:
             where = ""
         elif row is None:
@@ -245,8 +234,8 @@ def own_columns(columns: dict[str, Any]) -> dict[str, Any]:
 
 def own_copy(value: Any) -> Any:
     """
-    Copy lists, tuples, sets, dicts, arrays and tensors, also nested: a function that edits its arguments in place must
-    not change another's. Anything else is shared, such as images and the trainer's state.
+    Copy nested lists, tuples, sets, dicts, arrays and tensors: a function that edits its arguments in place must not
+    change another's. Anything else is shared, such as images and the trainer's state.
     """
     if type(value) is list and SCALARS.issuperset(map(type, value)):
         return value.copy()  # for token ids, thirty times faster
@@ -268,9 +257,8 @@ def own_copy(value: Any) -> Any:
 
 def own_traceback(error: BaseException) -> BaseException | None:
     """
-    Cut the traceback of an error to the reward function's own part, which its author needs. In an author's script
-    Python prints it. Returns `None` without such a part, because the function was never entered or continued
-    elsewhere.
+    Trim the traceback of an error to the reward function's own part; `None` without one, because the function was
+    never entered or continued elsewhere.
     """
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
@@ -279,7 +267,7 @@ def own_traceback(error: BaseException) -> BaseException | None:
 
 
 def locate_error(error: Exception, function: Callable) -> str:
-    """Return the place of an error, or the function's definition if it could not be called: `" (FILE, line N)"`."""
+    """Return the place of an error, or of the function's definition if it could not be called: `" (FILE, line N)"`."""
     own = own_traceback(error)
     if own is not None:
         frame = traceback.extract_tb(own.__traceback__)[-1]
@@ -290,8 +278,8 @@ def locate_error(error: Exception, function: Callable) -> str:
 
 def as_float(reward: Any) -> float | None:
     """
-    Convert a number, a NumPy scalar or a tensor of one value to a float; `None` for anything else, including a string
-    of digits.
+    Convert a number, a NumPy scalar or a tensor of one value to a float; `None` for anything else, also digits as
+    text.
     """
     if isinstance(reward, (str, bytes)):
         return None

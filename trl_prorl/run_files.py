@@ -1,8 +1,7 @@
 """
-The files of a run folder, for training and evaluation alike: their names, and how they are read and written.
+The files of a run folder: names, reading and writing, for training and evaluation.
 
-In reading order: names and kinds of events; the log files; the id of a run; JSON; YAML. Whatever a file holds, content
-that cannot be used is reported in one line that names the file and, in a file of lines, the line.
+Unusable content is reported in one line with the file and, for JSON lines, the line number.
 """
 
 import json
@@ -26,15 +25,15 @@ logger = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors", "*.bin")
 CONFIG_FILE = "config.yaml"
 ENV_FILE = "env.json"
-BASE_ADAPTER = "base_adapter"  # a folder: the adapter of a run that began from a trained one, as it was then
+BASE_ADAPTER = "base_adapter"  # folder with the starting adapter of a run from a trained one
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 RUN_ID_FILE = "prorl_run.json"
-TRAINER_STATE = "trainer_state.json"  # in a checkpoint; it holds the log of all steps
-RUN_ID = "run_id"  # its key there and in `env.json`
-STEP_OF_WEIGHTS = "step"  # also there
-# Kinds of events; of them those of resets, and those that happen at a generation boundary.
+TRAINER_STATE = "trainer_state.json"  # in a checkpoint, with the log of all steps
+RUN_ID = "run_id"  # key there and in `env.json`
+STEP_OF_WEIGHTS = "step"  # another key there
+# Kinds of events; below, those of resets and of generation boundaries.
 RESET = "reset"
 ELASTIC = "elastic_reset"
 GROWTH = "growth"
@@ -63,35 +62,33 @@ EVENT_KINDS = (
 )
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
-# What every line of a log file holds.
+# Required keys of each line of a log file.
 LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
 STEPS = ("step", "step_applied")
 ATTEMPT = "attempt"
 STARTS = (RESUME, ROLLBACK)  # begin a new attempt
-RECORDED = "TRL"  # the variant, in `env.json`, of a run that `RunRecorder` has written
+RECORDED = "TRL"  # variant in `env.json` of a run of `RunRecorder`
 MAX_STEP = 2**53
-MAX_LINES = 2**20  # of a log file
-MAX_LINE = 2**20  # characters; a row has some 2,000
-BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
+MAX_LINES = 2**20
+MAX_LINE = 2**20  # characters; a row has about 2,000
+BLANK = "\0 \t\r"  # a power loss may leave zeros at the end of a file
 
-MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
-LONG_TEXT = 64  # characters of a text that count like one value more
+MAX_YAML_VALUES = 2**20  # per document, with aliases expanded
+LONG_TEXT = 64  # characters of a text that count as one more value
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
-    Read a file that holds one object on each line, with the keys of `LOG_FILES`; a missing file is empty.
-
-    Raises:
-        `InputError`: A line is not JSON, no object, or lacks a key.
+    Read a file with one object per line, with the keys of `LOG_FILES`; a missing file is empty. Raises `InputError`: a
+    line is not JSON, not an object, or lacks a key.
     """
     return [row for _, row in numbered_rows(path)]
 
 
 def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
     """
-    Read the rows of [`read_jsonl`] with their line numbers. A line that a kill or a power failure has cut off is left
-    out: the last line of the file, or of an attempt.
+    Read the rows of [`read_jsonl`] with line numbers. Skips a truncated line after a kill or a power failure: the last
+    of the file, or of an attempt.
     """
     if not Path(path).exists():
         return []
@@ -101,8 +98,8 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
         raise InputError(f"'{path}' has more than the {MAX_LINES:,} lines that are read; remove the first ones")
     lines = text.rstrip(BLANK + "\n").split("\n")
     rows = []
-    torn = None  # the error of a line that may be cut off
-    newest = 0  # the attempt that wrote the row before
+    torn = None  # error of a possibly truncated line
+    newest = 0  # attempt of the previous row
     for place, line in enumerate(lines, start=1):
         where = f"'{path}' line {place}"
         if len(line) > MAX_LINE:
@@ -126,7 +123,7 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
         if type(attempt) is not int or not 0 <= attempt <= MAX_STEP:
             raise InputError(f"{where} has {ATTEMPT}: {short(attempt)}, not a whole number from 0 on; remove the line")
         if torn is not None and attempt <= newest:
-            raise torn  # the process that cut it off wrote on
+            raise torn  # the process continued writing, so the line was not truncated by a kill
         torn = None
         newest = attempt
         rows.append((place, row))
@@ -136,7 +133,7 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
 
 
 def attempt_of(row: dict[str, Any]) -> int:
-    """Return how often the run had been resumed or rolled back when it wrote a row."""
+    """Return the number of resumes and roll-backs before a row."""
     return row.get(ATTEMPT, 0)
 
 
@@ -144,19 +141,11 @@ def read_log(
     folder: str | os.PathLike, file: str, check: Callable[[Path, dict, int], None] | None = None
 ) -> list[dict[str, Any]]:
     """
-    Read the rows of a log file that are part of the run.
+    Read the valid rows of a log file, one of `LOG_FILES`. Raises `InputError`: a line cannot be read.
 
-    A resume at step `s` is an event with a new `attempt`. Rows of earlier attempts beyond `s` are of steps that were
-    computed again, and are left out. So is what happened at `s` itself before a generation, because it happened after
-    the checkpoint was saved. A roll-back always stays.
-
-    Args:
-        folder (`str` or `os.PathLike`): The run's folder.
-        file (`str`): One of `LOG_FILES`.
-        check (`Callable`, *optional*): Called with the path, each row and its line number.
-
-    Raises:
-        `InputError`: A line cannot be read.
+    A resume at step `s` is an event with a new `attempt`. Rows of earlier attempts after `s` are skipped: their steps
+    were computed again. So are events of step `s` before a generation, which came after the checkpoint. Roll-backs
+    always stay. `check` is called with the path, each row and its line number.
     """
     path = Path(folder) / file
     rows = numbered_rows(path)
@@ -174,31 +163,27 @@ def read_log(
 
 
 def is_before(row: dict[str, Any], step: int) -> bool:
-    """Return whether a row was written before the checkpoint of a step."""
+    """Return whether a row was written before a step's checkpoint."""
     if row.get("event") in AT_BOUNDARY:
         return row["step_applied"] < step
     return row.get("step", row.get("step_applied")) <= step
 
 
 def next_attempt(folder: str | os.PathLike) -> int:
-    """Return the number of the attempt that a resume of the run in a folder begins."""
+    """Return the number of the attempt that a resume starts."""
     return 1 + max((attempt_of(event) for event in read_jsonl(Path(folder) / EVENTS_FILE)), default=0)
 
 
 class JsonLines:
     """
-    Appends objects to a file, one on each line. A last line that was cut off gets its end first.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        begins (`bool`): Whether the file must be new.
+    Appends objects to a file, one per line, and first ends a truncated last line. `begins`: the file must be new.
     """
 
     def __init__(self, path: str | os.PathLike, begins: bool):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(exist_ok=not begins)
-        if self.path.stat().st_nlink > 1:  # a copy by hard links, which must stay as it is
+        if self.path.stat().st_nlink > 1:  # hard-linked copies must not change
             with replaced(self.path) as aside:
                 shutil.copyfile(self.path, aside)
         with open(self.path, "rb+") as file:
@@ -211,16 +196,13 @@ class JsonLines:
     def write(self, row: dict[str, Any]) -> None:
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
-            if row.get("event") in STARTS:  # in a power loss rows of the new attempt must not outlive it
+            if row.get("event") in STARTS:  # after a power loss, rows of the new attempt must not outlive it
                 file.flush()
                 os.fsync(file.fileno())
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:
-    """
-    Write which run the weights in a folder belong to, and its optimizer step, if given. A `run_id` of `None`: to no
-    run, whatever was there before.
-    """
+    """Write the run's id and step next to weights. `None` marks them as belonging to no run."""
     path = Path(folder) / RUN_ID_FILE
     if run_id is None:
         path.unlink(missing_ok=True)
@@ -233,12 +215,12 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:
-    """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
+    """Return the id of the run that saved the weights in a folder, if known."""
     return _read_run_id(Path(folder) / RUN_ID_FILE)
 
 
 def saved_step(folder: str | os.PathLike) -> int | None:
-    """Return the optimizer step of the weights that a run saved in a folder; `None` if nothing there says so."""
+    """Return the optimizer step of the weights that a run saved in a folder, if known."""
     try:
         step = read_json(Path(folder) / RUN_ID_FILE).get(STEP_OF_WEIGHTS)
     except InputError:
@@ -247,12 +229,11 @@ def saved_step(folder: str | os.PathLike) -> int | None:
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
-    """Return the id of the run whose record a folder holds; `None` if there is none."""
+    """Return the id of the run whose log files a folder contains, if any."""
     return _read_run_id(Path(run_dir) / ENV_FILE)
 
 
 def _read_run_id(path: Path) -> str | None:
-    """Return the `run_id` of a JSON file; `None` if there is none."""
     try:
         return read_json(path).get(RUN_ID)
     except InputError:
@@ -261,8 +242,8 @@ def _read_run_id(path: Path) -> str | None:
 
 def training_note(evaluation: dict[str, Any]) -> str:
     """
-    Describe, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set;
-    empty if none does, and for the other splits of a task, which have no prompt in common with it.
+    Describe how many prompts of a `passk.json` or `drift.json` occur in the training set; empty for none, and for
+    splits that share no prompt with it.
     """
     if "in_training" not in evaluation:
         return ""
@@ -278,10 +259,8 @@ def training_note(evaluation: dict[str, Any]) -> str:
 
 def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, Any]:
     """
-    Read a JSON file that holds one object.
-
-    Raises:
-        `InputError`: It is not JSON, no object, or lacks one of the `needed` keys.
+    Read a JSON file with one object. Raises `InputError`: not JSON, not an object, or one of the `needed` keys is
+    missing.
     """
     content = read_text(path)
     try:
@@ -301,12 +280,7 @@ def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "cr
 
 
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
-    """
-    Read a YAML file, by default a recipe.
-
-    Raises:
-        `InputError`: It is not YAML, or not a mapping.
-    """
+    """Read a YAML file, by default a recipe. Raises `InputError`: not YAML, or not a mapping."""
     content = parse_yaml(read_text(path), f"'{path}'")
     if not isinstance(content, dict):
         raise InputError(f"'{path}' contains a {type(content).__name__}; it must be a flat mapping of recipe keys")
@@ -314,12 +288,7 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def parse_yaml(content: str, said: str) -> Any:
-    """
-    Return a YAML document. `said`: how an error names its file.
-
-    Raises:
-        `InputError`: It is not YAML, or not as [`YAML`] takes it.
-    """
+    """Parse a YAML document, named `said` in errors. Raises `InputError`: not YAML, or rejected by [`YAML`]."""
     try:
         value = yaml.load(content, YAML)
         json.dumps(value, default=str, skipkeys=True)  # a number of thousands of digits cannot be printed
@@ -330,17 +299,16 @@ def parse_yaml(content: str, said: str) -> Any:
             why += f" (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"
     except RecursionError:
         why = "it is nested too deeply"
-    # `!!int x` and the like
+    # Also from `!!int x` and the like.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
         why = cut(str(error))
     raise InputError(f"{said} is not YAML: {why}.")
 
 
-class YAML(yaml.SafeLoader):  # in Python: in C deep nesting ends the process
+class YAML(yaml.SafeLoader):  # not in C, where deep nesting crashes the process
     """
-    YAML as every file of this project is read. A key that occurs twice is an error, because one of two values would be
-    lost in silence. So are aliases that stand for more than `MAX_YAML_VALUES` values, or for themselves: a file of 300
-    bytes can stand for gigabytes.
+    YAML of all files of this project. Rejects a key that occurs twice, and aliases that expand to more than
+    `MAX_YAML_VALUES` values or contain themselves: 300 bytes can expand to gigabytes.
     """
 
     def compose_document(self):
@@ -351,10 +319,8 @@ class YAML(yaml.SafeLoader):  # in Python: in C deep nesting ends the process
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     """
-    Count the values that a node stands for. `counts`: of the nodes seen so far, by their `id`; 0 while one is counted.
-
-    Raises:
-        `ComposerError`: There are too many, a node holds itself, or a key is no text or given twice.
+    Count a node's values, with aliases expanded. `counts`, by node `id`, is 0 during a count. Raises `ComposerError`:
+    too many, a cycle, or a key that is not text or occurs twice.
     """
     if id(node) in counts:
         if counts[id(node)] == 0:

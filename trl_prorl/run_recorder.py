@@ -1,7 +1,7 @@
 """
-`RunRecorder`: the log files of a run, for a trainer that is not ours.
+`RunRecorder`: the log files of a run of another trainer.
 
-A callback sees what a trainer logs. Metrics that mean the same have our names; columns that only `ProRLTrainer`
+A callback sees a trainer's log. Metrics with the same meaning have our names; columns that only `ProRLTrainer`
 measures are missing.
 """
 
@@ -28,7 +28,7 @@ from .run_files import (
 )
 
 
-OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, and in no row
+OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, but not in a row
 
 
 class RunRecorder(TrainerCallback):

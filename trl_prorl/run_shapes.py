@@ -1,8 +1,6 @@
 """
-What each file of a run may hold. Reports, comparisons and the model card read folders of others: a file that holds
-anything else is one line, which names the file, the place in it, and the value.
-
-In reading order: shapes of a value; of the files.
+Valid content of each file of a run. Reports, comparisons and the model card read folders of others: anything else
+raises one line with the file, the place and the value.
 """
 
 import math
@@ -26,18 +24,18 @@ from .text import short
 
 
 Shape = Callable[[Any], None]
-MAX_SAMPLES = 100_000  # of a prompt: pass@k of 10⁹ takes for ever
+MAX_SAMPLES = 100_000  # per prompt: pass@k of 10⁹ takes for ever
 MAX_PROMPTS = 100_000
 MAX_PARTS = 1000  # of an evaluation: values of k, tasks, checkpoints
-MAX_COUNT = 2**53  # larger integers are no floats
-STATE_FILE = "prorl_state.json"  # of a checkpoint: what Trainer does not save
+MAX_COUNT = 2**53  # larger integers are not exact floats
+STATE_FILE = "prorl_state.json"  # state in a checkpoint that Trainer does not save
 INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
-MAX_NUMBER = 1e100  # the square of a larger one may be no float
+MAX_NUMBER = 1e100  # the square of a larger one may overflow
 ROW_VALUES = frozenset({int, float, bool, type(None)})
 
 
 class Misfit(Exception):
-    """A value has another shape: `what` it should be; `value`; and `place`, the keys that lead to it."""
+    """A value has another shape than `what`; `place`: the keys that lead to it."""
 
     def __init__(self, value: Any, what: str):
         super().__init__(what)
@@ -50,7 +48,7 @@ class Misfit(Exception):
 
 
 def anything(value: Any) -> None:
-    """Take every value."""
+    """Accept every value."""
 
 
 def text(value: Any) -> None:
@@ -59,13 +57,13 @@ def text(value: Any) -> None:
 
 
 def scalar(value: Any) -> None:
-    """Take what fits into a cell: a text, a number, true, false or null."""
+    """Accept a table cell: a text, a number, true, false or null."""
     if not isinstance(value, str | bool | float | None) and not is_count(value, -MAX_COUNT, MAX_COUNT):
         raise Misfit(value, "a text or a number")
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Shape:
-    """Take a number in a range, both ends included; with an infinite range NaN, too."""
+    """Accept a number in a range, both ends included; with an infinite range also NaN."""
 
     def check(value: Any) -> None:
         is_number = isinstance(value, float) or is_count(value, -MAX_COUNT, MAX_COUNT)
@@ -77,7 +75,7 @@ def number(least: float = -math.inf, most: float = math.inf) -> Shape:
 
 
 def count(least: int = 0, most: int = MAX_COUNT) -> Shape:
-    """Take a whole number in a range, both ends included."""
+    """Accept an integer in a range, both ends included."""
 
     def check(value: Any) -> None:
         if not is_count(value, least, most):
@@ -91,7 +89,7 @@ def is_count(value: Any, least: int, most: int) -> bool:
 
 
 def maybe(shape: Shape) -> Shape:
-    """Take null, too."""
+    """Also accept null."""
 
     def check(value: Any) -> None:
         if value is not None:
@@ -101,7 +99,7 @@ def maybe(shape: Shape) -> Shape:
 
 
 def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
-    """Take a list of so many values."""
+    """Accept a list, with limits on its length."""
 
     def check(value: Any) -> None:
         if not isinstance(value, list) or not least <= len(value) <= most:
@@ -114,7 +112,7 @@ def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
 
 
 def table(shape: Shape, most: float = math.inf) -> Shape:
-    """Take an object of any keys, of at most so many."""
+    """Accept an object with any keys, up to a number."""
 
     def check(value: Any) -> None:
         if not isinstance(value, dict) or len(value) > most:
@@ -126,7 +124,7 @@ def table(shape: Shape, most: float = math.inf) -> Shape:
 
 
 def record(optional: dict[str, Shape] | None = None, **needed: Shape) -> Shape:
-    """Take an object with the needed keys, and perhaps the optional ones; other keys may hold anything."""
+    """Accept an object with the needed keys; optional ones are checked, others ignored."""
     known = {**needed, **(optional or {})}
 
     def check(value: Any) -> None:
@@ -159,8 +157,8 @@ STEP = maybe(count())
 
 def side(part: dict, prompts: int | None = None) -> Shape:
     """
-    Take one side of an evaluation: the correct samples of each prompt, of which there may have to be so many, and
-    pass@k with its interval for each k that it has.
+    Accept one side of an evaluation: correct samples per prompt (for `prompts`, if given), and pass@k with its
+    interval for each k.
     """
     scores = {}
     for k in part["k"]:
@@ -176,7 +174,7 @@ def side(part: dict, prompts: int | None = None) -> Shape:
 
 
 def greedy(prompts: int) -> Shape:
-    """Take what greedy decoding gave on so many prompts."""
+    """Accept results of greedy decoding on this number of prompts."""
     correct = items(count(0, 1), prompts, prompts)
     one = record({"accuracy": number(0, 1), "interval": INTERVAL, "correct": correct})
     return record({"gain": GAIN, "base": one, "trained": one})
@@ -190,7 +188,7 @@ PART = record({"split": text}, task=text, level=scalar)
 
 
 def sampled(value: Any) -> None:
-    """Take the numbers of an evaluation on one task."""
+    """Accept the numbers of an evaluation on one task."""
     NUMBERS(value)
     record(k=items(count(1, value["n"])))(value)
     SETTINGS(value)
@@ -199,11 +197,11 @@ def sampled(value: Any) -> None:
 
 
 def passk(value: Any) -> None:
-    """Take a `passk.json`."""
+    """Accept a `passk.json`."""
     record(split=text, prompt_ids=items(text))(value)
     sampled(value)
     prompts = len(value["base"]["correct"])
-    half = side(value)  # of a part, which has the evaluation's samples and k, and prompts of its own
+    half = side(value)  # a part shares samples and k with the evaluation, not its prompts
     by = record(task=maybe(text), level=scalar, prompts=count(1), base=half, trained=half)
     record(
         {
@@ -272,21 +270,21 @@ state = record(generations=count(), micro_batches=count(), parts=table(anything)
 
 
 def trainer_state(value: Any) -> None:
-    """Take the state of transformers' trainer in a checkpoint: an epoch has a step at least."""
+    """Accept transformers' trainer state of a checkpoint: an epoch has at least one step."""
     history = items(table(anything))
     record(global_step=count(), max_steps=count(), best_model_checkpoint=maybe(text), log_history=history)(value)
     record(epoch=number(0, value["global_step"] + 1))(value)
 
 
 def row(value: Any) -> None:
-    """Take a row of numbers."""
+    """Accept a row of numbers."""
     record(step=count())(value)
     for key, one in value.items():
         if type(one) not in ROW_VALUES or (type(one) is int and abs(one) > MAX_COUNT):
             _inside(key, number(), one)
 
 
-# By the name of the file; of a file of lines, the shape of each.
+# By file name; for JSON lines, the shape of each line.
 SHAPES = {
     CONFIG_FILE: config,
     ENV_FILE: env,
@@ -303,12 +301,7 @@ SHAPES = {
 
 
 def check_shape(path: Path, value: Any, line: int | None = None) -> None:
-    """
-    Raise an error for what a run's file, or a line of it, may not hold.
-
-    Raises:
-        `InputError`: The line names the file, the place in it, and the value.
-    """
+    """Raise `InputError` for invalid content of a run's file or line, with the file, the place and the value."""
     try:
         SHAPES[path.name](value)
     except Misfit as misfit:
@@ -319,22 +312,12 @@ def check_shape(path: Path, value: Any, line: int | None = None) -> None:
 
 
 def read_shaped(path: Path) -> dict[str, Any]:
-    """
-    Return a YAML or JSON file of a run.
-
-    Raises:
-        `InputError`: From [`read_yaml`], [`read_json`] or [`check_shape`].
-    """
+    """Read and check a YAML or JSON file of a run. Raises `InputError`."""
     content = read_yaml(path) if path.suffix == ".yaml" else read_json(path)
     check_shape(path, content)
     return content
 
 
 def read_shaped_rows(folder: Path, file: str) -> list[dict[str, Any]]:
-    """
-    Return the rows of a log file that are part of the run.
-
-    Raises:
-        `InputError`: From [`read_log`] or [`check_shape`].
-    """
+    """Read and check the valid rows of a log file, see [`read_log`]. Raises `InputError`."""
     return read_log(folder, file, check_shape)

@@ -1,8 +1,6 @@
 """
-Is what is trained what the forward pass uses? At every update gradients have to reach parameters of the optimizer. At
-the first one whose loss has a gradient, one of theirs is not zero, and the update changes a parameter. Otherwise a run
-logs losses, gradient norms and rewards like any other, and its weights stay. Later updates are compared now and then:
-weights in bf16 grow, and learning rates fall, until an update is rounded away.
+Checks that the trained parameters are those of the forward pass; otherwise a run logs losses, gradient norms and
+rewards like any other, and its weights stay.
 """
 
 import logging
@@ -19,24 +17,24 @@ logger = logging.getLogger(__name__)
 
 # They update while gradients are computed, and keep none.
 UPDATE_IN_BACKWARD = ("LayerWiseDummyOptimizer", "Lomo", "AdaLomo")
-SAMPLED = 256  # entries of each parameter that are compared
-FEW = 0.1  # a smaller share of a parameter's entries that change is worth a warning
+SAMPLED = 256  # compared entries of each parameter
+FEW = 0.1  # below this share of changed entries, warn
 TRAIN_FP32 = (
     "train fp32 weights (dtype: float32; with bf16: true the forward pass stays in bf16. TRL casts the adapter of a "
     "quantized model to bf16: in a script, set param.data = param.data.float() before train)"
 )
-EVERY = 100  # steps between two updates that are compared, after the first
+EVERY = 100  # steps between compared updates, after the first ones
 
 
 class TrainedCheck(Part):
     """
-    Checks the values of two updates, also after a resume, and of every 100th: LoRA's first factors have no gradient at
-    the first. And checks at every update, at no cost, that parameters of the optimizer have a gradient: a callback may
-    switch or merge adapters in the middle of a run. Parameters that are not trained, or hardly, while others are, get
-    a warning. Weights that DeepSpeed or FSDP shards are not checked, nor optimizers that update in the backward pass.
+    Checks that the optimizer's parameters get gradients, and that updates change values.
 
-    Args:
-        accelerator ([`~accelerate.Accelerator`]): The run's.
+    Gradients are checked at every update, at no cost: a callback may switch or merge adapters during a run. Values are
+    compared for the first two updates with a gradient, also after a resume, because LoRA's A has no gradient at the
+    first, and then every 100th: weights in bf16 grow, and learning rates fall, until an update is rounded away. If
+    only some parameters do not train, it warns. Not checked: weights sharded by DeepSpeed or FSDP, and optimizers that
+    update in the backward pass.
     """
 
     def __init__(self, accelerator):
@@ -46,7 +44,7 @@ class TrainedCheck(Part):
 
     def begin(self) -> None:
         self.is_possible = self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP)
-        self.is_due = self.is_possible  # whether the values of the next update are to be checked
+        self.is_due = self.is_possible  # whether to compare the next update
         self._compared = 0  # updates
         self._watched: list[torch.Tensor] = []  # the policy's log-probabilities, until their gradient is known
         self._has_signal = False
@@ -65,10 +63,8 @@ class TrainedCheck(Part):
 
     def watch(self, logps: torch.Tensor) -> None:
         """
-        Take the policy's log-probabilities of a micro-batch, before the backward pass.
-
-        Raises:
-            [`~trl_prorl.errors.RunError`]: They depend on no parameter that is trained.
+        Record the policy's log-probabilities of a micro-batch, before the backward pass. Raises
+        [`~trl_prorl.errors.RunError`]: they depend on no trained parameter.
         """
         if not self.is_possible or not torch.is_grad_enabled():
             return
@@ -83,12 +79,7 @@ class TrainedCheck(Part):
             self._watched.append(logps)
 
     def on_backward(self, model) -> None:
-        """
-        Look for a gradient of the parameters of the optimizer.
-
-        Raises:
-            [`~trl_prorl.errors.RunError`]: The loss has a gradient, and none reaches them.
-        """
+        """Raise [`~trl_prorl.errors.RunError`] if the loss has a gradient, but no parameter of the optimizer does."""
         if not self.is_possible:
             return
         watched = self._watched
@@ -115,8 +106,8 @@ class TrainedCheck(Part):
 
     def _warn_of_parts(self, model, trained: list[torch.Tensor]) -> None:
         """
-        Name parameters that have a gradient and are not the optimizer's and, at the first signal, those of the
-        optimizer without a gradient.
+        Warn of parameters with a gradient outside the optimizer and, at the first signal, of the optimizer's without
+        one.
         """
         known = set(trained)
         outside = []
@@ -147,11 +138,11 @@ class TrainedCheck(Part):
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
-        Keep values that an update changes; none if the step is skipped, which leaves no gradient, nor in a warm-up or
-        at the end of a decay, where an update may be rounded away.
+        Store values that the update changes. Not for a skipped step, nor in a warm-up or at the end of a decay, where
+        an update may be rounded away.
         """
         self._before = []
-        overflows = norm is not None and not math.isfinite(norm)  # the scaler of fp16 skips the step
+        overflows = norm is not None and not math.isfinite(norm)  # fp16's scaler skips the step
         groups = self.optimizer.param_groups
         first = groups[0]["lr"]
         group = max(groups, key=lambda group: group["lr"])
@@ -204,8 +195,8 @@ class TrainedCheck(Part):
 
 def _compared_places(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """
-    Return places of a flattened parameter: first that of its largest gradient, and that of its smallest value with a
-    gradient, which even a small update does not round away; then some with a gradient, evenly over it.
+    Return places of a flattened parameter: its largest gradient, its smallest value with a gradient (even a small
+    update does not round it away), and some with a gradient, evenly spaced.
     """
     grad = grad.reshape(-1)
     sizes = param.reshape(-1).abs().masked_fill(grad == 0, torch.inf)

@@ -1,6 +1,6 @@
 """
 Treatments of an optimizer's memory at a reset. To add one, add an entry to `TREATMENTS` and a sentence to
-`ProRLConfig`'s `optimizer_reset`.
+`ProRLConfig`'s `optimizer_reset`. Configuration and reports import this module, so it imports nothing slow.
 
 | treatment | first moment m | second moment v | step count | source |
 |---|---|---|---|---|
@@ -11,8 +11,6 @@ Treatments of an optimizer's memory at a reset. To add one, add an entry to `TRE
 | `step` | m | v | 0 | Adam-Rel, arXiv 2412.17113 |
 | `scale(F, G)` | F·m | G·v | t | your own factors |
 | `scale(F, G, step)` | F·m | G·v | 0 | |
-
-The module imports nothing slow, because the configuration and the reports read these names.
 """
 
 import re
@@ -93,7 +91,7 @@ def _scale(name: str) -> Treatment | None:
 
 
 def names_with_alpha() -> list[str]:
-    """Return the treatments that use `optimizer_reset_alpha`, including those that a script has added."""
+    """Return the treatments that use `optimizer_reset_alpha`, including a script's own."""
     return [name for name, treatment in TREATMENTS.items() if treatment.uses_alpha]
 
 
@@ -108,9 +106,6 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
-    """
-    Return a treatment's factors on m and v, and whether it clears the step count. Raises `ValueError`: unknown name,
-    or α outside (0, 1].
-    """
+    """Return a treatment's factors on m and v, and whether it clears the step count. Raises as [`treatment_of`]."""
     treatment = treatment_of(name, alpha)
     return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

@@ -1,6 +1,6 @@
 """
 Checks that a tokenizer is complete and fits its model. Without the vocabulary file, transformers makes a tokenizer of
-special tokens alone; no library compares a vocabulary with the rows of the embedding.
+special tokens alone; no library compares a vocabulary with the embedding.
 """
 
 import json
@@ -52,12 +52,11 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
 @contextmanager
 def readable_files(source: str | Path) -> Iterator[None]:
     """
-    Name the damaged JSON file of a folder if a model or a tokenizer cannot be loaded; name the folder if a library's
-    loader fails otherwise, for example for a value of another type. A Git LFS pointer is reported before: as a chat
-    template it would be every prompt, and transformers ignores it in place of a generation_config.json.
+    Raise [`InputError`] for a damaged JSON file of a folder if a model or a tokenizer cannot be loaded, or for the
+    folder if a library's loader fails otherwise. Other errors are unchanged.
 
-    Raises:
-        [`InputError`]: A file or the folder is damaged. Other errors are raised unchanged.
+    Git LFS pointers are reported first: as a chat template one would be every prompt, and transformers ignores it in
+    place of a generation_config.json.
     """
     pointer = _find_pointer(Path(source))
     if pointer is not None:
@@ -115,10 +114,9 @@ def _damaged_file(folder: Path) -> Path | None:
 
 def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
     """
-    Raise an error for a tokenizer without a vocabulary, or with a vocabulary that exceeds the rows of the model's
-    embedding. A special token beyond the embedding is allowed if neither chat template nor tokenizer adds it to a
-    text: Gemma 3's image token, and the unknown-text token that transformers adds to byte-level vocabularies. Raises
-    [`InputError`]: naming the folder and the file, or the token and both sizes.
+    Raise [`InputError`] for a tokenizer without a vocabulary, or with one that exceeds the embedding's rows. A special
+    token beyond the embedding is allowed if neither chat template nor tokenizer adds it to a text: Gemma 3's image
+    token, and the unknown-text token that transformers adds to byte-level vocabularies.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return

@@ -1,7 +1,6 @@
 """
 Strict loading: every weight of a model or an adapter comes from its file, and every tensor of the file is used.
-
-Otherwise transformers and PEFT only warn, and use random numbers or ignore the adapter.
+transformers and PEFT only warn, and use random numbers or ignore the adapter.
 """
 
 import functools
@@ -32,15 +31,14 @@ from .run_shapes import INDEX_FILES, read_shaped
 from .text import cut, short
 
 
-SHOWN = 2  # names of tensors in a message
+SHOWN = 2  # tensor names per message
 
 
 @contextmanager
 def whole_weights(source: str | Path = "the model") -> Iterator[None]:
     """
-    Raise an error if a model or an adapter loaded in this context, by any library, does not get all weights from its
-    files, or does not use all of theirs. Tied weights, and keys that a model's class ignores, are allowed. Raises
-    `InputError`: naming the source and the file, some of the keys and the cure.
+    Raise `InputError` if a model or an adapter loaded in this context, by any library, lacks weights in its files or
+    leaves tensors unused. Tied weights, and keys that a model's class ignores, are allowed.
     """
     report = modeling_utils.log_state_dict_report
     load_adapter = PeftModel.load_adapter
@@ -62,8 +60,8 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
 @contextmanager
 def refuse_code(source: str | Path) -> Iterator[None]:
     """
-    Explain in one line (`InputError`) that a model, an adapter or a tokenizer needs its own code, which is not run
-    without `trust_remote_code`, or that a file in its folder is damaged.
+    Explain in one line (`InputError`) that a model, an adapter or a tokenizer needs its own code, which needs
+    `trust_remote_code`, or that a file in its folder is damaged.
     """
     try:
         yield
@@ -140,8 +138,8 @@ def load_model(
 
 def _check_ranks(adapter: Path) -> None:
     """
-    Raise an [`InputError`] for a rank larger than every side of the tensors in an adapter's file: PEFT allocates
-    factors of the configured rank before it reads the file.
+    Raise [`InputError`] for a rank larger than every side of an adapter's tensors: PEFT allocates factors of the
+    configured rank before it reads the file.
     """
     file = adapter / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
@@ -160,8 +158,8 @@ def _check_ranks(adapter: Path) -> None:
 
 def untie_adapted(model: PeftModel) -> None:
     """
-    Give a tied head its own weight if an adapter changes embedding or head, because merging into the shared weight
-    would change both. The model's outputs stay the same.
+    Give a tied head its own weight if an adapter changes embedding or head, because a merge would change both. Outputs
+    stay the same.
     """
     base = model.get_base_model()
     tied = [base.get_input_embeddings(), base.get_output_embeddings()]
@@ -177,8 +175,8 @@ def untie_adapted(model: PeftModel) -> None:
 def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreTrainedConfig:
     """
     Return the configuration of a model, checked before the model is loaded. An `attn_implementation` of the loader
-    (`sets_attention`) takes precedence. Raises `InputError`: the model is an encoder-decoder, or would download a
-    kernel from the Hub and run it.
+    (`sets_attention`) takes precedence. Raises `InputError`: the model is an encoder-decoder, or would download and
+    run a kernel from the Hub.
     """
     if not sets_attention:
         refuse_kernel(name, **place)
@@ -188,7 +186,7 @@ def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreT
 
 
 def check_decoder(config: PreTrainedConfig, name: str | Path) -> None:
-    """Raise an [`InputError`] for an encoder-decoder: its completions do not continue a row."""
+    """Raise [`InputError`] for an encoder-decoder: its completions do not continue a row."""
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
             f"model={str(name)!r} is an encoder-decoder (model_type {config.model_type!r}): causal language models "
@@ -197,7 +195,7 @@ def check_decoder(config: PreTrainedConfig, name: str | Path) -> None:
 
 
 def refuse_kernel(name: str | Path, **place) -> None:
-    """Raise an [`InputError`] for a configuration that would download a kernel from the Hub and run it."""
+    """Raise [`InputError`] for a configuration that would download and run a kernel from the Hub."""
     keys, _ = PreTrainedConfig.get_config_dict(name, **place)
     kernel = _find_kernel(keys)
     if kernel is not None:
@@ -231,7 +229,6 @@ def refuse_keys(
     mismatched: Iterable[str] = (),
     cure: str = "It is damaged or belongs to another model: save or download it again.",
 ) -> None:
-    """Raise an [`InputError`] if there are keys of any of these kinds."""
     faults = []
     for what, keys in (("missing", missing), ("not in the model", unexpected), ("of another shape", mismatched)):
         names = sorted(key.removeprefix("base_model.model.") for key in keys)
@@ -244,8 +241,8 @@ def refuse_keys(
 
 def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """
-    Copy a file's tensors into the given ones, in place, all or none. Raises `InputError`: the file has other names or
-    shapes, or cannot be read.
+    Copy a file's tensors into the given ones, in place, all or none. Raises `InputError`: other names or shapes, or an
+    unreadable file.
     """
     try:
         held = load_file(file)  # memory-mapped, not read
@@ -259,10 +256,7 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """
-    Check that a folder's weight files can be read and match its index. Raises `InputError`: naming the file or some of
-    the tensors.
-    """
+    """Raise `InputError` if a folder's weight files cannot be read or do not match its index."""
     held = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -277,11 +271,8 @@ def check_files(folder: Path) -> None:
 
 def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
     """
-    Copy a saved model's weights into a model of the same class, as `from_pretrained` reads them: names in the file may
-    differ from the modules' (experts, the language model within a vision-language model).
-
-    Raises:
-        InputError: The weights are not those of the model.
+    Copy a saved model's weights into a model of the same class, by `from_pretrained`: names in the file may differ
+    from the modules' (experts, the language model within a vision-language model). Raises `InputError`: other weights.
     """
     with whole_weights(folder), torch.random.fork_rng():
         read_config(folder)
@@ -290,7 +281,7 @@ def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
 
 
 def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_path, **rest) -> None:
-    """Raise an error for the faults that transformers would report at the end of a `from_pretrained`."""
+    """Raise an error for the faults that transformers would report after `from_pretrained`."""
     info = loading_info
     mismatched = [*(name for name, *_ in info.mismatched_keys), *info.conversion_errors]
     missing = info.missing_keys - set(mismatched)
@@ -326,12 +317,12 @@ def _insisting_on_adapter(load_adapter):
 
 
 def _missing_of_adapter(model: PeftModel, folder: str | Path, name: str, reported: list[str]) -> list[str]:
-    """Return the keys missing in an adapter's file: those that PEFT reports, and biases, which it does not report."""
+    """Return the keys missing in an adapter's file: PEFT's report, and biases, which it omits."""
     config = model.peft_config[name]
     aliases: dict[int, list[str]] = {}
     for key, param in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(param), []).append(key)
-    # a vector shared by all layers is one parameter with many names
+    # A vector shared by all layers is one parameter with many names.
     missing = [keys[0] for keys in aliases.values() if set(keys) <= set(reported)]
     if getattr(config, "bias", "none") != "none":
         saved = load_peft_weights(str(folder), device="cpu")

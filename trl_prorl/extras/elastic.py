@@ -21,8 +21,7 @@ class ElasticResets(Part):
 
         average ← η · average + (1 − η) · policy     at every optimizer step, with the decay η
 
-    `average` and `initial` are the moving average and initial values of the trained parameters, by name, on their
-    device.
+    `average` and `initial`: moving average and initial values of the trained parameters, by name, on their device.
     """
 
     remembers = ("requested",)
@@ -34,7 +33,7 @@ class ElasticResets(Part):
         self.timer = timer
         self.processes = processes
         self.initial = {name: param.detach().clone() for name, param in self.parameters.items()}
-        # fp32, because bf16 loses steps of 1 − η
+        # fp32: bf16 loses steps of 1 − η.
         self.average = {name: param.detach().float().clone() for name, param in self.parameters.items()}
         self.begin()
 

@@ -23,7 +23,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 class Growth(Part):
     """
-    Gives more ranks to the policy's adapter and its frozen copies.
+    Adds ranks to the policy's adapter and its frozen copies.
 
     Growth is requested every `lora_growth_every` optimizer steps, and applied at the next generation boundary. In
     `copies` of trained parameters, by name, the entries are replaced to keep the parameters' shapes.
@@ -135,20 +135,19 @@ class Growth(Part):
 #
 #     W + s·BA = W + s·[B | 0] [A ; N]
 #
-# New rows N of A are drawn as in PEFT; new columns of B are 0. PEFT computes s from its configuration, as α/r or, for
-# rsLoRA (arXiv 2312.03732), as α/√r. To keep s in a saved adapter, α becomes s·r' or s·√r'.
+# New rows N of A are drawn as in PEFT; new columns of B are 0. PEFT computes s as α/r or, for rsLoRA (arXiv
+# 2312.03732),
+# as α/√r. To keep s in a saved adapter, α becomes s·r' or s·√r'.
 #
-# The optimizer's memory of a factor grows with it. Old rows of A and old columns of B keep m and v; new ones start at
-# 0. The step count t belongs to the whole tensor, so new ranks share it. With a gradient g their first update, the
-# t-th of the tensor, is therefore the learning rate times
+# Old rows of A and old columns of B keep Adam's m and v; new ones start at 0. The step count t belongs to the whole
+# tensor, so the first update of new ranks, with gradient g, is the learning rate times
 #
 #     (1 − β1) g / (1 − β1^t) / √((1 − β2) g² / (1 − β2^t)) = (1 − β1) / √(1 − β2) · √(1 − β2^t) / (1 − β1^t)
 #
-# which for large t is 0.1 / √0.001 = 3.16, and under a constant gradient grows to 6.57 by the 12th update. A's new
-# rows have no gradient until B's new columns have moved, so they start one update later.
+# for large t 0.1 / √0.001 = 3.16; under a constant gradient it grows to 6.57 by the 12th update. A's new rows have no
+# gradient until B's new columns have moved, so they start one update later.
 #
-# Tensors are stored by rows. Appended ranks leave the old values of A in place, but move those of B in all rows except
-# the first: copying a state to the start of a longer one (as `realloc` does) is correct only for A.
+# Tensors are stored by rows: copying a state to the start of a longer one (as `realloc` does) is correct only for A.
 
 
 CONFIG_FILE = "adapter_config.json"
@@ -160,8 +159,7 @@ class Factor:
     A factor of one layer's adapter.
 
     Attributes:
-        place (`str`): Name of the layer in the policy.
-        layer ([`~peft.tuners.lora.layer.LoraLayer`]): The layer.
+        place (`str`), layer ([`~peft.tuners.lora.layer.LoraLayer`]): Name in the policy, and the layer.
         adapter (`str`): Name of the adapter.
         side (`str`): `"A"` or `"B"`.
         linear (`torch.nn.Linear`): The factor's module.
@@ -215,10 +213,9 @@ def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Ge
 
 def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
-    Draw rows of a factor A as PEFT does for a new adapter of a rank: shape `(rows, columns)`, fp32.
-
-    With `init_lora_weights="gaussian"` their standard deviation is 1/rank, else they are uniform within ±1/√in. The
-    random state is on the CPU, so the rows do not depend on the machine.
+    Draw rows of a factor A as PEFT does for a new adapter: shape `(rows, columns)`, fp32. With
+    `init_lora_weights="gaussian"` their standard deviation is 1/rank, else they are uniform within ±1/√in. Drawn on
+    the CPU, independent of the machine.
     """
     values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
@@ -234,9 +231,8 @@ def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
     """
-    Set every factor's values, and the rank of layers and configurations.
-
-    Parameters stay the same objects, because optimizer, average and merged copy refer to them.
+    Set every factor's values, and the rank of layers and configurations. Parameters stay the same objects, because
+    optimizer, average and merged copy refer to them.
     """
     for factor, value in values:
         layer = factor.layer
@@ -257,16 +253,15 @@ def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], ra
         policy.peft_config[adapter] = config
 
 
-# states with the parameter's own shape
+# States with the parameter's own shape.
 OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
 @torch.no_grad()
 def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """
-    Return the entries of a factor's state that change with the rank, without writing. The state is empty before the
-    first update; `shape` is the factor's old shape, `axis` its dimension of the ranks. Raises `ValueError`: the
-    meaning of an entry is unknown.
+    Return the entries of a factor's state (empty before the first update) that change with the rank, without writing.
+    `shape` is the factor's old shape, `axis` its dimension of the ranks. Raises `ValueError`: an unknown entry.
     """
     unknown = sorted(set(state) - {*OF_VALUES, STEP})
     held = [key for key in OF_VALUES if state.get(key) is not None]
@@ -277,10 +272,7 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
 
 
 def check_growing_optimizer(cls: type) -> None:
-    """
-    Check, before training, that growth supports an optimizer's state. Raises `ValueError`: naming the optimizer and
-    the supported ones.
-    """
+    """Raise `ValueError`, before training, for an optimizer whose state growth does not support."""
     name = find_optimizer(cls)
     if name is None or not OPTIMIZERS[name].grows:
         growing = ", ".join(other for other, optimizer in OPTIMIZERS.items() if optimizer.grows)

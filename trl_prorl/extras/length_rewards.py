@@ -19,8 +19,8 @@ def cosine(length: float, longest: float, least: float) -> float:
 
 def cosine_length_reward(keys: Any, longest: int) -> Callable:
     """
-    Return a reward function that penalises long completions by [`cosine`] in alternation: on for `length_on` optimizer
-    steps, off for `length_off` steps (ProRL v2: 100 and 500). With `length_off: 0` it is always on.
+    Return a reward function that penalises long completions by [`cosine`], on for `length_on` optimizer steps, off for
+    `length_off` steps (ProRL v2: 100 and 500). With `length_off: 0` it is always on.
     """
 
     def cosine_length(completion_ids, trainer_state, **columns):
@@ -49,7 +49,7 @@ def overlong_length_reward(keys: Any, longest: int) -> Callable:
     return get_soft_overlong_punishment(longest, keys.length_margin)
 
 
-# Values of the key `length_reward`. Each makes a reward function from a recipe's keys and `max_completion_length`.
+# Values of the key `length_reward`, which make a reward function from a recipe's keys and `max_completion_length`.
 LENGTH_REWARDS: dict[str, Callable[[Any, int], Callable]] = {
     "cosine": cosine_length_reward,
     "target": target_length_reward,

@@ -1,10 +1,9 @@
 """
-Prompt pool with memory: prompts rest if their last groups gave no gradient, the others are sampled more often.
+Prompt pool with memory: prompts rest if their last groups gave no gradient; others are sampled more often.
 
-Late in a run most groups are all correct or all wrong. Dynamic sampling discards such groups after sampling; the pool
-avoids sampling them. A prompt rests if it is solved (its pass rate has reached `prompt_pool_retire`) or its last group
-had equal rewards. It rests for one pass over the prompts, twice as long each consecutive time, at most `LONGEST_REST`
-passes, and is then sampled again. This detects forgetting and retries prompts that were too hard.
+A prompt rests if it is solved (its pass rate has reached `prompt_pool_retire`) or its last group had equal rewards:
+for one pass over the prompts, twice as long each consecutive time, at most `LONGEST_REST` passes. It is then sampled
+again, which detects forgetting and retries prompts that were too hard.
 
 Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) drop solved prompts; prime-rl keeps pools by
 difficulty. docs/prompt-pool.md has the measured benefit.
@@ -38,8 +37,8 @@ class Memory:
     The pool's memory of a sampled prompt.
 
     Attributes:
-        rate (`float`, *optional*): Pass rate: decayed mean of the share of correct completions of its groups. `None`
-            without a verifier.
+        rate (`float`, *optional*): Pass rate: decayed mean of the share of correct completions; `None` without a
+            verifier.
         rests (`int`): Number of its last groups, in a row, that caused a rest.
         due (`int`): Its rest ends when this many groups were drawn from the pool.
     """
@@ -56,7 +55,7 @@ def update_memory(
     Update the memory of a prompt after a group.
 
     Args:
-        earlier ([`Memory`], *optional*): The memory before; `None` if it was never sampled.
+        earlier ([`Memory`], *optional*): `None` if it was never sampled.
         passed (`float`, *optional*): Share of correct completions of the group; `None` without a verifier.
         is_equal (`bool`): Whether all rewards of the group are equal.
         drawn, prompts (`int`): Groups drawn from the pool so far, and prompts of the training set.
@@ -77,8 +76,8 @@ def update_memory(
 
 class Queue:
     """
-    The order of prompts: unseen ones in their order, then by due time. A heap, because scanning a million prompts for
-    every batch takes a second.
+    The order of prompts: unseen ones in their order, then by due time. A heap: scanning a million prompts for every
+    batch takes a second.
     """
 
     def __init__(self, order: Sequence[int], memories: Mapping[int, Memory]):
@@ -120,8 +119,8 @@ class Queue:
 
 class PromptPool(Part):
     """
-    Draws the prompts of each generation batch, in place of the data loader's. All processes draw the same prompts, and
-    each uses its share.
+    Draws the prompts of each generation batch in place of the data loader's, the same on all processes; each uses its
+    share.
 
     The reward `functions` (indices) decide whether a group's rewards are equal; by default the task's (see
     `dynamic_sampling_rewards`). Raises `ValueError`: the dataset is streamed.
@@ -165,8 +164,8 @@ class PromptPool(Part):
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
         """
         Sample a generation batch of prompts from the pool, and remember its rewards. `examples`, this process's rows,
-        G times each, are replaced by the pool's. `draw` and the result are those of [`DynamicSampling.sample`];
-        `again` in a further round of it.
+        G times each, are replaced by the pool's. `draw`, `again` and the result are those of
+        [`DynamicSampling.sample`].
         """
         count = len(examples)
         groups = count * self.accelerator.num_processes // self.group_size
@@ -177,7 +176,7 @@ class PromptPool(Part):
         asked = [index for index in prompts for _ in range(self.group_size)]
         own = asked[count * self.accelerator.process_index :][:count]
         read = {index: self.dataset[index] for index in set(own)}
-        # Copies, because a rollout function adds its own columns, with a value per completion.
+        # Copies: a rollout function adds its own columns, with a value per completion.
         rows = [dict(read[index]) for index in own]
         batch, result = draw(rows, again=again)
         result.measured.update(self.observe(prompts, result))

@@ -1,17 +1,14 @@
 """
 Roll-back: a run that collapses continues from its last good checkpoint, at a lower learning rate.
 
-Order of a roll-back (`_train_with_rollbacks` in `checkpoint.py` is the loop):
-
     1. a step        A part returns an event with `"action": "stop"`, or a number is NaN.
     2. plan          `Rollback.plan` names the checkpoint to continue from; if there is none, the run ends.
     3. events.jsonl  The event `rollback` is written, and synchronised to disk.
     4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, log files trimmed.
-    5. lower rate    `load_state_dict` multiplies the rate once for each roll-back that the checkpoint does not know.
+    5. lower rate    `load_state_dict` multiplies the rate once for each roll-back that the checkpoint lacks.
 
-The event is authoritative. A checkpoint stores the number of roll-backs before it; each later one in the log lowers
-the rate once. So a run killed during a roll-back ends like an uninterrupted one: before 3 nothing has happened, after
-it `checkpoint_after_rollback` repeats 4.
+The event is authoritative: a checkpoint stores the number of roll-backs before it, and each later one in the log
+lowers the rate once. After a kill before 3 nothing has happened; after it `checkpoint_after_rollback` repeats 4.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +33,7 @@ def count_rollbacks(run_dir: Path) -> int:
 class Rollback(Alarm):
     """
     Plans a roll-back after a collapse of the reward, or after another event that stops the run. `find_run_dir` returns
-    the folder of the run, which a hyperparameter search changes.
+    the run's folder, which a hyperparameter search changes.
     """
 
     remembers = ("values", "known")

@@ -10,8 +10,8 @@ def make_interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Call
     r"""
     Make a rollout function for [`ProRLTrainer`] that interrupts over-long thinking, by transformers' generation.
 
-    A completion that has not ended within the budget is continued with `text` and then with the answer. The policy did
-    not choose the tokens of `text`, so they are context and carry no loss.
+    A completion that has not ended within the budget is continued with `text` and then with the answer. The tokens of
+    `text` are context and carry no loss.
 
     Args:
         budget (`int`): Tokens.

@@ -1,7 +1,4 @@
-"""
-The policy's adapter as a LoRA request to vLLM (docs.vllm.ai, "LoRA adapters"), in place of merged weights: vLLM keeps
-its base, and gets two small factors in place of all weights.
-"""
+"""The policy's adapter as a LoRA request to vLLM (docs.vllm.ai, "LoRA adapters"), in place of merged weights."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,7 +35,7 @@ def let_engine_take_adapters(rank: int) -> Iterator[None]:
 
 
 def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftModel) -> None:
-    """Let TRL's engine sample from its own base with the policy's current adapter."""
+    """Make TRL's engine sample from its own base with the policy's current adapter."""
     from vllm.lora.request import LoRARequest
 
     folder = TemporaryDirectory()
@@ -55,16 +52,16 @@ def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftM
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A seed for each request to vLLM, from the run's seed and the request's number. TRL sends no seeds, and vLLM samples
-# from process-wide generators. One seed for all requests (`generation_kwargs`) would make the completions of a prompt
-# equal, because TRL colocates vLLM with one request per completion. With its own seed a completion does not depend on
-# other draws, so a resumed run with a new engine samples the same completions as an uninterrupted one.
+# A seed for each request to vLLM. TRL sends none, and vLLM samples from process-wide generators. One seed for all
+# (`generation_kwargs`) would make a prompt's completions equal: TRL colocates vLLM with one request per completion.
+# With
+# its own seed a completion is independent of other draws, so a resume samples the same completions.
 
 
 class RequestSeeds:
     """
-    Gives each batch of requests its first seed. It depends on the run's seed, the engine, the step, training or
-    evaluation, and the batch's number in that step: all of them known to a checkpoint.
+    Gives each batch of requests its first seed, from values that a resume reproduces: the run's seed, the engine, the
+    step, training or evaluation, and the batch's number in that step.
     """
 
     def __init__(self, trainer):
@@ -86,8 +83,8 @@ class RequestSeeds:
 
 def seed_requests(generation: VLLMGeneration, seeds: RequestSeeds) -> None:
     """
-    Let TRL's colocated engine sample each completion with its own seed. Calls in another form than TRL's, and requests
-    with a seed, are unchanged.
+    Make TRL's colocated engine sample each completion with its own seed. Calls in another form than TRL's, and
+    requests with a seed, are unchanged.
     """
     generate = generation.llm.generate
 
@@ -110,8 +107,8 @@ def _with_seed(sampling_params, seed: int):
 
 def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
     """
-    Return whether a CPU engine may compute a prompt in two parts. It would rewind the generator of a seeded request,
-    which torch supports on GPUs only. Without seeds it draws from torch's generator, which checkpoints contain.
+    Return whether a CPU engine may compute a prompt in two parts, and so rewind a request's generator, which torch
+    supports on GPUs only. Without seeds it uses torch's generator, which checkpoints contain.
     """
     if generation.accelerator.device.type != "cpu":
         return False
@@ -120,13 +117,12 @@ def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
 
 
 def describe_engine(args) -> str:
-    """Return the entry of `env.json` on vLLM: its mode, and whether requests have seeds."""
     seeds = "a seed for each request" if args.vllm_mode == "colocate" else "no seeds"
     return f"{args.vllm_mode}, {seeds}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Weights that generation leaves unchanged, although TRL casts them or merges the adapter, and bitsandbytes packs them.
+# Weights that generation must not change, although TRL casts or merges, and bitsandbytes packs them.
 
 
 @contextmanager
@@ -135,8 +131,8 @@ def keep_weights(model: torch.nn.Module) -> Iterator[None]:
     Restore every parameter and buffer of an unsharded model, bit for bit, after a cast in this context.
 
     TRL 1.16 casts the policy to bf16 or fp16 before `generate_batch` of transformers' continuous batching, and never
-    back: fp32 LoRA weights would stay bf16 after the first generation, and lose updates smaller than their rounding. A
-    cast makes new tensors, so references to the old ones suffice.
+    back: fp32 LoRA weights would lose updates smaller than their rounding. A cast makes new tensors, so references to
+    the old ones suffice.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -151,9 +147,8 @@ def keep_weights(model: torch.nn.Module) -> Iterator[None]:
 
 def keep_unpacked(model: torch.nn.Module) -> None:
     """
-    Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16.
-
-    It packs in the first forward without gradient, and later forwards of packed weights have no gradient.
+    Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16: after its first forward without
+    gradient, later forwards have no gradient.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -162,15 +157,11 @@ def keep_unpacked(model: torch.nn.Module) -> None:
 
 def merge_in_copies(model: PeftModel, read: Callable[[], Weights]) -> Weights:
     """
-    Yield a policy's weights for an engine, its adapter merged, without changing the policy.
+    Yield a policy's weights for an engine, its adapter merged, without changing the policy. `read`: TRL's method that
+    yields names and weights.
 
-    TRL merges the adapter into all weights, sends them one by one, and unmerges it. In bf16 every merge leaves
-    rounding errors, which accumulate: policy, reference and base would have weights that no file contains. Here each
-    weight is merged in a copy as TRL sends it, so only one layer at a time is held twice.
-
-    Args:
-        model (`PeftModel`): The policy.
-        read (`Callable`): TRL's method that yields names and weights.
+    TRL merges the adapter into all weights and unmerges it, which accumulates rounding errors in bf16. Here each
+    weight is merged in a copy as TRL sends it, so only one layer at a time is copied.
     """
     with without_inplace_merge(model):
         adapted = find_adapted_weights(model)
@@ -199,8 +190,7 @@ class AdaptedWeight(NamedTuple):
     A weight that adapters change.
 
     Attributes:
-        base (`torch.nn.Module`): Its layer, below the adapters.
-        name (`str`): Its name there.
+        base (`torch.nn.Module`), name (`str`): Its layer, below the adapters, and its name there.
         layers (`list[BaseTunerLayer]`): PEFT's layers around it, in merging order.
     """
 
@@ -209,7 +199,7 @@ class AdaptedWeight(NamedTuple):
     layers: list[BaseTunerLayer]
 
     def merged(self) -> torch.Tensor:
-        """Return the weight with the active adapters merged; the layer gets its own weights back."""
+        """Return the weight with the active adapters merged; the layer's own weights are restored."""
         own = dict(self.base.named_parameters(recurse=False))
         try:
             for name, param in own.items():

@@ -42,7 +42,7 @@ CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 PASSK_FILE = "passk.json"
 SIDES = ("base", "trained")
-# tensors of an adapter that changes embeddings or LM head
+# Tensors of an adapter that changes embeddings or LM head.
 OF_EMBEDDINGS = re.compile(r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_head|embed_out)\..*lora_")
 
 
@@ -89,12 +89,7 @@ class Record:
 
 
 def read_record(run_dir: str | os.PathLike) -> Record:
-    """
-    Read a run folder; any file may be missing.
-
-    Raises:
-        `ValueError`: A file cannot be read.
-    """
+    """Read a run folder; any file may be missing. Raises `ValueError`: a file cannot be read."""
     folder = Path(run_dir)
     events = folder / EVENTS_FILE
     return Record(
@@ -111,7 +106,7 @@ def read_if_there(path: Path) -> dict[str, Any] | None:
 
 
 def changes_embeddings(folder: Path) -> bool:
-    """Return whether a folder's adapter changes embeddings or LM head; a merge cannot keep tied ones apart."""
+    """Return whether a folder's adapter changes embeddings or LM head; a merge cannot keep tied ones separate."""
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
         return False
@@ -169,7 +164,7 @@ def model_card(
     license: str | None = None,
 ) -> ModelCard:
     """
-    Make the model card of a run.
+    Make the model card of a run. Raises `ValueError`: a log file cannot be read.
 
     Args:
         run_dir (`str` or `os.PathLike`): Folder of the log files.
@@ -177,12 +172,9 @@ def model_card(
         repo (`str`, *optional*): Its repository on the Hub; defaults to the folder's name.
         weights_dir (`str` or `os.PathLike`, *optional*):
             Folder in the card's loading code if there is no repository; defaults to `model_dir`.
-        adapter (`bool`, *optional*): Whether the model is a PEFT adapter; `None` looks into the folder.
+        adapter (`bool`, *optional*): Whether the model is a PEFT adapter; by default as in the folder.
         tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
         license (`str`, *optional*): The Hub's name of a licence; defaults to that of the card in `model_dir`.
-
-    Raises:
-        `ValueError`: A log file cannot be read.
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
@@ -273,7 +265,7 @@ def _variant_meaning(record: Record) -> str:
 
 
 def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
-    """Return the cells of a part of `passk.json`: a row for each k and one for greedy decoding."""
+    """Return the table cells of a part of `passk.json`."""
     return [
         [name, _with_interval(base, ".3f"), _with_interval(trained, ".3f"), _with_interval(gain, "+.3f")]
         for name, base, trained, gain in measures(part)
@@ -317,8 +309,8 @@ def eval_results(record: Record) -> list[EvalResult]:
 
 def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
     """
-    Make one number of the `model-index` from `passk.json`, or from its part on another task, with its settings.
-    `dataset` is the Hub name of the data.
+    Make one number of the `model-index`, with its settings, from a part of `passk.json`. `dataset` is the Hub name of
+    the data.
     """
     value, *interval = measure.trained
     base, *base_interval = measure.base

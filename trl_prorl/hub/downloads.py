@@ -1,4 +1,4 @@
-"""A run that moves to another machine: `resume_from_checkpoint: hub:USER/RUN` brings it from the Hub."""
+"""Resume on another machine: `resume_from_checkpoint: hub:USER/RUN` downloads a run from the Hub."""
 
 import shutil
 from pathlib import Path
@@ -21,27 +21,25 @@ def fetch_run(
     resume_from: str, folder: RunFolder, lock: FolderLock, overwrite: bool, token: str | None = None
 ) -> Path:
     """
-    Bring a run's log files and its newest complete checkpoint from the Hub into a folder, and return the checkpoint.
-    The best one so far comes along, if it was pushed.
+    Download a run's log files, its newest complete checkpoint and, if pushed, the best one into a folder; return the
+    newest.
 
-    If the folder has a checkpoint of the same run that is as new, that one is returned. An older copy of the run is
-    set aside. The folder is touched once all files are there.
+    A checkpoint of the same run in the folder is used if it is as new. An older copy of the run is set aside. The
+    folder changes only after all downloads.
 
     Args:
         resume_from (`str`): `hub:USER/RUN`.
-        folder ([`RunFolder`]): The folder of the run on this machine.
-        lock ([`FolderLock`]): The folder's, which is held.
-        overwrite (`bool`): Whether another run in the folder is set aside.
+        folder ([`RunFolder`]), lock ([`FolderLock`]): The run's folder on this machine, and its held lock.
+        overwrite (`bool`): Whether to set aside another run in the folder.
         token (`str`, *optional*): The Hub's token.
 
-    Raises:
-        `ValueError`: The repository cannot be read, or has no complete checkpoint; or the folder is another run's.
+    Raises `ValueError`: the repository cannot be read, or has no complete checkpoint; or the folder is another run's.
     """
     repo = resume_from.removeprefix(PREFIX)
     given = f"resume_from_checkpoint={resume_from!r}"
     api = make_api(token)
     try:
-        commit = api.model_info(repo).sha  # all files are of this commit
+        commit = api.model_info(repo).sha  # all files are from this commit
         manifests = api.snapshot_download(repo, revision=commit, allow_patterns=f"*checkpoint*/{MANIFEST_FILE}")
         steps = {}
         for path in Path(manifests).glob(f"*checkpoint*/{MANIFEST_FILE}"):
@@ -85,7 +83,7 @@ def fetch_run(
 
 def _copy_record(down: Path, folder: Path) -> None:
     with replaced(folder / ENV_FILE) as aside:
-        shutil.copyfile(down / ENV_FILE, aside)  # first: it says whose the other files are
+        shutil.copyfile(down / ENV_FILE, aside)  # first: it identifies the run of the other files
     for pattern in RECORD:
         for path in down.glob(pattern):
             target = folder / path.relative_to(down)
@@ -94,7 +92,7 @@ def _copy_record(down: Path, folder: Path) -> None:
 
 
 def _copy_checkpoint(checkpoint: Path, folder: Path, step: int) -> Path:
-    """Copy a checkpoint, which gets its name when it is there completely."""
+    """Copy a checkpoint under a temporary name, then rename it."""
     aside = folder / f"{WRITING}{step}" / f"checkpoint-{step}"
     shutil.copytree(checkpoint, aside)
     return name_staged(aside, folder)

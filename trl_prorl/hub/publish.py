@@ -1,7 +1,4 @@
-"""
-Pushing a run to the Hub: the files that are pushed are copied into a folder of their own, which the Hub's client
-uploads.
-"""
+"""Push a run to the Hub: its files are copied into a folder of their own, which the Hub's client uploads."""
 
 import json
 import os
@@ -47,12 +44,12 @@ TOKENIZER_FILES = (
 ).split()
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, *LOG_FILES, PASSK_FILE, "drift.json")
 REFERENCE_FOLDER = "ref"
-LINKED = (".safetensors", ".pt", ".bin")  # weights, to which nobody appends
+LINKED = (".safetensors", ".pt", ".bin")  # weights, which never change
 EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 
 
 def make_api(token: str | None = None) -> HfApi:
-    """Return the Hub's client; without a token it takes `HF_TOKEN` or that of `hf auth login`."""
+    """Return the Hub's client; without a token it uses `HF_TOKEN` or that of `hf auth login`."""
     from .. import __version__
 
     return HfApi(token=token, library_name="trl-prorl", library_version=__version__)
@@ -62,20 +59,16 @@ def files_to_push(
     model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, reference: bool = False, record: bool = True
 ) -> dict[str, Path]:
     """
-    Choose the files of a run that are pushed: the model or adapter, the tokenizer, the card and the log
-    files; no pickle, no checkpoint, no terminal output.
+    Choose the files of a run to push: the model or adapter, the tokenizer, the card and the log files; no pickle, no
+    checkpoint, no terminal output.
 
     Args:
-        model_dir (`str` or `os.PathLike`): Where model, tokenizer and card are.
+        model_dir (`str` or `os.PathLike`): Folder of model, tokenizer and card.
         run_dir (`str` or `os.PathLike`): Folder of the log files.
         reference, record (`bool`, *optional*): Whether to push the frozen adapter `ref` and the log files.
 
-    Returns:
-        `dict[str, Path]`: File by its path in the repository.
-
-    Raises:
-        `ValueError`: There is no model, or it is not whole, or no adapter `ref` although it shall be pushed, or a link
-            leads out of a folder.
+    Returns `dict[str, Path]`: File by its path in the repository. Raises `ValueError`: the model is missing or
+    incomplete, the requested adapter `ref` is missing, or a link leads out of a folder.
     """
     model_dir = Path(model_dir)
     run_dir = Path(run_dir)
@@ -103,22 +96,17 @@ def files_to_push(
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
-    """Return the files of a folder that match a pattern, by name; none if it is not there."""
+    """Return a folder's files that match a pattern, by name."""
     return {path.name: path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
 
 
 def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None, revision: str | None = None) -> None:
     """
-    Raise an error for the files of a tokenizer that are not whole, or whose vocabulary exceeds the model's embedding.
-    The Hub is not asked: an adapter whose base is not on this machine is not compared, and a tokenizer with code of
-    its own is not loaded.
+    Raise `ValueError` for incomplete tokenizer files in `model_dir`, or a vocabulary larger than the model's
+    embedding.
 
-    Args:
-        model_dir (`str` or `os.PathLike`): Folder of model or adapter, and tokenizer.
-        base, revision (`str`, *optional*): The adapter's base model; by default the one that the adapter names.
-
-    Raises:
-        `ValueError`: The line names the folder and the file, or the token and both sizes.
+    Makes no request to the Hub: an adapter is not compared if its base (by default the one that it names) is not on
+    this machine, and a tokenizer with its own code is not loaded.
     """
     model_dir = Path(model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
@@ -156,7 +144,7 @@ def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: 
 
 
 def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
-    """Yield the rows of each embedding that an adapter's file holds whole."""
+    """Yield the rows of each complete embedding in an adapter's file."""
     for file in model_dir.glob("adapter_model*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - it is no dict
@@ -166,8 +154,8 @@ def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
 
 def stage(files: Mapping[str, Path], folder: Path) -> Path:
     """
-    Copy files into a folder as they are now, because a run that is pushed in the background goes on. The copies hold
-    no secret, and name a base in the Hub's cache as the Hub does.
+    Copy files into a folder, because a run continues during a push in the background. The copies have no secrets, and
+    name a base in the Hub's cache by its Hub name.
     """
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -195,24 +183,20 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
 
 def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) -> str:
     """
-    Make sure that a repository is there and that the token is good, before anything is trained.
+    Create a repository if needed, and check the token, before training.
 
     Args:
         name (`str`): Its name, with or without its namespace.
         private (`bool`, *optional*): Whether a new one is private; `None` is the Hub's default.
         api (`HfApi`, *optional*): The client.
 
-    Returns:
-        `str`: Its full name.
-
-    Raises:
-        `ValueError`: It cannot be pushed to.
+    Returns `str`: Its full name. Raises `ValueError`: it cannot be pushed to.
     """
     api = api or make_api()
     try:
-        api.whoami()  # a repository that exists is found without any token
+        api.whoami()  # an existing repository is found without any token
         return api.create_repo(name, private=private, exist_ok=True).repo_id
-    except Exception as error:  # the client's errors have no class in common
+    except Exception as error:  # the client's errors have no common class
         raise ValueError(
             f"hub_model_id={name!r} cannot be pushed to ({_one_line(error)}). Set hub_model_id to NAMESPACE/NAME, "
             "and log in with `hf auth login`, or set HF_TOKEN or hub_token to a token with write permission."
@@ -230,17 +214,15 @@ def upload(
     replaced: str | None = None,
 ) -> CommitInfo:
     """
-    Upload the folder of [`stage`], and remove it. Files that the Hub has are not sent again.
+    Upload the folder `staged` of [`stage`], and remove it. Files that the Hub has are not sent again.
 
     Args:
         repo (`str`), message (`str`), revision (`str`, *optional*): The repository, the commit's message, the branch.
-        staged (`Path`): The folder.
-        run_dir (`str` or `os.PathLike`): Whose run it is, for the error.
+        run_dir (`str` or `os.PathLike`): The run, for the error.
         api (`HfApi`, *optional*): The client.
-        replaced (`str`, *optional*): A folder of the repository that keeps no other files.
+        replaced (`str`, *optional*): A folder of the repository to replace completely.
 
-    Raises:
-        [`~trl_prorl.errors.PushError`]: It failed.
+    Raises [`~trl_prorl.errors.PushError`].
     """
     try:
         return (api or make_api()).upload_folder(
@@ -250,7 +232,7 @@ def upload(
             revision=revision,
             delete_patterns=None if replaced is None else f"{replaced}/*",
         )
-    except Exception as error:  # the client's errors have no class in common
+    except Exception as error:  # the client's errors have no common class
         raise PushError(
             f"the push to {repo} failed ({_one_line(error)}). The run is saved on disk. Try again with "
             f"{push_command(run_dir)}"
@@ -266,6 +248,6 @@ def push_command(run_dir: str | os.PathLike) -> str:
 
 def _one_line(error: BaseException) -> str:
     if type(error) is RuntimeError and error.__cause__ is not None:
-        error = error.__cause__  # an upload's own failure lies beneath that of its thread
+        error = error.__cause__  # the upload's own failure, not its thread's
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text[:300]}"

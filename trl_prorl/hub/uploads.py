@@ -1,4 +1,4 @@
-"""What a trainer pushes to the Hub: its own card and choice of files, and no run lost to a failed upload."""
+"""A trainer's pushes to the Hub: its own card and choice of files. A failed upload does not stop a run."""
 
 import logging
 from collections.abc import Callable
@@ -34,13 +34,12 @@ class Uploads:
     The effect of TRL's `push_to_hub` settings on a trainer.
 
     Args:
-        trainer ([`ProRLTrainer`]): The trainer, which is about to be made.
-        args ([`ProRLConfig`]), given (`dict`), moves (`bool`):
-            Its configuration and other arguments, and whether its reference moves.
+        trainer ([`ProRLTrainer`]): Before its initialisation.
+        args ([`ProRLConfig`]), given (`dict`): Its configuration and other arguments.
+        moves (`bool`): Whether its reference moves.
         tags (`list[str]`): Tags of every model card.
 
-    Raises:
-        `ValueError`: A push could not succeed. No model has been loaded.
+    Raises `ValueError`: a push could not succeed. No model has been loaded.
     """
 
     def __init__(self, trainer, args, given: dict, moves: bool, tags: list[str]):
@@ -69,7 +68,7 @@ class Uploads:
         )
 
     def open(self, token: str | None = None, private: bool | None = None) -> None:
-        """Make the repository, if that was not done before the model was loaded."""
+        """Create the repository, if that was not done before the model was loaded."""
         self.trainer.hub_model_id = self.repo or self._open_repo(token, private)
         self.trainer.push_in_progress = None
 
@@ -94,7 +93,7 @@ class Uploads:
         write_card(card, folder)
 
     def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
-        """Push what `output_dir` holds, with the files of [`~trl_prorl.hub.publish`]."""
+        """Push `output_dir`, with the files of [`~trl_prorl.hub.publish`]."""
         trainer = self.trainer
         try:
             if trainer.hub_model_id is None:
@@ -114,9 +113,8 @@ class Uploads:
 
     def push_checkpoint(self, checkpoint: Path) -> None:
         """
-        Push the model of a checkpoint in the background, and with `hub_strategy` `checkpoint` or `all_checkpoints` the
-        complete checkpoint too, because only a whole one can be resumed. A failure is logged, and the next push makes
-        up for it.
+        Push the model of a checkpoint in the background, with `hub_strategy` `checkpoint` or `all_checkpoints` also
+        the complete checkpoint, for a resume. A failure is logged; the next push includes it.
         """
         trainer = self.trainer
         strategy = self.args.hub_strategy
@@ -141,10 +139,10 @@ class Uploads:
         trainer.push_in_progress = PushInProgress([*earlier, job])
 
     def _stage(self, model_dir: Path, whole: str | None = None) -> Path:
-        """Copy what is pushed, and with it all files of a checkpoint if the repository has a folder for `whole`."""
+        """Copy the files to push, with all files of a checkpoint if the repository has a folder for `whole`."""
         folder = self.trainer.run_dir
         files = files_to_push(model_dir, folder, reference=self.args.hub_push_reference)
-        files[CARD_FILE] = folder / CARD_FILE  # PEFT's own lies in a checkpoint
+        files[CARD_FILE] = folder / CARD_FILE  # a checkpoint has PEFT's own
         if whole is not None:
             for path in model_dir.rglob("*"):
                 if path.is_file():
