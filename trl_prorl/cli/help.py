@@ -55,9 +55,7 @@ def all_keys() -> dict[str, KeyHelp]:
 def _described(*classes: type) -> dict[str, KeyHelp]:
     keys = {}
     for cls in classes:
-        entries: dict[str, tuple[str, str]] = {}
-        for base in reversed(cls.__mro__):
-            entries.update(_entries(base.__doc__ or ""))
+        entries = _entries(cls.__doc__ or "")
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             of_field = str(field.metadata.get("help") or "").replace("%%", "%")
