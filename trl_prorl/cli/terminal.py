@@ -28,6 +28,7 @@ from ..run_files import (
 )
 from ..text import shell_quote
 from ..variants import DIFFER_BY_RESETS, VARIANTS
+from .prompt_rows import named_sets
 
 
 logger = logging.getLogger(__name__)
@@ -266,12 +267,10 @@ def describe_shared_prompts(trainer) -> list[str]:
     """
     Return a line for each evaluation set that shares prompts with the training set, or cannot be compared with it.
     """
-    evaluation = trainer.eval_dataset
-    sets = {"eval_dataset": evaluation} if evaluation is not None else {}
-    if isinstance(evaluation, dict):
-        sets = {f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()}
     lines = []
-    for which, rows in sets.items():
+    for which, rows in named_sets(None, trainer.eval_dataset).items():
+        if rows is None:
+            continue
         share = trainer.share_in_training(rows)
         if share is None:
             lines.append(f"{which} could not be compared with the training set: some prompts cannot be read")
