@@ -3,11 +3,15 @@ Time a training step against TRL's: seconds of generation, scoring and update, p
 
     python scripts/bench.py                                                  # a model of 5.5M parameters
     python scripts/bench.py --shape qwen2.5-1.5b --checkpointing --micro_batch 16 --longest 256 --json step.json
+    python scripts/bench.py --count                       # what a GPU would have to launch, counted without one
 
 All variants train one model with random weights on the same batches, in turns: TRL with a fixed reference and without
 a KL, and with `fast: true` no KL, A and B (a different objective). `floor` is the bare model on the tokens that are
 left if nothing is computed twice. Completions have the lengths of GSM8K's reference answers, times `--scale`; each
 variant samples in its own way, and every completion ends at the length that was drawn for it. Quote the ratios.
+
+`--count` times nothing. Without a GPU it trains on the pretended device of `tests/device`, on which the code takes the
+ways of a GPU. `merged` has the micro-batches of an update in one forward and backward pass (`merge_micro_batches`).
 """
 
 import argparse
@@ -19,10 +23,12 @@ import logging
 import math
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +38,7 @@ from peft import LoraConfig
 from rich.console import Console
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessorList, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -65,6 +72,7 @@ SHAPES = {  # model type, hidden, layers, attention heads, key-value heads, inte
         768,
         8192,
     ),  # five layers with a window of 512 tokens, then one without
+    "deep": ("qwen2", 64, 28, 4, 2, 192, 8192),  # as many layers as the 1.5B has, to be counted
     "qwen2.5-0.5b": ("qwen2", 896, 24, 14, 2, 4864, 151936),
     "qwen2.5-1.5b": ("qwen2", 1536, 28, 12, 2, 8960, 151936),
 }
@@ -75,6 +83,7 @@ VARIANTS = {
     "TRL, no KL": {"beta": 0.0},
     "no KL": {"fast": True},
     "A": {"fast": True, "beta": 0.02, "ref_reset_every": 200},
+    "A, merged": {"fast": True, "beta": 0.02, "ref_reset_every": 200, "merge_micro_batches": "on"},
     "B": {"fast": True, "beta_old": 0.02},
     FLOOR: {},
 }
@@ -132,33 +141,88 @@ def draw_batch(args: argparse.Namespace, number: int) -> tuple[list[list[int]], 
     return prompts, completions
 
 
-class Operators(TorchDispatchMode):
-    """Count PyTorch's operators while it is entered."""
+COUNTED = ("operators", "launches", "bytes", "waits")
+# Operators without a kernel that are not views by their schema, and those after which the host waits for a number.
+WITHOUT_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "set_")
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "is_nonzero")
 
-    count = 0
+
+@cache
+def has_kernel(function) -> bool:
+    """Return whether an operator computes: not a view, and not memory alone."""
+    is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in function._schema.returns)
+    return not is_view and function.overloadpacket.__name__ not in WITHOUT_KERNEL
+
+
+class Operators(TorchDispatchMode):
+    """
+    Count, while it is entered, PyTorch's operators; those with a kernel on the device; the bytes of the tensors that
+    these read and write; and those after which the host waits for values of the device.
+    """
+
+    def __init__(self, device: str):
+        super().__init__()
+        self.device = device
+        self.counts = np.zeros(len(COUNTED))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        self.note(function, args, kwargs, result)
+        return result
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count in this context."""
+        if self.device != "pretend":
+            with self:
+                yield
+            return
+        import pretend  # no mode sees a device that is written in Python
+
+        pretend.watches.append(self.note)
+        yield
+        pretend.watches.remove(self.note)
+
+    def note(self, function, args, kwargs, result) -> None:
+        """Count a call of an operator."""
+        read = {name: value for name, value in (kwargs or {}).items() if name != "out"}  # which is the result
+        given = [one for one in tree_leaves((args, read)) if isinstance(one, torch.Tensor)]
+        made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        here = [one for one in given + made if one.device.type == self.device]
+        is_launch = bool(here) and has_kernel(function)
+        size = sum(one.numel() * one.element_size() for one in here) if is_launch else 0
+        is_read = self.device != "cpu" and len(here) < len(given + made) and made and made[0].device.type == "cpu"
+        waits = bool(here) and (function.overloadpacket.__name__ in WAITING or bool(is_read))
+        self.counts += (1, is_launch, size, waits)
+
+
+def batches_trained(args: argparse.Namespace) -> int:
+    """Return how many batches a training has, of which the last is measured: two updates of ours are checked first."""
+    return 3 if args.count else 1
 
 
 class Watch(TrainerCallback):
-    """Seconds and operators, array of 2, of the steps of a training and of calls in it; peak GPU memory in bytes."""
+    """
+    Seconds and [`Operators`], an array, of the steps of a training and of calls in it; peak GPU memory in bytes.
+    """
 
     def __init__(self, args: argparse.Namespace):
         self.clock = time.process_time if args.clock == "cpu" else time.perf_counter
         self.gpu = args.device == "cuda"
-        self.operators = Operators()
-        self.spent = defaultdict(lambda: np.zeros(2))
+        self.operators = Operators(args.device)
+        self.spent = defaultdict(lambda: np.zeros(1 + len(COUNTED)))
+        self.first = args.iterations * (batches_trained(args) - 1)  # of the steps that count
         self.peak = 0
 
     def read(self) -> np.ndarray:
         if self.gpu:
             torch.cuda.synchronize()
             self.peak = max(self.peak, torch.cuda.max_memory_allocated())
-        return np.array([self.clock(), self.operators.count])
+        return np.array([self.clock(), *self.operators.counts])
 
     def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.first:
+            self.spent.clear()
         self.began = self.read()
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -224,7 +288,7 @@ class Trained:
             "gradient_accumulation_steps": args.prompts * args.num_generations // args.micro_batch,
             "num_generations": args.num_generations,
             "num_iterations": args.iterations,
-            "max_steps": args.iterations,
+            "max_steps": args.iterations * batches_trained(args),
             "max_completion_length": args.longest,
             "bf16": args.dtype == "bfloat16",
             "use_cpu": args.device == "cpu",
@@ -335,7 +399,7 @@ def run_round(variant: Trained | Floor, number: int, counted: bool) -> dict[str,
     watch = variant.watch
     watch.spent.clear()
     held = 0
-    with watch.operators if counted else contextlib.nullcontext():
+    with watch.operators.counting() if counted else contextlib.nullcontext():
         generation = variant.generate(number)
         if watch.gpu:
             held = torch.cuda.memory_allocated()  # by the models of all variants
@@ -349,12 +413,12 @@ def run_round(variant: Trained | Floor, number: int, counted: bool) -> dict[str,
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict]:
-    """Return seconds of every round by variant and stage, operators by stage, and the peak memory of an update."""
+    """Return seconds of every round by variant and stage, counts by stage, and the peak memory of an update."""
     logging.getLogger("trl_prorl").setLevel(logging.ERROR)  # a folder is used again
     rounds = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         variants = {name: Floor(args) if name == FLOOR else Trained(name, args, folder) for name in args.variants}
-        for number in range(args.rounds + 2):  # the first warms up, the last counts operators
+        for number in range(args.rounds + 2):  # the first warms up, the last counts
             turn = number % len(variants)
             for name in args.variants[turn:] + args.variants[:turn]:
                 rounds[name].append(run_round(variants[name], number, counted=number > args.rounds))
@@ -362,8 +426,9 @@ def measure(args: argparse.Namespace) -> dict[str, dict]:
     for name in args.variants:
         _, *timed, last = rounds[name]
         found[name] = {stage: [float(one[stage][0]) for one in timed] for stage in STAGES}
-        found[name]["operators"] = [round(last[stage][1]) for stage in STAGES[:3]]
-        found[name]["peak"] = max(one["peak"] for one in timed)
+        for place, counted in enumerate(COUNTED, 1):
+            found[name][counted] = [round(last[stage][place]) for stage in STAGES[:3]]
+        found[name]["peak"] = max((one["peak"] for one in timed), default=0.0)
     return found
 
 
@@ -386,12 +451,33 @@ def show(found: dict[str, dict], title: str) -> Table:
     return table
 
 
+def show_counts(found: dict[str, dict], title: str) -> Table:
+    """Return the table of an optimizer step's counts, and × the first variant's."""
+    baseline = next(iter(found.values()))
+    table = Table("stage", "variant", "operators", "×", "launches", "×", "MB", "waits", title=title)
+    for place, stage in enumerate(STAGES[:3]):
+        for name, values in found.items():
+            operators, launches, size, waits = (values[counted][place] for counted in COUNTED)
+            shares = [values[counted][place] / max(1, baseline[counted][place]) for counted in COUNTED]
+            cells = [f"{operators:,}", f"{shares[0]:.2f}", f"{launches:,}", f"{shares[1]:.2f}", f"{size / 1e6:,.0f}"]
+            table.add_row(stage if values is baseline else "", name, *cells, f"{waits:,}")
+    return table
+
+
+def pretend_a_gpu() -> None:
+    """Register the device of `tests/device`, for the rest of this process."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "device"))
+    from trainings import stand_in_for_gpu
+
+    stand_in_for_gpu()
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
     gpu = torch.cuda.is_available()
-    choices = {"shape": list(SHAPES), "device": ["cpu", "cuda"], "dtype": ["float32", "bfloat16"]}
+    choices = {"shape": list(SHAPES), "device": ["cpu", "cuda", "pretend"], "dtype": ["float32", "bfloat16"]}
     choices["clock"] = ["wall", "cpu"]  # cpu on a busy machine
     for name, values in choices.items():
         parser.add_argument(f"--{name}", choices=values, default=values[gpu and name in ("device", "dtype")])
@@ -399,10 +485,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name, value in (numbers | {"scale": 1.0, "rounds": 5, "threads": 1}).items():
         parser.add_argument(f"--{name}", type=type(value), default=value, metavar="N")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--count", action="store_true", help="count operators, launches, bytes and waits; no times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings and rounds")
     args = parser.parse_args(argv)
     if args.prompts * args.num_generations % args.micro_batch:
         parser.error(f"--micro_batch {args.micro_batch} must divide --prompts {args.prompts} × --num_generations.")
+    if args.count:
+        args.rounds = 0
+        args.device = "cuda" if gpu else "pretend"
     if args.iterations == 1:
         args.variants = [name for name in args.variants if name != "B"]  # its penalty needs a second update
     return args
@@ -411,9 +501,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     torch.set_num_threads(args.threads)
+    if args.device == "pretend":
+        pretend_a_gpu()
     found = measure(args)
-    hardware = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
-    Console().print(show(found, f"an optimizer step, {args.shape}, {args.dtype}, {hardware}"))
+    hardware = {"cuda": torch.cuda.get_device_name, "cpu": lambda: "CPU"}.get(args.device, lambda: "no GPU")()
+    made = show_counts if args.count else show
+    Console().print(made(found, f"an optimizer step, {args.shape}, {args.dtype}, {hardware}"))
     if args.json:
         content = {"settings": vars(args), "hardware": hardware, "results": found}
         args.json.write_text(json.dumps(content, default=str) + "\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pretend
 import torch
 import trainings
+from bench import Operators
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from pretend import DEVICE, NAME, copies, generator
@@ -60,6 +61,20 @@ def devices_do_not_mix():
     place = torch.zeros(1, dtype=torch.long, device=DEVICE)
     assert "at least two devices, pretend:0 and cpu" in raised(lambda: there.index_put_((place,), here[:1]))
     assert (here + torch.tensor(2.0)).tolist() == [3.0] * 3  # a number of the host is an argument of the kernel
+
+
+@quick
+def launches_and_waits_are_counted():
+    """A view, an addition, and values that the host reads twice; what the host computes does not count."""
+    operators = Operators(NAME)
+    here = torch.ones(2, 3, device=DEVICE)
+    with operators.counting():
+        there = (here.T + 1).cpu()
+        assert (there + 1).sum().item() == 18.0
+        assert here.sum().item() == 6.0
+    _, launches, size, waits = operators.counts.tolist()
+    assert (launches, waits) == (4, 2)
+    assert size == (24 + 24) + 24 + (24 + 4) + 4
 
 
 @quick

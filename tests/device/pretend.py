@@ -10,6 +10,7 @@ torch knows one such device in a process, for good: only a process of its own ma
 import contextlib
 import ctypes
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -104,8 +105,21 @@ def _is_written(argument) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
+watches: list[Callable] = []  # called with each operator, its arguments and its result
+
+
+def _tell(op, args, kwargs, result):
+    for watch in watches:
+        watch(op, args, kwargs, result)
+    return result
+
+
 def compute(op, *args, **kwargs):
     """Run an operator of this device: torch's fallback for every one that has no kernel of its own."""
+    return _tell(op, args, kwargs, _compute(op, *args, **kwargs))
+
+
+def _compute(op, *args, **kwargs):
     signature = _signature(op)
     name = signature.name
     if name == "aten::_copy_from":
@@ -297,7 +311,8 @@ class _FusedAttention(torch.autograd.Function):
         attend_on_host = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         result, sums = attend_on_host(*repeated, 0.0, is_causal, **ctx.keys)
         ctx.host = (*repeated, result, sums)
-        return to_device_label(result)
+        made = to_device_label(result)
+        return _tell(torch.ops.aten.scaled_dot_product_attention.default, (query, key, value, mask), {}, made)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -305,7 +320,9 @@ class _FusedAttention(torch.autograd.Function):
         backward_on_host = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, *repeated = backward_on_host(gradient, *ctx.host, 0.0, ctx.is_causal, **ctx.keys)
         key, value = (one.unflatten(-3, (-1, ctx.groups)).sum(-3) for one in repeated)
-        return to_device_label(query), to_device_label(key), to_device_label(value), None, None, None
+        made = [to_device_label(one) for one in (query, key, value)]
+        attend_op = torch.ops.aten.scaled_dot_product_attention.default
+        return *_tell(attend_op, (gradient, *made), {}, made), None, None, None
 
 
 # --------------------------------------------------------------------------------------------------- autocast

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent))
+sys.path += [str(HERE.parent), str(HERE.parents[1] / "scripts")]
 os.environ["ACCELERATE_TORCH_DEVICE"] = "pretend:0"  # read by accelerate
 
 import torch  # noqa: E402

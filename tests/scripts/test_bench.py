@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Qwen2Model
 
 from trl_prorl.run_files import JsonLines
@@ -77,6 +78,30 @@ def test_a_variant_generates_in_its_own_way_and_its_step_ends_when_its_row_is_wr
     variant.watch.clock = lambda: float(sum("time_step" in row for row in written))
     variant.train(0)
     assert variant.watch.spent["step"][0] == (2 if name == "A" else 0)
+
+
+def test_operators_are_counted_by_hand(bench):
+    """A view, an addition of six numbers, their sum, and a number that is read: 24 + 24, 24 + 4 and 4 bytes."""
+    numbers = torch.ones(2, 3)
+    operators = bench.Operators("cpu")
+    with operators.counting():
+        assert (numbers.T + 1).sum().item() == 12.0
+    assert operators.counts.tolist() == [4, 3, 80, 1]
+
+
+def test_merged_micro_batches_take_a_third_of_trl_s_operators(bench, monkeypatch):
+    """Four of two rows, in twelve layers. Single micro-batches take as many as TRL's, packed or not."""
+    monkeypatch.setitem(bench.SHAPES, "small", ("qwen2", 16, 12, 2, 2, 32, 300))
+    names = ["TRL, fixed reference", "A", "A, merged"]
+    args = bench.parse([*SIZES, "--micro_batch", "2", "--iterations", "1", "--count", "--variants", *names])
+    args.device = "cpu"
+    found = bench.measure(args)
+    theirs, apart, merged = (found[name] for name in names)
+    assert merged["operators"][2] <= 0.35 * theirs["operators"][2]
+    assert merged["launches"][2] <= 0.35 * theirs["launches"][2]
+    assert merged["waits"][2] < apart["waits"][2]
+    assert apart["operators"][2] > 0.7 * theirs["operators"][2]
+    assert bench.show_counts(found, "").row_count == 9
 
 
 def test_a_run_prints_a_table_and_writes_every_round(tmp_path, bench, capsys):
