@@ -30,13 +30,11 @@ class Anchor:
         column (`str`): Key of its log-probabilities in a batch, shape `(B, T)`.
         kl_key (`str`): Key of its KL in `metrics.jsonl`.
         measured_when (`str`), never_scored (`str`): When its KL is logged, and when its forwards are 0.
-        scored_at (`str`): When its log-probabilities are computed: `"sampling"` as TRL requests them, `"batch"` once
-            the generation batch is finished, or `"loss"`.
+        scored_at (`str`): `"sampling"`: as TRL requests it; `"batch"`: in the finished generation batch; or `"loss"`.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
         copies_policy (`bool`): Whether it keeps a copy of the starting policy.
         coefficient (`float`): Current value; 0 means no KL term.
-        model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Scores as the
-            anchor.
+        model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Its model.
     """
 
     name: str
@@ -56,7 +54,6 @@ class Anchor:
         self.begin()
 
     def begin(self) -> None:
-        """Called at the start of a training: set the configured coefficient."""
         self.coefficient: float = getattr(self.args, self.key)
 
     @property
@@ -64,11 +61,10 @@ class Anchor:
         return self.coefficient != 0.0
 
     def make_model(self, models):
-        """Make the model that scores as the anchor, or `None`."""
         raise NotImplementedError
 
     def needs_scoring(self, generation: int) -> bool:
-        """Return whether its model must score generation batch `generation`, counted from 0, if TRL did not."""
+        """Return whether its model must score a generation batch (counted from 0) if TRL did not."""
         return self.is_on
 
     def acts_on(self, batch: Mapping[str, "torch.Tensor"]) -> bool:
@@ -135,7 +131,7 @@ class OldPolicyAnchor(Anchor):
         return "sampling" if self.args.corrects_sampler else "batch"
 
     def logps(self, batch, policy_logps):
-        """Return the log-probabilities of π_old: without that column no update was done, so the policy is π_old."""
+        """Return π_old's log-probabilities: without the column no update was done, so the policy is π_old."""
         kept = batch.get(self.column)
         return policy_logps.detach() if kept is None else kept
 

@@ -1,12 +1,6 @@
 """
-Start, save and resume a run exactly.
-
-- `CheckpointMixin`: the part of [`ProRLTrainer`] that starts or resumes a run, saves it and pushes it.
-- `Resume`, `RollbackRequest`, `checkpoint_after_rollback`: the checkpoint from which a run continues.
-- State that TRL's checkpoint lacks: buffered samples, TRL's table of completions, the state of the parts. Parts write
-  their tensors themselves.
-
-`checkpoint_files.py` writes and finds complete checkpoints; `identity.py` checks that it is the same run.
+Start, save and resume a run exactly. `checkpoint_files.py` writes and finds complete checkpoints; `identity.py` checks
+that it is the same run.
 """
 
 import json
@@ -111,7 +105,7 @@ class CheckpointMixin:
     @contextmanager
     def hold_folder(self):
         """
-        Keep other runs out of the run's folder. Re-entrant; the main process holds the lock for all. Raises
+        Keep other runs out of the run's folder (re-entrant; locked by the main process). Raises
         [`~trl_prorl.run_folder.FolderInUseError`] on every process.
         """
         if self._folder_lock is None or not self._folder_lock.held:
@@ -225,14 +219,11 @@ class CheckpointMixin:
             self.folder.check_new()
 
     def _begins_in_its_folder(self) -> bool:
-        """Return whether `output_dir` has nothing of this run yet: a new run, or a checkpoint from another folder."""
+        """Return whether `output_dir` has nothing of this run yet."""
         return self._resume is None or not self.folder.has_checkpoint(self._resume.checkpoint)
 
     def _find_resume(self, resume_from) -> "Resume":
-        """
-        Find the checkpoint to resume from (`True`: the newest complete one). Raises `ValueError`: it is incomplete, or
-        belongs to a different run.
-        """
+        """Find the checkpoint to resume from. Raises `ValueError`: incomplete, or of a different run."""
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(resume_from, self.folder.path)
         if means_newest(resume_from):
@@ -320,13 +311,13 @@ class CheckpointMixin:
         return execution
 
     def _forget_logs(self) -> None:
-        """Empty TRL's pending log values: their steps are no longer part of the run."""
+        """Empty TRL's pending log values, of abandoned steps."""
         pending = [*self._metrics.values(), self._pending_metrics, self._pending_extra_logs]
         for values in [*pending, *self._logs.values()]:
             values.clear()
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Also load the state of parts and buffer. Called in every set-up, after the weights are loaded."""
+        """Also load the state of parts and buffer. Always called after the weights are loaded."""
         made_with = hyperparameters(self.optimizer)
         if checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)
@@ -336,10 +327,7 @@ class CheckpointMixin:
             self._go_on_with(Path(checkpoint), made_with)
 
     def _go_on_with(self, folder: Path, made_with: list[dict[str, Any]]) -> None:
-        """
-        Load the state that Trainer does not load. `made_with`: the optimizer's hyperparameters before Trainer loaded
-        them.
-        """
+        """Load the state that Trainer does not load. `made_with`: the optimizer's earlier hyperparameters."""
         self._go_on_with_state(folder)
         changed = self._resume.changed
         if changed:
@@ -358,7 +346,7 @@ class CheckpointMixin:
         self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
     def _go_on_with_state(self, checkpoint: Path) -> None:
-        """Correct values of the checkpoint's `TrainerState`, and finish an interrupted save."""
+        """Correct the checkpoint's `TrainerState`, and finish an interrupted save."""
         self.state.compute_steps(self.args, self.state.max_steps)  # the checkpoint has other intervals
         if self._resume.best is not None:
             self.state.best_model_checkpoint = str(self._resume.best)
@@ -383,7 +371,7 @@ class CheckpointMixin:
 
     @property
     def step_of_weights(self) -> int:
-        """Step of the policy's weights: the last, or after `load_best_model_at_end` the best."""
+        """Step of the policy's weights, also after `load_best_model_at_end`."""
         return self.state.global_step if self._best_step is None else self._best_step
 
     @contextmanager
@@ -450,11 +438,7 @@ class CheckpointMixin:
         self.folder.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint)
 
     def _note_failure(self):
-        """
-        Return a context that records a failed write of a checkpoint and continues.
-
-        For writes before Trainer's barrier in a save, at which the other processes wait.
-        """
+        """Record a failed write and continue, for writes before Trainer's barrier in a save."""
         return self._aside.note_failure() if self._aside is not None else nullcontext()
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
@@ -590,9 +574,7 @@ class Resume:
 
 def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:
     """
-    Find the best checkpoint of a resumed run, next to `checkpoint`.
-
-    `recorded` may be relative to another working directory, or name a renamed folder.
+    Find a resumed run's best checkpoint, next to `checkpoint`: `recorded` may be outdated by a move of the folder.
     """
     if recorded is None:
         return None
@@ -610,9 +592,8 @@ class RollbackRequest(RunError):
 
 def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
     """
-    Return the checkpoint to continue from, given the newest.
-
-    It is the checkpoint of the last roll-back's event if the run was killed before the newer ones were renamed.
+    Return the checkpoint to continue from: that of the last roll-back's event if the run was killed before the newer
+    ones were renamed, else the newest.
     """
     last = last_rollback(run_dir)
     if last is None:
@@ -632,7 +613,6 @@ def _checkpoint_after(last: Mapping[str, Any], newest: Path) -> Path:
 
 
 def last_rollback(run_dir: Path) -> dict[str, Any] | None:
-    """Return the last recorded roll-back, which may be newer than its checkpoint."""
     for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
         if event["event"] == ROLLBACK:
             return event
@@ -666,7 +646,6 @@ def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
 
 
 def completions_to_json(completions: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert TRL's table of completions to JSON values."""
     table = {name: list(map(strip_images_from_messages, completions[name])) for name in ("prompt", "completion")}
     table["advantages"] = list(completions["advantages"])
     for name in ("rewards", "extra"):
@@ -711,11 +690,10 @@ def _from_json(value: dict):
 @contextmanager
 def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
     """
-    Keep a model's parameters (objects and dtypes) while PEFT loads adapters; they get the loaded values.
+    Keep a model's parameters (objects and dtypes) while PEFT loads adapters into them.
 
-    PEFT 0.21 replaces an adapter's bf16 or fp16 parameters by new fp32 ones. TRL trains the adapter of a quantised
-    model in bf16, so a resume would train in another dtype, and parts would refer to parameters that are no longer
-    trained.
+    PEFT 0.21 replaces an adapter's bf16 or fp16 parameters by new fp32 ones: a resume of a quantised model would train
+    in another dtype, and parts would refer to the old parameters.
     """
     before = dict(model.named_parameters())
     yield

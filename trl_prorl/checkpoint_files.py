@@ -54,10 +54,8 @@ class WholeCheckpoint:
     @contextmanager
     def note_failure(self) -> Iterator[None]:
         """
-        Record a failed write in this context, and continue to the next barrier.
-
-        If this process ended here, the others would wait for it. With sharded tensors the error is raised at once:
-        this process could not take part in the next gather, and the launcher ends the others.
+        Record a failed write in this context, and continue to the next barrier: the other processes wait there. With
+        sharded tensors, raise the error at once: this process could not take part in the next gather.
         """
         try:
             yield
@@ -72,9 +70,9 @@ class WholeCheckpoint:
     @contextmanager
     def write_aside(self, accelerator, gives_name: bool, record: Iterable[Path]) -> Iterator[None]:
         """
-        Let all processes write the checkpoint in this context; at its end the one with `gives_name` renames it. The
-        log files `record` are synchronised to disk first. Raises [`~trl_prorl.errors.CheckpointError`] on every
-        process if one failed; the checkpoint is removed.
+        Let all processes write the checkpoint in this context, then one (`gives_name`) rename it, after synchronising
+        the log files `record` to disk. After a failure, removes it and raises [`~trl_prorl.errors.CheckpointError`] on
+        every process.
         """
         with self.note_failure():
             yield
@@ -108,8 +106,8 @@ class WholeCheckpoint:
 
 def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Hash the checkpoint `aside`, write its manifest and rename it to `final`, on the same file system. An older
-    checkpoint of that name is replaced; a folder without a manifest is renamed.
+    Hash the checkpoint `aside`, write its manifest and rename it to `final` (same file system). Replaces an older
+    checkpoint; renames a folder without a manifest.
     """
     files = {}
     for path in sorted(aside.rglob("*")):
@@ -147,7 +145,6 @@ def is_failed_write(error: Exception) -> bool:
 
 
 def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> str:
-    """Describe a failed write of a checkpoint or model: the reason, the newest checkpoint and the cure."""
     steps = steps_of(output_dir)
     newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
     free = shutil.disk_usage(output_dir).free / 2**30
@@ -161,8 +158,8 @@ def find_checkpoint(
     resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    Find the checkpoint of `resume_from_checkpoint`: the newest complete one for `True` and `"auto"`, else the named
-    one. Also returns the skipped newer ones, with reasons. Raises `ValueError`: there is none, or it is unusable.
+    Find the checkpoint of `resume_from_checkpoint` (newest complete one for `True` and `"auto"`), and the skipped
+    newer ones with reasons. Raises `ValueError`: none, or unusable.
     """
     if means_newest(resume_from):
         found, skipped = find_newest_checkpoint(output_dir, content)
@@ -192,12 +189,11 @@ def find_checkpoint(
 
 
 def means_newest(resume_from: str | os.PathLike | bool) -> bool:
-    """Return whether `resume_from_checkpoint` is `True` or `"auto"`, also as text."""
     return str(resume_from).lower() in ("true", AUTO_RESUME)
 
 
 def begins_again(resume_from: str | os.PathLike | bool, folder: RunFolder) -> bool:
-    """Return whether a resume restarts the run at step 0, because it has no checkpoint. Raises [`FinishedError`]."""
+    """Return whether a resume restarts at step 0, for lack of a checkpoint. Raises [`FinishedError`]."""
     if not means_newest(resume_from):
         return False
     newest, unusable = find_newest_checkpoint(folder.path, content=False)
@@ -218,7 +214,7 @@ class FinishedError(ValueError):
 
 
 def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
-    """Return the newest usable checkpoint, by [`why_unusable`], and the skipped newer ones with reasons."""
+    """Return the newest usable checkpoint, and the skipped newer ones with reasons."""
     folder = Path(output_dir)
     if not folder.is_dir():
         return None, {}
@@ -239,9 +235,8 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
 
 def find_unnamed(output_dir: Path) -> dict[Path, int]:
     """
-    Map complete checkpoints left under their temporary name by a kill to their steps.
-
-    Excludes one whose final name is taken: the kill came before the older checkpoint of that step was removed.
+    Map complete checkpoints left under their temporary name by a kill to their steps. Excludes one whose final name is
+    still taken by an older checkpoint of that step.
     """
     found = {}
     for folder in find_named(output_dir, UNNAMED):
@@ -260,7 +255,6 @@ def adopt_unnamed(output_dir: Path) -> None:
 
 
 def name_staged(aside: Path, output_dir: Path) -> Path:
-    """Rename a complete checkpoint to its free final name."""
     named = aside.rename(output_dir / aside.name)
     sync(output_dir)
     aside.parent.rmdir()
@@ -269,8 +263,8 @@ def name_staged(aside: Path, output_dir: Path) -> Path:
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
-    Return why a run cannot be resumed from a folder; `None` if it can. Compares all hashes with the manifest; without
-    `content` only hashes of small files and sizes of the others.
+    Return why a run cannot be resumed from a folder, or `None`. Compares hashes with the manifest; without `content`
+    only those of small files, and sizes.
     """
     reason = why_incomplete(checkpoint, content=False)
     if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:
@@ -281,7 +275,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
 
 
 def why_incomplete(checkpoint: Path, content: bool = True) -> str | None:
-    """Return the first mismatch with a checkpoint's manifest, as [`why_unusable`]; `None` if all files match."""
+    """Return the first mismatch with a checkpoint's manifest, or `None`."""
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
             return (

@@ -31,8 +31,8 @@ from .text import last_text
 
 def count_rows(dataset: Any, n: int) -> int | None:
     """
-    Count the completions of an evaluation set, `n` per prompt; `None` without a length. With several processes the
-    last batch is filled with prompts from the beginning, which must not count twice.
+    Count an evaluation set's completions, `n` per prompt; `None` without a length. With several processes the last
+    batch is filled with prompts from the beginning, which must not count twice.
     """
     return len(dataset) * n if has_length(dataset) else None
 
@@ -42,12 +42,8 @@ def measure_rewards(
 ) -> dict[str, float]:
     """
     Compute TRL's reward metrics over all rows of an evaluation: standard deviations are not means over batches.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
-        names, weights: Name and weight of each of the F functions.
-        group_size (`int`): Completions per prompt.
-        aggregation (`str`): TRL's `multi_objective_aggregation`.
+    `rewards` have shape `(N, F)`, NaN if a function does not apply; `names` and `weights` are the F functions';
+    `aggregation` is TRL's `multi_objective_aggregation`.
     """
     total = weighted_sum(rewards, weights)
     measured = {"reward": total.nanmean(), "reward_std": nanstd(total)}
@@ -96,10 +92,8 @@ def draw_sizes(n: int) -> list[int]:
 
 def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
     """
-    Compute mean pass@k over prompts for k = 1, 2, 4 … `n`; with several tasks also per task.
-
-    `correct` and `tasks` have one value per completion, prompt by prompt, `n` per prompt. Returns values by `pass@K`
-    and `pass@K/TASK`; empty without completions.
+    Compute mean pass@k over prompts for k = 1, 2, 4 … `n`, and per task if there are several. `correct` and `tasks`:
+    per completion, `n` per prompt. Returns `pass@K` and `pass@K/TASK`.
     """
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
     measured = _mean_pass_at_k(counts, n)
@@ -113,7 +107,6 @@ def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: i
 
 
 def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
-    """Return mean pass@k over prompts with these correct counts of `n`, by `pass@K` and a suffix."""
     if not counts:
         return {}
     return {f"pass@{k}{suffix}": sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in draw_sizes(n)}
@@ -121,12 +114,8 @@ def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str
 
 class Verdicts:
     """
-    Judges each batch, and gathers the verdicts of an evaluation; none without a `batch_verifier`.
-
-    Args:
-        functions (`Iterable`): The reward functions.
-        n (`int`): Completions per prompt.
-        seconds (`float`, *optional*): The verifier's time limit for one batch.
+    Judges each batch, and gathers an evaluation's verdicts; none without a `batch_verifier`. `n`: completions per
+    prompt; `seconds`: the verifier's time limit for one batch.
     """
 
     def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
@@ -142,9 +131,8 @@ class Verdicts:
 
     def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
         """
-        Judge this process's completions, with one example and prompt each. Returns the verdicts of all processes;
-        empty without a `batch_verifier`. Raises [`RewardError`]: the verifier fails, exceeds its time, or returns
-        something other than bools.
+        Judge this process's completions, and return the verdicts of all processes. Raises [`RewardError`]: the
+        verifier fails, exceeds its time, or returns something other than bools.
         """
         if self._verify is None:
             return []
@@ -154,15 +142,10 @@ class Verdicts:
         return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
 
     def add(self, correct: list[bool], tasks: list[str | None]) -> None:
-        """Add verdicts and tasks of a batch, one per completion."""
         self._correct += correct
         self._tasks += tasks
 
     def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
-        """
-        Compute [`measure_pass_at_k`] of an evaluation set, with `prefix` in the names. Without a length all rows
-        count.
-        """
         end = count_rows(rows, self.n)
         measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
         return {f"{prefix}_{name}": value for name, value in measured.items()}
@@ -170,11 +153,10 @@ class Verdicts:
 
 class EvaluatedRows:
     """
-    Gathers the batches of an evaluation, and computes metrics over all rows.
+    Gathers an evaluation's batches, and computes metrics over all rows.
 
     With several processes the last batch may be filled with prompts from the beginning. Rewards, entropy and KL
-    exclude them; TRL's own metrics and the loss, means over batches, include them. Arguments as in
-    [`measure_rewards`].
+    exclude them; TRL's own metrics and the loss, means over batches, include them.
     """
 
     def __init__(self, names: Sequence[str], weights: torch.Tensor, aggregation: str):
@@ -197,7 +179,7 @@ class EvaluatedRows:
     def add_losses(
         self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
     ) -> None:
-        """Add a batch's TRL metrics, and for its N rows the token counts and sums over tokens."""
+        """Add a batch's TRL metrics, and token counts and sums of its N rows."""
         self._tokens.append(tokens)
         for name, of_rows in sums.items():
             self._sums[name].append(of_rows)

@@ -36,10 +36,9 @@ def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
     Raise `InputError` for a folder with a link out of it, an irregular file, or a text that is too large, at any
     depth.
 
-    A link would let its author choose which files of this machine are read, overwritten or uploaded; a pipe or device
-    may never end. The folder itself may be a link, and may be missing. Links to the same repository's blobs in the
-    Hub's cache are followed. The folder `wandb` is skipped. `given`: the folder's name in the message, by default its
-    path.
+    A link would let its author choose which files are read, overwritten or uploaded; a pipe may never end. The folder
+    itself may be a link, or missing. Links to the same repository's blobs in the Hub's cache are followed; `wandb` is
+    skipped. `given`: the folder's name in the message.
     """
     root = os.path.realpath(folder)
     what = given or repr(str(folder))
@@ -68,8 +67,7 @@ def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
 
 def read_text(path: str | os.PathLike) -> str:
     """
-    Read UTF-8 text, without a byte order mark. Raises `InputError`: unreadable, irregular, larger than its limit, or
-    not text.
+    Read UTF-8 text, without a byte order mark. Raises `InputError`: unreadable, irregular, too large, or not text.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe may never end
@@ -106,8 +104,8 @@ def _find_blobs(root: Path) -> str | None:
 @contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
-    Yield a temporary path that replaces `path` at the end of the block. Readers never see a partial file; after a
-    failure the old file stays. Of two processes the last one wins. A link is replaced, not followed.
+    Yield a temporary path that replaces `path` at the end. Readers never see a partial file; after a failure the old
+    file stays. Of two processes the last one wins. A link is replaced, not followed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")

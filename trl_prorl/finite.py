@@ -48,13 +48,8 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
 
 class Unread(NamedTuple):
     """
-    A micro-batch before values are transferred from the device.
-
-    Attributes:
-        largest (`torch.Tensor`): The [`largest_value`] of its loss and of `kl_sums`.
-        batch (`Mapping[str, torch.Tensor]`): The micro-batch.
-        logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
-        kl_sums (`dict[str, torch.Tensor]`): The sums of its KLs.
+    A micro-batch before values are transferred from the device: `logps` `(B, T)` without gradient, the sums of its
+    KLs, and the [`largest_value`] of loss and sums.
     """
 
     largest: torch.Tensor
@@ -146,7 +141,7 @@ class FiniteGuard(Part):
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
         Stop before update `step`, or skip it, on every process if any has a finding. Raises
-        [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
+        [`~trl_prorl.errors.NonFiniteError`].
         """
         is_known = norm is not None and self.accelerator.scaler is None
         if self._found is None and is_known and not math.isfinite(norm):

@@ -64,15 +64,8 @@ REFERENCE_MOVED = "without resets the reference is the base model, which this ru
 
 def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
     """
-    Raise an error for a resume that would change the run.
-
-    Args:
-        checkpoint (`Path`): The checkpoint to resume from.
-        now (`Mapping[str, Any]`): The identity of the resuming run.
-        allowed (`bool`): `allow_config_change`.
-
-    Returns `dict[str, list]`: The differences, `{key: [then, now]}`. Raises `ValueError`: they are not allowed, or
-    could not act.
+    Return the differences between a checkpoint and the resuming run's identity `now`, `{key: [then, now]}`. Raises
+    `ValueError`: they are not `allowed` (`allow_config_change`), or could not act.
     """
     with naming(checkpoint / IDENTITY_FILE):
         changed = differences(remove_secrets(read_json(checkpoint / IDENTITY_FILE)), now)
@@ -113,10 +106,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
 
 
 def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
-    """
-    Raise `ValueError` for changes (from [`differences`]) that could not act, with the key, both values, reason and
-    cure. `now` is the identity of the resuming run.
-    """
+    """Raise `ValueError` for changes (from [`differences`]) that could not act."""
     fixed = dict(FIXED_KEYS)
     for key, declared in KEYS.items():
         if declared.cannot_start and switched_on(changed, key):
@@ -195,10 +185,7 @@ def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def adapter_scaling(policy: torch.nn.Module) -> list[float]:
-    """
-    Return the scaling factors of a policy's LoRA layers, each value once. No key has them in a script's resume; growth
-    keeps them up to rounding.
-    """
+    """Return the scaling factors of a policy's LoRA layers, each once: no key has them in a script's resume."""
     layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
     return sorted({float(f"{layer.scaling['default']:.9g}") for layer in layers if "default" in layer.scaling})
 
@@ -210,10 +197,8 @@ def hyperparameters(optimizer) -> list[dict[str, Any]]:
 
 def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
     """
-    Restore the configured hyperparameters of an optimizer and its schedule after their states were loaded.
-
-    Moments, step counts and the schedule's position stay. Optimizer and schedule may be wrapped by Accelerate.
-    `made_with`: from [`hyperparameters`], of the new optimizer with its schedule.
+    Restore the configured hyperparameters (`made_with`, from the new optimizer) after the states of an optimizer and
+    its schedule were loaded. Moments, step counts and the schedule's position stay.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
     for group, values in zip(optimizer.param_groups, made_with, strict=True):

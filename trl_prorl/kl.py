@@ -135,8 +135,7 @@ def gradient_bias(
 ) -> str | None:
     """
     Return why the penalty's expected gradient differs from that of the per-token reverse KL; `None` if it is exact.
-    `corrected`: the estimate is multiplied by the importance ratio of this level. `on_policy`: π_θ = π_old in every
-    evaluation of the penalty.
+    `corrected`: multiplied by the importance ratio of this level. `on_policy`: π_θ = π_old in every evaluation.
     """
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
@@ -333,15 +332,14 @@ class Anchors(Part):
         self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
     ) -> Penalty | None:
         """
-        Compute the KL terms of a micro-batch: Σ coefficient · KL · weight over anchors and tokens.
+        Compute the KL terms of a micro-batch: Σ coefficient · KL · weight over anchors and tokens; `None` if no anchor
+        acts.
 
         Args:
             batch (`Mapping[str, torch.Tensor]`): Advantages `(B,)`, masks and the anchors' log-probabilities `(B, T)`.
             logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
             level (`str`): TRL's `importance_sampling_level`.
             weights (`torch.Tensor` of shape `(B, T)`): The tokens' weights in the loss.
-
-        Returns [`Penalty`] or `None`: `None` if no anchor acts on the batch.
         """
         acting = self.acting(batch)
         if not acting:

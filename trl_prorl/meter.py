@@ -143,7 +143,7 @@ class Meter:
     ) -> tuple[dict[str, float], list[float]]:
         """
         Read all scalars in one transfer, and sum them over micro-batches and processes in double precision. Also
-        returns the tokens in the loss of each micro-batch.
+        returns each micro-batch's tokens in the loss.
         """
         scalars = [scalar.double() for of_entry in self._scalars.values() for scalar in of_entry]
         numbers = iter(torch.stack(scalars).tolist() if scalars else [])
@@ -160,10 +160,9 @@ class Meter:
 
 class StageTimer:
     """
-    Counts wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
-
-    On a GPU, CUDA events mark the end of a stage's requested work; the host waits for them only when seconds are read.
-    `overhead` is the time of the bookkeeping itself.
+    Counts wall-clock seconds by stage. Stages nest; a second belongs to the innermost one. On a GPU, CUDA events mark
+    the end of a stage's work, and the host waits for them only when seconds are read. `overhead` is the bookkeeping's
+    time.
     """
 
     def __init__(self, device: torch.device):
@@ -230,7 +229,6 @@ class StageTimer:
         self.overhead += time.perf_counter() - began
 
     def _moment(self) -> "float | torch.cuda.Event":
-        """Return the host's time, or an event after the work requested from the GPU so far."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -278,8 +276,8 @@ def tell_of_missing_nvml() -> None:
 
 class Utilization:
     """
-    Reads GPU utilisation, in percent, in a thread until `end`. No readings on a CPU, without NVML, or on a part of a
-    card (MIG).
+    Reads GPU utilisation, in percent, in a thread until `end`; nothing on a CPU, without NVML, or on a part of a card
+    (MIG).
     """
 
     EVERY = 0.5  # seconds; NVML averages over the last sixth of a second to a second
@@ -326,10 +324,8 @@ EXTREMES = {
 
 class Means(dict):
     """
-    Means by name, each over the rows or tokens of all added values; minima and maxima for `EXTREMES`.
-
-    Stores JSON values by name: number of values, their sum, sum of weights, weighted sum, and whether all weights are
-    equal.
+    Means by name, each over the rows or tokens of all added values; minima and maxima for `EXTREMES`. JSON values:
+    number of values, their sum, sum of weights, weighted sum, whether all weights are equal.
     """
 
     def add(self, name: str, value: float, weight: float = 1.0) -> None:

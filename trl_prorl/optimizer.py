@@ -45,8 +45,8 @@ STEP = "step"
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    Return a treatment's factors other than 1 on one parameter's entry in `optimizer.state` (empty before the first
-    update), by key. Raises `ValueError`: an unknown entry.
+    Return a treatment's factors other than 1 on one parameter's state (empty before the first update), by key. Raises
+    `ValueError`: an unknown entry.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -88,10 +88,7 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
-    """
-    Raise `ValueError`, before training, for an optimizer with an unknown state, or without the memory that a treatment
-    changes: SGD without momentum, or transformers' Adafactor without β1.
-    """
+    """Raise `ValueError` for an optimizer with an unknown state, or without the memory that a treatment changes."""
     memory = memory_of(cls, momentum, beta1)
     treatment = treatment_of(mode)
     name = full_name(cls)
@@ -108,9 +105,7 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
 
 
 def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> set[str]:
-    """
-    Return the parts of [`MEMORY`] that an optimizer has. Raises `ValueError`: it has none, or its state is unknown.
-    """
+    """Return the parts of [`MEMORY`] of an optimizer. Raises `ValueError`: none, or an unknown state."""
     name = find_optimizer(cls)
     if name is None:
         raise ValueError(
@@ -169,7 +164,6 @@ def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 
 
 
 def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
-    """Give an AMP gradient scaler its initial scale and an empty growth count (`Treatment.resets_scaler`)."""
     scaler.load_state_dict({**scaler.state_dict(), "scale": initial_scale, "_growth_tracker": 0})
 
 
@@ -204,8 +198,8 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
 
 def rewarmup_factor(updates: int | None, steps: int) -> float:
     """
-    Return the factor on the learning rate of the next update after a reset: 1/steps, 2/steps, …, 1. `updates` since
-    the reset are `None` without a reset; 0 and 1 steps have no effect.
+    Return the factor on the next learning rate after a reset: 1/steps, 2/steps, …, 1, by the `updates` since (`None`
+    without a reset). 0 and 1 steps have no effect.
     """
     if updates is None or steps <= 1:
         return 1.0

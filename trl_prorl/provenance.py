@@ -43,8 +43,8 @@ def as_plain(value: Any) -> Any:
 
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
     """
-    Write `config.yaml`, a recipe of this run without tokens: all our keys, and TRL's with values other than their
-    defaults. `recipe`: dataclasses besides the trainer's arguments, such as task and model.
+    Write `config.yaml`, a recipe of this run without tokens: all our keys, and TRL's with other values than their
+    defaults. `recipe`: further dataclasses, such as task and model.
     """
     from trl import GRPOConfig  # deferred: a report does not need it
 
@@ -74,14 +74,8 @@ def write_env(
     run_id: str | None = None,
 ) -> None:
     """
-    Write `env.json`: starting model, versions, git commit, seed, hardware, variant and acceleration.
-
-    Args:
-        run_dir (`str` or `os.PathLike`): Folder of the log files.
-        args ([`~trl_prorl.ProRLConfig`]), model (`torch.nn.Module`): The trainer's arguments, and the policy.
-        execution (`Mapping[str, Any]`): How rollouts are sampled and scored.
-        base (`str`, *optional*): Hub name or folder of the starting model.
-        run_id (`str`, *optional*): The id that is also saved next to the weights.
+    Write `env.json`: starting model `base`, versions, git commit, seed, hardware, variant and acceleration
+    (`execution`). `run_id` is also next to the weights.
     """
     old_logps = args.old_logps_source
     if args.reuse_obstacle:
@@ -150,12 +144,8 @@ SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\](?P<commit>[
 @dataclass(frozen=True)
 class BaseModel:
     """
-    A run's starting model.
-
-    Attributes:
-        name (`str`): As given; for an embedded model `embedded:TASK:SEED`.
-        hub_id, commit (`str` or `None`): Name and commit on the Hub; `None` for a local folder.
-        sha256 (`str` or `None`): Hash of the weights in a local folder, from [`fingerprint`].
+    A run's starting model: `name` as given (embedded: `embedded:TASK:SEED`), `hub_id` and `commit` on the Hub, and of
+    a local folder `sha256`, from [`fingerprint`].
     """
 
     name: str
@@ -174,10 +164,7 @@ class BaseModel:
 
 
 def identify(name: str, revision: str | None = None) -> BaseModel:
-    """
-    Identify the model of a `model_name_or_path` (Hub name, folder or embedded model) and a `revision` (Hub branch, tag
-    or commit) on this machine.
-    """
+    """Identify the model of a `model_name_or_path` and Hub `revision` on this machine."""
     embedded = embedded_base.full_name(name)
     if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
@@ -191,8 +178,8 @@ def identify(name: str, revision: str | None = None) -> BaseModel:
 
 def fingerprint(name: str) -> str | None:
     """
-    Hash the weights in a local folder, in the order of their names: SHA-256 of a single file; for files larger than
-    [`READ_WHOLE`], of size and evenly spaced blocks. `None` without weights.
+    Hash the weights in a local folder: SHA-256 of a single file; for files larger than [`READ_WHOLE`], of size and
+    evenly spaced blocks. `None` without weights.
     """
     files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
     digest = hashlib.sha256()
@@ -210,10 +197,7 @@ def fingerprint(name: str) -> str | None:
 
 
 def hub_commit(name: str, revision: str | None = None) -> str | None:
-    """
-    Return the commit (40 hexadecimal digits) of a Hub model in the client's cache; `None` if it was never loaded here,
-    or is not on the Hub.
-    """
+    """Return the commit (40 hexadecimal digits) of a Hub model in the client's cache, if any."""
     if not is_hub_name(name):
         return None
     from huggingface_hub import try_to_load_from_cache  # deferred: a report does not need it
@@ -284,7 +268,6 @@ def _without_secret(word: str) -> str:
 
 
 def plugin_options(env: dict[str, Any]) -> str:
-    """Return the `--plugin` options of a run, each after a space."""
     files = []
     for before, word in pairwise(["", *shell_words(env.get("command") or "")]):
         if before == "--plugin":
@@ -315,7 +298,6 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
 
 
 def script_of(env: dict[str, Any]) -> str:
-    """Return the command that started a script, in parentheses after a space; empty if unknown."""
     command = spell_again(env.get("command") or "")
     return f" ({code_span(command)})" if command else ""
 

@@ -87,7 +87,7 @@ def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]
 def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
     """
     Raise `ValueError` for trained parameters outside the adapter that a checkpoint would lack, or that would move a
-    reference or starting model (`anchors` are their keys) that shares the policy's base.
+    reference or starting model (`anchors`: their keys) on the same base.
     """
     if not isinstance(policy, PeftModel):
         return
@@ -112,8 +112,8 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
 
 def frozen_adapter(model, name: str) -> str:
     """
-    Add a frozen copy of the adapter `default` of a [`~peft.PeftModel`], and return its name. Shares the configuration
-    object of `default`, as TRL's `ref` does.
+    Add a frozen copy of the adapter `default` of a [`~peft.PeftModel`], with the same configuration object, as TRL's
+    `ref`; return its name.
     """
     # The copy's random initialisation must not advance the run's random state.
     with torch.random.fork_rng():
@@ -156,13 +156,8 @@ def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: s
 
 class AnchorModels:
     """
-    Makes the models that score as anchors of a policy.
-
-    Args:
-        trainer ([`~trl.GRPOTrainer`]), policy (`torch.nn.Module`): TRL's trainer, and the unwrapped policy.
-        moves (`bool`): Whether resets move the reference.
-        fresh_adapter (`bool`): Whether the policy's adapter has no effect at the start of the run.
-        wrapped_by_trl (`bool`): Whether TRL has made that adapter from a `peft_config`.
+    Makes the models that score as anchors of a policy. `moves`: whether resets move the reference; `fresh_adapter`:
+    whether the adapter has no effect at the start; `wrapped_by_trl`: whether TRL made it from a `peft_config`.
     """
 
     def __init__(self, trainer, policy, moves: bool, fresh_adapter: bool, wrapped_by_trl: bool):
@@ -268,8 +263,8 @@ class Reference:
 
 class AdapterReference(Reference):
     """
-    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`. The name `None` is the model without an
-    adapter, which cannot be moved. PEFT saves and loads it with the policy.
+    An adapter of a [`~peft.PeftModel`] next to the trained `default`; `None` is the model without an adapter, which
+    cannot be moved. PEFT saves and loads it with the policy.
     """
 
     def __init__(self, model, name: str | None = "ref"):
@@ -360,10 +355,8 @@ class SnapshotReference(Reference):
 
 class InitialAdapter:
     """
-    The starting policy of a run with an adapter, as evaluations' base.
-
-    `values` is a host copy, by name, of the parameters that training changes. A new adapter is disabled for the base,
-    so only parameters trained outside it (`bias`) are copied.
+    The starting policy of a run with an adapter, as evaluations' base: `values` is a host copy of the parameters that
+    training changes. A new adapter is disabled for it, so only parameters trained outside (`bias`) are copied.
     """
 
     def __init__(self, policy: PeftModel, is_trained: bool):
@@ -396,8 +389,8 @@ class InitialAdapter:
 
     def save(self, folder: Path) -> None:
         """
-        Write the starting adapter for PEFT. An adapter not named `default`, or one of several, is not written:
-        evaluations do not read such runs from files.
+        Write the starting adapter for PEFT, if it is the only one and named `default`: evaluations read no other from
+        files.
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
@@ -440,9 +433,7 @@ class PolicyPass:
 
 class Scorer:
     """
-    Scores completions, and counts the calls of each model.
-
-    `score_packed` scores as TRL's method does, with a `plan_key`, see [`PolicyPass`]; without it TRL's method scores.
+    Scores completions, and counts the calls of each model. `score_packed` scores as TRL's method does, if given.
     Batches of token ids alone (`text_only`) can be scored again from the buffer.
     """
 
@@ -464,9 +455,8 @@ class Scorer:
 
     def score_for_trl(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
-        Answer TRL's request for log-probabilities of π_old or the reference; `model` shows which. `trl_score` is TRL's
-        `_get_per_token_logps_and_entropies`, followed by its arguments. Returns TRL's result, or three times `None` if
-        the log-probabilities come later.
+        Answer TRL's request for log-probabilities of π_old or the reference, by `model`: by TRL's method, or three
+        times `None` if they come later.
         """
         reference = self.anchors["ref"]
         anchor = self.anchors["old"]
@@ -516,9 +506,9 @@ class Scorer:
         self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
     ) -> tuple:
         """
-        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Calls of an evaluation are not
-        counted. Returns TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
-        `ValueError`: TRL's loss scores a part of the micro-batch, or scores it twice.
+        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Returns TRL's result:
+        log-probabilities and entropies `(B, T)`, and the load-balancing loss. Raises `ValueError`: TRL's loss scores a
+        part of the micro-batch, or scores it twice.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
         if counts:

@@ -35,9 +35,8 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     """
     Call a function, and raise [`DeadlineExceeded`] at its time limit in seconds (`None`: no limit).
 
-    In the main thread a signal interrupts Python code and system calls; native code that holds the interpreter's lock
-    is interrupted when it returns. Other threads get no signals, so they run the function in a new thread and abandon
-    it.
+    In the main thread a signal interrupts Python code and system calls, native code when it returns. Other threads get
+    no signals, so they run the function in a new thread and abandon it.
     """
     if seconds is None:
         return function()
@@ -127,9 +126,8 @@ def settle_models(
     functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
 ) -> torch.Tensor:
     """
-    Treat NaN and infinity of a reward model as [`guard_reward`] treats those of a function: change rewards `(N, F)` in
-    place, and return them. A model cannot return `None`, and TRL would read its NaN as `None`. Raises
-    [`NonFiniteRewardError`]: with `nonfinite="stop"`, naming the model.
+    Treat NaN and infinity of a reward model as [`guard_reward`] does, in rewards `(N, F)`, in place: TRL would read a
+    model's NaN as `None`, which a model cannot return. Raises [`NonFiniteRewardError`] with `nonfinite="stop"`.
     """
     for place, (function, name) in enumerate(zip(functions, names, strict=True)):
         broken = ~torch.isfinite(rewards[:, place])
@@ -234,8 +232,8 @@ def own_columns(columns: dict[str, Any]) -> dict[str, Any]:
 
 def own_copy(value: Any) -> Any:
     """
-    Copy nested lists, tuples, sets, dicts, arrays and tensors: a function that edits its arguments in place must not
-    change another's. Anything else is shared, such as images and the trainer's state.
+    Copy nested lists, tuples, sets, dicts, arrays and tensors: a function that edits its arguments must not change
+    another's. Anything else is shared, such as images.
     """
     if type(value) is list and SCALARS.issuperset(map(type, value)):
         return value.copy()  # for token ids, thirty times faster
@@ -256,10 +254,7 @@ def own_copy(value: Any) -> Any:
 
 
 def own_traceback(error: BaseException) -> BaseException | None:
-    """
-    Trim the traceback of an error to the reward function's own part; `None` without one, because the function was
-    never entered or continued elsewhere.
-    """
+    """Trim an error's traceback to the reward function's own part; `None` without one."""
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
         own = own.tb_next
@@ -277,10 +272,7 @@ def locate_error(error: Exception, function: Callable) -> str:
 
 
 def as_float(reward: Any) -> float | None:
-    """
-    Convert a number, a NumPy scalar or a tensor of one value to a float; `None` for anything else, also digits as
-    text.
-    """
+    """Convert a number, a NumPy scalar or a tensor of one value to a float; `None` for anything else, also text."""
     if isinstance(reward, (str, bytes)):
         return None
     try:

@@ -79,8 +79,8 @@ LONG_TEXT = 64  # characters of a text that count as one more value
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
-    Read a file with one object per line, with the keys of `LOG_FILES`; a missing file is empty. Raises `InputError`: a
-    line is not JSON, not an object, or lacks a key.
+    Read a file with one object per line; a missing file is empty. Raises `InputError`: a line is not an object, or
+    lacks a key of `LOG_FILES`.
     """
     return [row for _, row in numbered_rows(path)]
 
@@ -141,11 +141,11 @@ def read_log(
     folder: str | os.PathLike, file: str, check: Callable[[Path, dict, int], None] | None = None
 ) -> list[dict[str, Any]]:
     """
-    Read the valid rows of a log file, one of `LOG_FILES`. Raises `InputError`: a line cannot be read.
+    Read the valid rows of a log file. Raises `InputError`: a line cannot be read.
 
     A resume at step `s` is an event with a new `attempt`. Rows of earlier attempts after `s` are skipped: their steps
     were computed again. So are events of step `s` before a generation, which came after the checkpoint. Roll-backs
-    always stay. `check` is called with the path, each row and its line number.
+    stay. `check` gets the path, each row and its line number.
     """
     path = Path(folder) / file
     rows = numbered_rows(path)
@@ -220,7 +220,7 @@ def saved_run_id(folder: str | os.PathLike) -> str | None:
 
 
 def saved_step(folder: str | os.PathLike) -> int | None:
-    """Return the optimizer step of the weights that a run saved in a folder, if known."""
+    """Return the optimizer step of the weights in a folder, if known."""
     try:
         step = read_json(Path(folder) / RUN_ID_FILE).get(STEP_OF_WEIGHTS)
     except InputError:
@@ -241,10 +241,7 @@ def _read_run_id(path: Path) -> str | None:
 
 
 def training_note(evaluation: dict[str, Any]) -> str:
-    """
-    Describe how many prompts of a `passk.json` or `drift.json` occur in the training set; empty for none, and for
-    splits that share no prompt with it.
-    """
+    """Describe how many prompts of a `passk.json` or `drift.json` occur in the training set; empty for none."""
     if "in_training" not in evaluation:
         return ""
     count = evaluation["in_training"]
@@ -307,8 +304,8 @@ def parse_yaml(content: str, said: str) -> Any:
 
 class YAML(yaml.SafeLoader):  # not in C, where deep nesting crashes the process
     """
-    YAML of all files of this project. Rejects a key that occurs twice, and aliases that expand to more than
-    `MAX_YAML_VALUES` values or contain themselves: 300 bytes can expand to gigabytes.
+    Rejects a key that occurs twice, and aliases that expand to more than `MAX_YAML_VALUES` values or contain
+    themselves: 300 bytes can expand to gigabytes.
     """
 
     def compose_document(self):

@@ -54,8 +54,7 @@ TRACES = (
 
 class RunFolder:
     """
-    The folder of a run: `output_dir`, or a trial's folder in a hyperparameter search. `own`: names that the run's own
-    trainer has made in it; they are ignored.
+    The folder of a run, or of a trial in a hyperparameter search. `own`: names made by the run's own trainer; ignored.
     """
 
     def __init__(self, path: str | os.PathLike, own: Collection[str] = ()):
@@ -139,8 +138,8 @@ class RunFolder:
 
     def set_aside(self, base: str | None, lock: "FolderLock") -> None:
         """
-        Rename the folder of an earlier run to `NAME.1`, or the next free number, and log it. The new run gets an empty
-        folder; the folder's `lock` is held before and after. Arguments and errors as in [`check_movable`].
+        Rename the folder of an earlier run to `NAME.1`, or the next free number, and log it; the new run gets an empty
+        folder. The `lock` is held before and after. Errors as in [`check_movable`].
         """
         self.check_movable(base)
         if not self.contents():
@@ -188,8 +187,8 @@ class RunFolder:
 
     def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
         """
-        Rename the checkpoints of this folder that are newer than the one resumed from, except unusable ones, and log
-        it. The next resume would choose the newest of them, from abandoned steps. Returns the new names by the old.
+        Rename the checkpoints newer than the one resumed from, except unusable ones: the next resume would choose
+        them. Returns the new names by the old.
         """
         steps = steps_of(self.path)
         here = [step for path, step in steps.items() if path.resolve() == checkpoint.resolve()]
@@ -204,9 +203,9 @@ class RunFolder:
 
     def remove_oldest(self, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
         """
-        Remove the oldest checkpoints beyond a limit (`None`, 0 or less: none), but neither that of `step`, the newest,
-        nor the best. Folders without a manifest and checkpoints of later steps do not count. Steps define the order,
-        not modification times, which an interrupted removal changes.
+        Remove the oldest checkpoints beyond a limit (`None`, 0 or less: none), but neither the newest, of `step`, nor
+        the best. Folders without a manifest and later steps do not count. By step, not by modification time, which an
+        interrupted removal changes.
         """
         if limit is None or limit <= 0:
             return
@@ -352,8 +351,8 @@ def check_free(folder: str | os.PathLike) -> None:
 @contextmanager
 def exclusive(path: Path, busy: str) -> Iterator[None]:
     """
-    Lock a path in this context, by the file `.NAME.lock` in its folder; print `busy` and wait if it is locked. Without
-    locks in the file system, or write permission, nothing is locked.
+    Lock a path in this context, by the file `.NAME.lock` next to it; print `busy` and wait if it is locked. Locks
+    nothing without write permission or locks in the file system.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:

@@ -30,11 +30,10 @@ class TrainedCheck(Part):
     """
     Checks that the optimizer's parameters get gradients, and that updates change values.
 
-    Gradients are checked at every update, at no cost: a callback may switch or merge adapters during a run. Values are
-    compared for the first two updates with a gradient, also after a resume, because LoRA's A has no gradient at the
-    first, and then every 100th: weights in bf16 grow, and learning rates fall, until an update is rounded away. If
-    only some parameters do not train, it warns. Not checked: weights sharded by DeepSpeed or FSDP, and optimizers that
-    update in the backward pass.
+    Gradients are checked at every update: a callback may switch or merge adapters. Values are compared for the first
+    two updates with a gradient, also after a resume (LoRA's A has none at the first), and then every 100th: weights in
+    bf16 grow, and learning rates fall, until an update is rounded away. If only some parameters do not train, it
+    warns. Not checked: weights sharded by DeepSpeed or FSDP, and optimizers that update in the backward pass.
     """
 
     def __init__(self, accelerator):
@@ -63,8 +62,8 @@ class TrainedCheck(Part):
 
     def watch(self, logps: torch.Tensor) -> None:
         """
-        Record the policy's log-probabilities of a micro-batch, before the backward pass. Raises
-        [`~trl_prorl.errors.RunError`]: they depend on no trained parameter.
+        Record a micro-batch's log-probabilities, before the backward pass. Raises [`~trl_prorl.errors.RunError`]: they
+        depend on no trained parameter.
         """
         if not self.is_possible or not torch.is_grad_enabled():
             return
@@ -138,8 +137,8 @@ class TrainedCheck(Part):
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
-        Store values that the update changes. Not for a skipped step, nor in a warm-up or at the end of a decay, where
-        an update may be rounded away.
+        Store values that the update changes. Not for a skipped step, nor for tiny learning rates, which may be rounded
+        away.
         """
         self._before = []
         overflows = norm is not None and not math.isfinite(norm)  # fp16's scaler skips the step
@@ -195,8 +194,8 @@ class TrainedCheck(Part):
 
 def _compared_places(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """
-    Return places of a flattened parameter: its largest gradient, its smallest value with a gradient (even a small
-    update does not round it away), and some with a gradient, evenly spaced.
+    Return places of a flattened parameter: its largest gradient, its smallest value with a gradient (not rounded away
+    even by a small update), and some with a gradient, evenly spaced.
     """
     grad = grad.reshape(-1)
     sizes = param.reshape(-1).abs().masked_fill(grad == 0, torch.inf)

@@ -39,8 +39,7 @@ SPACE = "▁"  # sentencepiece's, in each vocabulary that transformers makes up 
 
 def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
     """
-    Load a tokenizer from a folder or the Hub, with options of `from_pretrained`. Raises [`InputError`]: a file of the
-    folder is missing or cannot be read.
+    Load a tokenizer from a folder or the Hub. Raises [`InputError`]: a file of the folder is missing or unreadable.
     """
     with readable_files(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -53,10 +52,8 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
 def readable_files(source: str | Path) -> Iterator[None]:
     """
     Raise [`InputError`] for a damaged JSON file of a folder if a model or a tokenizer cannot be loaded, or for the
-    folder if a library's loader fails otherwise. Other errors are unchanged.
-
-    Git LFS pointers are reported first: as a chat template one would be every prompt, and transformers ignores it in
-    place of a generation_config.json.
+    folder if a library's loader fails otherwise. Git LFS pointers are reported first: as a chat template one would be
+    every prompt.
     """
     pointer = _find_pointer(Path(source))
     if pointer is not None:
@@ -115,8 +112,8 @@ def _damaged_file(folder: Path) -> Path | None:
 def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
     """
     Raise [`InputError`] for a tokenizer without a vocabulary, or with one that exceeds the embedding's rows. A special
-    token beyond the embedding is allowed if neither chat template nor tokenizer adds it to a text: Gemma 3's image
-    token, and the unknown-text token that transformers adds to byte-level vocabularies.
+    token beyond them is allowed if neither chat template nor tokenizer adds it to a text: Gemma 3's image token, and
+    the unknown-text token of byte-level vocabularies.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return

@@ -37,8 +37,8 @@ SHOWN = 2  # tensor names per message
 @contextmanager
 def whole_weights(source: str | Path = "the model") -> Iterator[None]:
     """
-    Raise `InputError` if a model or an adapter loaded in this context, by any library, lacks weights in its files or
-    leaves tensors unused. Tied weights, and keys that a model's class ignores, are allowed.
+    Raise `InputError` if a model or an adapter loaded in this context, by any library, lacks weights or leaves tensors
+    unused. Tied weights, and keys that a model's class ignores, are allowed.
     """
     report = modeling_utils.log_state_dict_report
     load_adapter = PeftModel.load_adapter
@@ -60,8 +60,8 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
 @contextmanager
 def refuse_code(source: str | Path) -> Iterator[None]:
     """
-    Explain in one line (`InputError`) that a model, an adapter or a tokenizer needs its own code, which needs
-    `trust_remote_code`, or that a file in its folder is damaged.
+    Explain (`InputError`) that a model, an adapter or a tokenizer needs `trust_remote_code` for its own code, or that
+    a file in its folder is damaged.
     """
     try:
         yield
@@ -174,9 +174,9 @@ def untie_adapted(model: PeftModel) -> None:
 
 def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreTrainedConfig:
     """
-    Return the configuration of a model, checked before the model is loaded. An `attn_implementation` of the loader
-    (`sets_attention`) takes precedence. Raises `InputError`: the model is an encoder-decoder, or would download and
-    run a kernel from the Hub.
+    Return a model's configuration, before the model is loaded. An `attn_implementation` of the loader
+    (`sets_attention`) takes precedence. Raises `InputError`: an encoder-decoder, or a kernel to download from the Hub
+    and run.
     """
     if not sets_attention:
         refuse_kernel(name, **place)
@@ -240,10 +240,7 @@ def refuse_keys(
 
 
 def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """
-    Copy a file's tensors into the given ones, in place, all or none. Raises `InputError`: other names or shapes, or an
-    unreadable file.
-    """
+    """Copy a file's tensors into the given ones, in place, all or none. Raises `InputError`: other names or shapes."""
     try:
         held = load_file(file)  # memory-mapped, not read
     except (SafetensorError, OSError) as error:
@@ -256,7 +253,6 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raise `InputError` if a folder's weight files cannot be read or do not match its index."""
     held = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -272,7 +268,7 @@ def check_files(folder: Path) -> None:
 def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
     """
     Copy a saved model's weights into a model of the same class, by `from_pretrained`: names in the file may differ
-    from the modules' (experts, the language model within a vision-language model). Raises `InputError`: other weights.
+    from the modules'. Raises `InputError`: other weights.
     """
     with whole_weights(folder), torch.random.fork_rng():
         read_config(folder)

@@ -36,8 +36,7 @@ def is_embedded(name: str) -> bool:
 
 def full_name(name: str) -> str | None:
     """
-    Return `embedded:TASK:SEED` or `smollm2` for such a name, or for any folder with that model's files; `None` for
-    another model.
+    Return `embedded:TASK:SEED` or `smollm2` for such a name, or for any folder with that model's files; else `None`.
     """
     if name == EMBEDDED:
         return DEFAULT
@@ -110,7 +109,7 @@ def shipped() -> dict[str, Path]:
 def weights_sha256(name: str) -> str | None:
     """
     Return the SHA-256 (64 hexadecimal digits) of the weights of an embedded model, or of a folder made by
-    scripts/embedded_bases.py; `None` for another or missing model.
+    scripts/embedded_bases.py; else `None`.
     """
     folder = _folder(name) or Path(name)
     there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()

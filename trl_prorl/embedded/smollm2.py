@@ -80,8 +80,8 @@ def pip_install(*modules: str, flags: Sequence[str] = ()) -> None:
 
 def convert(gguf: Path) -> None:
     """
-    Convert the file into [`SMOLLM2_FOLDER`], completely or not at all; an existing folder is replaced. Raises
-    [`InputError`]: the file is missing, or has another hash.
+    Convert the file into [`SMOLLM2_FOLDER`], completely or not at all, replacing an existing folder. Raises
+    [`InputError`]: missing, or another hash.
     """
     found = file_sha256(gguf) if gguf.is_file() else None
     if found != SHA256:
@@ -108,8 +108,8 @@ def convert(gguf: Path) -> None:
 
 def load(gguf: Path):
     """
-    Load the file's model in bf16, by transformers. Raises [`InputError`]: a weight is missing, a tensor of the file is
-    unused, or the configuration differs from the file's header.
+    Load the file's model in bf16. Raises [`InputError`]: a missing weight, an unused tensor, or another configuration
+    than in the file's header.
     """
     import torch
     from gguf import GGUFReader

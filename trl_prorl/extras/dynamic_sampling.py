@@ -24,10 +24,10 @@ def deciding_rewards(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    Return the rewards that decide whether a group is decided, of shape `(N,)`; NaN if there is none.
+    Return the rewards `(N,)` that decide whether a group is decided; NaN if there is none.
 
-    This is the weighted sum of the `functions` (indices); without them, each group's first function with a weight and
-    a reward for any completion. Groups are contiguous in rewards `(N, F)`, which are NaN if a function does not apply.
+    The weighted sum of the `functions` (indices); without them, each group's first function with a weight and a
+    reward. Groups are contiguous in rewards `(N, F)`, NaN if a function does not apply.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -44,8 +44,8 @@ def find_functions(
     wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Return the indices of the reward functions in `dynamic_sampling_rewards`; `None` if it is not set. Without
-    `reward_weights` each weight is 1. Raises `ValueError`: a named function does not exist, or all have weight 0.
+    Return the indices of `dynamic_sampling_rewards`, if set. Raises `ValueError`: a function does not exist, or all
+    have weight 0.
     """
     if wanted is None:
         return None
@@ -74,7 +74,7 @@ def replace_groups(
 ) -> dict[str, torch.Tensor]:
     """
     Replace groups of G rows of a batch (`places`) by groups of another batch (`sources`). Tensors have shape `(N, …)`;
-    prompts are padded on the left, completions on the right, token ids with `pad_token_id` and everything else with 0.
+    prompts are padded on the left, completions on the right, token ids with `pad_token_id`, others with 0.
     """
 
     within = torch.arange(group_size)
@@ -94,7 +94,6 @@ def replace_groups(
 
 
 def widen(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
-    """Pad a tensor of shape `(N, T)` to `(N, width)`."""
     missing = width - tensor.size(1)
     sides = (missing, 0) if left else (0, missing)
     return torch.nn.functional.pad(tensor, sides, value=fill)
@@ -150,10 +149,9 @@ class DynamicSampling(Part):
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """
-        Sample a generation batch, and replacements for undecided groups.
-
-        `examples` are this process's rows, G times each. `draw` samples completions of rows, with `again` in further
-        rounds; like this method it returns a batch that no anchor has scored, and its result.
+        Sample a generation batch, and replacements for undecided groups. `examples` are this process's rows, G times
+        each. `draw` samples completions of rows, with `again` in further rounds. Both return a batch that no anchor
+        has scored, and its result.
         """
         size = self.group_size
         process = self.accelerator.process_index
@@ -218,9 +216,9 @@ RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 
 class SignalWatch(Part):
     """
-    Warns when `PATIENCE` generation batches in a row had no signal, then after twice as many, and so on. Stops the run
-    after `UNSCORED_PATIENCE` batches in a row without any reward, unless `nonfinite` is `"skip"`. A batch has a signal
-    if a completion in the loss belongs to a group with different rewards.
+    Warns after `PATIENCE` generation batches in a row without signal, after twice as many, and so on. Stops the run
+    after `UNSCORED_PATIENCE` batches in a row without any reward, unless `nonfinite` is `"skip"`. Signal: a completion
+    in the loss belongs to a group with different rewards.
     """
 
     may_join = True
@@ -252,8 +250,7 @@ class SignalWatch(Part):
 
     def observe(self, rewards: torch.Tensor, counts: torch.Tensor) -> None:
         """
-        Observe rewards `(N, F)`; `counts` `(N,)`: whether a completion has tokens in the loss. Raises [`RewardError`]:
-        too many batches in a row had no reward.
+        Observe rewards `(N, F)`; `counts` `(N,)`: whether a completion has tokens in the loss. Raises [`RewardError`].
         """
         self._count_unscored(rewards)
         size = self.group_size

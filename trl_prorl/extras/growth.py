@@ -23,10 +23,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 class Growth(Part):
     """
-    Adds ranks to the policy's adapter and its frozen copies.
-
-    Growth is requested every `lora_growth_every` optimizer steps, and applied at the next generation boundary. In
-    `copies` of trained parameters, by name, the entries are replaced to keep the parameters' shapes.
+    Adds ranks to the policy's adapter and its frozen copies, every `lora_growth_every` optimizer steps, at the next
+    generation boundary. In `copies` of trained parameters, by name, entries are replaced to keep their shapes.
     """
 
     remembers = ("requested",)  # the adapter's own files have the weights
@@ -76,10 +74,8 @@ class Growth(Part):
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """
-        Set the rank of everything, or of nothing if a state is unknown. Returns the seconds.
-
-        The policy and its frozen copies get the same new rows of A, by layer, so that the average of two of them is
-        that of their old ranks. Rows of a missing layer are 0.
+        Set the rank of everything, or of nothing if a state is unknown; return the seconds. The policy and its frozen
+        copies get the same new rows of A, so that averages of old ranks stay. Rows of a missing layer are 0.
         """
         factors = list_factors(self.policy)
         states = self.optimizer.state if self.optimizer is not None else {}
@@ -106,8 +102,8 @@ class Growth(Part):
 
     def before_load(self, checkpoint: Path) -> None:
         """
-        Set the adapters' rank, and the frozen adapters' values, to those of a checkpoint. Raises `ValueError`: this
-        run's adapter cannot grow into the checkpoint's.
+        Set the adapters' rank, and frozen values, to a checkpoint's. Raises `ValueError`: the adapter cannot grow into
+        it.
         """
         if not (checkpoint / CONFIG_FILE).is_file():
             return
@@ -156,14 +152,8 @@ CONFIG_FILE = "adapter_config.json"
 @dataclass(frozen=True)
 class Factor:
     """
-    A factor of one layer's adapter.
-
-    Attributes:
-        place (`str`), layer ([`~peft.tuners.lora.layer.LoraLayer`]): Name in the policy, and the layer.
-        adapter (`str`): Name of the adapter.
-        side (`str`): `"A"` or `"B"`.
-        linear (`torch.nn.Linear`): The factor's module.
-        axis (`int`): Dimension of the ranks: A has shape (r, in), B has shape (out, r).
+    A factor of one layer's adapter: `side` is `"A"`, of shape (r, in), or `"B"`, (out, r); `axis` is the ranks'
+    dimension; `place` is the layer's name in the policy.
     """
 
     place: str
@@ -179,7 +169,7 @@ class Factor:
 
 
 def list_factors(policy: PeftModel) -> list[Factor]:
-    """List both factors of every layer and every LoRA adapter, in the order of the layers."""
+    """List both factors of every layer and LoRA adapter, in the order of the layers."""
     found = []
     for place, layer in policy.named_modules():
         if isinstance(layer, LoraLayer):
@@ -190,10 +180,7 @@ def list_factors(policy: PeftModel) -> list[Factor]:
 
 
 def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
-    """
-    Copy a tensor with another size along one dimension: a smaller one truncates at the end, a larger one appends
-    `new`, by default 0.
-    """
+    """Copy a tensor with another size along one dimension: truncated, or with `new` (default 0) appended."""
     more = size - tensor.shape[axis]
     if more <= 0:
         return tensor.narrow(axis, 0, size).clone(memory_format=torch.contiguous_format)
@@ -213,9 +200,8 @@ def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Ge
 
 def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
-    Draw rows of a factor A as PEFT does for a new adapter: shape `(rows, columns)`, fp32. With
-    `init_lora_weights="gaussian"` their standard deviation is 1/rank, else they are uniform within ±1/√in. Drawn on
-    the CPU, independent of the machine.
+    Draw rows `(rows, columns)` of a factor A as PEFT does, in fp32: with `init_lora_weights="gaussian"` of standard
+    deviation 1/rank, else uniform within ±1/√in. On the CPU, independent of the machine.
     """
     values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
@@ -231,8 +217,8 @@ def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
     """
-    Set every factor's values, and the rank of layers and configurations. Parameters stay the same objects, because
-    optimizer, average and merged copy refer to them.
+    Set every factor's values, and the rank of layers and configurations. Parameters stay the same objects: optimizer,
+    average and merged copy refer to them.
     """
     for factor, value in values:
         layer = factor.layer
@@ -260,8 +246,8 @@ OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 @torch.no_grad()
 def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """
-    Return the entries of a factor's state (empty before the first update) that change with the rank, without writing.
-    `shape` is the factor's old shape, `axis` its dimension of the ranks. Raises `ValueError`: an unknown entry.
+    Return the changed entries of a factor's state (`shape`: the factor's old one; `axis`: its ranks). Raises
+    `ValueError`: an unknown entry.
     """
     unknown = sorted(set(state) - {*OF_VALUES, STEP})
     held = [key for key in OF_VALUES if state.get(key) is not None]
@@ -272,7 +258,7 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
 
 
 def check_growing_optimizer(cls: type) -> None:
-    """Raise `ValueError`, before training, for an optimizer whose state growth does not support."""
+    """Raise `ValueError` for an optimizer whose state growth does not support."""
     name = find_optimizer(cls)
     if name is None or not OPTIMIZERS[name].grows:
         growing = ", ".join(other for other, optimizer in OPTIMIZERS.items() if optimizer.grows)

@@ -34,13 +34,8 @@ LONGEST_REST = 8  # passes
 @dataclass(frozen=True)
 class Memory:
     """
-    The pool's memory of a sampled prompt.
-
-    Attributes:
-        rate (`float`, *optional*): Pass rate: decayed mean of the share of correct completions; `None` without a
-            verifier.
-        rests (`int`): Number of its last groups, in a row, that caused a rest.
-        due (`int`): Its rest ends when this many groups were drawn from the pool.
+    A sampled prompt: decayed mean pass rate (`None` without a verifier); its last groups in a row that caused a rest;
+    and number of drawn groups at which its rest ends.
     """
 
     rate: float | None
@@ -52,14 +47,9 @@ def update_memory(
     earlier: Memory | None, passed: float | None, is_equal: bool, drawn: int, prompts: int, retire: float
 ) -> Memory:
     """
-    Update the memory of a prompt after a group.
-
-    Args:
-        earlier ([`Memory`], *optional*): `None` if it was never sampled.
-        passed (`float`, *optional*): Share of correct completions of the group; `None` without a verifier.
-        is_equal (`bool`): Whether all rewards of the group are equal.
-        drawn, prompts (`int`): Groups drawn from the pool so far, and prompts of the training set.
-        retire (`float`): Pass rate of a solved prompt.
+    Update a prompt's memory (`None`: never sampled) after a group: `passed` is its share of correct completions,
+    `is_equal` whether its rewards are equal, `drawn` the groups drawn so far, `prompts` the size of the training set,
+    `retire` the pass rate of a solved prompt.
     """
     rate = passed
     rests = 0
@@ -93,8 +83,8 @@ class Queue:
 
     def take(self, number: int, last: Collection[int] = ()) -> list[int]:
         """
-        Take the next `number` prompts out of the queue; [`Queue.put`] returns them. None is taken twice unless all
-        are. Prompts already taken for this batch (`last`) come last.
+        Take the next `number` prompts, until [`Queue.put`]; those already taken for this batch (`last`) come last.
+        None is taken twice unless all are.
         """
         taken: list[int] = []
         held: list[int] = []
@@ -119,11 +109,9 @@ class Queue:
 
 class PromptPool(Part):
     """
-    Draws the prompts of each generation batch in place of the data loader's, the same on all processes; each uses its
-    share.
-
-    The reward `functions` (indices) decide whether a group's rewards are equal; by default the task's (see
-    `dynamic_sampling_rewards`). Raises `ValueError`: the dataset is streamed.
+    Draws the prompts of each generation batch in place of the data loader's, the same on all processes. The reward
+    `functions` (indices, by default the task's) decide whether a group's rewards are equal. Raises `ValueError`: the
+    dataset is streamed.
     """
 
     def __init__(
@@ -163,9 +151,8 @@ class PromptPool(Part):
 
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
         """
-        Sample a generation batch of prompts from the pool, and remember its rewards. `examples`, this process's rows,
-        G times each, are replaced by the pool's. `draw`, `again` and the result are those of
-        [`DynamicSampling.sample`].
+        Sample a generation batch from the pool, which replaces `examples` (this process's rows, G times each). Other
+        arguments and result are those of [`DynamicSampling.sample`].
         """
         count = len(examples)
         groups = count * self.accelerator.num_processes // self.group_size
@@ -183,9 +170,7 @@ class PromptPool(Part):
         return batch, result
 
     def observe(self, prompts: list[int], result: RolloutResult) -> dict[str, float]:
-        """
-        Remember the rewards of all processes' prompts (indices), and return the pool's columns of `metrics.jsonl`.
-        """
+        """Remember the rewards of all processes' prompts (indices); return the pool's columns of `metrics.jsonl`."""
         size = self.group_size
         deciders = deciding_rewards(result.rewards, self.weights.to(result.rewards.device), size, self.functions)
         equal = all_equal(deciders.view(-1, size)).tolist()

@@ -24,7 +24,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks supported by vLLM
 
 @contextmanager
 def let_engine_take_adapters(rank: int) -> Iterator[None]:
-    """Let the engine that TRL creates in this context accept an adapter of up to this rank."""
+    """Let the engine created in this context accept an adapter of up to this rank."""
     engine = vllm_generation.LLM
     room = min(size for size in RANKS if size >= rank)
     vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
@@ -60,8 +60,8 @@ def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftM
 
 class RequestSeeds:
     """
-    Gives each batch of requests its first seed, from values that a resume reproduces: the run's seed, the engine, the
-    step, training or evaluation, and the batch's number in that step.
+    Gives each batch of requests its first seed, reproducible by a resume: from the run's seed, the engine, the step,
+    training or evaluation, and the batch's number in that step.
     """
 
     def __init__(self, trainer):
@@ -83,8 +83,8 @@ class RequestSeeds:
 
 def seed_requests(generation: VLLMGeneration, seeds: RequestSeeds) -> None:
     """
-    Make TRL's colocated engine sample each completion with its own seed. Calls in another form than TRL's, and
-    requests with a seed, are unchanged.
+    Make TRL's colocated engine sample each completion with its own seed. Other calls, and requests with a seed, are
+    unchanged.
     """
     generate = generation.llm.generate
 
@@ -107,8 +107,8 @@ def _with_seed(sampling_params, seed: int):
 
 def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
     """
-    Return whether a CPU engine may compute a prompt in two parts, and so rewind a request's generator, which torch
-    supports on GPUs only. Without seeds it uses torch's generator, which checkpoints contain.
+    Return whether a CPU engine may split a prompt, and so rewind a request's generator, which torch supports on GPUs
+    only. Without seeds it uses torch's generator, which checkpoints contain.
     """
     if generation.accelerator.device.type != "cpu":
         return False
@@ -128,11 +128,9 @@ def describe_engine(args) -> str:
 @contextmanager
 def keep_weights(model: torch.nn.Module) -> Iterator[None]:
     """
-    Restore every parameter and buffer of an unsharded model, bit for bit, after a cast in this context.
-
-    TRL 1.16 casts the policy to bf16 or fp16 before `generate_batch` of transformers' continuous batching, and never
-    back: fp32 LoRA weights would lose updates smaller than their rounding. A cast makes new tensors, so references to
-    the old ones suffice.
+    Restore every parameter and buffer of an unsharded model, bit for bit, after this context. TRL 1.16 casts the
+    policy to bf16 or fp16 before `generate_batch`, and never back. A cast makes new tensors, so references to the old
+    ones suffice.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -157,11 +155,8 @@ def keep_unpacked(model: torch.nn.Module) -> None:
 
 def merge_in_copies(model: PeftModel, read: Callable[[], Weights]) -> Weights:
     """
-    Yield a policy's weights for an engine, its adapter merged, without changing the policy. `read`: TRL's method that
-    yields names and weights.
-
-    TRL merges the adapter into all weights and unmerges it, which accumulates rounding errors in bf16. Here each
-    weight is merged in a copy as TRL sends it, so only one layer at a time is copied.
+    Yield a policy's weights (as TRL's `read`), with its adapter merged in copies of one layer at a time. TRL merges
+    and unmerges the policy itself, which accumulates rounding errors in bf16.
     """
     with without_inplace_merge(model):
         adapted = find_adapted_weights(model)
@@ -186,13 +181,7 @@ def without_inplace_merge(model: PeftModel) -> Iterator[None]:
 
 
 class AdaptedWeight(NamedTuple):
-    """
-    A weight that adapters change.
-
-    Attributes:
-        base (`torch.nn.Module`), name (`str`): Its layer, below the adapters, and its name there.
-        layers (`list[BaseTunerLayer]`): PEFT's layers around it, in merging order.
-    """
+    """A weight `name` of a layer `base` that adapters change; `layers`: PEFT's around it, in merging order."""
 
     base: torch.nn.Module
     name: str

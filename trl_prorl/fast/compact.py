@@ -29,13 +29,8 @@ NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 
 
 class Samples(NamedTuple):
     """
-    The result of `compact_sample`.
-
-    Attributes:
-        ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions, padded on the right.
-        logps (`torch.Tensor` of shape `(R, T)`, *optional*): Log-probabilities of the completions' tokens, before
-            top-k and the like; 0 at padding.
-        recorded (`bool`): Whether the token forward was recorded.
+    Prompts and completions `ids` `(R, P + T)`, padded on the right; the tokens' log-probabilities `logps` `(R, T)`
+    before top-k and the like, 0 at padding; and whether the token forward was recorded.
     """
 
     ids: torch.Tensor
@@ -58,17 +53,14 @@ def compact_sample(
     Decode for `generate(..., custom_generate=compact_sample, copies=copies)`, greedily or by sampling.
 
     Args:
-        model ([`~transformers.GenerationMixin`]): A text decoder.
         input_ids (`torch.LongTensor` of shape `(P, W)`): Distinct prompts, padded on the left.
-        logits_processor, stopping_criteria, generation_config, model_kwargs: From `generate`. Processors and criteria
-            get the unfinished rows, with their prompts.
+        logits_processor, stopping_criteria: They get the unfinished rows, with their prompts.
         copies (`torch.LongTensor` of shape `(R,)`): Index of each completion's prompt.
         logps_at (`float`, *optional*): Also return log-probabilities at this temperature. With the name `temperature`,
             `generate` would pass its own argument to this loop and sample at 1.
         replays (`bool`): Whether the token forward may be recorded and replayed, see recording.py.
 
-    Returns:
-        [`Samples`]: In the order of `copies`.
+    Returns [`Samples`] in the order of `copies`.
     """
     longest = stopping_criteria.max_length
     width = input_ids.shape[1]
@@ -146,8 +138,8 @@ def _read_prompts(
 
 class TokenForward:
     """
-    Computes the logits of the next token of every row. `mask` is given if the model needs no other. Finished rows are
-    dropped when less than `kept_share` of the rows is unfinished.
+    Computes the logits of every row's next token, with `mask` if the model needs no other. Finished rows are dropped
+    when less than `kept_share` of the rows is unfinished.
     """
 
     kept_share = 1.0
@@ -186,8 +178,8 @@ class TokenForward:
 
 def tokens_between_checks(device: torch.device) -> int:
     """
-    Return the number of tokens between two checks for finished rows. On an asynchronous device a check costs more than
-    computing finished rows for a few tokens.
+    Return the number of tokens between two checks for finished rows: an asynchronous device computes a few tokens
+    faster than it checks.
     """
     return 1 if device.type == "cpu" else CHECK_EVERY
 
@@ -196,12 +188,8 @@ def _next_tokens(
     ids: torch.Tensor, logits: torch.Tensor, processors: LogitsProcessorList, samples: bool, logps_at: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | bool]:
     """
-    Choose the next token of every row, with few passes over the logits `(R, V)`.
-
-    Returns:
-        `torch.LongTensor` of shape `(R,)`: Token ids.
-        `torch.Tensor` of shape `(R,)` or `None`: Their log-probabilities at `logps_at`.
-        `torch.BoolTensor` of shape `(R,)` or `bool`: Whether a row has a distribution.
+    Choose each row's next token from the logits `(R, V)`. Returns token ids, log-probabilities at `logps_at` or
+    `None`, and whether a row has a distribution, each `(R,)`.
     """
     temperature = _temperature_alone(processors)
     if temperature is None:
@@ -268,9 +256,8 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 
 class RoomyLayer(DynamicLayer):
     """
-    Cache of an attention layer, with room for `length` tokens, so that a new token is written in place. Allocated
-    once: growing blocks would fragment a GPU's memory. It starts with rows of keys and values `(P, H, L, D)`, in any
-    repetition.
+    Attention cache with room for `length` tokens, to write tokens in place. Allocated once: growing blocks would
+    fragment a GPU's memory. Starts with rows of keys and values `(P, H, L, D)`, in any repetition.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
@@ -320,11 +307,8 @@ class RoomyLayer(DynamicLayer):
 
 class Selection(NamedTuple):
     """
-    Kept rows of a batch: the last ones move into the places of the dropped ones.
-
-    Attributes:
-        kept (`list[int]`), rows (`torch.LongTensor` of shape `(R,)`): The rows, in their new order.
-        places, movers (`torch.LongTensor` of shape `(M,)`): Overwritten rows, and the rows that move there.
+    Kept rows of a batch (`kept` and `rows`, in their new order): the last rows, `movers`, move into `places` of
+    dropped ones.
     """
 
     kept: list[int]
@@ -352,7 +336,7 @@ def cache_among(values: Mapping[str, Any]) -> Cache:
 
 
 def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
-    """Select rows of a cache, in place, with repetitions, and make room for `length` tokens per row."""
+    """Select rows of a cache, in place, with repetitions and room for `length` tokens."""
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
             cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
@@ -382,10 +366,10 @@ def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: t
 class PaddingMask:
     """
     Masks the padding before each prompt, for one query per row. Transformers would make such a mask for every token,
-    with a synchronization, and SDPA would convert it in every layer.
+    with a synchronization.
 
-    Made from rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens per row, in the queries' dtype
-    (a GPU's kernel supports no other).
+    Made from rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens, in the queries' dtype (a
+    GPU's kernel supports no other).
     """
 
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
@@ -412,7 +396,7 @@ class PaddingMask:
 def attends_plainly(model, model_kwargs: dict) -> bool:
     """
     Return whether a model's mask must only mark padding, in SDPA's additive form: every layer attends to all earlier
-    tokens, and positions are given.
+    tokens.
     """
     config = model.config
     cache = cache_among(model_kwargs)
@@ -431,10 +415,8 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
 @contextmanager
 def contiguous_states(model) -> Iterator[None]:
     """
-    Make the states for a CPU's bf16 head contiguous within this context.
-
-    `generate` passes the head a slice of the states. With AVX512-BF16, torch 2.13 multiplies each row of such a slice
-    by a copy of the whole head: for six rows eighty times as long, with six times its memory.
+    Make the states for a CPU's bf16 head contiguous within this context: with AVX512-BF16, torch 2.13 multiplies each
+    row of `generate`'s slice by a copy of the whole head, for six rows eighty times as long.
     """
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -459,17 +441,10 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Sample a token per row by inverting its cumulative distribution, first over blocks of tokens and then within one.
 
     `torch.multinomial` draws a random number for every token of the vocabulary: 40 times as long on a CPU for 16 rows
-    of 8,192 tokens. Sums are in double precision, so a token's probability is exact up to the rounding of
-    `probabilities`; a token of probability 0 is never drawn.
-
-    Args:
-        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, not
-            necessarily 1.
-
-    Returns:
-        `torch.LongTensor` of shape `(R,)`: Token ids.
-        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution; if not, its token is arbitrary. The
-            caller must check, because checking synchronizes with the device.
+    of 8,192. Sums in double precision keep probabilities exact up to the rounding of `probabilities` `(R, V)`, which
+    need not sum to 1; a token of probability 0 is never drawn. Returns token ids `(R,)`, and whether a row has a
+    distribution `(R,)`; if not, its token is arbitrary, and the caller must raise an error (a check here would
+    synchronize).
     """
     rows, size = probabilities.shape
     missing = -size % BLOCK
@@ -501,7 +476,7 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """
     Return the index `(R, 1)` of the first ascending sum greater than the wanted value, or than nearly all of the last
-    sum. For sums that do not ascend, such as NaN, the index is arbitrary.
+    sum; arbitrary for NaN.
     """
     largest = ends[:, -1:] * SHORT_OF_ALL
     found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)

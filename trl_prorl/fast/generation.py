@@ -44,10 +44,7 @@ PLAIN_SETTINGS = {
 
 
 def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) -> str | None:
-    """
-    Return why generation with these settings, completed by the model's own as in `generate`, cannot be compact; `None`
-    if it can.
-    """
+    """Return why generation with these settings, completed by the model's own, cannot be compact; `None` if it can."""
     if own is not None:
         config = copy.deepcopy(config)
         config.update(**kept_defaults(own).to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -63,8 +60,8 @@ def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) ->
 
 def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
     """
-    Divide a batch's completions into slices of at most `most` rows (`None`: all), decoded together. `copies` is the
-    index of each completion's prompt; completions of a prompt stay together if `most` allows it.
+    Divide completions (`copies`: each one's prompt index) into slices of at most `most` rows, decoded together;
+    completions of a prompt stay together if possible.
     """
     if most is None or most >= len(copies):
         return [list(range(len(copies)))]
@@ -115,7 +112,6 @@ class CompactGeneration(Part):
     to measure its own rounding; the result decides whether the copy is used again.
 
     Args:
-        policy (`torch.nn.Module`): The policy, unwrapped.
         temperature (`float`): Temperature of the measured log-probabilities.
         autocasts (`bool`): Whether scoring uses a lower precision than the policy's weights.
         max_rows (`int`, *optional*): Maximum completions decoded at once.
@@ -124,8 +120,8 @@ class CompactGeneration(Part):
 
     Attributes:
         merged (`Choice`): Whether the copy is sampled, or why not.
-        measures (`bool`): Whether the last log-probabilities measure the copy. Those of a rollout function with its
-            own sampler do not.
+        measures (`bool`): Whether the last log-probabilities measure the copy. Those of a rollout function's own
+            sampler do not.
     """
 
     may_join = True  # "auto" may be possible here although not at the start of the run
@@ -167,21 +163,15 @@ class CompactGeneration(Part):
         logps_at: float | None = None,
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         """
-        Sample one completion of each prompt; equal prompts are computed once in a slice of the batch.
+        Sample one completion of each prompt (token ids); equal prompts are computed once in a slice of the batch.
 
         Args:
-            model: The policy, unwrapped and ready to generate.
-            prompts (`list[list[int]]`): Token ids.
-            config (`GenerationConfig`): The settings.
             ends (`list[int]`): Tokens that end a completion and are part of it.
             multiple (`int`, *optional*): Pad prompts to a multiple of it.
-            logps_at (`float`, *optional*): Return log-probabilities at this temperature, needed or not;
-                [`CompactGeneration.kept_logps`] selects.
+            logps_at (`float`, *optional*): Temperature of the log-probabilities, returned whether needed or not.
 
-        Returns:
-            `list[list[int]]`: Token ids of the completions.
-            `list[list[float]]` or `None`: Their log-probabilities under the merged copy, if its rounding differs from
-                the policy's.
+        Returns the completions' token ids, and their log-probabilities under the merged copy if its rounding differs
+        from the policy's; [`CompactGeneration.kept_logps`] selects.
         """
         completions: list[list[int]] = [[] for _ in prompts]
         logps: list[list[float]] = [[] for _ in prompts]

@@ -92,8 +92,8 @@ class PackedScorer:
         **others,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """
-        Score a batch, with TRL's arguments and a `plan_key`: a tensor that lives as long as the batch and identifies
-        it. Returns TRL's result. Raises `ValueError`: the batch is not only text.
+        Score a batch as TRL. `plan_key`: a tensor that lives as long as the batch and identifies it. Raises
+        `ValueError`: the batch is not only text.
         """
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
@@ -119,10 +119,9 @@ class PackedCall:
     The packed row of one call, on the device.
 
     Attributes:
-        inputs (`dict[str, torch.Tensor]`): Inputs of the model, in addition to the layout: tensors of shape `(1, T)`.
+        inputs (`dict[str, torch.Tensor]`): The model's inputs besides the layout, of shape `(1, T)`.
         layout ([`~trl_prorl.fast.prefix.Layout`]): The row's sequences.
-        scored (`torch.LongTensor` of shape `(N,)`): Places of the scored tokens among the row's T - 1
-            log-probabilities.
+        scored (`torch.LongTensor` of shape `(N,)`): Places of the scored tokens among T - 1 log-probabilities.
         results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
     """
 
@@ -202,10 +201,7 @@ class Plan:
 def pack(
     call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
 ) -> PackedCall:
-    """
-    Pack the rows of one call. `prompts` and `completions` are the numbers of tokens of every row of the batch; the
-    other arguments are those of [`packed_logps`].
-    """
+    """Pack the rows of one call. `prompts` and `completions`: tokens of every row; others as in [`packed_logps`]."""
     width = input_ids.shape[1]
     start = width - logits_to_keep  # first column of the completions
     taken = []  # spans of the row: first place in the flattened batch, first position, length
@@ -249,9 +245,8 @@ def plan_calls(
     groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
 ) -> list[Call]:
     """
-    Choose the rows of the batch to compute together, by first-fit decreasing. Rows with the same prompt are separated
-    only if they exceed a call of `max_tokens` (by default there is one call). `prompts` and `completions` are the
-    numbers of tokens of every row. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
+    Choose the rows of each call by first-fit decreasing. Rows with the same prompt are separated only if they exceed
+    `max_tokens` (default: one call). Raises `ValueError`: a prompt with one completion exceeds it.
     """
 
     def length(piece: Piece) -> int:

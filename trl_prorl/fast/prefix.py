@@ -52,8 +52,8 @@ class Layout(NamedTuple):
         masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): Visible keys for each block of queries: the last Q
             of the first K keys of the first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place's result among the queries of all blocks.
-        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], longest first.
-        added (`dict`): Tensors that layers have made from it, such as additive masks, shared by all layers.
+        sequences (`list[tuple[int, int, int, int]]`): As given to [`layout`], longest first.
+        added (`dict`): Tensors made from it by layers, and shared by them.
     """
 
     keys: torch.Tensor
@@ -85,7 +85,8 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, wind
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
     """
-    Lay out a row in which every place belongs to exactly one sequence.
+    Lay out a row in which every place belongs to exactly one sequence, given as first place and length of its prefix,
+    then of itself.
 
     Sequences are stacked, longest first: their own tokens start at column 0, and their prefixes end before it. For the
     row `a b c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
@@ -97,12 +98,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
                               block 1 | block 2: from its first column on, sequences that are longer than 2
 
     A block's queries see the keys to their left, in their own line, except padding. Results are concatenated block by
-    block, line by line; `order` has the position of each place's result.
-
-    Args:
-        sequences (`list` of `tuple`):
-            For each sequence: first place and length of its prefix, first place and length of the sequence itself.
-        device (`torch.device`): The device that computes the attention.
+    block, line by line.
     """
     longest_first = sorted(sequences, key=lambda sequence: sequence[3], reverse=True)
     longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
@@ -132,8 +128,8 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
 
 def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
     """
-    Return places for padding, of the mask's shape, that cycle through the row: with a single place, the backward pass
-    would add thousands of zeros to it sequentially.
+    Return places for padding that cycle through the row: with a single place, the backward pass would add thousands of
+    zeros to it sequentially.
     """
     return torch.arange(mask.numel(), device=mask.device).view(mask.shape) % size
 
@@ -148,9 +144,9 @@ def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
 
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
     """
-    Return the columns that separate blocks of queries, from 0 to the longest sequence. A block also ends with the
-    longest sequence that has a prefix (0: none), because prompts may be longer. A block of a few queries is merged
-    into the one before: a completion of 128 tokens has one more, its prompt's last token.
+    Return the columns that separate blocks of queries. A block also ends with the longest sequence that has a prefix
+    (0: none), because prompts may be longer. A block of a few queries is merged into the one before: a completion of
+    128 tokens has one more, its prompt's last token.
     """
     ends = sorted({longest, longest_with_prefix} - {0})
     bounds = set()
@@ -232,10 +228,7 @@ def without_cudnn(device: torch.device) -> Iterator[None]:
 
 
 def keeps_keys_shared(query: torch.Tensor) -> bool:
-    """
-    Return whether shared keys stay shared. A GPU's kernel with a mask needs equal numbers of heads; on a CPU in fp32
-    sharing gains nothing.
-    """
+    """Return whether shared keys stay shared: a GPU's kernel with a mask needs equal numbers of heads."""
     return query.device.type != "cpu"
 
 
@@ -320,9 +313,8 @@ FOLLOWING: set[type] = set()  # classes with a forward that accepts `prefix_layo
 
 class States:
     """
-    State of one layer for S sequences: the last inputs `(S, D, K)` of each convolution, and recurrent states `(S, …)`,
-    by number. Has the methods of transformers' cache that such a layer calls, but writes nothing in place, so
-    gradients flow through it.
+    State of one layer for S sequences: last inputs `(S, D, K)` of each convolution, and recurrent states `(S, …)`, by
+    number. Like transformers' cache, but never written in place, so gradients flow through it.
     """
 
     def __init__(
@@ -369,12 +361,11 @@ class StatePlan(NamedTuple):
     The calls of a layer for the sequences of a row of T tokens.
 
     Attributes:
-        prompts (`torch.LongTensor` of shape `(P, W)`): Places of the sequences without a prefix, padded on the left,
-            so that the last column's state is the final one.
+        prompts (`torch.LongTensor` of shape `(P, W)`): Places of the prompts, padded on the left, so that the last
+            column's state is the final one.
         mask (`torch.LongTensor` of shape `(P, W)`): 0 for padding, else 1.
         prompt_of (`torch.LongTensor` of shape `(S,)`): The prompt of each other sequence, longest first.
-        blocks (`list[torch.LongTensor]` of shape `(S', W')`): Places of each block's tokens, of the first S' of these
-            sequences, padded on the right.
+        blocks (`list[torch.LongTensor]` of shape `(S', W')`): Places of each block's tokens, padded on the right.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place of the row among all results.
     """
 
@@ -437,8 +428,7 @@ def has_state(layer: torch.nn.Module) -> bool:
 
 def accept_prefixes(model: torch.nn.Module) -> None:
     """
-    Make the classes of a model's layers with a state accept `prefix_layout`. Classes, not objects: copies of the model
-    and a recomputed forward need it.
+    Make the classes (for copies and recomputed forwards) of a model's layers with a state accept `prefix_layout`.
     """
     for kind in {type(module) for module in model.modules()}:
         if reads_state(kind) and kind not in FOLLOWING:
@@ -447,10 +437,7 @@ def accept_prefixes(model: torch.nn.Module) -> None:
 
 
 def compute_by_sequence(forward: Callable) -> Callable:
-    """
-    Let a layer's forward compute a row sequence by sequence if it gets a `prefix_layout`: `hidden_states` is then a
-    row `(1, T, D)`, else `(S, W, D)`.
-    """
+    """Let a layer's forward compute a row `(1, T, D)` sequence by sequence if it gets a `prefix_layout`."""
 
     @wraps(forward)
     def forward_by_sequence(

@@ -48,15 +48,7 @@ OF_EMBEDDINGS = re.compile(r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_hea
 
 @dataclass(frozen=True)
 class Record:
-    """
-    The content of a run folder; missing parts are empty.
-
-    Attributes:
-        config (`dict`), env (`dict`): `config.yaml`, without secrets, and `env.json`.
-        events (`list[dict]` or `None`): `events.jsonl`.
-        passk (`dict` or `None`): `passk.json`.
-        metrics (`list[dict]`): `metrics.jsonl`.
-    """
+    """The content of a run folder, without secrets; missing parts are empty."""
 
     config: dict[str, Any]
     env: dict[str, Any]
@@ -138,7 +130,7 @@ class Measure(NamedTuple):
 
 
 def measures(part: dict[str, Any]) -> list[Measure]:
-    """Return the numbers that a part of `passk.json` has for both sides: pass@k by k, then greedy decoding."""
+    """Return the numbers of a part of `passk.json` for both sides: pass@k by k, then greedy decoding."""
     found = []
     for k in part.get("k", []):
         name = f"pass@{k}"
@@ -170,10 +162,10 @@ def model_card(
         run_dir (`str` or `os.PathLike`): Folder of the log files.
         model_dir (`str` or `os.PathLike`, *optional*): Folder of the trained model; defaults to `run_dir`.
         repo (`str`, *optional*): Its repository on the Hub; defaults to the folder's name.
-        weights_dir (`str` or `os.PathLike`, *optional*):
-            Folder in the card's loading code if there is no repository; defaults to `model_dir`.
+        weights_dir (`str` or `os.PathLike`, *optional*): Folder in the loading code without a repository; defaults to
+            `model_dir`.
         adapter (`bool`, *optional*): Whether the model is a PEFT adapter; by default as in the folder.
-        tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
+        tags, datasets (iterable of `str`): Further metadata.
         license (`str`, *optional*): The Hub's name of a licence; defaults to that of the card in `model_dir`.
     """
     folder = Path(model_dir or run_dir)
@@ -294,10 +286,7 @@ def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
 
 
 def eval_results(record: Record) -> list[EvalResult]:
-    """
-    Return the `model-index`: held-out pass@k of the trained model. A value is one number there, so the interval and
-    the settings are in the metric's name and arguments.
-    """
+    """Return the `model-index`: held-out pass@k, with interval and settings in the metric's name and arguments."""
     if not record.evaluated:
         return []
     passk = record.passk
@@ -308,10 +297,6 @@ def eval_results(record: Record) -> list[EvalResult]:
 
 
 def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
-    """
-    Make one number of the `model-index`, with its settings, from a part of `passk.json`. `dataset` is the Hub name of
-    the data.
-    """
     value, *interval = measure.trained
     base, *base_interval = measure.base
     arguments = {"interval_95": interval, "base": base}
@@ -344,7 +329,6 @@ def _eval_result(part: dict[str, Any], measure: Measure, dataset: str | None) ->
 
 
 def _dataset(config: dict[str, Any]) -> str | None:
-    """Return the Hub name of the task's data, if they are from the Hub."""
     name = config.get("dataset_name")
     is_on_hub = isinstance(name, str) and is_hub_name(name) and not Path(name).exists()
     return name if is_on_hub else None

@@ -21,19 +21,12 @@ def fetch_run(
     resume_from: str, folder: RunFolder, lock: FolderLock, overwrite: bool, token: str | None = None
 ) -> Path:
     """
-    Download a run's log files, its newest complete checkpoint and, if pushed, the best one into a folder; return the
-    newest.
+    Download a run's log files, its newest complete checkpoint and, if pushed, the best one from `hub:USER/RUN` into a
+    folder with a held lock; return the newest.
 
-    A checkpoint of the same run in the folder is used if it is as new. An older copy of the run is set aside. The
-    folder changes only after all downloads.
-
-    Args:
-        resume_from (`str`): `hub:USER/RUN`.
-        folder ([`RunFolder`]), lock ([`FolderLock`]): The run's folder on this machine, and its held lock.
-        overwrite (`bool`): Whether to set aside another run in the folder.
-        token (`str`, *optional*): The Hub's token.
-
-    Raises `ValueError`: the repository cannot be read, or has no complete checkpoint; or the folder is another run's.
+    A checkpoint of the same run in the folder is used if it is as new. An older copy of the run is set aside, with
+    `overwrite` also another run. The folder changes only after all downloads. Raises `ValueError`: the repository
+    cannot be read, or has no complete checkpoint; or the folder is another run's.
     """
     repo = resume_from.removeprefix(PREFIX)
     given = f"resume_from_checkpoint={resume_from!r}"

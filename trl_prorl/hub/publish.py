@@ -59,16 +59,9 @@ def files_to_push(
     model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, reference: bool = False, record: bool = True
 ) -> dict[str, Path]:
     """
-    Choose the files of a run to push: the model or adapter, the tokenizer, the card and the log files; no pickle, no
-    checkpoint, no terminal output.
-
-    Args:
-        model_dir (`str` or `os.PathLike`): Folder of model, tokenizer and card.
-        run_dir (`str` or `os.PathLike`): Folder of the log files.
-        reference, record (`bool`, *optional*): Whether to push the frozen adapter `ref` and the log files.
-
-    Returns `dict[str, Path]`: File by its path in the repository. Raises `ValueError`: the model is missing or
-    incomplete, the requested adapter `ref` is missing, or a link leads out of a folder.
+    Choose a run's files to push: model or adapter, tokenizer and card from `model_dir`, log files from `run_dir`, no
+    pickle, checkpoint or terminal output. Returns files by their path in the repository. Raises `ValueError`: the
+    model is missing or incomplete, the requested adapter `ref` is missing, or a link leads out of a folder.
     """
     model_dir = Path(model_dir)
     run_dir = Path(run_dir)
@@ -102,11 +95,9 @@ def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
 
 def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None, revision: str | None = None) -> None:
     """
-    Raise `ValueError` for incomplete tokenizer files in `model_dir`, or a vocabulary larger than the model's
-    embedding.
-
-    Makes no request to the Hub: an adapter is not compared if its base (by default the one that it names) is not on
-    this machine, and a tokenizer with its own code is not loaded.
+    Raise `ValueError` for incomplete tokenizer files, or a vocabulary larger than the model's embedding. Makes no
+    request to the Hub: an adapter is not compared if its base (default: the one that it names) is not on this machine,
+    and a tokenizer with its own code is not loaded.
     """
     model_dir = Path(model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
@@ -154,8 +145,8 @@ def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
 
 def stage(files: Mapping[str, Path], folder: Path) -> Path:
     """
-    Copy files into a folder, because a run continues during a push in the background. The copies have no secrets, and
-    name a base in the Hub's cache by its Hub name.
+    Copy files, because a run continues during a background push, without secrets, and with the Hub name of a base in
+    the Hub's cache.
     """
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -183,14 +174,8 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
 
 def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) -> str:
     """
-    Create a repository if needed, and check the token, before training.
-
-    Args:
-        name (`str`): Its name, with or without its namespace.
-        private (`bool`, *optional*): Whether a new one is private; `None` is the Hub's default.
-        api (`HfApi`, *optional*): The client.
-
-    Returns `str`: Its full name. Raises `ValueError`: it cannot be pushed to.
+    Create a repository if needed (`private=None`: the Hub's default), and check the token, before training. Returns
+    its full name. Raises `ValueError`: it cannot be pushed to.
     """
     api = api or make_api()
     try:
@@ -214,15 +199,8 @@ def upload(
     replaced: str | None = None,
 ) -> CommitInfo:
     """
-    Upload the folder `staged` of [`stage`], and remove it. Files that the Hub has are not sent again.
-
-    Args:
-        repo (`str`), message (`str`), revision (`str`, *optional*): The repository, the commit's message, the branch.
-        run_dir (`str` or `os.PathLike`): The run, for the error.
-        api (`HfApi`, *optional*): The client.
-        replaced (`str`, *optional*): A folder of the repository to replace completely.
-
-    Raises [`~trl_prorl.errors.PushError`].
+    Upload the folder `staged` of [`stage`], and remove it. Files that the Hub has are not sent again. `run_dir` is for
+    the error; `replaced` is a folder of the repository to replace completely. Raises [`~trl_prorl.errors.PushError`].
     """
     try:
         return (api or make_api()).upload_folder(

@@ -31,15 +31,9 @@ logger = logging.getLogger(__name__)
 
 class Uploads:
     """
-    The effect of TRL's `push_to_hub` settings on a trainer.
-
-    Args:
-        trainer ([`ProRLTrainer`]): Before its initialisation.
-        args ([`ProRLConfig`]), given (`dict`): Its configuration and other arguments.
-        moves (`bool`): Whether its reference moves.
-        tags (`list[str]`): Tags of every model card.
-
-    Raises `ValueError`: a push could not succeed. No model has been loaded.
+    The effect of TRL's `push_to_hub` settings on a trainer, before its initialisation. `given`: its other arguments;
+    `moves`: whether its reference moves; `tags`: for every model card. Raises `ValueError`, before a model is loaded:
+    a push could not succeed.
     """
 
     def __init__(self, trainer, args, given: dict, moves: bool, tags: list[str]):
@@ -114,7 +108,7 @@ class Uploads:
     def push_checkpoint(self, checkpoint: Path) -> None:
         """
         Push the model of a checkpoint in the background, with `hub_strategy` `checkpoint` or `all_checkpoints` also
-        the complete checkpoint, for a resume. A failure is logged; the next push includes it.
+        the complete checkpoint. A failure is logged; the next push includes it.
         """
         trainer = self.trainer
         strategy = self.args.hub_strategy
