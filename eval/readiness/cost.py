@@ -137,13 +137,40 @@ def memory_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Findin
     peak = max(row["peak_memory_gib"] for row in rows)
     # A rollout's cache grows with the generation batch, and not with the micro-batch.
     without_rollout = [row["peak_memory_gib"] for row in rows if not row.get("time_rollout")] or [peak]
-    per_row = (max(without_rollout) - held) / trainer.args.per_device_train_batch_size
+    used = max(without_rollout) - held
+    merged = merged_micro_batches(trainer, rows)
+    per_row = used / (trainer.args.per_device_train_batch_size * merged)
     length = max(row.get("completion_length", 0.0) for row in rows)
     change = "hardly fits: lower per_device_train_batch_size, or set gradient_checkpointing: true"
-    return [
+    findings = [
         peak_finding("peak memory", peak, total, change),
         micro_batch_finding(trainer.args, trainer.num_generations, held, total, per_row, length),
     ]
+    if getattr(trainer, "merging", None) is not None:
+        tokens = max(row["tokens_processed_policy"] / row["policy_forward_calls"] for row in rows)
+        fits = max(0, int((USABLE * total - held) / used * tokens)) if used > 0 else 0
+        apart = merged < trainer.args.gradient_accumulation_steps
+        findings.append(merge_finding(tokens, fits, apart))
+    return findings
+
+
+def merged_micro_batches(trainer, rows: Sequence[Mapping[str, float]]) -> float:
+    """Return how many micro-batches a forward had on average, of the step in which they were most."""
+    calls = [row["policy_forward_calls"] for row in rows if row.get("policy_forward_calls")]
+    if getattr(trainer, "merging", None) is None or not calls:
+        return 1.0
+    return max(1.0, trainer.args.gradient_accumulation_steps * trainer.accelerator.num_processes / min(calls))
+
+
+def merge_finding(tokens: float, fits: int, apart: bool) -> Finding:
+    """
+    Return the finding about merged micro-batches: a forward had `tokens`, and `fits` tokens fit; `apart`, whether an
+    update still has several forwards.
+    """
+    number = f"{fits:,} tokens (now {tokens:,.0f})"
+    values = {"fits": fits, "now": tokens}
+    change = f"the same updates, up to rounding, need fewer launches: set merge_tokens: {fits}"
+    return make_finding("tokens of merged micro-batches that fit", number, apart and fits > tokens, change, **values)
 
 
 def peak_finding(what: str, peak: float, total: float, change: str) -> Finding:

@@ -39,6 +39,7 @@ LABELS = {
     "memory": "memory",
     "peak memory": "peak memory",
     "largest micro-batch": "largest micro-batch",
+    "tokens of merged micro-batches": "tokens of merged micro-batches (merge_tokens)",
     "rewards in a step that generates": "share of a generating step spent in reward functions",
     "wall time": "expected wall time",
 }

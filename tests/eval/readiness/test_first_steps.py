@@ -76,6 +76,24 @@ def test_rows_are_exchangeable_where_the_loss_divides_by_all_of_an_update(make_t
         assert trainer.args.exchangeable_micro_batches == exchangeable
 
 
+def test_tokens_that_fit_where_micro_batches_are_merged(monkeypatch):
+    """Two of 16 micro-batches at once: 8 GiB for 16 rows of 1,000 tokens, and 14 are free."""
+    monkeypatch.setattr(cost, "process_share", lambda device: (4 * GIB, 20 * GIB))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(**ARGS),
+        accelerator=SimpleNamespace(device=torch.device("cuda"), num_processes=1),
+        num_generations=4,
+        merging=object(),
+    )
+    row = SECOND | {"peak_memory_gib": 12.0, "policy_forward_calls": 8, "tokens_processed_policy": 8000}
+    peak, rows, tokens = cost.memory_findings(trainer, [row])
+    assert rows.number.startswith("28 rows")
+    assert tokens.number == "1,750 tokens (now 1,000)"
+    assert "merge_tokens: 1750" in tokens.change
+    _, _, tokens = cost.memory_findings(trainer, [row | {"policy_forward_calls": 1, "tokens_processed_policy": 1000}])
+    assert tokens.level == "fine"
+
+
 def test_time_and_memory_on_a_gpu(monkeypatch):
     """4 GiB are held. A rollout does not depend on the micro-batch, so 8 rows take 8 of the second step's 12 GiB."""
     monkeypatch.setattr(cost, "process_share", lambda device: (4 * GIB, 20 * GIB))
