@@ -246,3 +246,19 @@ def test_accelerations_and_accumulation(run, largest_difference, name):
     accumulated = run(**keys, **halves)
     packed = run(pack_groups="on", reuse_old_logps=True, **keys, **halves)
     assert largest_difference(packed, accumulated) < 1e-5
+
+
+def test_a_rollout_that_gives_its_log_probabilities_is_the_anchor_from_the_first_pass_on(run):
+    """As vLLM's do: the first use of a batch already has tokens outside, if the sampler was far away."""
+
+    def rollout(prompts, trainer):
+        ids = trainer.tokenize_prompts(prompts)
+        completions = trainer.generate_tokens(ids, 6)
+        far = [[-9.0] * len(tokens) for tokens in completions]
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": far}
+
+    keys = {"trust_region": "ipo", "trust_region_threshold": 1e-3, "num_iterations": 2, "max_steps": 2}
+    near = read_rows(run(**keys))
+    given = read_rows(run(trainer_kwargs={"rollout_func": rollout}, **keys))
+    assert near[0]["clip_region_mean"] == 0.0
+    assert given[0]["clip_region_mean"] > 0.5
