@@ -361,7 +361,7 @@ def test_a_kill_of_a_trial_and_of_the_command(run_dir):
 
     def child(name):
         """The process that trains a trial, once it has done a step there."""
-        wait_for(lambda: (out / name / "run.lock").is_file() and len(read_rows(out / name)) > 2, process)
+        wait_for(lambda: (out / name / "metrics.jsonl").is_file() and len(read_rows(out / name)) > 2, process)
         return int((out / name / "run.lock").read_text().split()[1])
 
     def is_gone(pid):
