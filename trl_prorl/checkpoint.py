@@ -205,7 +205,7 @@ class CheckpointMixin:
         self.control.should_save = True
 
     def _remove_noise_hook(self) -> None:
-        """Remove NEFTune's hook of an interrupted training; otherwise noise is added twice."""
+        """Remove NEFTune's hook of an interrupted training: noise must not be added twice."""
         hook = getattr(self, "neftune_hook_handle", None)
         if hook is not None:
             hook.remove()
@@ -539,11 +539,9 @@ class CheckpointMixin:
 @dataclass
 class Resume:
     """
-    A checkpoint to resume from.
+    A checkpoint to resume from, and the best one so far.
 
     Attributes:
-        checkpoint, best (`Path`): This checkpoint, and the best one so far, if any.
-        step, epochs (`int`): Optimizer steps and epochs done.
         skipped (`dict[str, str]`): Newer unusable checkpoints, with the reason.
         changed (`dict[str, list]`): Keys that differ from the checkpoint's, `[then, now]`.
         began (`float`): Start of the search for the checkpoint, by `time.perf_counter`.

@@ -235,8 +235,8 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
 
 def find_unnamed(output_dir: Path) -> dict[Path, int]:
     """
-    Map complete checkpoints left under their temporary name by a kill to their steps. Excludes one whose final name is
-    still taken by an older checkpoint of that step.
+    Map complete checkpoints left under their temporary name by a kill to their steps, unless an older checkpoint of
+    that step still has the final name.
     """
     found = {}
     for folder in find_named(output_dir, UNNAMED):

@@ -60,7 +60,6 @@ ATTRIBUTES = ("batch_verifier", "verifier")  # new and old name
 
 
 def find_verifier(functions: Iterable[Any]) -> Callable | None:
-    """Return the first `batch_verifier` of the reward functions, or `None`."""
     found = (getattr(function, name, None) for function in functions for name in ATTRIBUTES)
     return next((verifier for verifier in found if callable(verifier)), None)
 
@@ -72,7 +71,6 @@ class OneByOne:
         self.verify = verify
 
     def batch_verifier(self, prompts: list, completions: list, **columns: list) -> list[bool]:
-        """Judge the text of each completion; a row has the prompt and the columns."""
         verdicts = []
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = completion if isinstance(completion, str) else last_text(completion)
@@ -172,7 +170,6 @@ class EvaluatedRows:
         self._tokens: list[torch.Tensor] = []  # per row
 
     def add_samples(self, result: RolloutResult) -> None:
-        """Add a batch's rewards `(N, F)` and TRL's metrics."""
         self._rewards.append(result.rewards.detach().cpu().float())
         self.means.merge(result.means(result.of_trl))
 
@@ -190,7 +187,6 @@ class EvaluatedRows:
                 self.means.add(name, value, weight)
 
     def metrics(self, rows: int | None, group_size: int) -> dict[str, float]:
-        """Compute the metrics of the first `rows` completions."""
         metrics = self.means.values_by_name()
         if self.means.is_plain("loss"):
             del metrics["loss"]  # Trainer's excludes rows that fill up a batch

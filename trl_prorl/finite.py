@@ -34,12 +34,11 @@ def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether every value of every tensor is finite, with one transfer from the device."""
+    """Return whether every value is finite, with one transfer from the device."""
     return math.isfinite(largest_value(tensors))
 
 
 def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
-    """Return the name of the first tensor with NaN or infinity, in the mapping's order."""
     for name, tensor in named.items():
         if tensor is not None and not all_finite([tensor]):
             return name
@@ -87,7 +86,6 @@ class FiniteGuard(Part):
 
     @contextmanager
     def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
-        """Explain torch's error for sampling from NaN, while optimizer step `step` generates."""
         try:
             yield
         except RuntimeError as error:

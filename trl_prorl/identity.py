@@ -179,7 +179,6 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return a policy's parameters without adapters."""
     others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
 
@@ -191,7 +190,6 @@ def adapter_scaling(policy: torch.nn.Module) -> list[float]:
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:
-    """Return the current hyperparameters of each parameter group of an optimizer."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 

@@ -160,7 +160,7 @@ def _clamp_bias(clamp: float | None) -> str | None:
 
 
 class Aggregation:
-    """Aggregates a loss as TRL does, with token counts of a window over all processes."""
+    """Aggregates a loss as TRL does."""
 
     def __init__(self, args, processes: int):
         self.args = args
@@ -253,11 +253,8 @@ def next_coefficient(coefficient: float, kl: float, target: float, steps: int, h
 @dataclass(frozen=True)
 class Penalty:
     """
-    The KL terms of a micro-batch.
-
-    Attributes:
-        by_anchor (`dict[str, torch.Tensor]`): Penalty `(B, T)` of each active anchor, without its coefficient.
-        loss (`torch.Tensor`): Scalar that enters the loss.
+    The KL terms of a micro-batch: penalties `(B, T)` by anchor, without coefficients, and the scalar that enters the
+    loss.
     """
 
     by_anchor: dict[str, torch.Tensor]

@@ -100,7 +100,7 @@ class Meter:
         self._scalars[name].append(count)
 
     def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the newest micro-batch's sums over tokens, for means whose name starts with `prefix`."""
+        """Return the newest micro-batch's sums over tokens, for means with names from `prefix`."""
         means = [name for name in self._scalars if TOKENS_OF + name in self._scalars]
         return {name: self._scalars[name][-1] for name in means if name.startswith(prefix)}
 
@@ -175,7 +175,6 @@ class StageTimer:
 
     @contextmanager
     def stage(self, name: str) -> "Iterator[Span]":
-        """Time a stage in this context."""
         span = self.enter(name)
         try:
             yield span
@@ -202,7 +201,6 @@ class StageTimer:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Return the seconds of every stage up to its last change."""
         self.settle()
         return self._seconds
 
@@ -348,7 +346,6 @@ class Means(dict):
         self[name] = [count + 1, total + value, weights + weight, weighted + value * weight, equal]
 
     def merge(self, others: "Means") -> None:
-        """Add the means of others, with their full weights."""
         for name, value in others.values_by_name().items():
             self.add(name, value, others[name][2])
 

@@ -81,7 +81,6 @@ def apply_changes(state: dict[str, Any], by_key: Mapping[str, float]) -> None:
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if one parameter's state has an unknown entry."""
     unknown = set(state) - {*FIRST_MOMENTS, *SECOND_MOMENTS, *NOT_MEMORY, STEP}
     if unknown:
         raise ValueError(f"optimizer state {sorted(unknown)} is unknown, so trl-prorl cannot reset it.")

@@ -155,7 +155,6 @@ class BaseModel:
 
     @property
     def short_name(self) -> str:
-        """The Hub name, or the last part of the path."""
         return self.hub_id or Path(self.name).name
 
     @property
@@ -207,7 +206,6 @@ def hub_commit(name: str, revision: str | None = None) -> str | None:
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether a name has the form `owner/name`."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -225,7 +223,7 @@ SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 
 
 def remove_secrets(config: Any) -> Any:
-    """Remove tokens and passwords from a recipe, at any depth."""
+    """Remove tokens and passwords, at any depth."""
     if isinstance(config, str):
         return SECRET_VALUES.sub("[removed]", config)
     if isinstance(config, list):
@@ -286,7 +284,6 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
 
 
 def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
-    """Return the options that evaluate a run as in a `passk.json`, each after a space."""
     words = ["--prompts", passk["prompts"], "--n", passk["n"], "--k", *passk["k"]]
     if config.get("task"):  # own rows have no splits
         words += ["--split", passk["split"]]

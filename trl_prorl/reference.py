@@ -198,16 +198,12 @@ class AnchorModels:
         return reference
 
     def initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
-        """
-        Return a model that scores as the policy does now: the base model if the adapter has no effect yet, else a
-        copy.
-        """
+        """Return a model that scores as the policy does now: the base model if the adapter has no effect yet."""
         if is_peft_model(self.policy) and self.fresh_adapter:
             return AdapterReference(self.policy, None)
         return self.copy_of_policy(name)
 
     def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
-        """Copy the current policy: its adapter, under a name, or the whole model."""
         if is_peft_model(self.policy):
             return AdapterReference(self.policy, frozen_adapter(self.policy, name))
         copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
@@ -234,7 +230,7 @@ class Reference:
         """Return a context with a model that scores as the reference. `policy` may be wrapped."""
 
     def save(self, folder: Path) -> None:
-        """Write it into a checkpoint. PEFT saves an adapter with the model."""
+        """Write it into a checkpoint; PEFT saves an adapter with the model."""
 
     def save_shards(self, folder: Path) -> None:
         """Write this process's part under FSDP, which saves no frozen parameters."""
@@ -414,9 +410,9 @@ class PolicyPass:
     Attributes:
         mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count in the loss; other log-probabilities become 0.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): Rows to compute; `None` means all.
-        plan_key (`torch.Tensor`, *optional*): Tensor that lives as long as the micro-batch; key of its packing plan.
+        plan_key (`torch.Tensor`, *optional*): Key of the micro-batch's packing plan; lives as long.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
-        batch (`dict`, *optional*): TRL's copy of the micro-batch, whose advantages a trust region masks.
+        batch (`dict`, *optional*): TRL's copy of the micro-batch; a trust region masks its advantages.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result.
         outside (`torch.Tensor` of shape `(B, T)`, *optional*): Whether a token is outside the trust region.
     """

@@ -209,7 +209,6 @@ class RewardGuard:
         return RewardError(self._describe(what, prompts, self._current_row()))
 
     def _current_row(self) -> int | None:
-        """Return the row that the function is processing, if it exposes it."""
         return getattr(self.function, "row", None)
 
     def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
@@ -226,7 +225,7 @@ SCALARS = {int, float, bool, str, bytes, type(None)}
 
 
 def own_columns(columns: dict[str, Any]) -> dict[str, Any]:
-    """Copy the columns of a batch by [`own_copy`], except environments: a reward function may change their state."""
+    """Copy a batch's columns, except environments: a reward function may change their state."""
     return {name: values if name == "environments" else own_copy(values) for name, values in columns.items()}
 
 

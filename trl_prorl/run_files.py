@@ -133,7 +133,6 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
 
 
 def attempt_of(row: dict[str, Any]) -> int:
-    """Return the number of resumes and roll-backs before a row."""
     return row.get(ATTEMPT, 0)
 
 
@@ -163,14 +162,12 @@ def read_log(
 
 
 def is_before(row: dict[str, Any], step: int) -> bool:
-    """Return whether a row was written before a step's checkpoint."""
     if row.get("event") in AT_BOUNDARY:
         return row["step_applied"] < step
     return row.get("step", row.get("step_applied")) <= step
 
 
 def next_attempt(folder: str | os.PathLike) -> int:
-    """Return the number of the attempt that a resume starts."""
     return 1 + max((attempt_of(event) for event in read_jsonl(Path(folder) / EVENTS_FILE)), default=0)
 
 
@@ -215,7 +212,6 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:
-    """Return the id of the run that saved the weights in a folder, if known."""
     return _read_run_id(Path(folder) / RUN_ID_FILE)
 
 
@@ -229,7 +225,6 @@ def saved_step(folder: str | os.PathLike) -> int | None:
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
-    """Return the id of the run whose log files a folder contains, if any."""
     return _read_run_id(Path(run_dir) / ENV_FILE)
 
 

@@ -92,7 +92,6 @@ class RunFolder:
         return hinders
 
     def is_run(self) -> bool:
-        """Return whether a run, ours or TRL's, has left files."""
         return recorded_run_id(self.path) is not None or any(any(self.path.glob(trace)) for trace in TRACES)
 
     def check_new(self) -> None:
@@ -164,7 +163,6 @@ class RunFolder:
     # --------------------------------------------------------------------------------------- checkpoints
 
     def has_checkpoint(self, checkpoint: Path) -> bool:
-        """Return whether a checkpoint is in this folder, so that a resume continues the same run."""
         folder = checkpoint.resolve().parent
         if folder.name.startswith(WRITING):  # complete, and renamed when the run continues
             folder = folder.parent
@@ -230,7 +228,6 @@ def step_of(checkpoint: Path) -> int:
 
 
 def steps_of(output_dir: Path) -> dict[Path, int]:
-    """Map the checkpoints of a folder to their optimizer steps."""
     return {path: step_of(path) for path in find_named(output_dir, CHECKPOINT)}
 
 
@@ -239,7 +236,7 @@ def is_written(checkpoint: Path) -> bool:
 
 
 def rename_abandoned(checkpoint: Path) -> Path:
-    """Rename a checkpoint that is no longer part of its run to a free name."""
+    """Rename a checkpoint that is no longer part of its run."""
     target = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
     if target.exists():
         target = free_name(target)

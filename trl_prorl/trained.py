@@ -137,8 +137,8 @@ class TrainedCheck(Part):
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
-        Store values that the update changes. Not for a skipped step, nor for tiny learning rates, which may be rounded
-        away.
+        Store values that the update changes. Not for a skipped step, nor at a small learning rate (warm-up, end of a
+        decay): the update may be rounded away.
         """
         self._before = []
         overflows = norm is not None and not math.isfinite(norm)  # fp16's scaler skips the step

@@ -43,12 +43,10 @@ class Treatment:
 
     @property
     def uses_alpha(self) -> bool:
-        """Return whether `optimizer_reset_alpha` has an effect."""
         return ALPHA in (self.first, self.second)
 
     @property
     def changes(self) -> frozenset[str]:
-        """The changed memory: some of `"first"`, `"second"` and `"step"`."""
         changed = set()
         if self.first != 1.0:
             changed.add("first")
@@ -91,7 +89,6 @@ def _scale(name: str) -> Treatment | None:
 
 
 def names_with_alpha() -> list[str]:
-    """Return the treatments that use `optimizer_reset_alpha`, including a script's own."""
     return [name for name, treatment in TREATMENTS.items() if treatment.uses_alpha]
 
 
@@ -106,6 +103,6 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
-    """Return a treatment's factors on m and v, and whether it clears the step count. Raises as [`treatment_of`]."""
+    """Return a treatment's factors on m and v, and whether it clears the step count."""
     treatment = treatment_of(name, alpha)
     return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

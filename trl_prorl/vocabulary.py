@@ -76,7 +76,6 @@ def readable_files(source: str | Path) -> Iterator[None]:
 
 
 def _is_of_loader(error: Exception) -> bool:
-    """Return whether an error was raised while a library loaded a model or a tokenizer."""
     return any(frame.f_code.co_name in LOADERS for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
@@ -145,5 +144,4 @@ def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
 
 
 def embedding_rows(config: PreTrainedConfig) -> int | None:
-    """Return the embedding's rows from a model's configuration; `None` if unknown."""
     return getattr(config.get_text_config(), "vocab_size", None)

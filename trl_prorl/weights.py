@@ -217,7 +217,6 @@ def _find_kernel(keys: Mapping[str, Any]) -> Any:
 
 
 def named_class(config: PreTrainedConfig) -> type:
-    """Return the class in a model's configuration, which TRL trains; without one a causal language model's."""
     names = config.architectures or [""]
     return getattr(transformers, names[0], None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), AutoModelForCausalLM)
 
@@ -277,7 +276,6 @@ def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
 
 
 def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_path, **rest) -> None:
-    """Raise an error for the faults that transformers would report after `from_pretrained`."""
     info = loading_info
     mismatched = [*(name for name, *_ in info.mismatched_keys), *info.conversion_errors]
     missing = info.missing_keys - set(mismatched)

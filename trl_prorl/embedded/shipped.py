@@ -30,7 +30,6 @@ HASHES = "SHA256SUMS"  # in the format of `sha256sum --check`
 
 
 def is_embedded(name: str) -> bool:
-    """Return whether a `model_name_or_path` names an embedded model, shipped or not, or `smollm2`."""
     return name in (EMBEDDED, SMOLLM2) or name.startswith(f"{EMBEDDED}:")
 
 
@@ -98,7 +97,6 @@ def embedded_model(name: str = EMBEDDED) -> str:
 
 
 def shipped() -> dict[str, Path]:
-    """Return the folders of this installation's embedded models, by name."""
     found = {}
     for path in sorted(FOLDER.glob(f"*/{HASHES}")):
         task, _, seed = path.parent.name.rpartition("-")
@@ -117,7 +115,6 @@ def weights_sha256(name: str) -> str | None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the recorded SHA-256 of each file."""
     lines = (folder / HASHES).read_text().splitlines()
     return {file: sha256 for sha256, file in (line.split("  ", 1) for line in lines)}
 
@@ -135,7 +132,6 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def _folder(name: str) -> Path | None:
-    """Return the folder of an embedded model, if it exists."""
     known = full_name(name)
     if known == SMOLLM2:
         return SMOLLM2_FOLDER if (SMOLLM2_FOLDER / HASHES).is_file() else None

@@ -75,7 +75,8 @@ class Growth(Part):
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """
         Set the rank of everything, or of nothing if a state is unknown; return the seconds. The policy and its frozen
-        copies get the same new rows of A, so that averages of old ranks stay. Rows of a missing layer are 0.
+        copies get the same new rows of A, so that averaging two of them averages their old ranks. Rows of a missing
+        layer are 0.
         """
         factors = list_factors(self.policy)
         states = self.optimizer.state if self.optimizer is not None else {}
@@ -169,7 +170,6 @@ class Factor:
 
 
 def list_factors(policy: PeftModel) -> list[Factor]:
-    """List both factors of every layer and LoRA adapter, in the order of the layers."""
     found = []
     for place, layer in policy.named_modules():
         if isinstance(layer, LoraLayer):

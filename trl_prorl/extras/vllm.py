@@ -188,7 +188,7 @@ class AdaptedWeight(NamedTuple):
     layers: list[BaseTunerLayer]
 
     def merged(self) -> torch.Tensor:
-        """Return the weight with the active adapters merged; the layer's own weights are restored."""
+        """Return the weight with the active adapters merged; the layer's own are restored."""
         own = dict(self.base.named_parameters(recurse=False))
         try:
             for name, param in own.items():
@@ -205,7 +205,6 @@ class AdaptedWeight(NamedTuple):
 
 
 def find_adapted_weights(model: torch.nn.Module) -> dict[int, AdaptedWeight]:
-    """Find the weights that adapters change, by their addresses."""
     around: dict[torch.nn.Module, list[BaseTunerLayer]] = {}
     for module in model.modules():
         if isinstance(module, BaseTunerLayer):

@@ -240,7 +240,7 @@ def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
 
 
 def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
-    """Make the processors for some rows: a repetition penalty stores each row's amount of padding."""
+    """Select rows of the processors: a repetition penalty stores each row's padding."""
     selected = LogitsProcessorList()
     for processor in processors:
         padding = getattr(processor, "prompt_ignore_length", None)
@@ -353,7 +353,6 @@ def close_up(cache: Cache, selection: Selection) -> None:
 
 
 def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: torch.Tensor) -> None:
-    """Select rows of a layer's cache, in place, with repetitions."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         layer.reorder_cache(rows)  # despite its name (beam search), selects any rows
     else:
@@ -384,7 +383,7 @@ class PaddingMask:
         return self._to_add[..., :length] if any(self._has_padding) else None
 
     def hide_from(self, place: int, end: int) -> torch.Tensor:
-        """Hide the places from `place` on, until they are written. Return the term to add for `end` places."""
+        """Hide the places from `place` on; return the term to add for `end` places."""
         self._to_add[..., place:] = -torch.inf
         return self._to_add[..., :end]
 

@@ -21,8 +21,8 @@ ROWS = 8  # input rows for which oneDNN chooses the order; any number works
 
 class PackedLinear(torch.nn.Module):
     """
-    A linear layer for inference with the values of a layer at the last [`~PackedLinear.refresh`] or
-    [`~PackedLinear.pack`]. Needs [`can_be_packed`], and `bytes` in addition to that layer.
+    A linear layer for inference, for [`can_be_packed`], with the values at the last refresh. It needs `bytes` in
+    addition to that layer.
     """
 
     def __init__(self, layer: torch.nn.Linear):
@@ -75,7 +75,7 @@ def packs_bf16() -> bool:
 class MergedLayer:
     """
     Merges the LoRA of a layer into the copy's weights: `module` replaces PEFT's layer in the copy, and needs `bytes`.
-    Its weights are the policy's own tensors before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
+    Its weights are the policy's own before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
     """
 
     def __init__(self, layer: BaseTunerLayer, adapter: str):

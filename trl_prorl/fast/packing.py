@@ -7,10 +7,9 @@ A prompt appears once, before its completions, and each completion sees only the
     positions   0 1 2 | 3 4  5  | 3 4  5  6
     labels      - - - | - x1 x2 | - y1 y2 y3
 
-Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token. So a
-label is one place to the right of its state, as TRL's fused LM head expects. Values and gradients are TRL's up to
-rounding (`tests/scoring/test_packing.py`). [`prefix_attention`][`~trl_prorl.fast.prefix`] restricts attention; all
-groups of a micro-batch form one row, unless `max_tokens` separates them.
+Every completion starts with *its own copy of the prompt's last token*, so that a label is one place to the right of
+the state that predicts it, as TRL's fused LM head expects. Values and gradients are TRL's up to rounding
+(`tests/scoring/test_packing.py`). All groups of a micro-batch form one row, unless `max_tokens` separates them.
 """
 
 import math
@@ -173,7 +172,6 @@ class Plan:
     def score(
         self, model: Callable, compute_entropy: bool, autocast: Callable[[], AbstractContextManager]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Call a model; arguments and result are those of [`packed_logps`]."""
         register()
         places = []
         logps = []
@@ -193,7 +191,6 @@ class Plan:
         return logps, self._in_rows(entropies, places) if compute_entropy else None
 
     def _in_rows(self, values: list[torch.Tensor], places: list[torch.Tensor]) -> torch.Tensor:
-        """Insert the values of all calls into zeros of shape `(B, C)`."""
         zeros = values[0].new_zeros(math.prod(self.shape))
         return zeros.index_copy(0, torch.cat(places), torch.cat(values)).view(self.shape)
 
@@ -268,7 +265,7 @@ def plan_calls(
 
 
 def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:
-    """Distribute items over bins by first-fit decreasing; the sizes in a bin sum to at most `capacity`."""
+    """Distribute items over bins by first-fit decreasing; sizes in a bin sum to at most `capacity`."""
     bins = []
     room = []
     for item in sorted(items, key=size, reverse=True):

@@ -8,19 +8,16 @@ and a prompt has no prefix:
     sees        causal  a b c,    a b c,
                         causal    causal
 
-Queries are computed in blocks: first the first tokens of all sequences, then the next tokens of the longer sequences,
-and so on. A block's keys end with its queries.
+Queries are computed in blocks: the first tokens of all sequences, then the next tokens of the longer sequences, and so
+on. A block's keys end with its queries.
 
-Layers with a state (Gated DeltaNet, Mamba, short convolutions) compute a prompt once; every completion continues from
-the state after it: the convolution's last inputs, and the recurrent state. The layer's own `forward` computes both,
-with [`States`] in place of transformers' cache, so gradients flow through the states:
+Layers with a state (Gated DeltaNet, Mamba, short convolutions) compute a prompt once, by their own `forward`, with
+[`States`] in place of transformers' cache, so gradients flow through it. Completions continue from copies of the
+state, in the same blocks:
 
-    row         a b c | d x1 x2 | d y1 y2 y3        prompt a b c, completions d x1 x2 and d y1 y2 y3
     call 1      a b c                               leaves a state
     call 2      d y1 y2 y3                          each continues from a copy of it
                 d x1 x2 .
-
-Completions are computed in the same blocks, so a finished completion is absent from later blocks.
 """
 
 import inspect
@@ -135,7 +132,6 @@ def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
-    """Return the position of each of a row's places among concatenated results; `size` is the place of padding."""
     found = torch.cat(places)
     order = torch.empty(size + 1, dtype=torch.long, device=found.device)
     order.scatter_(0, found, torch.arange(len(found), device=found.device))
@@ -214,8 +210,7 @@ def prefix_attention(
 @contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
     """
-    Attend on a GPU without cuDNN, torch's default on Hopper: its plan for a new shape took 34 to 63 ms on an H200, and
-    many calls here have a new shape.
+    Attend on a GPU without cuDNN: its plan for each new shape took 34 to 63 ms on an H200, and many calls have one.
     """
     enabled = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
     if enabled:

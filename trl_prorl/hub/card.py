@@ -73,7 +73,7 @@ class Record:
 
     @property
     def evaluated(self) -> bool:
-        """Return whether `passk.json` exists and measured the weights after the run's last step."""
+        """Return whether `passk.json` measured the weights after the run's last step."""
         if self.passk is None:
             return False
         measured_at = self.passk.get("steps_on_record", self.passk.get("step"))
@@ -111,7 +111,6 @@ def changes_embeddings(folder: Path) -> bool:
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
-    """Return the base model from the run's files, else from its recipe or its adapter; `None` if unknown."""
     noted = record.env.get("base_model")
     if noted:
         known = {field.name for field in fields(BaseModel)}
@@ -213,7 +212,6 @@ def model_card(
 
 
 def read_license(path: Path) -> str | None:
-    """Return the licence of a model card; `None` without a card or a licence of the Hub."""
     try:
         found = ModelCard.load(path, ignore_metadata_errors=True).data.license
     except (OSError, ValueError, yaml.YAMLError):
@@ -257,7 +255,6 @@ def _variant_meaning(record: Record) -> str:
 
 
 def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
-    """Return the table cells of a part of `passk.json`."""
     return [
         [name, _with_interval(base, ".3f"), _with_interval(trained, ".3f"), _with_interval(gain, "+.3f")]
         for name, base, trained, gain in measures(part)

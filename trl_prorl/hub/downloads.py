@@ -85,7 +85,6 @@ def _copy_record(down: Path, folder: Path) -> None:
 
 
 def _copy_checkpoint(checkpoint: Path, folder: Path, step: int) -> Path:
-    """Copy a checkpoint under a temporary name, then rename it."""
     aside = folder / f"{WRITING}{step}" / f"checkpoint-{step}"
     shutil.copytree(checkpoint, aside)
     return name_staged(aside, folder)

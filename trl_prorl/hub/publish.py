@@ -89,7 +89,6 @@ def files_to_push(
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
-    """Return a folder's files that match a pattern, by name."""
     return {path.name: path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
 
 
@@ -119,7 +118,7 @@ def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None,
 
 
 def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: dict[str, Any]) -> int | None:
-    """Return the rows of a saved model's embedding; `None` if its configuration is not here or needs code."""
+    """Return the rows of a saved model's embedding, if its configuration is here and needs no code."""
     name: str | Path = model_dir
     adapter = model_dir / ADAPTER_CONFIG
     rows = 0
@@ -220,7 +219,6 @@ def upload(
 
 
 def push_command(run_dir: str | os.PathLike) -> str:
-    """Return the command that pushes a run later."""
     return f"`trl-prorl push --run {shell_quote(str(run_dir))}`"
 
 

@@ -62,12 +62,10 @@ class Uploads:
         )
 
     def open(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the repository, if that was not done before the model was loaded."""
         self.trainer.hub_model_id = self.repo or self._open_repo(token, private)
         self.trainer.push_in_progress = None
 
     def write_card(self, dataset_name=None, tags=None) -> None:
-        """Write the card of the run so far, see [`~trl_prorl.hub.card`]."""
         trainer = self.trainer
         if not trainer.is_world_process_zero():
             return
@@ -159,7 +157,6 @@ class Uploads:
 
 
 def _log_failure(job: Callable) -> None:
-    """Upload in the background; a failure does not stop the run."""
     try:
         job()
     except PushError as error:
