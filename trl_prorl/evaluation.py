@@ -257,8 +257,7 @@ class EvaluationMixin:
     def _determine_best_metric(self, metrics, trial):
         """Add `stop_stall`, and keep a save that was requested before."""
         # Trainer calls this after each evaluation except `eval_on_start`. `save_strategy: best` saves if it returns
-        # true, also
-        # for an earlier stop's request.
+        # true, also for an earlier stop's request.
         stop = self.stall_stop
         if stop is None:
             return super()._determine_best_metric(metrics, trial) or self.control.should_save

@@ -29,8 +29,7 @@ from .text import short
 IDENTITY_FILE = "identity.json"
 
 # Whether evaluations change the training: a trigger or the best model depends on them, or they use its random numbers,
-# as
-# TRL's own do. If not, these keys are free.
+# as TRL's own do. If not, these keys are free.
 EVALUATIONS_ACT = "evaluations change the training"
 EVALUATION_ROWS = "rows of the evaluation set"
 EVALUATION_KEYS = frozenset(

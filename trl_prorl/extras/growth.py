@@ -133,8 +133,7 @@ class Growth(Part):
 #     W + s·BA = W + s·[B | 0] [A ; N]
 #
 # New rows N of A are drawn as in PEFT; new columns of B are 0. PEFT computes s as α/r or, for rsLoRA (arXiv
-# 2312.03732),
-# as α/√r. To keep s in a saved adapter, α becomes s·r' or s·√r'.
+# 2312.03732), as α/√r. To keep s in a saved adapter, α becomes s·r' or s·√r'.
 #
 # Old rows of A and old columns of B keep Adam's m and v; new ones start at 0. The step count t belongs to the whole
 # tensor, so the first update of new ranks, with gradient g, is the learning rate times

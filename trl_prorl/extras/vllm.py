@@ -54,8 +54,7 @@ def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftM
 # ---------------------------------------------------------------------------------------------------------------------
 # A seed for each request to vLLM. TRL sends none, and vLLM samples from process-wide generators. One seed for all
 # (`generation_kwargs`) would make a prompt's completions equal: TRL colocates vLLM with one request per completion.
-# With
-# its own seed a completion is independent of other draws, so a resume samples the same completions.
+# With its own seed a completion is independent of other draws, so a resume samples the same completions.
 
 
 class RequestSeeds:

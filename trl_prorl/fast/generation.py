@@ -23,9 +23,8 @@ from .merged_copy import MergedCopy, merge_obstacle
 
 # Maximum mean difference between a merged copy and the policy, in nats per token. In fp32 it is about 1e-6. In bf16,
 # weights round by up to 0.4 %; 0.01 to 0.02 between vLLM and trainers are reported as harmless. Beyond the bound, a
-# copy
-# is kept if its error is at most √2 times the policy's own: a deep bf16 model scored in one batch differs by 0.03 to
-# 0.05 from its token-by-token values.
+# copy is kept if its error is at most √2 times the policy's own: a deep bf16 model scored in one batch differs by 0.03
+# to 0.05 from its token-by-token values.
 MERGED_BOUND = 0.05
 MORE_THAN_POLICY = 1.5
 NEVER_RECORDED = Choice(False)
