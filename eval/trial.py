@@ -19,7 +19,7 @@ from trl_prorl.cli.ending import STOPPED, as_bad_input, command
 from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.train import run
 from trl_prorl.trainer import ProRLTrainer
-from trl_prorl.watch import End, Reason
+from trl_prorl.watch import Reason, StopReason
 
 
 NO_RESET = -1  # in place of a step
@@ -55,7 +55,7 @@ class ContinueTo(TrainerCallback):
             state.best_model_checkpoint = None
 
 
-class OpenEnd(End):
+class NoStopReason(StopReason):
     """Never remembers that an event has ended the run."""
 
     ended_by = property(lambda self: None, lambda self, event: None)
@@ -64,7 +64,7 @@ class OpenEnd(End):
 def make_trainer(until: int, reset_at: int, **given) -> ProRLTrainer:
     """Make the trainer of a trial, from the arguments of [`ProRLTrainer`]."""
     trainer = ProRLTrainer(**given)
-    trainer.parts["end"] = OpenEnd()
+    trainer.parts["end"] = NoStopReason()
     trainer.add_callback(ContinueTo(trainer, until, reset_at))
     return trainer
 

@@ -162,8 +162,8 @@ def test_a_record_that_lacks_keys_of_newer_versions_has_none_that_others_need():
 
 def test_every_key_takes_its_default_and_refuses_a_value_of_another_kind():
     for name, key in (KEYS | TASK_KEYS).items():
-        assert key.objection(name, key.default) is None
-        assert key.objection(name, object()).startswith(f"{name}="), name
+        assert key.error_for(name, key.default) is None
+        assert key.error_for(name, object()).startswith(f"{name}="), name
         assert not (key.free and key.changes), name
 
 
@@ -188,8 +188,8 @@ BOUNDS = [
 @pytest.mark.parametrize(("name", "right", "wrong"), BOUNDS)
 def test_the_bounds_of_a_range(name, right, wrong):
     key = (KEYS | TASK_KEYS)[name]
-    assert [value for value in right if key.objection(name, value) is not None] == []
-    assert [value for value in wrong if key.objection(name, value) is None] == []
+    assert [value for value in right if key.error_for(name, value) is not None] == []
+    assert [value for value in wrong if key.error_for(name, value) is None] == []
 
 
 def test_a_number_is_python_s_own_however_it_is_written(tmp_path):

@@ -141,7 +141,7 @@ def test_a_newer_trl_with_another_loss_is_refused_before_a_model_is_loaded(newer
 
 
 def test_the_tested_trl_is_not_asked_for_its_numbers(make_trainer, monkeypatch):
-    monkeypatch.setattr("trl_prorl.upstream_numbers.find_misfit", lambda *_: pytest.fail("numbers were computed"))
+    monkeypatch.setattr("trl_prorl.upstream_numbers.find_incompatibility", lambda *_: pytest.fail("computed"))
     make_trainer()
 
 

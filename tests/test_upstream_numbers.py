@@ -11,12 +11,12 @@ from trl.trainer import grpo_config, grpo_trainer
 
 from trl_prorl import ProRLConfig
 from trl_prorl.supported import LOSS_TYPES
-from trl_prorl.upstream_numbers import CASES, DEFAULTS, find_misfit
+from trl_prorl.upstream_numbers import CASES, DEFAULTS, find_incompatibility
 
 
 def test_the_installed_trl_fits_and_the_random_state_stays():
     before = torch.get_rng_state()
-    assert find_misfit(GRPOTrainer, GRPOConfig) is None
+    assert find_incompatibility(GRPOTrainer, GRPOConfig) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -172,13 +172,13 @@ CHANGES = {
 def test_a_trl_that_computes_something_else_is_named(change, tmp_path, monkeypatch):
     old, new, named = CHANGES[change]
     copied = changed_copy(grpo_trainer, tmp_path, monkeypatch, (old, new))
-    found = find_misfit(copied.GRPOTrainer, GRPOConfig)
+    found = find_incompatibility(copied.GRPOTrainer, GRPOConfig)
     assert named in found
     assert "\n" not in found
 
 
 def test_an_unchanged_copy_fits(tmp_path, monkeypatch):
-    assert find_misfit(changed_copy(grpo_trainer, tmp_path, monkeypatch).GRPOTrainer, GRPOConfig) is None
+    assert find_incompatibility(changed_copy(grpo_trainer, tmp_path, monkeypatch).GRPOTrainer, GRPOConfig) is None
 
 
 FLAG = "use_bias_correction_kl: bool = field(\n        default="
@@ -195,7 +195,7 @@ FLAG = "use_bias_correction_kl: bool = field(\n        default="
 )
 def test_another_default_is_named(old, new, key, tmp_path, monkeypatch):
     copied = changed_copy(grpo_config, tmp_path, monkeypatch, (old, new))
-    assert key in find_misfit(GRPOTrainer, copied.GRPOConfig)
+    assert key in find_incompatibility(GRPOTrainer, copied.GRPOConfig)
 
 
 def test_every_listed_loss_type_has_its_cases():

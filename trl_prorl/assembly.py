@@ -37,7 +37,7 @@ from .identity import (
     weights_hash,
 )
 from .parts import Part
-from .watch import End, configured_alarms
+from .watch import StopReason, configured_alarms
 
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
         hand_over_adapters(trainer.vllm_generation, policy)
     elif trainer.use_vllm and not is_sharded and is_peft_model(policy):
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
-    args.check_or_disable(check_dropout, trainer.model)
+    args.disable_fast_unless(check_dropout, trainer.model)
     check_images(trainer)
     return Acceleration.from_trainer(trainer, policy)
 
@@ -147,7 +147,7 @@ def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
     parts["signal_watch"] = SignalWatch(
         args, trainer.accelerator, trainer.reward_func_names, trainer.reward_weights, trainer.num_generations
     )
-    parts["end"] = End()
+    parts["end"] = StopReason()
     elastic = None
     if args.elastic_reset_every:
         elastic = ElasticResets(args, policy, timer, trainer.accelerator.num_processes)

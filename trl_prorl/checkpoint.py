@@ -59,7 +59,7 @@ from .run_files import (
     read_jsonl,
     write_run_id,
 )
-from .run_folder import COMPLETIONS, FolderLock, RunFolder, by_main_process, step_of
+from .run_folder import COMPLETIONS, FolderLock, RunFolder, on_main_process, step_of
 from .run_shapes import STATE_FILE, check_shape, read_shaped
 from .supported import PATH_DEPENDENT_SCHEDULES
 from .text import visible
@@ -73,7 +73,7 @@ class CheckpointMixin:
     """The part of [`ProRLTrainer`] that starts or resumes a run, saves it and pushes it."""
 
     initial_adapter = None  # the policy at the start of a run with an adapter, see reference.py
-    _aside: WholeCheckpoint | None = None  # the checkpoint being written
+    _staged: WholeCheckpoint | None = None  # the checkpoint being written
     _epochs_done = 0
     _folder: RunFolder | None = None  # folder of the current run
     _folder_lock: FolderLock | None = None
@@ -110,7 +110,7 @@ class CheckpointMixin:
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.folder.path)
-        by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
+        on_main_process(self.is_world_process_zero(), self._folder_lock.hold)
         try:
             yield
         finally:
@@ -136,16 +136,16 @@ class CheckpointMixin:
         """
         self._folder = RunFolder(super()._get_output_dir(trial), self.made_by_trl)
         is_main = self.is_world_process_zero()
-        by_main_process(is_main, self.folder.check_usable)
+        on_main_process(is_main, self.folder.check_usable)
         with self.hold_folder():
             self._resume = None
             self._sets_aside = self.args.overwrite or self._folder.path == self._trained_in
             if str(resume_from_checkpoint).startswith(PREFIX):
-                resume_from_checkpoint = by_main_process(is_main, lambda: self._fetch_run(resume_from_checkpoint))
+                resume_from_checkpoint = on_main_process(is_main, lambda: self._fetch_run(resume_from_checkpoint))
             if resume_from_checkpoint and not self._begins_again(resume_from_checkpoint):
-                by_main_process(is_main, self._prepare_resume)
+                on_main_process(is_main, self._prepare_resume)
                 self._resume = self._find_resume(resume_from_checkpoint)
-            by_main_process(is_main, self._check_folder)
+            on_main_process(is_main, self._check_folder)
             return self._train_with_rollbacks(trial, *args, **kwargs)
 
     def _fetch_run(self, resume_from: str) -> Path:
@@ -155,7 +155,7 @@ class CheckpointMixin:
         """Return whether `"auto"` restarts the run at step 0, because it has no checkpoint."""
         if read_resume_word(resume_from) != AUTO_RESUME:
             return False
-        again = by_main_process(self.is_world_process_zero(), lambda: begins_again(resume_from, self.folder))
+        again = on_main_process(self.is_world_process_zero(), lambda: begins_again(resume_from, self.folder))
         if again:
             self._sets_aside = True
             if self.is_world_process_zero():
@@ -261,11 +261,11 @@ class CheckpointMixin:
         is_main = self.is_world_process_zero()
         if self._begins_in_its_folder() and self._sets_aside:
             base = self.base_name()
-            by_main_process(is_main, lambda: folder.set_aside(base, self._folder_lock))
+            on_main_process(is_main, lambda: folder.set_aside(base, self._folder_lock))
         self._epochs_done = resume.epochs if resume is not None else 0
         checkpoint = resume.checkpoint if resume is not None else None
         # One process chooses the id for all: on several nodes, several may save.
-        self._run_id = by_main_process(is_main, lambda: folder.id_of_run(checkpoint))
+        self._run_id = on_main_process(is_main, lambda: folder.id_of_run(checkpoint))
         if is_main:
             folder.clear_leftovers()
             if self.log_completions:  # TRL's folder, made with the trainer, may be set aside by now
@@ -413,21 +413,21 @@ class CheckpointMixin:
 
     def _get_output_dir(self, trial):
         """Return the temporary folder of the checkpoint being written."""
-        return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
+        return str(self._staged.folder) if self._staged is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
         """Write a checkpoint under a temporary name, with the state for a resume, then rename it."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         checkpoint = WholeCheckpoint(self.folder.path, self.state.global_step, not self.args.save_only_model, sharded)
         try:
-            with checkpoint.write_aside(self.accelerator, self.args.should_save, self.recorder.files):
-                self._aside = checkpoint
+            with checkpoint.write_staged(self.accelerator, self.args.should_save, self.recorder.files):
+                self._staged = checkpoint
                 with checkpoint.note_failure():
                     super()._save_checkpoint(model, trial)
                 with checkpoint.note_failure():
                     self._save_beside(checkpoint)
         finally:
-            self._aside = None
+            self._staged = None
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
@@ -439,11 +439,11 @@ class CheckpointMixin:
 
     def _note_failure(self):
         """Record a failed write and continue, for writes before Trainer's barrier in a save."""
-        return self._aside.note_failure() if self._aside is not None else nullcontext()
+        return self._staged.note_failure() if self._staged is not None else nullcontext()
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
         """Write the state that TRL's checkpoint lacks."""
-        folder = checkpoint.aside
+        folder = checkpoint.staging
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
         for part in self.parts.values():
@@ -478,7 +478,7 @@ class CheckpointMixin:
             if self.args.push_to_hub and not _internal_call:
                 self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
         except Exception as error:
-            if self._aside is not None or isinstance(error, RunError) or not is_failed_write(error):
+            if self._staged is not None or isinstance(error, RunError) or not is_failed_write(error):
                 raise
             folder = Path(output_dir or self.args.output_dir)
             message = describe_failed_write(folder, Path(self.args.output_dir), error)
@@ -532,7 +532,7 @@ class CheckpointMixin:
 
     def _push_from_checkpoint(self, checkpoint_folder):
         """Push a checkpoint after its renaming."""
-        if self._aside is None:
+        if self._staged is None:
             self.uploads.push_checkpoint(Path(checkpoint_folder))
 
 

@@ -47,7 +47,7 @@ class WholeCheckpoint:
         self.resumable = resumable
         self.sharded = sharded
         self.folder = output_dir / f"{WRITING}{step}"  # Trainer's folder of checkpoints during the write
-        self.aside = self.folder / name
+        self.staging = self.folder / name
         self.final = output_dir / name
         self.failure: Exception | None = None  # this process's first failed write
 
@@ -68,7 +68,7 @@ class WholeCheckpoint:
                 self.failure = error
 
     @contextmanager
-    def write_aside(self, accelerator, gives_name: bool, record: Iterable[Path]) -> Iterator[None]:
+    def write_staged(self, accelerator, gives_name: bool, record: Iterable[Path]) -> Iterator[None]:
         """
         Let all processes write the checkpoint in this context, then one (`gives_name`) rename it, after synchronising
         the log files `record` to disk. After a failure, removes it and raises [`~trl_prorl.errors.CheckpointError`] on
@@ -76,16 +76,16 @@ class WholeCheckpoint:
         """
         with self.note_failure():
             yield
-        self._settle(accelerator, gives_name)
+        self._raise_first_failure(accelerator, gives_name)
         if gives_name:
             with self.note_failure():
                 for path in record:
                     sync(path)
-                name_checkpoint(self.aside, self.final, self.step, self.resumable)
+                name_checkpoint(self.staging, self.final, self.step, self.resumable)
                 self.folder.rmdir()
-        self._settle(accelerator, gives_name)
+        self._raise_first_failure(accelerator, gives_name)
 
-    def _settle(self, accelerator, gives_name: bool) -> None:
+    def _raise_first_failure(self, accelerator, gives_name: bool) -> None:
         """Wait for every process, and raise the first failure of any on all of them."""
         from accelerate.utils import gather_object  # the search for the newest checkpoint need not import torch
 

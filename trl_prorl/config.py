@@ -61,7 +61,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     def __post_init__(self):
         self.has_own_triggers = False  # whether a script passes triggers of resets; set by the trainer
-        self.disabled_reason: str | None = None  # why `fast` is off, see `check_or_disable`
+        self.disabled_reason: str | None = None  # why `fast` is off, see `disable_fast_unless`
         self.precision_reason: str | None = None  # why `bf16: auto` was chosen so, see cli/precision.py
         if self.fast:
             for key, value in FAST.items():
@@ -153,7 +153,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     # Accelerations of `fast` that the model does not support.
 
-    def check_or_disable(self, check: Callable[..., None], *about: Any) -> None:
+    def disable_fast_unless(self, check: Callable[..., None], *about: Any) -> None:
         """
         Run a check that applies only if a key of ours changes the training.
 

@@ -84,7 +84,7 @@ def judges(verify: Callable | None, functions: Iterable[Any]) -> list:
     return [*functions] if verify is None else [OneByOne(verify), *functions]
 
 
-def draw_sizes(n: int) -> list[int]:
+def pass_k_values(n: int) -> list[int]:
     return [1 << power for power in range(n.bit_length())]
 
 
@@ -107,7 +107,8 @@ def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: i
 def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
     if not counts:
         return {}
-    return {f"pass@{k}{suffix}": sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in draw_sizes(n)}
+    means = {k: sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in pass_k_values(n)}
+    return {f"pass@{k}{suffix}": mean for k, mean in means.items()}
 
 
 class Verdicts:

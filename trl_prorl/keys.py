@@ -35,7 +35,7 @@ class Effect(Flag):
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """
     Another key that a key requires.
 
@@ -68,8 +68,8 @@ def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
     return is_on(then) and not is_on(now)
 
 
-def needs(*keys: str, value: Any = None) -> Need:
-    """Make a [`Need`]: one of the keys must be on, or have the value."""
+def needs(*keys: str, value: Any = None) -> Requirement:
+    """Make a [`Requirement`]: one of the keys must be on, or have the value."""
 
     def is_met(values: Values) -> bool:
         given = [values.get(key) for key in keys]
@@ -78,7 +78,7 @@ def needs(*keys: str, value: Any = None) -> Need:
     names = " or ".join(keys)
     if value is not None:
         names = f"{names}: {value}"
-    return Need(is_met, names)
+    return Requirement(is_met, names)
 
 
 WORDS = {
@@ -119,7 +119,7 @@ class Key:
         choices (`tuple[str, ...]`, *optional*): All allowed names.
         ge, gt, le, lt (`float`, *optional*): Bounds of a number: >=, >, <=, <.
         changes (`Effect`, *optional*): Its effect on TRL's training.
-        needs (`Need`, *optional*): The key that it requires.
+        needs (`Requirement`, *optional*): The key that it requires.
         free (`bool`, *optional*): Whether a resume may change it, because no result of a run depends on it.
         cannot_start, cannot_stop (`str`, *optional*): Why a resume cannot switch it on, or off.
         label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
@@ -133,7 +133,7 @@ class Key:
     le: float | None = None
     lt: float | None = None
     changes: Effect = Effect.NOTHING
-    needs: Need | None = None
+    needs: Requirement | None = None
     free: bool = False
     cannot_start: str = ""
     cannot_stop: str = ""
@@ -142,7 +142,7 @@ class Key:
     default: Any = None
     types: tuple[Any, ...] = ()
 
-    def objection(self, name: str, value: Any) -> str | None:
+    def error_for(self, name: str, value: Any) -> str | None:
         """Return the error for an invalid value; `None` for a valid one."""
         if value is None and NoneType in self.types:
             return None
@@ -173,9 +173,9 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
     """Raise `ValueError` for the first invalid value of a dataclass, and convert numbers to Python's own."""
     for name, key in keys.items():
         value = getattr(configuration, name)
-        objection = key.objection(name, value)
-        if objection is not None:
-            raise ValueError(objection)
+        error = key.error_for(name, value)
+        if error is not None:
+            raise ValueError(error)
         setattr(configuration, name, plain_number(value, key.types))
 
 
@@ -189,7 +189,7 @@ def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
 
 OFF_ON_AUTO = ("off", "on", "auto")
 AN_ANCHOR = replace(needs(*ANCHOR_KEYS), names="beta (such as 0.3), beta_old or beta_base")
-IN_LOSS = Need(
+IN_LOSS = Requirement(
     lambda values: AN_ANCHOR.is_met(values) and values.get("kl_in") != "reward",
     "a KL in the loss (beta, beta_old or beta_base, with kl_in: loss)",
 )
@@ -198,7 +198,7 @@ AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop", "stop_stall")
 GROWTH = needs("lora_growth_every")
 COSINE = needs("length_reward", value="cosine")
 # a script may have registered treatments
-AN_ALPHA = Need(lambda values: values.get("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
+AN_ALPHA = Requirement(lambda values: values.get("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
 
 
 def effects(values: Values) -> Effect:
@@ -213,7 +213,7 @@ def effects(values: Values) -> Effect:
     return together
 
 
-A_RESET = Need(
+A_RESET = Requirement(
     lambda values: Effect.RESET in effects(values),
     "ref_reset_every or another trigger (if all triggers are your own, set ref_reset_every above max_steps)",
 )

@@ -201,10 +201,10 @@ class StageTimer:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        self.settle()
+        self.synchronize()
         return self._seconds
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Add all times since the last call to their spans and stages; synchronizes with a GPU once."""
         if self._unread and self.device.type == "cuda":
             _, _, last = self._unread[-1]
@@ -243,7 +243,7 @@ class Span:
     @property
     def seconds(self) -> float:
         """Return its own seconds after its end, without inner stages."""
-        self.timer.settle()
+        self.timer.synchronize()
         return self.settled
 
 
@@ -259,14 +259,14 @@ def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[st
     try:
         row["gpu_utilization"] = statistics.fmean([*readings, torch.cuda.utilization(device)])
     except ModuleNotFoundError:
-        tell_of_missing_nvml()
+        warn_missing_nvml()
     except Exception:  # as in `Utilization`
         pass
     return row
 
 
 @cache
-def tell_of_missing_nvml() -> None:
+def warn_missing_nvml() -> None:
     """Warn once per process about the package that `gpu_utilization` needs."""
     package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
     logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)

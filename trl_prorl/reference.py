@@ -34,7 +34,7 @@ from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, zero_masked
-from .upstream import misfit
+from .upstream import incompatible
 from .weights import copy_tensors
 
 
@@ -514,7 +514,7 @@ class Scorer:
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
         if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
-            raise InputError(misfit("trl", "its loss scores a micro-batch in parts"))
+            raise InputError(incompatible("trl", "its loss scores a micro-batch in parts"))
         logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies

@@ -11,7 +11,7 @@ import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .advantages import UNGROUPED
-from .keys import TRIGGER_KEYS, Key, Need, Values, check_values
+from .keys import TRIGGER_KEYS, Key, Requirement, Values, check_values
 from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, PATH_DEPENDENT_SCHEDULES, SCHEDULES
 from .treatments import TREATMENTS
 
@@ -360,20 +360,20 @@ def refuse_launcher(args: "ProRLConfig") -> None:
         )
 
 
-CLIPS = Need(
+CLIPS = Requirement(
     lambda values: values["loss_mode"] in (None, "clipped") and values["trust_region"] is None,
     "a clipped ratio (loss_mode: clipped, and no trust_region)",
 )
 # Keys of TRL's, and one of ours, that other keys of ours leave without effect.
 ACTS_ONLY_WITH = {
-    "use_bias_correction_kl": Need(lambda values: values["kl_in"] == "loss", "a KL in the loss (kl_in: loss)"),
+    "use_bias_correction_kl": Requirement(lambda values: values["kl_in"] == "loss", "a KL in the loss (kl_in: loss)"),
     "epsilon": CLIPS,
     "epsilon_high": CLIPS,
     "delta": CLIPS,
-    "scale_rewards": Need(
+    "scale_rewards": Requirement(
         lambda values: values["advantage_estimator"] is None, "TRL's advantages (advantage_estimator: null)"
     ),
-    "optimizer_reset_schedule": Need(
+    "optimizer_reset_schedule": Requirement(
         lambda values: values["optimizer_reset_schedule"] == "keep" or changes_rate(values),
         "a learning rate that changes (lr_scheduler_type: cosine, or another, or warmup_steps)",
     ),

@@ -93,7 +93,7 @@ def guard_reward(
     """
     Wrap a reward function so that it raises [`RewardError`] in place of any other error.
 
-    The function gets its own lists, see [`own_columns`]. A reward model is returned unchanged, see [`settle_models`].
+    The function gets its own lists, see [`own_columns`]. A reward model is returned as it is, see [`treat_nonfinite`].
 
     Args:
         function (`Callable`): The reward function, which may be asynchronous.
@@ -122,7 +122,7 @@ def guard_reward(
     return guarded
 
 
-def settle_models(
+def treat_nonfinite(
     functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
 ) -> torch.Tensor:
     """

@@ -251,7 +251,7 @@ def rename_to_remove(checkpoint: Path) -> Path:
     return checkpoint.rename(target)
 
 
-def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
+def on_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     """
     Call a function on the main process, and return its picklable result on all. A `ValueError` or `OSError` is raised
     on all.

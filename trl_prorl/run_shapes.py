@@ -34,7 +34,7 @@ MAX_NUMBER = 1e100  # the square of a larger one may overflow
 ROW_VALUES = frozenset({int, float, bool, type(None)})
 
 
-class Misfit(Exception):
+class ShapeError(Exception):
     """A value has another shape than `what`; `place`: the keys that lead to it."""
 
     def __init__(self, value: Any, what: str):
@@ -53,13 +53,13 @@ def anything(value: Any) -> None:
 
 def text(value: Any) -> None:
     if not isinstance(value, str):
-        raise Misfit(value, "a text")
+        raise ShapeError(value, "a text")
 
 
 def scalar(value: Any) -> None:
     """Accept a table cell: a text, a number, true, false or null."""
     if not isinstance(value, str | bool | float | None) and not is_count(value, -MAX_COUNT, MAX_COUNT):
-        raise Misfit(value, "a text or a number")
+        raise ShapeError(value, "a text or a number")
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Shape:
@@ -69,7 +69,7 @@ def number(least: float = -math.inf, most: float = math.inf) -> Shape:
         is_number = isinstance(value, float) or is_count(value, -MAX_COUNT, MAX_COUNT)
         is_huge = is_number and MAX_NUMBER < abs(value) < math.inf
         if not is_number or is_huge or value < least or value > most or (math.isnan(value) and math.isfinite(least)):
-            raise Misfit(value, "a number" if math.isinf(least) else f"a number from {least:g} on")
+            raise ShapeError(value, "a number" if math.isinf(least) else f"a number from {least:g} on")
 
     return check
 
@@ -79,7 +79,7 @@ def count(least: int = 0, most: int = MAX_COUNT) -> Shape:
 
     def check(value: Any) -> None:
         if not is_count(value, least, most):
-            raise Misfit(value, f"a whole number from {least:,} to {most:,}")
+            raise ShapeError(value, f"a whole number from {least:,} to {most:,}")
 
     return check
 
@@ -104,7 +104,7 @@ def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
     def check(value: Any) -> None:
         if not isinstance(value, list) or not least <= len(value) <= most:
             size = f" of {least}" if least == most else f" of {least} to {most:,}" if most < math.inf else ""
-            raise Misfit(value, f"a list{size}")
+            raise ShapeError(value, f"a list{size}")
         for place, one in enumerate(value):
             _inside(place, shape, one)
 
@@ -116,7 +116,7 @@ def table(shape: Shape, most: float = math.inf) -> Shape:
 
     def check(value: Any) -> None:
         if not isinstance(value, dict) or len(value) > most:
-            raise Misfit(value, "an object" if math.isinf(most) else f"an object of at most {most:,} keys")
+            raise ShapeError(value, "an object" if math.isinf(most) else f"an object of at most {most:,} keys")
         for key, one in value.items():
             _inside(key, shape, one)
 
@@ -129,10 +129,10 @@ def record(optional: dict[str, Shape] | None = None, **needed: Shape) -> Shape:
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
-            raise Misfit(value, "an object")
+            raise ShapeError(value, "an object")
         for key in needed:
             if key not in value:
-                raise Misfit(value, f"an object with {key!r}")
+                raise ShapeError(value, f"an object with {key!r}")
         for key in value.keys() & known.keys():
             _inside(key, known[key], value[key])
 
@@ -142,8 +142,8 @@ def record(optional: dict[str, Shape] | None = None, **needed: Shape) -> Shape:
 def _inside(key: Any, shape: Shape, value: Any) -> None:
     try:
         shape(value)
-    except Misfit as misfit:
-        misfit.place.insert(0, str(key))
+    except ShapeError as error:
+        error.place.insert(0, str(key))
         raise
 
 
@@ -304,11 +304,11 @@ def check_shape(path: Path, value: Any, line: int | None = None) -> None:
     """Raise `InputError` for invalid content of a run's file or line, with the file, the place and the value."""
     try:
         SHAPES[path.name](value)
-    except Misfit as misfit:
+    except ShapeError as error:
         where = f"'{path}'" if line is None else f"'{path}' line {line}"
-        place = f" has {'.'.join(misfit.place)}:" if misfit.place else " contains"
+        place = f" has {'.'.join(error.place)}:" if error.place else " contains"
         cure = "create it again" if line is None else "remove the line"
-        raise InputError(f"{where}{place} {short(misfit.value)}, not {misfit.what}; {cure}") from misfit
+        raise InputError(f"{where}{place} {short(error.value)}, not {error.what}; {cure}") from error
 
 
 def read_shaped(path: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from .hub.downloads import PREFIX, fetch_run
 from .identity import changing_keys, check_same_run
 from .keys import AUTO_RESUME
 from .run_files import EVENTS_FILE, read_jsonl
-from .run_folder import FolderLock, RunFolder, by_main_process, check_free
+from .run_folder import FolderLock, RunFolder, check_free, on_main_process
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .vocabulary import load_tokenizer
@@ -139,7 +139,7 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     Raises:
         `ValueError`: The folder or the checkpoint cannot be used.
     """
-    return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
+    return on_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 
 
 def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:

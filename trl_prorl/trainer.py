@@ -50,7 +50,7 @@ from .cli.checks import (
     choose_best_metric,
     shards_weights,
 )
-from .cli.ending import describe_saved_state, tell_interrupted
+from .cli.ending import describe_saved_state, warn_interrupted
 from .cli.model_defaults import plain_generation_config
 from .cli.plan import Plan
 from .cli.prompt_rows import (
@@ -93,7 +93,7 @@ from .reference import (
     check_trained,
 )
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
-from .rewards import guard_reward, settle_models
+from .rewards import guard_reward, treat_nonfinite
 from .rollout import (
     RolloutResult,
     SamplingCall,
@@ -361,7 +361,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             if not self.recipe:  # a recipe's command line prints it
                 go_on = "train(resume_from_checkpoint=True)"
                 kept = describe_saved_state(self.args.output_dir, self.has_begun, go_on, anew="train()")
-                tell_interrupted(error, kept, tell=self.is_world_process_zero())
+                warn_interrupted(error, kept, tell=self.is_world_process_zero())
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
         except RewardError as error:
             # The informative frames are those of its cause, which it keeps.
@@ -553,7 +553,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         training = self.model.training
-        rewards = settle_models(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
+        rewards = treat_nonfinite(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if training else self.num_generations_eval

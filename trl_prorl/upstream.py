@@ -134,11 +134,11 @@ def check_untested(is_main: bool = True) -> None:
         InputError: TRL computes another number than trl-prorl relies on. The line names the case.
     """
     if version("trl") != VERSIONS["trl"]:
-        from .upstream_numbers import find_misfit
+        from .upstream_numbers import find_incompatibility
 
-        found = find_misfit(_find_class("GRPOTrainer"), _find_class("GRPOConfig"))
+        found = find_incompatibility(_find_class("GRPOTrainer"), _find_class("GRPOConfig"))
         if found is not None:
-            raise InputError(misfit("trl", found))
+            raise InputError(incompatible("trl", found))
     for library, tested in VERSIONS.items():
         installed = version(library)
         if is_main and _minor(installed) > _minor(tested):
@@ -156,10 +156,10 @@ def with_cure(error: ImportError) -> ImportError:
     library = (error.name or "").partition(".")[0]
     if library not in VERSIONS or error.name == library:  # else it is not installed
         return error
-    return ImportError(misfit(library, error.msg), name=error.name, path=error.path)
+    return ImportError(incompatible(library, error.msg), name=error.name, path=error.path)
 
 
-def misfit(library: str, what: str) -> str:
+def incompatible(library: str, what: str) -> str:
     """Return the error for a library in which something has changed."""
     cure = f"Install the newest tested version, {VERSIONS[library]}: {_cure(library)}."
     return f"{library} {version(library)} is not supported: {what}. {cure}"
@@ -234,4 +234,4 @@ def _cure(library: str) -> str:
 
 
 def _refuse(owner: type, what: str) -> None:
-    raise InputError(misfit(owner.__module__.partition(".")[0], f"{owner.__name__}{what}"))
+    raise InputError(incompatible(owner.__module__.partition(".")[0], f"{owner.__name__}{what}"))

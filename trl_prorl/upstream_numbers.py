@@ -72,7 +72,7 @@ OLD_LOGPS = LOGPS + 0.1 * NOISE[1] - torch.tensor([1.0, -0.5, -0.5, 1.0, 0.4, 0.
 REF_LOGPS = LOGPS + 0.4 * NOISE[2]
 
 
-def find_misfit(grpo: type, config: type) -> str | None:
+def find_incompatibility(grpo: type, config: type) -> str | None:
     """
     Find the first number of TRL that is not the expected one.
 

@@ -435,7 +435,7 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
     return alarms
 
 
-class End(Part):
+class StopReason(Part):
     """Remembers the event that has ended the run (`ended_by`), so a resume does not continue training by itself."""
 
     may_join = True

@@ -116,7 +116,7 @@ def gain(result: dict, k: int) -> Estimate:
     return paired_difference(per_prompt(result, "trained", k), per_prompt(result, "base", k))
 
 
-def draw_sizes(n: int) -> list[int]:
+def pass_k_values(n: int) -> list[int]:
     """Return the powers of two up to `n`, and `n` itself, ascending."""
     return sorted({n, *(1 << power for power in range(n.bit_length()))})
 
@@ -127,7 +127,7 @@ def k_curve(result: dict, side: str) -> pd.DataFrame:
     interval over prompts, `low` and `high`, indexed by k = 1, 2, 4 … n.
     """
     rows = {}
-    for k in draw_sizes(result["n"]):
+    for k in pass_k_values(result["n"]):
         values = per_prompt(result, side, k)
         rows[k] = (values.mean(), *prompt_interval(values))
     return _curve(rows)

@@ -13,10 +13,10 @@ from trl_prorl.eval.analysis.sampled_scores import (
     SIDES,
     checkpoint_curve,
     checkpoint_ks,
-    draw_sizes,
     ends,
     gain,
     k_curve,
+    pass_k_values,
     per_prompt,
     summary_score,
 )
@@ -105,7 +105,7 @@ def draw_against_k(axes, groups: list[RunGroup], title: str) -> None:
 
 def label_k(axes, n: int, title: str) -> None:
     """Set up axes of pass@k over k, up to n. A k that is too close to n has a tick without a label."""
-    ks = draw_sizes(n)
+    ks = pass_k_values(n)
     axes.set_xscale("log", base=2)
     labels = [str(k) if k == n or math.log(n / k) > LABEL_SHARE * math.log(n) else "" for k in ks]
     axes.set_xticks(ks, labels)

@@ -17,7 +17,7 @@ from trl_prorl.cli.ending import (
     end_at_once,
     end_interrupted,
     interrupt_as_usual,
-    tell_interrupted,
+    warn_interrupted,
 )
 
 
@@ -160,7 +160,7 @@ def test_the_line_stands_on_its_own_below_the_terminal_s_echo(capfd, monkeypatch
             end_interrupted("kept.")
         signal.signal(signal.SIGINT, before)
 
-    for say in (end, lambda: tell_interrupted(KeyboardInterrupt(), "kept."), lambda: EndAtOnce("kept.")(2, None)):
+    for say in (end, lambda: warn_interrupted(KeyboardInterrupt(), "kept."), lambda: EndAtOnce("kept.")(2, None)):
         print("step 3: 30%^C", end="", file=sys.stderr, flush=True)
         say()
         assert capfd.readouterr().err.splitlines() == ["step 3: 30%^C", "interrupted: kept."]

@@ -192,7 +192,7 @@ def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
 @pytest.mark.parametrize("error, lines", [(Exception("Not Supported"), 0), (ModuleNotFoundError("nvidia-ml-py"), 1)])
 def test_a_card_of_which_nvml_tells_nothing_is_measured_without_it(card, caplog, error, lines):
     gpu = card(utilization=Mock(side_effect=error))
-    meter_module.tell_of_missing_nvml.cache_clear()
+    meter_module.warn_missing_nvml.cache_clear()
     for _ in range(3):
         assert measure_gpu(gpu) == {"peak_memory_gib": 1.0}
     assert len(caplog.records) == lines

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.evaluation import draw_sizes, find_verifier, measure_pass_at_k
+from trl_prorl.evaluation import find_verifier, measure_pass_at_k, pass_k_values
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
@@ -46,7 +46,7 @@ def passes(row):
 
 
 def test_draws_are_of_powers_of_two_up_to_the_completions():
-    assert [draw_sizes(n) for n in (1, 2, 3, 8, 15)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8], [1, 2, 4, 8]]
+    assert [pass_k_values(n) for n in (1, 2, 3, 8, 15)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8], [1, 2, 4, 8]]
 
 
 def test_measurements_by_hand():

@@ -10,7 +10,7 @@ from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable
 
 from ..errors import InputError
-from ..evaluation import draw_sizes, find_verifier
+from ..evaluation import find_verifier, pass_k_values
 from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
 
@@ -130,7 +130,7 @@ def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int,
     """
     if any(map(_may_log, functions)):
         return
-    passes = [f"pass@{k}" for k in draw_sizes(n)]
+    passes = [f"pass@{k}" for k in pass_k_values(n)]
     means = [f"rewards/{get_callable_name(function)}/mean" for function in functions]
     deviations = [name.replace("/mean", "/std") for name in means]
     rewards = {*means, *deviations}

@@ -207,7 +207,7 @@ def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoRetur
     raise Ended(INTERRUPTED) from None
 
 
-def tell_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> None:
+def warn_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> None:
     """
     Print one line on stderr instead of the traceback of a `KeyboardInterrupt` that is about to be raised again.
 

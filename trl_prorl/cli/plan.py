@@ -106,7 +106,7 @@ class Plan:
         if args.lora_growth_every:
             _check_growth(args, adapter, optimizer)
         if not args.disable_dropout:
-            args.check_or_disable(check_dropout_config, config)
+            args.disable_fast_unless(check_dropout_config, config)
         if args.vllm_enable_lora:
             _check_requests(args, adapter)
         if args.beta != 0.0 or args.copied_anchors:

@@ -108,7 +108,7 @@ class FirstBatch(Part):
         if head:
             raise InputError(head)
         if noise:
-            self.args.check_or_disable(_refuse, noise)
+            self.args.disable_fast_unless(_refuse, noise)
         self.noise = noise
         self.score = score
         self._apply()
@@ -219,7 +219,7 @@ class FirstBatch(Part):
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         super().load_state_dict(state, changed)
         if self.noise:
-            self.args.check_or_disable(_refuse, self.noise)
+            self.args.disable_fast_unless(_refuse, self.noise)
         self._apply()
 
 
