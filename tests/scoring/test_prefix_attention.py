@@ -48,9 +48,8 @@ def in_one(query, key, value, mask, scale=None):
     block=st.sampled_from([1, 3, 8, 16, 128]),
     heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
     scale=st.sampled_from([None, 0.3]),
-    as_on_a_gpu=st.booleans(),
 )
-def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, scale, as_on_a_gpu):
+def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, scale):
     sequences = row_of(groups)
     mask = dense(sequences)
     torch.manual_seed(0)
@@ -59,7 +58,6 @@ def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, sc
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "QUERY_BLOCK", block)
-        patch.setattr(module, "keeps_keys_shared", lambda query: as_on_a_gpu)
         for blocks in (True, False):
             query, key, value = (state.clone().requires_grad_() for state in states)
             if blocks:

@@ -30,17 +30,18 @@ class Adapted(torch.autograd.Function):
         states, weight, down, up, low = ctx.saved_tensors
         needs_states, needs_weight, needs_bias, needs_down, needs_up, _ = ctx.needs_input_grad
         states_gradient = weight_gradient = bias_gradient = down_gradient = up_gradient = None
-        low_gradient = (gradient @ up).mul_(ctx.scale)
+        low_gradient = gradient @ up
         if needs_states:
-            states_gradient = (gradient @ weight).addmm_(low_gradient, down)
+            states_gradient = (gradient @ weight).addmm_(low_gradient, down, alpha=ctx.scale)
         if needs_weight:
             weight_gradient = gradient.t() @ states
         if needs_bias:
             bias_gradient = gradient.sum(0)
+        # beta=0: of the first argument only the shape counts. This scales a product without another operator.
         if needs_down:
-            down_gradient = low_gradient.t() @ states
+            down_gradient = torch.addmm(down, low_gradient.t(), states, beta=0, alpha=ctx.scale)
         if needs_up:
-            up_gradient = (gradient.t() @ low).mul_(ctx.scale)
+            up_gradient = torch.addmm(up, gradient.t(), low, beta=0, alpha=ctx.scale)
         return states_gradient, weight_gradient, bias_gradient, down_gradient, up_gradient, None
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -145,11 +146,11 @@ class Plan:
         batch, width = input_ids.shape
         prompt_width = width - logits_to_keep
         both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu()
-        token_ids, mask = both.unbind()
-        prompt_mask, completion_mask = mask.int().split([prompt_width, logits_to_keep], dim=1)
+        token_ids, mask = both.numpy()
+        prompt_mask, completion_mask = np.split(mask, [prompt_width], axis=1)
         has_prompts = prompt_mask[:, -1].all()
-        pads_left = (prompt_mask.diff() >= 0).all()
-        pads_right = (completion_mask.diff() <= 0).all()
+        pads_left = (np.diff(prompt_mask) >= 0).all()
+        pads_right = (np.diff(completion_mask) <= 0).all()
         if not (has_prompts and pads_left and pads_right):
             raise ValueError(
                 "attention_mask: prompts must be padded on the left and not empty, completions on the right."
@@ -235,7 +236,8 @@ def pack(
 
 def join_stretches(stretches: list[tuple[int, ...]]) -> torch.Tensor:
     """Concatenate ranges of numbers, each with M first numbers and a length: shape `(M, sum of the lengths)`."""
-    return torch.cat([torch.tensor(firsts)[:, None] + torch.arange(length) for *firsts, length in stretches], dim=1)
+    joined = [np.array(firsts)[:, None] + np.arange(length) for *firsts, length in stretches]
+    return torch.from_numpy(np.concatenate(joined, axis=1))
 
 
 def plan_calls(

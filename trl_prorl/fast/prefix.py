@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
 # Queries of a sequence in one block. On a CPU 128 to 512 differ by 10 %.
@@ -48,21 +48,25 @@ class Layout(NamedTuple):
             tokens; longest sequence first.
         masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): Visible keys for each block of queries: the last Q
             of the first K keys of the first S' sequences.
-        order (`torch.LongTensor` of shape `(T,)`): Position of each place's result among the queries of all blocks.
-        sequences (`list[tuple[int, int, int, int]]`): As given to [`layout`], longest first.
-        added (`dict`): Tensors made from it by layers, and shared by them.
+        queries (`torch.LongTensor` of shape `(N,)`): Places of the queries of all blocks, padding included.
+        order (`torch.LongTensor` of shape `(T,)`): Position of each place among these queries.
+        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], longest first.
+        kept (`dict`): Places that layers have made from it, for every model that computes the row.
+        added (`dict`): Additive masks that layers have made from it. They are large: only for one forward's graph.
     """
 
     keys: torch.Tensor
     masks: list[torch.Tensor]
+    queries: torch.Tensor
     order: torch.Tensor
     sequences: list[tuple[int, int, int, int]]
+    kept: dict
     added: dict
 
 
 def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, window: int | None = None) -> torch.Tensor:
     """
-    Return a block's additive mask `(S', 1, G·Q, K)` for G heads that share their keys (`groups`): 0 for visible keys,
+    Return a block's additive mask `(S', 1, Q·G, K)` for G heads that share their keys (`groups`): 0 for visible keys,
     else −∞. A query sees at most `window` keys, including itself.
     """
     name = (block, dtype, groups, window)
@@ -74,9 +78,9 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, wind
             is_near = torch.ones(queries, seen, dtype=torch.bool, device=mask.device).triu(seen - queries - window + 1)
             mask = mask & is_near
         width = seen + -seen % ALIGNMENT
-        added = torch.zeros((rows, 1, groups, queries, width), dtype=dtype, device=mask.device)
-        added[..., :seen].masked_fill_(~mask[:, :, None], -torch.inf)
-        layout.added[name] = added.view(rows, 1, groups * queries, width)[..., :seen]
+        added = torch.zeros((rows, 1, queries, groups, width), dtype=dtype, device=mask.device)
+        added[..., :seen].masked_fill_(~mask[..., None, :], -torch.inf)
+        layout.added[name] = added.view(rows, 1, queries * groups, width)[..., :seen]
     return layout.added[name]
 
 
@@ -110,6 +114,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
 
     masks = []
     query_places = []
+    found = []
     longest_with_prefix = max((own for _, before, _, own in sequences if before > 0), default=0)
     for first, end in pairwise(block_bounds(lengths[0], longest_with_prefix)):
         rows = sum(length > first for length in lengths)
@@ -117,10 +122,63 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         queries = slice(longest_prefix + first, longest_prefix + end)
         is_before = column[seen] <= column[queries, None]
         masks.append(is_token[:rows, None, None, seen] & is_before)
+        query_places.append(keys[:rows, queries].flatten())
         # padding goes to a place after the row
-        query_places.append(keys[:rows, queries].where(is_token[:rows, queries], size).flatten())
+        found.append(keys[:rows, queries].where(is_token[:rows, queries], size).flatten())
 
-    return Layout(keys, masks, order_of(query_places, size), longest_first, {})
+    return Layout(keys, masks, torch.cat(query_places), order_of(found, size), longest_first, {}, {})
+
+
+def stacked_queries(layout: Layout, heads: int, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Return the places of all blocks' queries among the row's T·H heads, for G heads that share keys next to each
+    other, as queries of one head; and the position of each head of the row among them.
+    """
+    name = (heads, groups)
+    if name not in layout.kept:
+        head = torch.arange(heads, device=layout.order.device).view(-1, groups).T.flatten()
+        queries = layout.queries[:, None] * heads + head
+        order = layout.order[:, None] * heads + head.argsort()
+        layout.kept[name] = (queries.flatten(), order.flatten())
+    return layout.kept[name]
+
+
+class Queries(torch.autograd.Function):
+    """
+    Gathers the queries `(N, F)` of all blocks from those of a row `(T, F)`. Each of the row occurs once, besides
+    padding, which has no gradient: so the backward pass gathers as well.
+    """
+
+    @staticmethod
+    def forward(ctx, states, places, order):
+        ctx.order = order
+        return states.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.index_select(0, ctx.order), None, None
+
+
+class SeenStates(torch.autograd.Function):
+    """
+    Gathers the keys or values `(S', K, F)` that each block of a [`Layout`] sees from those of a row `(T, F)`.
+    """
+
+    @staticmethod
+    def forward(ctx, states, layout):
+        ctx.layout = layout
+        stacked = states.index_select(0, layout.keys.flatten()).unflatten(0, layout.keys.shape)
+        return tuple(stacked[: mask.shape[0], : mask.shape[-1]] for mask in layout.masks)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        keys, masks, _, order, *_, kept, _ = ctx.layout
+        if "seen" not in kept:
+            kept["seen"] = [keys[: mask.shape[0], : mask.shape[-1]].flatten() for mask in masks]
+        total = gradients[0].new_zeros(len(order), gradients[0].shape[-1])
+        for places, gradient in zip(kept["seen"], gradients, strict=True):
+            total.index_add_(0, places, gradient.flatten(0, 1))
+        return total, None
 
 
 def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
@@ -174,37 +232,32 @@ def prefix_attention(
     Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
     by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16
-    groups = query.shape[1] // key.shape[1]
-    shares_keys = by_products or keeps_keys_shared(query)
-    keys = gather_places(key, layout.keys)
-    values = gather_places(value, layout.keys)
     if query.device.type != "cpu" and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)  # once, not by autocast in every block
-        query = query.to(dtype)
-        keys = keys.to(dtype)
-        values = values.to(dtype)
-    if not shares_keys:
-        keys = repeat_kv(keys, groups)
-        values = repeat_kv(values, groups)
-        groups = 1
+        query, key, value = (states.to(dtype) for states in (query, key, value))
+    _, heads, length, size = query.shape
+    shared_heads = key.shape[1]
+    groups = heads // shared_heads
+    # A GPU's kernel with a mask needs as many heads of keys: those that share one are stacked, as queries of one head.
+    places, order = stacked_queries(layout, heads, groups) if groups > 1 else (layout.queries, layout.order)
+    queries = Queries.apply(query.transpose(1, 2).reshape(len(order), -1), places, order)
+    in_blocks = queries.split([len(order) // length * mask[:, 0, :, 0].numel() for mask in layout.masks])
+    keys, values = (SeenStates.apply(states.transpose(1, 2).reshape(length, -1), layout) for states in (key, value))
     results = []
-    for block, mask in enumerate(layout.masks):
-        rows, _, queries, seen = mask.shape
-        states = gather_places(query, layout.keys[:rows, seen - queries : seen])
-        seen_keys = keys[:rows, :, :seen]
-        seen_values = values[:rows, :, :seen]
-        added = to_add(layout, block, query.dtype, groups, window)
-        # Heads that share keys are stacked, as queries of one head.
-        grouped = states.unflatten(1, (-1, groups)).flatten(2, 3)
-        if by_products:
-            factor = scale or states.shape[-1] ** -0.5
-            result = BackwardByProducts.apply(grouped, seen_keys, seen_values, added, factor)
-        else:
-            with without_cudnn(query.device):
-                result = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=added, scale=scale)
-        by_group = result.unflatten(2, (groups, queries))
-        results.append(by_group.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1))
-    return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
+    with without_cudnn(query.device):
+        for block, mask in enumerate(layout.masks):
+            stacked = in_blocks[block].view(len(mask), -1, shared_heads * size)
+            by_head = [
+                states.unflatten(-1, (shared_heads, -1)).transpose(1, 2)
+                for states in (stacked, keys[block], values[block])
+            ]
+            added = to_add(layout, block, query.dtype, groups, window)
+            if by_products:
+                result = BackwardByProducts.apply(*by_head, added, scale or size**-0.5)
+            else:
+                result = scaled_dot_product_attention(*by_head, attn_mask=added, scale=scale)
+            results.append(result.transpose(1, 2).reshape(len(in_blocks[block]), -1))
+    return torch.cat(results).index_select(0, order).view(1, length, heads, -1)
 
 
 @contextmanager
@@ -220,11 +273,6 @@ def without_cudnn(device: torch.device) -> Iterator[None]:
     finally:
         if enabled:
             torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def keeps_keys_shared(query: torch.Tensor) -> bool:
-    """Return whether shared keys stay shared: a GPU's kernel with a mask needs equal numbers of heads."""
-    return query.device.type != "cpu"
 
 
 class BackwardByProducts(torch.autograd.Function):
@@ -258,13 +306,6 @@ class BackwardByProducts(torch.autograd.Function):
         key_gradient = score_gradient.transpose(-1, -2) @ query
         value_gradient = weights.to(value.dtype).transpose(-1, -2) @ gradient
         return query_gradient, key_gradient, value_gradient, None, None
-
-
-def gather_places(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Gather the states `(1, H, T, D)` of a row at `places` `(S, W)`, as `(S, H, W, D)`."""
-    by_place = states[0].transpose(0, 1)
-    gathered = by_place.index_select(0, places.flatten()).unflatten(0, places.shape)
-    return gathered.transpose(1, 2)
 
 
 def sdpa_or_prefix_attention(
@@ -440,9 +481,9 @@ def compute_by_sequence(forward: Callable) -> Callable:
     ) -> torch.Tensor:
         if prefix_layout is None:
             return forward(self, hidden_states, *args, **kwargs)
-        if "states" not in prefix_layout.added:
-            prefix_layout.added["states"] = StatePlan.from_sequences(prefix_layout.sequences, hidden_states.device)
-        plan = prefix_layout.added["states"]
+        if "states" not in prefix_layout.kept:
+            prefix_layout.kept["states"] = StatePlan.from_sequences(prefix_layout.sequences, hidden_states.device)
+        plan = prefix_layout.kept["states"]
         kwargs = {name: value for name, value in kwargs.items() if name not in ("cache", "attention_mask")}
         row = hidden_states[0]
         states = States()
