@@ -29,12 +29,14 @@ sys.path[:] = [str(Path(__file__).parent), *sys.path, str(Path(__file__).parents
 import pandas  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, command, draw_case, make_model  # noqa: E402
-from damage import LOG_FILES, complete, cut_record, damage_checkpoint, step_of  # noqa: E402
+from damage import complete, cut_record, damage_checkpoint, step_of  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 from processes import Ended, Job, run  # noqa: E402
 from same_run import differences  # noqa: E402
 from stages import BALLAST, Accident  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
+
+from trl_prorl.run_files import LOG_FILES  # noqa: E402
 
 
 REPOSITORY = Path(__file__).parents[2]

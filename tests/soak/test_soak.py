@@ -30,6 +30,12 @@ def soak(forks, *arguments):
     return status, written
 
 
+def test_it_starts(forks):
+    """The others are slow: a name that it no longer finds would be seen late."""
+    status, written = forks.run(SOAK / "soak.py", "--help")
+    assert status == 0, written[-3000:]
+
+
 @pytest.mark.slow
 def test_a_sound_product_passes_and_every_stage_is_hit(forks, tmp_path):
     status, written = soak(forks, "--seed", "1", "--minutes", "0", "--kills", "8", "--folder", str(tmp_path))
