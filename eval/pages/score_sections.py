@@ -124,7 +124,6 @@ SIDES_COLUMN = Column(
     "pass@1, base → trained [95 %]",
     lambda row: sides_cell(*(summary_score(row[1][side], 1) for side in SIDES), ".3f"),
 )
-CHANGE_COLUMN = Column("change [95 %]", lambda row: interval_cell(gain(row[1], 1), "+.3f"))
 
 
 def by_task(frame: Frame) -> Section | None:
