@@ -65,7 +65,7 @@ def average(run: RecordedRun, key: str, steps: int) -> pd.Series:
 
 def unsolved(run: RecordedRun, values: pd.Series) -> pd.Series:
     """Leave out the steps at which the run solves its prompts."""
-    accuracy = average(run, "gold", SHORT)
+    accuracy = average(run, "accuracy", SHORT)
     solved = accuracy[accuracy >= SOLVED].index
     return values.drop(values.index.intersection(solved))
 
@@ -108,7 +108,7 @@ def rate_too_high(run: RecordedRun) -> Found | None:
 
 
 def hacked(run: RecordedRun) -> Found | None:
-    accuracy = average(run, "gold", GUARD_WINDOW)
+    accuracy = average(run, "accuracy", GUARD_WINDOW)
     reward = average(run, "reward", GUARD_WINDOW)
     best = accuracy.cummax()
     at_best = reward.where(accuracy == best).ffill()

@@ -130,7 +130,7 @@ def test_drift_is_that_of_a_plain_loop_over_its_samples(run, lora):
             kl.append(float((p * (p / q).log()).sum()))
     assert last["kl_to_base"] == pytest.approx(sum(kl) / len(kl), rel=1e-3)
     assert last["kl_to_base"] > 1e-6
-    assert last["gold"] == sum(map(holds_letter, frame["completion"], [{"letter": "e"}] * 12)) / 12
+    assert last["accuracy"] == sum(map(holds_letter, frame["completion"], [{"letter": "e"}] * 12)) / 12
     assert "reward" not in last  # which rows do not have
     assert all(torch.equal(before[name], value) for name, value in trained.model.named_parameters())
     assert load_run(trained.run_dir).drift["points"][1]["kl_to_base"] == last["kl_to_base"]
@@ -139,13 +139,13 @@ def test_drift_is_that_of_a_plain_loop_over_its_samples(run, lora):
 def test_samples_that_nothing_judged_are_judged_by_the_verifier_that_comes_later(run):
     trained = run(max_steps=1)
     moved = drift(trained, ROWS, samples=4, max_new_tokens=8)
-    assert not {"gold", "reward"} & set(moved["points"][1])
+    assert not {"accuracy", "reward"} & set(moved["points"][1])
     assert [set(frame["correct"]) for frame in frames(trained.run_dir, "trained").values()] == [{None}]
     result = evaluate(trained, ROWS, holds_letter, n=6, k=[1], greedy=False, max_new_tokens=8)
     (frame,) = frames(trained.run_dir, "trained").values()
     assert list(frame["correct"]) == [holds_letter(text, {"letter": "e"}) for text in frame["completion"]]
     assert sum(result["trained"]["correct"]) == sum(frame["correct"])
-    assert "gold" not in drift(trained, ROWS, samples=4, max_new_tokens=8)["points"][1]
+    assert "accuracy" not in drift(trained, ROWS, samples=4, max_new_tokens=8)["points"][1]
     (again,) = frames(trained.run_dir, "trained").values()
     assert list(again["correct"]) == list(frame["correct"])
 
@@ -278,7 +278,7 @@ def test_the_commands_measure_what_the_script_measured(command, tmp_path):
     assert status == 0, written[-3000:]
     again = measured(tmp_path, "drift.json")
     assert [point["step"] for point in again["points"]] == [0, 1, 2, 3, 4]
-    assert again["points"][0]["gold"] == own["points"][0]["gold"]
+    assert again["points"][0]["accuracy"] == own["points"][0]["accuracy"]
     assert again["points"][0]["entropy"] == pytest.approx(own["points"][0]["entropy"])
     assert {**again, "points": None} == {**own, "points": None}
 
@@ -329,7 +329,7 @@ def test_drift_needs_no_verifier(command, tmp_path):
     (tmp_path / "only_rows.py").write_text(ONLY_ROWS)
     status, written = command("drift --run runs/mine --plugin only_rows.py --samples 1")
     assert status == 0, written[-3000:]
-    assert "gold" not in measured(tmp_path, "drift.json")["points"][1]
+    assert "accuracy" not in measured(tmp_path, "drift.json")["points"][1]
 
 
 def test_a_script_that_did_not_save_its_model(command, tmp_path):

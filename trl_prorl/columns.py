@@ -73,9 +73,9 @@ METRICS = {
         "share of these completions that are correct, or have the full reward of 1",
         "a column `task`",
     ),
-    "gold": RecordKey(
+    "accuracy": RecordKey(
         "share",
-        "accuracy: share of completions that are correct by the verifier; before `dynamic_sampling_rounds`",
+        "share of completions that are correct by the verifier; before `dynamic_sampling_rounds`",
         VERIFIER,
         logged=True,
     ),

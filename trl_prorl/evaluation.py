@@ -3,7 +3,7 @@ Evaluations during training: metrics over all rows, and pass@k.
 
 A reward function's attribute `batch_verifier` is called with the same arguments, and returns one bool per completion:
 whether it is correct, independent of the reward. Recipes use their task's `verify`. With it a training batch has
-`gold`, too.
+`accuracy`, too.
 """
 
 import math

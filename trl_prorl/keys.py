@@ -465,9 +465,9 @@ class ProlongedKeys:
             Stop the run at an entropy collapse, with a checkpoint.
         guard_gap (`float`, *optional*):
             Detect reward hacking during training: fires when accuracy has fallen by more than this from its highest
-            value, while the reward is no lower than it was then. Accuracy is `gold` in `metrics.jsonl`, the share of
-            correct completions by the task's `verify` or a reward function's `batch_verifier`. Both are averages over
-            40 optimizer steps, so the run must be longer. `None`: off.
+            value, while the reward is no lower than it was then. `accuracy` is the share of completions accepted by
+            the task's `verify` or a reward function's `batch_verifier`. Both are averages over 40 optimizer steps, so
+            the run must be longer. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
             Action of `guard_gap`: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (also request a reset
             of the reference) or `"stop"` (end the run, with a checkpoint).

@@ -152,7 +152,7 @@ class RolloutResult:
                 values[f"pass_rate/{task}"] = sum(passes) / len(passes)
                 self.counts[f"pass_rate/{task}"] = len(passes)
         if self.correct:
-            values["gold"] = sum(self.correct) / len(self.correct)
+            values["accuracy"] = sum(self.correct) / len(self.correct)
         if self.interrupted:
             values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
         return values

@@ -64,6 +64,7 @@ RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
 # Required keys of each line of a log file.
 LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
+FORMER_NAMES = {"gold": "accuracy"}  # of metrics in `metrics.jsonl` and `drift.json`
 STEPS = ("step", "step_applied")
 ATTEMPT = "attempt"
 STARTS = (RESUME, ROLLBACK)  # begin a new attempt
@@ -126,10 +127,14 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
             raise torn  # the process continued writing, so the line was not truncated by a kill
         torn = None
         newest = attempt
-        rows.append((place, row))
+        rows.append((place, with_current_names(row)))
     if torn is not None and lines[-1]:
         logger.warning("%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), len(lines))
     return rows
+
+
+def with_current_names(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {FORMER_NAMES.get(name, name): value for name, value in metrics.items()}
 
 
 def attempt_of(row: dict[str, Any]) -> int:

@@ -14,6 +14,7 @@ from .run_files import (
     ENV_FILE,
     EVALUATIONS_FILE,
     EVENTS_FILE,
+    FORMER_NAMES,
     METRICS_FILE,
     TRAINER_STATE,
     read_json,
@@ -220,7 +221,7 @@ def passk(value: Any) -> None:
 
 
 POINT = record(
-    dict.fromkeys(("reward", "gold"), maybe(number())),
+    dict.fromkeys(("reward", "accuracy", *FORMER_NAMES), maybe(number())),
     interval=INTERVAL,
     **dict.fromkeys(("kl_to_base", "base_entropy", "token_agreement"), number()),
     **dict.fromkeys(("entropy", "mean_tokens"), maybe(number())),

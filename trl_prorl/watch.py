@@ -412,11 +412,11 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
     if args.guard_gap is not None:
         alarms["guard_gap"] = Alarm(
             GUARD_GAP,
-            "gold",
+            "accuracy",
             drop=args.guard_gap,
             unless_falls="reward",
             window=GUARD_WINDOW,
-            reason="accuracy (gold) fell, the reward did not",
+            reason="accuracy fell, the reward did not",
             action=args.guard_gap_action,
             warning="Possible reward hacking",
             request=request,

@@ -14,7 +14,7 @@ from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 CURVES = (
     ("reward", "Training reward", "batch mean", draw_smooth),
     (OWN_KL, "KL to its reference", "nats per token (k3), symlog", draw_kl),
-    ("gold", "Training accuracy", "share of the batch", draw_share),
+    ("accuracy", "Training accuracy", "share of the batch", draw_share),
 )
 ONE_SEED = "Each trial is one training run: the intervals are over prompts and do not include the luck of training."
 

@@ -48,10 +48,10 @@ def draw_share(axes, groups: list[RunGroup], key: str) -> None:
 
 def draw_reward(axes, groups: list[RunGroup], key: str) -> None:
     """
-    Draw the training reward and, in the same panel, accuracy (`gold`): under reward hacking the two drift apart.
+    Draw the training reward and, in the same panel, accuracy: under reward hacking the two drift apart.
     """
     draw_lines(axes, groups, key)
-    draw_lines(axes, groups, "gold", running_mean, ": accuracy", linestyle=":", marker=None)
+    draw_lines(axes, groups, "accuracy", running_mean, ": accuracy", linestyle=":", marker=None)
 
 
 def draw_kl(axes, groups: list[RunGroup], key: str) -> None:
@@ -137,7 +137,7 @@ def sheet_panels(sheet: str, groups: list[RunGroup]) -> list[Panel]:
     for curve in CURVES:
         if adds_to_others(curve.key, groups):
             title = sheet + curve.title
-            if curve.key == "reward" and any(group.series("gold") for group in groups):
+            if curve.key == "reward" and any(group.series("accuracy") for group in groups):
                 title += ", accuracy (dotted)"
             draw = partial(curve.draw, key=curve.key)
             panels.append(steps_panel(title, groups, draw, curve.unit, legend=curve.legend or not panels))

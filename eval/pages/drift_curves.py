@@ -44,7 +44,7 @@ POINT_COLUMNS = [
     Column("entropy", lambda point: cell(point["entropy"], ".3f")),
     Column("tokens", lambda point: cell(point["mean_tokens"], ".1f")),
     Column("reward", lambda point: cell(point["reward"], ".3f"), applies=_has("reward")),
-    Column("accuracy", lambda point: cell(point["gold"], ".3f"), applies=_has("gold")),
+    Column("accuracy", lambda point: cell(point["accuracy"], ".3f"), applies=_has("accuracy")),
 ]
 RUN_COLUMNS = [
     Column("run", lambda row: row[0]),

@@ -55,7 +55,7 @@ EVENT_MARKS = {
     GUARD_GAP: (
         "X",
         "possible reward hacking",
-        "Crosses at the bottom: `guard_gap` fired, because accuracy (`gold`) fell while the reward did not.",
+        "Crosses at the bottom: `guard_gap` fired, because accuracy fell while the reward did not.",
     ),
     STALL: ("s", "end by a stall", "Squares at the bottom: `stop_stall` ended the run."),
 }

@@ -87,7 +87,7 @@ LEARNED = [
     _both_sides("greedy accuracy", ".3f", "accuracy", "greedy"),
     _both_sides("tokens per sample", ".1f", "mean_tokens"),
     _both_sides("truncated samples", ".3f", "truncated"),
-    _where_measured("final accuracy", _last("gold", ".3f")),
+    _where_measured("final accuracy", _last("accuracy", ".3f")),
     Column("final kl_ref", _last("kl_ref", ".2e")),
     Column("final kl_old", _last("kl_old", ".2e")),
     _where_measured("final clip ratio", _last("clip_region_mean", ".4f")),
@@ -117,7 +117,7 @@ def learned(frame: Frame) -> Section:
     """Return reward, held-out scores and KL of each run, a row each."""
     notes = [
         "A single pass@k is that of the trained model. Truncated: the sample reached the length limit. KL: mean k3 "
-        "estimate in nats per token. Clip ratio: share of clipped tokens. Accuracy (`gold`): share of correct "
+        "estimate in nats per token. Clip ratio: share of clipped tokens. Accuracy: share of correct "
         f"training completions. Final: mean over the last 10 % of the steps. {NOT_MEASURED} means not measured."
     ]
     return Section("Run by run", [table_of("Run by run", LEARNED, frame.rows, notes)])

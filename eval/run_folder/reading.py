@@ -113,7 +113,18 @@ def read_evaluation(run_dir: Path, file: str) -> dict | None:
         InputError: If it is not JSON, or has another shape.
     """
     path = run_dir / file
-    return with_nan(read_shaped(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    evaluation = with_nan(read_shaped(path))
+    if file == DRIFT_FILE:
+        evaluation["points"] = [_with_current_names(point) for point in evaluation["points"]]
+    return evaluation
+
+
+def _with_current_names(point: dict) -> dict:
+    """Return a point of `drift.json`, with its numbers on other tasks, under the current names of its metrics."""
+    others = {task: run_files.with_current_names(numbers) for task, numbers in (point.get("others") or {}).items()}
+    return run_files.with_current_names(point) | {"others": others}
 
 
 def load_run(run_dir, name: str | None = None) -> "RecordedRun":

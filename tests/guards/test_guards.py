@@ -226,9 +226,9 @@ def make_guard():
 
 
 def find_events(guard, series, start=0):
-    """The places of a series of (gold, reward) at which a guard fires."""
+    """The places of a series of (accuracy, reward) at which a guard fires."""
     places = range(start, start + len(series))
-    rows = [{"gold": gold, "reward": reward} for gold, reward in series]
+    rows = [{"accuracy": accuracy, "reward": reward} for accuracy, reward in series]
     return [place for place, row in zip(places, rows, strict=True) if guard.on_row(place, row) is not None]
 
 
@@ -273,8 +273,8 @@ def test_a_run_too_short_for_the_guard_says_so(run, monkeypatch, caplog, steps, 
 def test_gold_is_the_share_that_the_verifier_accepts(run):
     quarter = constant(0.25, lambda completions, **columns: [i % 4 == 0 for i in range(len(completions))])
     rows = read_rows(run(reward=quarter, max_steps=2), "metrics.jsonl")
-    assert [(row["gold"], row["reward"]) for row in rows] == [(0.25, 0.25)] * 2
-    assert all("gold" not in row for row in read_rows(run(reward=constant(0.25), max_steps=1), "metrics.jsonl"))
+    assert [(row["accuracy"], row["reward"]) for row in rows] == [(0.25, 0.25)] * 2
+    assert all("accuracy" not in row for row in read_rows(run(reward=constant(0.25), max_steps=1), "metrics.jsonl"))
 
 
 @pytest.mark.parametrize("action", ["event", "reset", "stop"])
@@ -306,9 +306,9 @@ def test_reward_hacking_of_the_recipe_plain_is_caught_and_the_control_is_not(tmp
     main(argv=["--config", str(RECIPES / f"{arm}.yaml"), "--output_dir", str(tmp_path), "--report_to", "none"])
     events, rows = (read_rows(tmp_path, file) for file in ("events.jsonl", "metrics.jsonl"))
     assert [event["event"] for event in events if event["event"] == "guard_gap"][:1] == ["guard_gap"] * fires
-    gold, reward = [sum(row[key] for row in rows[-20:]) / 20 for key in ("gold", "reward")]
+    accuracy, reward = [sum(row[key] for row in rows[-20:]) / 20 for key in ("accuracy", "reward")]
     assert reward > 0.95
-    assert gold < 0.45 if fires else gold > 0.5
+    assert accuracy < 0.45 if fires else accuracy > 0.5
 
 
 def test_a_collapse_is_told_once_and_again_only_after_a_recovery():

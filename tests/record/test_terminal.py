@@ -143,7 +143,7 @@ def test_tracker_log_and_row_have_the_same_number(written):
             tag = name.replace("eval_", "eval/", 1) if name.startswith("eval_") else f"train/{name}"
             assert scalars[tag][entry["step"]] == np.float32(entry[name]), name
             seen.add(name)
-    assert {"loss", "step_time", "learning_rate", "entropy", "kl", "reward", "prorl/kl_ref", "prorl/gold"} <= seen
+    assert {"loss", "step_time", "learning_rate", "entropy", "kl", "reward", "prorl/kl_ref", "prorl/accuracy"} <= seen
     assert {"eval_loss", "eval_reward", "eval_pass@1", "eval_entropy"} <= seen
     assert len(history) == 8
 

@@ -199,7 +199,7 @@ def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
             rounds=[rewards],
             correct=[True, False],
             seconds=seconds,
-            measured={"gold": 0.5},
+            measured={"accuracy": 0.5},
             of_trl={"num_tokens": so_far, "entropy": seconds},
             counts={"reward": 1},
         )
@@ -212,7 +212,7 @@ def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
     of_all = {
         "tokens": 12,
         "seconds": 7.0,
-        "measured": {"gold": 0.5, "groups_replaced": 1},
+        "measured": {"accuracy": 0.5, "groups_replaced": 1},
         "of_trl": {"num_tokens": 30, "entropy": 1.0},
     }
     for name in {field.name for field in fields(RolloutResult)} - {"rewards", "rounds"}:

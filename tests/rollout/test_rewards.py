@@ -364,7 +364,7 @@ def test_a_reward_that_edits_its_arguments_changes_no_other_reward_no_verdict_an
         keys = {"max_steps": 1, "num_iterations": 1, "columns": {"answer": [["3"]] * 16}}
         trainer = run(reward=[first, lengths, last], **keys)
         (row,) = read_rows(trainer)
-        numbers = [row[name] for name in ("gold", "reward", "rewards/lengths/mean")]
+        numbers = [row[name] for name in ("accuracy", "reward", "rewards/lengths/mean")]
         seen.append((numbers, list(trainer._logs["completion"])))
     assert seen[0] == seen[1]
     assert 0.0 < seen[0][0][0] < 1.0

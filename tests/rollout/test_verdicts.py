@@ -293,5 +293,5 @@ def test_a_verifier_of_one_completion_judges_training_and_evaluations(run):
         assert passes(row) == {"eval_pass@1": 0.5, "eval_pass@2": 0.5, "eval_pass@4": 0.5}
     for row in read(trained.run_dir):
         assert (row.get("pass_rate/a", 1.0), row.get("pass_rate/b", 0.0)) == (1.0, 0.0)  # and not the reward's 0
-        assert row["gold"] in (0.0, 0.5, 1.0)
+        assert row["accuracy"] in (0.0, 0.5, 1.0)
     assert all(isinstance(completion, str) and row["prompt"][0]["role"] == "user" for completion, row in seen)

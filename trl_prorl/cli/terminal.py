@@ -37,7 +37,7 @@ TRL_RATE = 1e-6  # TRL's default of learning_rate, which suits full fine-tuning
 LORA_RATES = "1e-5 to 5e-4"  # those of the recipes that train an adapter on a pretrained model
 
 KLS = [f"prorl/{anchor.kl_key}" for anchor in ANCHORS]
-ACCURACY = "prorl/gold"
+ACCURACY = "prorl/accuracy"
 # The metrics in a line, the KLs last; all of them are in the log history and go to the trackers.
 IN_A_LINE = [
     "reward",

@@ -68,7 +68,7 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints):
     assert last["token_agreement"] == pytest.approx(same / tokens)
     assert last["mean_tokens"] == pytest.approx(tokens / 12)
     assert last["interval"] == [None, None]  # of 4 prompts
-    assert last["gold"] == samples["correct"].mean()
+    assert last["accuracy"] == samples["correct"].mean()
     rewards = [
         held_out.task.reward(text, held_out.rows[place // 3]) for place, text in enumerate(samples["completion"])
     ]
@@ -89,7 +89,7 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch):
     other = trained["others"]["parity@2"]
     assert 0 < other["kl_to_base"] != trained["kl_to_base"]
     held_out = HeldOut(run_dir, "test", 3, name=TaskName.parse("parity@2"))
-    assert other["gold"] == held_out.samples(held_out.trained, 2)["correct"].mean()
+    assert other["accuracy"] == held_out.samples(held_out.trained, 2)["correct"].mean()
 
 
 @pytest.mark.parametrize(

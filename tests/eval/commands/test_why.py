@@ -7,7 +7,7 @@ from trl_prorl.eval.why import RULES, explain, find_causes, main
 
 HEALTHY = {
     "reward": lambda step: 0.2 + step / 200,
-    "gold": lambda step: 0.2 + step / 200,
+    "accuracy": lambda step: 0.2 + step / 200,
     "frac_reward_zero_std": 0.4,
     "truncated_fraction": 0.05,
     "entropy": 0.3,
@@ -30,9 +30,9 @@ SIGNS = {
     "sampler and policy apart": ({"mean_abs_dlogp_sampler": 0.2}, 10),
     "learning rate too high": ({"clip_region_mean": lambda step: 0.5 * (step > 20)}, 22),
     "learning rate too low": (AT_TRLS_RATE, 20),
-    "reward hacking": ({"gold": lambda step: 0.5 - step / 300}, None),
+    "reward hacking": ({"accuracy": lambda step: 0.5 - step / 300}, None),
     "entropy gone": ({"entropy": lambda step: 0.3 if step < 60 else 0.001}, 69),
-    "KL too strong": ({"reward": 0.2, "gold": 0.2}, 20),
+    "KL too strong": ({"reward": 0.2, "accuracy": 0.2}, 20),
     "KL idle": ({"kl_penalty": 1e-6}, 100),
 }
 
@@ -56,7 +56,7 @@ def test_a_rate_above_trls_and_one_for_all_weights_are_in_order(read_run, more):
 
 
 def test_a_run_that_solves_its_prompts_is_in_no_trouble(read_run):
-    solved = {"gold": 0.99, "reward": 0.99, "frac_reward_zero_std": 0.99, "entropy": 0.001, "kl_penalty": 5e-4}
+    solved = {"accuracy": 0.99, "reward": 0.99, "frac_reward_zero_std": 0.99, "entropy": 0.001, "kl_penalty": 5e-4}
     assert find_causes(read_run("control", steps=100, **HEALTHY | solved)) == []
 
 
@@ -79,7 +79,7 @@ def test_a_kl_that_holds_the_policy_is_named_while_the_reward_rises(read_run):
 
 def test_a_policy_that_a_high_rate_destroys_is_not_said_to_be_cut(read_run):
     fallen = {"reward": lambda step: 0.5 * (step <= 20), "truncated_fraction": lambda step: float(step > 15)}
-    run = read_run("plain", steps=100, **HEALTHY | fallen | {"gold": 0.2})
+    run = read_run("plain", steps=100, **HEALTHY | fallen | {"accuracy": 0.2})
     first, *others = [rule.cause for rule, _ in find_causes(run)]
     assert first == "learning rate too high" and "completions are cut" in others
 

@@ -91,8 +91,8 @@ def test_the_seconds_of_a_stage_are_a_mean_over_steps(read_run):
 
 def test_a_curve_is_drawn_where_its_metric_was_measured(read_run):
     """Accuracy beside the reward, with the event of its guard; evaluations during training, as measured."""
-    event = {"event": "guard_gap", "step_applied": 15, "reason": "accuracy (gold) fell, the reward did not"}
-    hacked = read_run("plain", steps=20, reward=0.9, gold=lambda step: 0.5 - step / 100, events=[event])
+    event = {"event": "guard_gap", "step_applied": 15, "reason": "accuracy fell, the reward did not"}
+    hacked = read_run("plain", steps=20, reward=0.9, accuracy=lambda step: 0.5 - step / 100, events=[event])
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (hacked.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     runs = [load_run(hacked.path), read_run("A", steps=20, reward=0.8)]
