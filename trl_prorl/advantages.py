@@ -1,10 +1,9 @@
 """
 Advantages from the rewards of a batch of groups: pure functions from rewards `(N,)` to advantages `(N,)`.
 
-If all rewards of a group are equal, every advantage is exactly 0, except with `raw` and with `global_normalized`,
-which compares with the batch. Rounding needs care: in float32 the mean of eight times 17/97 is not 17/97, and
-`group_normalized` would amplify the difference to 10⁻³. A completion that no reward function could score has the
-reward NaN; it counts in no mean and gets the advantage 0.
+If all rewards of a group are equal, every advantage is exactly 0, except with `raw` and `global_normalized`. (In
+float32 the mean of eight times 17/97 is not 17/97; `group_normalized` would amplify the difference to 10⁻³.) A
+completion that no reward function could score has the reward NaN, counts in no mean and gets the advantage 0.
 
 | name | advantage of completion i of a group of G | source |
 |---|---|---|
@@ -17,8 +16,8 @@ reward NaN; it counts in no mean and gets the advantage 0.
 | `max` | r_i − mean of the group for the best of it, also if several tie; 0 for the others | – |
 | `best_of_group` | best of the group − best of the other G−1: the gradient of the best of G | arXiv 2503.19595 |
 
-`max` pushes nothing down: only the best of a group have an advantage, and it is never negative. It is the gradient of
-no objective that we know of. `raw` and `rloo` are unbiased for the mean, `best_of_group` for the best of G.
+`max` is the gradient of no objective that we know of. `raw` and `rloo` are unbiased for the mean, `best_of_group` for
+the best of G.
 """
 
 import math
@@ -62,10 +61,7 @@ def rloo(groups: torch.Tensor) -> torch.Tensor:
 
 
 def all_equal(groups: torch.Tensor) -> torch.Tensor:
-    """
-    Return whether the rewards of a group, shape `(N / G, G)`, are equal up to rounding, or all missing. Returns bools
-    of shape `(N / G,)`.
-    """
+    """Return whether rewards `(N / G, G)` of a group are equal up to rounding, or all missing: `(N / G,)`."""
     least = groups.nan_to_num(nan=torch.inf).amin(dim=1)
     greatest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)
     # −∞ − ∞ if no reward was given
@@ -113,8 +109,7 @@ def estimate(
         rewards (`torch.Tensor` of shape `(N,)`): Rewards, group by group; NaN if missing.
         group_size (`int`): G.
         estimator (`str`): A name of the table above.
-        batch (`torch.Tensor`, *optional*): Rewards for the mean and deviation of an estimator over a batch, if not
-            `rewards`.
+        batch (`torch.Tensor`, *optional*): Rewards for a batch's mean and deviation, if not `rewards`.
 
     Returns `torch.Tensor` of shape `(N,)`.
     """

@@ -7,7 +7,6 @@ Anchors: the policies to which the trained policy's KL can be penalised, one cla
 | `OldPolicyAnchor` | `beta_old` | π_old, which sampled the batch | by the loss, or once per generation batch |
 | `BaseAnchor` | `beta_base` | the starting model | on every `base_anchor_every`-th generation batch |
 
-For a new anchor, add a class here, list it in [`ANCHORS`], and add a key; everything else reads that list.
 Configuration and reports import this module, so it imports nothing slow.
 """
 
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
 
 class Anchor:
     """
-    An anchor with its current coefficient, from the run's [`ProRLConfig`].
+    An anchor with its current coefficient.
 
     Attributes:
-        name (`str`): Short name, for stages of a step and for counts and times in `metrics.jsonl`.
+        name (`str`): Short name, in counts and times of `metrics.jsonl`.
         key (`str`): The key of [`ProRLConfig`] with its coefficient.
         words (`str`): Label in messages and tables.
-        column (`str`): Key of its log-probabilities in a batch, shape `(B, T)`.
+        column (`str`): Key of its log-probabilities `(B, T)` in a batch.
         kl_key (`str`): Key of its KL in `metrics.jsonl`.
         measured_when (`str`), never_scored (`str`): When its KL is logged, and when its forwards are 0.
-        scored_at (`str`): `"sampling"`: as TRL requests it; `"batch"`: in the finished generation batch; or `"loss"`.
+        scored_at (`str`): `"sampling"` (as TRL requests it), `"batch"` (finished) or `"loss"`.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
         copies_policy (`bool`): Whether it keeps a copy of the starting policy.
         coefficient (`float`): Current value; 0 means no KL term.
@@ -71,7 +70,7 @@ class Anchor:
         return self.is_on
 
     def logps(self, batch: Mapping[str, "torch.Tensor"], policy_logps: "torch.Tensor") -> "torch.Tensor":
-        """Return its log-probabilities of a batch, shape `(B, T)`. The policy's may have a gradient."""
+        """Return its log-probabilities of a batch, `(B, T)`. The policy's may have a gradient."""
         return batch[self.column]
 
 
@@ -131,7 +130,7 @@ class OldPolicyAnchor(Anchor):
         return "sampling" if self.args.corrects_sampler else "batch"
 
     def logps(self, batch, policy_logps):
-        """Return π_old's log-probabilities: without the column no update was done, so the policy is π_old."""
+        """Without the column no update was done, so the policy is π_old."""
         kept = batch.get(self.column)
         return policy_logps.detach() if kept is None else kept
 

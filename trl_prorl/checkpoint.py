@@ -1,7 +1,4 @@
-"""
-Start, save and resume a run exactly. `checkpoint_files.py` writes and finds complete checkpoints; `identity.py` checks
-that it is the same run.
-"""
+"""Start, save and resume a run exactly."""
 
 import json
 import logging
@@ -73,24 +70,24 @@ class CheckpointMixin:
     """The part of [`ProRLTrainer`] that starts or resumes a run, saves it and pushes it."""
 
     initial_adapter = None  # the policy at the start of a run with an adapter, see reference.py
-    _staged: WholeCheckpoint | None = None  # the checkpoint being written
+    _staged: WholeCheckpoint | None = None
     _epochs_done = 0
-    _folder: RunFolder | None = None  # folder of the current run
+    _folder: RunFolder | None = None
     _folder_lock: FolderLock | None = None
     _has_trained = False
     _sets_aside = False  # whether the folder's earlier content is set aside at the start
     _trained_in: Path | None = None  # folder of this trainer's last training
     made_by_trl: set[str] = frozenset()  # names in the folder made by TRL's trainer
-    _model_name: str | None = None  # as passed to the trainer
-    _best_step: int | None = None  # step of the checkpoint loaded by `load_best_model_at_end`
-    _loads_from: Path | None = None  # checkpoint whose weights Trainer is loading
+    _model_name: str | None = None
+    _best_step: int | None = None  # set by `load_best_model_at_end`
+    _loads_from: Path | None = None
     _resume: "Resume | None" = None
     rollback: Part | None = None  # extras/rollback.py
     stall_stop: Part | None = None  # watch.py
     _run_id: str | None = None
 
     def base_name(self) -> str | None:
-        """Return the starting model as recipe or script name it: Hub name, folder, `smollm2` and the like."""
+        """The starting model as recipe or script name it: Hub name, folder, `smollm2` and the like."""
         of_recipe = next(
             (part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None
         )
@@ -105,8 +102,8 @@ class CheckpointMixin:
     @contextmanager
     def hold_folder(self):
         """
-        Keep other runs out of the run's folder (re-entrant; locked by the main process). Raises
-        [`~trl_prorl.run_folder.FolderInUseError`] on every process.
+        Lock the run's folder (re-entrant; by the main process). Raises [`~trl_prorl.run_folder.FolderInUseError`] on
+        every process.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.folder.path)
@@ -122,8 +119,6 @@ class CheckpointMixin:
     def train(self, resume_from_checkpoint=None, trial=None, *args, **kwargs):
         """
         Train as [`~transformers.Trainer.train`] does.
-
-        A resume continues the run exactly, even from the middle of a generation batch.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
@@ -170,7 +165,7 @@ class CheckpointMixin:
 
     def _train_with_rollbacks(self, *args, **kwargs):
         """
-        Train to the end. After each collapse, continue from an earlier checkpoint.
+        Train, and after each collapse continue from an earlier checkpoint.
 
             TRL's train ──▶ step ──▶ step ──▶ NonFiniteError, or `_stop` raises RollbackRequest
                  ▲                                               │
@@ -196,7 +191,7 @@ class CheckpointMixin:
         return self.rollback.plan(event) if self.rollback is not None else None
 
     def _stop(self, event) -> None:
-        """Roll back because of an event if possible, else end the run with a checkpoint."""
+        """Roll back if possible, else end the run with a checkpoint."""
         rollback = self._plan_rollback(event)
         if rollback is not None:
             raise RollbackRequest(rollback)
@@ -205,7 +200,7 @@ class CheckpointMixin:
         self.control.should_save = True
 
     def _remove_noise_hook(self) -> None:
-        """Remove NEFTune's hook of an interrupted training: noise must not be added twice."""
+        """Remove NEFTune's hook of an interrupted training, which would add noise twice."""
         hook = getattr(self, "neftune_hook_handle", None)
         if hook is not None:
             hook.remove()
@@ -219,11 +214,10 @@ class CheckpointMixin:
             self.folder.check_new()
 
     def _begins_in_its_folder(self) -> bool:
-        """Return whether `output_dir` has nothing of this run yet."""
         return self._resume is None or not self.folder.has_checkpoint(self._resume.checkpoint)
 
     def _find_resume(self, resume_from) -> "Resume":
-        """Find the checkpoint to resume from. Raises `ValueError`: incomplete, or of a different run."""
+        """Raises `ValueError`: the checkpoint is incomplete, or of a different run."""
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(resume_from, self.folder.path)
         if means_newest(resume_from):
@@ -239,7 +233,6 @@ class CheckpointMixin:
         return {**self._identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
 
     def _evaluations_act(self) -> bool:
-        """Return whether evaluations influence the training."""
         args = self.args
         chooses = args.load_best_model_at_end or args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
         stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
@@ -288,7 +281,7 @@ class CheckpointMixin:
             return super()._inner_training_loop(*args, **kwargs)
 
     def _named_run(self) -> AbstractContextManager:
-        """Make Weights & Biases show a run and its resumes as one run, unless the user names it."""
+        """Make Weights & Biases show a run and its resumes as one, unless the user names it."""
         if "wandb" not in self.args.report_to or "WANDB_RUN_ID" in os.environ:
             return nullcontext()
         return patch_environment(WANDB_RUN_ID=self._run_id, WANDB_RESUME="allow")
@@ -327,7 +320,7 @@ class CheckpointMixin:
             self._go_on_with(Path(checkpoint), made_with)
 
     def _go_on_with(self, folder: Path, made_with: list[dict[str, Any]]) -> None:
-        """Load the state that Trainer does not load. `made_with`: the optimizer's earlier hyperparameters."""
+        """Load our state. `made_with`: the optimizer's earlier hyperparameters."""
         self._go_on_with_state(folder)
         changed = self._resume.changed
         if changed:
@@ -351,7 +344,7 @@ class CheckpointMixin:
         if self._resume.best is not None:
             self.state.best_model_checkpoint = str(self._resume.best)
         if self.args.should_save and self.folder.has_checkpoint(checkpoint):
-            # A kill may have come between the last save and its removal of older checkpoints.
+            # A kill may have come before the last save removed older checkpoints.
             self._remove_oldest()
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
@@ -364,7 +357,7 @@ class CheckpointMixin:
                 policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
-        """Load every weight into the existing parameters, and keep the step."""
+        """Load into the existing parameters, and keep the step."""
         with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
             super()._load_best_model()
         self._best_step = self.state.best_global_step
@@ -376,7 +369,6 @@ class CheckpointMixin:
 
     @contextmanager
     def _load_into_parameters(self, folder: Path):
-        """Load all weights of a checkpoint in this context, into the existing parameters."""
         with whole_weights(folder), keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
@@ -384,7 +376,7 @@ class CheckpointMixin:
             yield
 
     def _issue_warnings_after_load(self, load_result):
-        """Load a file with other parameter names; Trainer only warns."""
+        """Load a file with other parameter names, of which Trainer only warns."""
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super()._issue_warnings_after_load(load_result)
             return
@@ -416,7 +408,7 @@ class CheckpointMixin:
         return str(self._staged.folder) if self._staged is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        """Write a checkpoint under a temporary name, with the state for a resume, then rename it."""
+        """Write under a temporary name, with the state for a resume, then rename."""
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         checkpoint = WholeCheckpoint(self.folder.path, self.state.global_step, not self.args.save_only_model, sharded)
         try:
@@ -438,11 +430,10 @@ class CheckpointMixin:
         self.folder.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint)
 
     def _note_failure(self):
-        """Record a failed write and continue, for writes before Trainer's barrier in a save."""
+        """Record a failed write and continue to Trainer's barrier in a save."""
         return self._staged.note_failure() if self._staged is not None else nullcontext()
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
-        """Write the state that TRL's checkpoint lacks."""
         folder = checkpoint.staging
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
@@ -467,9 +458,7 @@ class CheckpointMixin:
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
-        """
-        Save the model with its card and the run's id, without secrets. A failed write raises an error of one line.
-        """
+        """Save the model with its card and the run's id, without secrets."""
         try:
             with self._note_failure():
                 self._save_weights(output_dir)
@@ -531,7 +520,7 @@ class CheckpointMixin:
         return self.uploads.push(commit_message, blocking, token, revision, **more)
 
     def _push_from_checkpoint(self, checkpoint_folder):
-        """Push a checkpoint after its renaming."""
+        """Push a checkpoint after it is renamed."""
         if self._staged is None:
             self.uploads.push_checkpoint(Path(checkpoint_folder))
 
@@ -571,9 +560,7 @@ class Resume:
 
 
 def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:
-    """
-    Find a resumed run's best checkpoint, next to `checkpoint`: `recorded` may be outdated by a move of the folder.
-    """
+    """Find a run's best checkpoint next to `checkpoint`: the folder may have moved since `recorded`."""
     if recorded is None:
         return None
     beside = checkpoint.with_name(Path(recorded).name)
@@ -590,8 +577,7 @@ class RollbackRequest(RunError):
 
 def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
     """
-    Return the checkpoint to continue from: that of the last roll-back's event if the run was killed before the newer
-    ones were renamed, else the newest.
+    Return the newest checkpoint, or the last roll-back's if the run was killed before the newer ones were renamed.
     """
     last = last_rollback(run_dir)
     if last is None:
@@ -618,7 +604,6 @@ def last_rollback(run_dir: Path) -> dict[str, Any] | None:
 
 
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
-    """Write micro-batches: mappings of tensors and JSON values."""
     tensors = {}
     values = []
     for number, batch in enumerate(batches):
@@ -669,9 +654,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def _as_json(value):
-    """
-    Convert values of `log_extra` that JSON lacks. NumPy values keep their type, so a table prints them as before.
-    """
+    """Convert a value of `log_extra`. NumPy's keep their type, so a table prints them as before."""
     if isinstance(value, (np.generic, np.ndarray)):
         return {"numpy": value.dtype.str, "value": value.tolist()}
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -688,7 +671,7 @@ def _from_json(value: dict):
 @contextmanager
 def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
     """
-    Keep a model's parameters (objects and dtypes) while PEFT loads adapters into them.
+    Keep parameters (objects and dtypes) while PEFT loads adapters into them.
 
     PEFT 0.21 replaces an adapter's bf16 or fp16 parameters by new fp32 ones: a resume of a quantised model would train
     in another dtype, and parts would refer to the old parameters.

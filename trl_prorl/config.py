@@ -1,4 +1,4 @@
-"""`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. By default every key is off: plain TRL."""
+"""`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training."""
 
 import inspect
 import math
@@ -34,8 +34,8 @@ from .variants import variant_of
 
 class KeepsKeywords:
     """
-    Records the given keywords, because a value equal to its default does not show whether it was set, and suggests the
-    nearest one for an unknown keyword.
+    Records the given keywords, and suggests the nearest one for an unknown keyword. A value equal to its default does
+    not show whether it was set.
     """
 
     given: frozenset[str] = frozenset()
@@ -101,8 +101,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     def _complete_as_trl(self) -> None:
         """
-        Run TRL's own `__post_init__`. It rejects one completion per prompt, although TRL's trainer supports it. During
-        the check, all completions that a process generates at once count as one group.
+        Run TRL's `__post_init__`, which rejects one completion per prompt, although TRL's trainer supports it. During
+        it, all completions that a process generates at once count as one group.
         """
         if self.num_generations != 1:
             super().__post_init__()
@@ -131,7 +131,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def is_trl(self) -> bool:
-        """Whether every key of ours that could change a result or a forward pass is off."""
+        """Whether no key of ours can change a result or a forward pass."""
         changes = self.effect & (Effect.STEP | Effect.RESET | Effect.BOUNDARY)
         return not changes and not self.adds_penalty
 
@@ -143,23 +143,21 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def resets(self) -> bool:
-        """Whether a key or a custom trigger can request a reset."""
+        """Whether a reset can be requested."""
         return Effect.RESET in self.effect or self.has_own_triggers
 
     @property
     def changes_at_boundary(self) -> bool:
-        """Whether a key changes weights, reference or ranks at a generation boundary."""
         return bool(self.effect & (Effect.RESET | Effect.BOUNDARY))
 
     # Accelerations of `fast` that the model does not support.
 
     def disable_fast_unless(self, check: Callable[..., None], *about: Any) -> None:
         """
-        Run a check that applies only if a key of ours changes the training.
+        Run a check that applies only if our keys change the training.
 
-        If the check fails with `fast`, its accelerations are disabled (`disabled_reason` is the reason). If no other
-        key changes the training, the run continues as plain TRL. Raises `ValueError`: the check failed, and a key
-        other than those of `fast` changes the training.
+        If it fails with `fast`, the accelerations are disabled, with a `disabled_reason`. Raises `ValueError`: it
+        failed, and a key other than those of `fast` changes the training.
         """
         if self.is_trl:
             return
@@ -172,7 +170,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
                 raise
 
     def is_disabled(self, key: str) -> bool:
-        """Return whether an acceleration of `fast` is disabled because the model does not support it."""
+        """Return whether the model does not support an acceleration of `fast`."""
         return self.disabled_reason is not None and getattr(self, key) == FAST[key]
 
     # Times of sampling and of use.
@@ -184,22 +182,19 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def has_entropy_bonus(self) -> bool:
-        """Whether TRL's loss has an entropy bonus, which an adaptive coefficient may set to 0 for a while."""
+        """Whether TRL's loss has an entropy bonus; an adaptive one may be 0 for a while."""
         return self.entropy_coef != 0.0 or self.use_adaptive_entropy
 
     @property
     def exchangeable_micro_batches(self) -> int:
-        """
-        Number of micro-batches, from the first of a generation batch, that may exchange rows without changing an
-        update's gradient: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
-        """
+        """Consecutive micro-batches that may exchange rows without changing an update's gradient."""
         if self.compares_tokens is not None:
             return 1
         return math.gcd(self.gradient_accumulation_steps, self.steps_per_generation)
 
     @property
     def compares_tokens(self) -> str | None:
-        """The key, with its value, by which a loss averages or ranks the tokens of each micro-batch."""
+        """The key=value by which a loss averages or ranks the tokens of each micro-batch."""
         if LOSS_TYPES[self.loss_type].aggregation == "batch_mean":
             return f"loss_type={self.loss_type!r}"
         if self.trust_region == "m2po":
@@ -212,7 +207,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def merge_obstacle(self) -> str | None:
-        """Why micro-batches of an update cannot be computed at once (`merge_micro_batches`); `None` if they can."""
+        """Why `merge_micro_batches` is not possible; `None` if it is."""
         if self.compares_tokens is not None:
             return f"{self.compares_tokens} averages or ranks the tokens of each micro-batch."
         if not self.merges_any:
@@ -226,19 +221,18 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def on_policy(self) -> bool:
-        """Whether π_θ = π_old whenever the loss is evaluated (TRL's own test for skipping π_old's forward pass)."""
+        """Whether π_θ = π_old whenever the loss is evaluated (TRL's own test)."""
         return self.gradient_accumulation_steps % self.generate_every == 0
 
     @property
     def generates_inside_accumulation(self) -> bool:
-        """Whether a batch is generated between micro-batches of one update; no reset can be applied there."""
+        """Whether a batch is generated between micro-batches of one update."""
         accumulation = self.gradient_accumulation_steps
         every = self.generate_every
         return accumulation % every != 0 and every % accumulation != 0
 
     @property
     def schedule(self) -> str:
-        """The keys of the times of generation and update, with their values."""
         return (
             f"gradient_accumulation_steps={self.gradient_accumulation_steps}, "
             f"steps_per_generation={self.steps_per_generation}, num_iterations={self.num_iterations}"
@@ -258,7 +252,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def watches_metric(self) -> bool:
-        """Whether a trigger or early stopping needs evaluations of `ref_reset_metric`."""
         return self.ref_reset_stall > 0 or self.ref_reset_drop is not None or self.stop_stall > 0
 
     @property
@@ -269,14 +262,13 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def treats_optimizer(self) -> bool:
-        """Whether a reset changes the optimizer state or the learning rate."""
         return self.optimizer_reset != "keep" or self.restarts_schedule or self.optimizer_reset_rewarmup_steps > 0
 
     # Source of π_old's log-probabilities.
 
     @property
     def corrects_sampler(self) -> bool:
-        """Whether TRL corrects for a sampler other than the policy, which needs π_old's log-probabilities at once."""
+        """Whether TRL corrects for vLLM, which needs π_old's log-probabilities at once."""
         return self.use_vllm and self.vllm_importance_sampling_correction
 
     @property

@@ -1,7 +1,6 @@
 """
-The keys. Each is declared once: type, default, [`Key`] and, in the docstring, its description. Help, the reference
-page, value checks, names of configurations in a report and `ProRLConfig.is_trl` are derived from these.
-The module imports nothing slow, because command lines are checked before torch is imported.
+The keys. Each is declared once: type, default, [`Key`] and, in the docstring, its description. It imports nothing
+slow, because command lines are checked before torch is imported.
 """
 
 import math
@@ -53,7 +52,7 @@ class Requirement:
 
 
 def is_on(value: Any) -> bool:
-    """Return whether a value is on: not `None`, 0, `False` or `"off"`."""
+    """Return whether a value is not `None`, 0, `False` or `"off"`."""
     return value not in (None, 0, "off")
 
 
@@ -124,7 +123,7 @@ class Key:
         cannot_start, cannot_stop (`str`, *optional*): Why a resume cannot switch it on, or off.
         label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
         fast (`Any`, *optional*): Its value with `fast`.
-        default (`Any`), types (`tuple`): Default and types of the field, see [`declared`].
+        default (`Any`), types (`tuple`): Default and types of the field, set by [`declared`].
     """
 
     choices: tuple[str, ...] = ()
@@ -224,9 +223,9 @@ class ProlongedKeys:
     r"""
     Configuration of [`ProRLTrainer`]: all keys of [`~trl.GRPOConfig`], and KL penalties and resets for prolonged RL.
 
-    With all keys at their defaults, training is TRL's, bit for bit. TRL's `beta` is the coefficient of the KL to the
-    reference model. Variant A is `beta > 0` with resets of the reference. B is `beta = 0` and `beta_old > 0`, a
-    *different objective* that needs no reference model. C is A with `optimizer_reset`.
+    With all keys at their defaults, training is TRL's, bit for bit. Variant A is `beta > 0` (TRL's KL to the reference
+    model) with resets of the reference. B is `beta = 0` and `beta_old > 0`, a *different objective*. C is A with
+    `optimizer_reset`.
 
     Example:
 
@@ -245,40 +244,37 @@ class ProlongedKeys:
         > KL penalties
 
         beta_old (`float`, *optional*, defaults to `0.0`):
-            Coefficient of the KL to π_old, the policy that sampled the batch (variant B). Needs no reference model and
-            no extra forward pass. It acts only if samples are used after an update: with `num_iterations` > 1, or if a
-            generation batch is split over several optimizer steps.
+            Coefficient of the KL to π_old, the policy that sampled the batch (variant B). Needs no extra forward pass.
+            Acts only if samples are used after an update: with `num_iterations` > 1, or if a generation batch is split
+            over several optimizer steps.
         beta_base (`float`, *optional*, defaults to `0.0`):
-            Coefficient of the KL to the starting model, the policy at step 0. Alone, or with A or B to limit the total
-            drift. Costs a forward pass.
+            Coefficient of the KL to the starting model, the policy at step 0. Costs a forward pass.
         base_anchor_every (`int`, *optional*, defaults to `1`):
             Apply `beta_base` only to every N-th generation batch, which saves the other forward passes. The
             coefficient is not scaled up.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
-            Estimator of every KL penalty: `"k1"`, `"k2"` or `"k3"`. The default has an exact gradient with TRL's
+            Estimator of every KL penalty: `"k1"`, `"k2"` or `"k3"`. The gradient of k3 is exact with TRL's
             `use_bias_correction_kl: true`. docs/methods.md lists the gradient of each combination.
         kl_clamp (`float`, *optional*):
-            Bound on the KL estimate of each token, in nats; verl and NeMo RL clamp k3 at 10. Tokens beyond it get no
-            KL gradient, so nothing pulls them back; `kl_clamped` counts them. The bound applies before the ratio of
-            `use_bias_correction_kl`. The logged `kl_ref`, `kl_old` and `kl_base`, `ref_reset_kl` and `kl_target` use
-            the KL without bound. A logged KL that overflows is omitted and does not trigger `nonfinite`. `None`: no
+            Bound on the KL estimate of each token, in nats, before the ratio of `use_bias_correction_kl`. Tokens
+            beyond it get no KL gradient, and `kl_clamped` counts them. Logged KLs, `ref_reset_kl` and `kl_target` use
+            the KL without bound; a logged KL that overflows is omitted and does not trigger `nonfinite`. `None`: no
             bound.
         kl_in (`str`, *optional*, defaults to `"loss"`):
             Place of the KL to the reference and to the starting model. `"loss"`: a term of the loss, in every update.
-            `"reward"`: when a batch is sampled, coefficient · Σ (log π_old − log π_ref) over its tokens is subtracted
-            from each completion's reward (k1, as in REINFORCE++, arXiv 2501.03262). The loss then has no KL term,
-            `kl_ref` is still logged, and only the task reward decides whether all rewards of a group are equal.
-            `"reward"` needs an `advantage_estimator` and a forward pass of π_old.
+            `"reward"`: coefficient · Σ (log π_old − log π_ref) over its tokens is subtracted from each completion's
+            reward (k1, as in REINFORCE++, arXiv 2501.03262); this needs an `advantage_estimator` and a forward pass of
+            π_old.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores the batch in every
             inner pass, with the same result, to compare costs.
         kl_target (`float`, *optional*):
-            Target of the KL, in nats per token. The coefficient of the active penalty (`beta`, else `beta_old`, else
-            `beta_base`) is adapted so that its KL approaches the target (arXiv 1909.08593). `trl-prorl preflight`
-            suggests a value. `None`: a fixed coefficient.
+            Target of the KL of the active penalty (`beta`, else `beta_old`, else `beta_base`), in nats per token; its
+            coefficient is adapted (arXiv 1909.08593). `trl-prorl preflight` suggests a value. `None`: a fixed
+            coefficient.
         kl_horizon (`int`, *optional*, defaults to `100`):
-            Speed of `kl_target`: while the KL is at least 20 % off the target, the coefficient changes by about 20 %
-            in this many optimizer steps.
+            Optimizer steps in which `kl_target` changes the coefficient by about 20 %, while the KL is at least 20 %
+            off the target.
 
         > Resets of the reference and the optimizer
 
@@ -293,8 +289,7 @@ class ProlongedKeys:
             Reset after this many evaluations without an improvement of `ref_reset_metric` over its best value. 0:
             never.
         ref_reset_drop (`float`, *optional*):
-            Reset when `ref_reset_metric` falls below its best value by more than this, in the unit of the metric.
-            `None`: never.
+            Reset when `ref_reset_metric` is worse than its best value by more than this, in its unit. `None`: never.
         ref_reset_metric (`str`, *optional*, defaults to `"eval_reward"`):
             Evaluation metric of `ref_reset_stall`, `ref_reset_drop` and `stop_stall`: `eval_reward`; `eval_pass@1`,
             `eval_pass@2`, `eval_pass@4` … up to the number of completions per prompt, by the task's `verify`;
@@ -304,15 +299,14 @@ class ProlongedKeys:
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
             Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps from a reset to the first after which a trigger may fire again. A reset by
-            `guard_gap_action` or `request_reset` does not wait.
+            Optimizer steps from a reset to the first after which a trigger may fire again. Resets by
+            `guard_gap_action` or `request_reset` do not wait.
         ref_reset_mix (`float`, *optional*, defaults to `1.0`):
             The reference after a reset is `mix` · policy + (1 − `mix`) · reference. 1: a copy of the policy. Between 0
             and 1: averaged parameters; with LoRA the factors A and B are averaged, which is not the average of their
-            products BA. 0: the reference stays, and only the optimizer is reset. A small value with `ref_reset_every:
-            1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv 2404.09656),
-            updated once per generation batch. In bf16, changes of a parameter by less than about 0.2 % are lost to
-            rounding.
+            products. In bf16, changes of a parameter by less than about 0.2 % are lost to rounding. 0: only the
+            optimizer is reset. A small value with `ref_reset_every: 1` is the soft update of TR-DPO (arXiv
+            2404.09656), once per generation batch.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             Treatment of the optimizer state (Adam's moments) at a reset. `"keep"`: none. `"hard"`: clear moments and
             step count, restart the learning-rate schedule, and set an AMP scaler to its initial scale. `"soft"`:
@@ -337,9 +331,9 @@ class ProlongedKeys:
         > LoRA growth
 
         lora_growth_every (`int`, *optional*, defaults to `0`):
-            Add ranks to the LoRA adapters every N optimizer steps, before the next generation batch and before a reset
-            there. The policy and its frozen copies get more ranks; their outputs do not change. Adam keeps its state
-            of the old ranks and its step count. 0: never. See docs/long-runs.md.
+            Add ranks to the LoRA adapters of the policy and its frozen copies every N optimizer steps, before the next
+            generation batch. Their outputs do not change, and Adam keeps its state of the old ranks. 0: never. See
+            docs/long-runs.md.
         lora_growth_step (`int`, *optional*, defaults to `4`):
             Ranks added by each growth.
         lora_growth_max_rank (`int`, *optional*, defaults to `64`):
@@ -352,52 +346,48 @@ class ProlongedKeys:
             distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto`, `merge_micro_batches:
             auto` and `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
             `TrlParser` passes all keys, so with it only other values are kept.) Accelerations that a run does not
-            support, for example with active dropout, are skipped; a line at startup and `env.json` give the reason.
-            `skip_zero_rows` is not included, because it changes logged means.
+            support are skipped; a line at startup and `env.json` give the reason.
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
-            Take π_old's log-probabilities from the first inner pass instead of a separate forward pass, if no update
-            comes before or within that pass (`gradient_accumulation_steps` is a multiple of `steps_per_generation`)
-            and no correction for vLLM needs them earlier. Otherwise the forward pass stays, and `env.json` gives the
-            reason.
+            Take π_old's log-probabilities from the first inner pass instead of a separate forward pass. The forward
+            pass stays, with the reason in `env.json`, if an update comes before the end of that pass
+            (`gradient_accumulation_steps` is no multiple of `steps_per_generation`) or a correction for vLLM needs it
+            earlier.
         fast_models (`list[str]`, *optional*):
             Families of models (`model_type`), in addition to those of docs/supported.md, for which `pack_groups` and
-            `compact_generation` are tried: when the trainer is made, on a tiny model of the same class. `trl-prorl
-            preflight` makes the same trial and says whether it succeeds. `None`: only listed ones.
+            `compact_generation` are tried on a tiny model of the same class. `trl-prorl preflight` makes the same
+            trial. `None`: only listed ones.
         pack_groups (`str`, *optional*, defaults to `"off"`):
-            `"on"`: every scoring forward pass computes each prompt once for all its completions, without padding, with
-            the same results. Each update uses the same rows as in TRL. Rows of a group are moved into one micro-batch
-            as far as possible: completely if an update uses all rows of a generation batch. It needs a family of
-            models that docs/supported.md lists, and at the first batch a row's score is compared with the policy's own
-            forward. A difference, or a model or task that cannot be packed, raises an error. `"auto"`: such a run is
-            computed as in TRL, and `env.json` gives the reason.
+            `"on"`: every scoring forward pass computes each prompt once for all its completions, without padding. Each
+            update uses the same rows as in TRL; rows of a group are moved into one micro-batch as far as possible. At
+            the first batch a row's score is compared with the policy's own forward. A difference, or a model
+            (docs/supported.md) or task that cannot be packed, raises an error. `"auto"`: such a run is computed as in
+            TRL, and `env.json` gives the reason.
         pack_max_tokens (`int`, *optional*):
             Maximum tokens per packed forward pass, to limit memory; at least the longest prompt plus
             `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
         merge_micro_batches (`str`, *optional*, defaults to `"off"`):
-            `"on"`: the micro-batches of an update are computed in one forward and one backward pass, as far as they
-            are of one generation batch, or fit into `merge_tokens`. The gradient is the same, up to rounding. A loss
-            that averages over the tokens of each micro-batch raises an error. `"auto"`: only on a CUDA GPU, which
-            would wait for the launches of small micro-batches, and only as many as need no more memory than one of
-            TRL's; else an update is computed as in TRL, and `env.json` gives the reason.
+            `"on"`: the micro-batches of an update are computed in one forward and one backward pass, if they are of
+            one generation batch or fit into `merge_tokens`. The gradient is the same, up to rounding. A loss that
+            averages over the tokens of each micro-batch raises an error. `"auto"`: only on a CUDA GPU, and only as
+            many as need no more memory than one of TRL's; else an update is computed as in TRL, and `env.json` gives
+            the reason.
         merge_tokens (`int`, *optional*):
             Maximum tokens of a forward pass over merged micro-batches: of their packed row, or without `pack_groups`
-            of their padded rows. A larger micro-batch is computed alone. `None`: with `merge_micro_batches: "on"` no
-            limit, and with `auto` 0.75 of the padded positions of one micro-batch, or all with
-            `gradient_checkpointing`. Results depend on this number by rounding, so it is not derived from free memory.
+            of their padded rows. A larger micro-batch is computed alone. It changes results by rounding. `None`: no
+            limit with `merge_micro_batches: "on"`; with `auto` 0.75 of the padded positions of one micro-batch, or all
+            with `gradient_checkpointing`.
         compact_generation (`str`, *optional*, defaults to `"off"`):
             `"on"`: generation computes each prompt once for all its completions, drops finished completions, and
-            samples from a copy of the policy with LoRA merged. Generation settings mean the same as in TRL. It needs a
-            family of models that docs/supported.md lists, and at the first batch the log-probabilities of a prompt's
-            completions are compared with the policy's own forward. A difference, or a model or setting that does not
-            support it, raises an error; with `"auto"`, transformers' `generate` is used, and `env.json` gives the
-            reason.
+            samples from a copy of the policy with LoRA merged. At the first batch the log-probabilities of a prompt's
+            completions are compared with the policy's own forward. A difference, or a model (docs/supported.md) or
+            setting that does not support it, raises an error; with `"auto"`, transformers' `generate` is used, and
+            `env.json` gives the reason.
         compact_max_rows (`int`, *optional*):
-            Maximum completions that are decoded at once, to limit memory; groups that fit stay together. `trl-prorl
-            preflight` prints how many fit. `None`: the whole generation batch. Sampled tokens depend on this number.
-            It is not derived from free memory, so a resume always draws the same samples.
+            Maximum completions that are decoded at once, to limit memory; groups that fit stay together. Sampled
+            tokens depend on it. `trl-prorl preflight` prints how many fit. `None`: the whole generation batch.
         compact_merge (`bool`, *optional*, defaults to `True`):
-            `False`: sample from the policy and its adapter without merging. That is slower, and saves the memory of
-            the merged copy: as much as the weights that LoRA changes.
+            `False`: sample from the policy and its adapter without merging. That is slower, and saves a copy of the
+            weights that LoRA changes.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
             Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: TRL merges the
             adapter and sends all weights.
@@ -406,49 +396,46 @@ class ProlongedKeys:
             normalisation do not change. `rows_skipped` counts them, and logged means over tokens cover only the
             computed rows.
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
-            Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them in A and B. The
-            normalisation still counts them. *This changes the objective*: the KL no longer acts on prompts that are
-            always or never solved (unless a length reward gives them advantages); with `max` and `best_of_group` it
-            acts only on the best rows.
+            Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them. The normalisation
+            still counts them. *This changes the objective*: the KL no longer acts on prompts that are always or never
+            solved; with `max` and `best_of_group` it acts only on the best rows.
 
         > Sampling, advantages and loss
 
         dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
             Replace groups with equal task rewards, which give no gradient, by groups of other prompts, in at most this
             many rounds (DAPO, arXiv 2503.14476). Generated tokens include replaced groups; logged rewards are those of
-            the first round. Groups that are still equal after the last round stay: see `drop_zero_rows`. 0: off.
+            the first round. 0: off.
         dynamic_sampling_rewards (`list[str]`, *optional*):
             Names of the reward functions that decide, by their weighted sum, whether all rewards of a group are equal.
             `None`: the first function with a weight and a reward for the group, in a recipe the task's. A length
-            reward does not decide, because it differs for any two completions of different length.
+            reward differs for any two lengths, so it does not decide.
         prompt_pool (`bool`, *optional*, defaults to `False`):
-            Select the prompts of each generation batch by their earlier results, in place of the data loader's order:
-            unseen prompts first, then those that wait longest. A prompt rests if its group had equal task rewards (see
-            `dynamic_sampling_rewards`), or if its pass rate has reached `prompt_pool_retire`: for as many groups as
-            there are prompts, twice as long each consecutive time, up to 8 times as long. Then it is used again.
-            Checkpoints contain these results.
+            Select the prompts of each generation batch by their earlier results: unseen prompts first, then those that
+            wait longest. A prompt rests if its group had equal task rewards (see `dynamic_sampling_rewards`), or if
+            its pass rate has reached `prompt_pool_retire`: for as many groups as there are prompts, twice as long each
+            consecutive time, up to 8 times as long.
         prompt_pool_retire (`float`, *optional*, defaults to `0.9`):
-            Pass rate of a solved prompt: the share of correct completions of its groups, each earlier group with half
-            the weight of the next. Without a verifier there is no pass rate, and only prompts with equal rewards in
-            their group rest.
+            Pass rate at which a prompt counts as solved: the share of correct completions, each earlier group with
+            half the weight of the next. Without a verifier only prompts with equal rewards in their group rest.
         advantage_estimator (`str`, *optional*):
-            Advantages from rewards r. `"raw"`: r. `"centered"`: r − group mean. `"group_normalized"`: that, divided by
-            the group's standard deviation. `"batch_normalized"`: centered, divided by its standard deviation in the
-            batch. `"global_normalized"`: r − batch mean, divided by the batch's standard deviation (REINFORCE++).
-            `"rloo"`: r − mean of the other completions of the group. `"max"`: r − group mean for the best completion
-            of a group, 0 for the others. `"best_of_group"`: best of the group − best of the others. TRL's
-            `scale_rewards` then has no effect. With `"global_normalized"` and `"raw"`, `num_generations` may be 1.
-            `None`: TRL's own.
+            Advantages from rewards r, in place of TRL's `scale_rewards`. `"raw"`: r. `"centered"`: r − group mean.
+            `"group_normalized"`: that, divided by the group's standard deviation. `"batch_normalized"`: centered,
+            divided by its standard deviation in the batch. `"global_normalized"`: r − batch mean, divided by the
+            batch's standard deviation (REINFORCE++). `"rloo"`: r − mean of the other completions of the group.
+            `"max"`: r − group mean for the best completion of a group, 0 for the others. `"best_of_group"`: best of
+            the group − best of the others. With `"global_normalized"` and `"raw"`, `num_generations` may be 1. `None`:
+            TRL's own.
         loss_mode (`str`, *optional*):
             Importance ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh),
             `"unclipped"` (ratio · A) or `"clipped"`. KL penalties keep their own ratio, and TRL's
             `off_policy_mask_threshold` and its correction for vLLM still apply. `None`: TRL's clipped ratio.
         trust_region (`str`, *optional*):
-            Mask tokens by their distance from the policy that sampled, in place of TRL's clip: `"dppo_tv"` and
-            `"dppo_kl"` (DPPO, arXiv 2602.04879v3, eq. 12 to 14), `"ipo"` (prime-rl since its PR 3418, without a KL),
-            `"m2po"` (M2PO, arXiv 2510.01161v2, eq. 4 and 5, over the tokens of a micro-batch). Masked tokens get no
-            policy gradient; KL penalties still act on them. `clip_region_mean` counts them. The policy that sampled is
-            vLLM's by its log-probabilities, else π_old. `None`: TRL's clip. See docs/long-runs.md.
+            Mask tokens by their distance from the policy that sampled (vLLM's log-probabilities, else π_old), in place
+            of TRL's clip: `"dppo_tv"` and `"dppo_kl"` (DPPO, arXiv 2602.04879v3, eq. 12 to 14), `"ipo"` (prime-rl
+            since its PR 3418, without a KL), `"m2po"` (M2PO, arXiv 2510.01161v2, eq. 4 and 5, over the tokens of a
+            micro-batch). Masked tokens get no policy gradient; KL penalties still act on them. `clip_region_mean`
+            counts them. `None`: TRL's clip. See docs/long-runs.md.
         trust_region_threshold (`float`, *optional*):
             Threshold of `trust_region`: a change of a token's probability (`dppo_tv`, `ipo`), a KL in nats (`dppo_kl`)
             or a mean squared log-ratio (`m2po`). `None`: 0.15 for `dppo_tv`, 0.05 for `dppo_kl`, 0.3 for `ipo`, 0.04
@@ -459,37 +446,35 @@ class ProlongedKeys:
         entropy_floor (`float`, *optional*):
             Mean entropy, in nats per token, below which the policy counts as collapsed. `None`: not checked.
         entropy_patience (`int`, *optional*, defaults to `10`):
-            Consecutive optimizer steps below `entropy_floor` that count as an entropy collapse, which is written to
+            Consecutive optimizer steps below `entropy_floor` that count as an entropy collapse, an event in
             `events.jsonl`.
         entropy_stop (`bool`, *optional*, defaults to `False`):
             Stop the run at an entropy collapse, with a checkpoint.
         guard_gap (`float`, *optional*):
-            Detect reward hacking during training: fires when accuracy has fallen by more than this from its highest
-            value, while the reward is no lower than it was then. `accuracy` is the share of completions accepted by
-            the task's `verify` or a reward function's `batch_verifier`. Both are averages over 40 optimizer steps, so
-            the run must be longer. `None`: off.
+            Detect reward hacking: fires when accuracy has fallen by more than this from its highest value, while the
+            reward is no lower than it was then. `accuracy` is the share of completions accepted by the task's `verify`
+            or a reward function's `batch_verifier`. Both are averages over 40 optimizer steps, so the run must be
+            longer. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
             Action of `guard_gap`: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (also request a reset
             of the reference) or `"stop"` (end the run, with a checkpoint).
         rollback (`int`, *optional*, defaults to `0`):
             Maximum number of returns to the last good checkpoint after a collapse, each with a lower learning rate;
-            then the run stops. Weights, optimizer, reference, schedule and position in the data are restored. A
-            collapse is a mean reward of the last 10 % of the steps (at least 10) below half of the best mean of 10
-            steps. A stop by `nonfinite: stop` (also for a reward), `entropy_stop` or `guard_gap_action: stop` also
-            causes a roll-back. A reward function that raises an error or times out ends the run. Needs checkpoints
-            that can be resumed, and a single process. 0: off.
+            then the run stops. A collapse is a mean reward of the last 10 % of the steps (at least 10) below half of
+            the best mean of 10 steps; or a stop by `nonfinite: stop`, `entropy_stop` or `guard_gap_action: stop`. A
+            reward function that raises an error or times out ends the run. Needs checkpoints that can be resumed, and
+            a single process. 0: off.
         rollback_rate (`float`, *optional*, defaults to `0.5`):
             Factor on the learning rate at each roll-back.
         stop_stall (`int`, *optional*, defaults to `0`):
             Stop the run after this many evaluations without an improvement of `ref_reset_metric` over its best value.
-            The best checkpoint is kept and named: each evaluation with a new best value saves one. With
+            Each evaluation with a new best value saves a checkpoint, and the best one is kept and named. With
             `ref_reset_stall` a reset comes first: evaluations count from the first reset after the last improvement.
-            Such a stop causes no roll-back. 0: never.
+            0: never.
         nonfinite (`str`, *optional*, defaults to `"stop"`):
             Action at NaN or infinity in a reward, the loss, a KL or a gradient. `"stop"`: end the run before the next
-            checkpoint. `"skip"`: skip that optimizer step (weights and optimizer state stay; the step still counts,
-            and the learning-rate schedule advances) and count it in `nonfinite_skips`. Weights that are not finite
-            always stop the run.
+            checkpoint. `"skip"`: skip that optimizer step (it still counts, and the learning-rate schedule advances)
+            and count it in `nonfinite_skips`. Weights that are not finite always stop the run.
         reward_timeout (`float`, *optional*, defaults to `600.0`):
             Time limit for one call of a reward function, which scores a batch, in seconds. `None`: no limit.
         allow_config_change (`bool`, *optional*, defaults to `False`):
@@ -498,14 +483,12 @@ class ProlongedKeys:
         > Log files and the Hub
 
         overwrite (`bool`, *optional*, defaults to `False`):
-            Whether a new run may use the folder of an earlier one, which is renamed as a whole to `NAME.1` (`NAME.2`
-            …). Without it such an `output_dir` is an error.
+            Whether a new run may use the folder of an earlier one, which is renamed to `NAME.1` (`NAME.2` …). Without
+            it such an `output_dir` is an error.
         log_update_norm (`bool`, *optional*, defaults to `False`):
-            Log the norm of every update of the trained parameters, which shows the effect of a reset on the next
-            updates. Costs a copy of those parameters.
+            Log the norm of every update of the trained parameters. Costs a copy of those parameters.
         hub_push_reference (`bool`, *optional*, defaults to `False`):
-            With `push_to_hub`, also push the frozen adapter `ref`, into the folder `ref`. TRL's `hub_*` keys are the
-            other settings: see docs/publishing.md.
+            With `push_to_hub`, also push the frozen adapter `ref`, into the folder `ref`. See docs/publishing.md.
     """
 
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0

@@ -13,33 +13,26 @@ from .supported import IMPORTANCE_LEVELS, KL_ESTIMATORS, LOSS_TYPES
 
 
 def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return 1 for each completion token that counts, shape `(B, T)`: neither padding nor written by a tool."""
+    """Return 1 for each completion token that counts, `(B, T)`: neither padding nor written by a tool."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
-    Set values `(B, T)` to 0 at masked tokens. Not by a product: the exponential of a masked log-ratio may be infinite,
-    and 0 · ∞ is NaN, also in a gradient.
+    Set values `(B, T)` to 0 at masked tokens. Not by a product: a masked exponential may be infinite, and 0 · ∞ is
+    NaN.
     """
     return torch.where(mask.bool(), values, 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# KL estimators: values and, through autograd, gradients of the per-token reverse KL at the visited states,
-# KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator contains
-# it.
-#
-# In a loss the *gradient* matters. With samples from π_old and the per-token ratio r = exp(logπ_θ − logπ_old):
-#
-# | estimator | in the loss alone | multiplied by r ("bias correction") |
-# |---|---|---|
-# | k1 | zero expected gradient on-policy: refused | exact per token, on- and off-policy |
-# | k2 | exact on-policy, biased off-policy | biased |
-# | k3 | biased | exact per token, on- and off-policy |
-#
-# With a sequence-level ratio no estimator is exact. A clamp (`kl_clamp`; verl and NeMo RL clamp k3 at 10) removes the
+# KL estimators: values and, through autograd, gradients of the per-token reverse KL at the visited states, KL(π_θ(·|s)
+# ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator contains it. In a
+# loss the *gradient* matters. With samples from π_old and the per-token ratio r = exp(logπ_θ − logπ_old): | estimator
+# | in the loss alone | multiplied by r ("bias correction") | |---|---|---| | k1 | zero expected gradient on-policy:
+# refused | exact per token, on- and off-policy | | k2 | exact on-policy, biased off-policy | biased | | k3 | biased |
+# exact per token, on- and off-policy | With a sequence-level ratio no estimator is exact. `kl_clamp` removes the
 # gradient of the tokens beyond it. Values: J. Schulman, "Approximating KL Divergence" (2020,
 # http://joschu.net/blog/kl-approx.html). `tests/objective/test_kl.py` checks gradients by enumerating all completions.
 
@@ -72,8 +65,7 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
 
 def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
     """
-    Return whether each token's estimate is outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`].
-    NaN is not outside, so it stays visible.
+    Return whether each token's estimate is outside [−clamp, clamp], `(B, T)`. NaN is not outside, so it stays visible.
     """
     return kl_values(logps.detach(), anchor_logps.detach(), estimator).abs() > clamp
 
@@ -98,8 +90,8 @@ def kl_penalty(
 
     Returns `torch.Tensor` of shape `(B, T)`.
 
-    A clamped token has no gradient, not even through its ratio: for a token that the policy has lost, the full
-    gradient of k3 · r is r · log(π/π_anchor), which raises it; clamp · r alone would lower it further.
+    A clamped token has no gradient, not even through its ratio: clamp · r alone would lower a lost token's probability
+    further.
     """
     anchor_logps = anchor_logps.detach()
     if clamp is None:
@@ -134,8 +126,8 @@ def gradient_bias(
     estimator: str, corrected: bool, level: str, on_policy: bool, clamp: float | None = None
 ) -> str | None:
     """
-    Return why the penalty's expected gradient differs from that of the per-token reverse KL; `None` if it is exact.
-    `corrected`: multiplied by the importance ratio of this level. `on_policy`: π_θ = π_old in every evaluation.
+    Return why the penalty's expected gradient is not that of the per-token reverse KL; `None` if it is. `corrected`:
+    multiplied by the importance ratio of this level. `on_policy`: π_θ = π_old in every evaluation.
     """
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
@@ -160,17 +152,14 @@ def _clamp_bias(clamp: float | None) -> str | None:
 
 
 class Aggregation:
-    """Aggregates a loss as TRL does."""
+    """Aggregates a loss as TRL does. `accumulation`: micro-batches of an optimizer step; `None` in an evaluation."""
 
     def __init__(self, args, processes: int):
         self.args = args
         self.processes = processes
 
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
-        """
-        Compute the [`token_weights`] `(B, T)` of a micro-batch. `accumulation`: micro-batches of this optimizer step;
-        `None` in an evaluation.
-        """
+        """Return the [`token_weights`] `(B, T)` of a micro-batch."""
         args = self.args
         window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
@@ -183,9 +172,7 @@ class Aggregation:
         return 1 if LOSS_TYPES[self.args.loss_type].aggregation == "window" else number
 
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
-        """
-        Convert a scalar term of the loss to the scale of TRL's log. `accumulation` as in [`Aggregation.weights`].
-        """
+        """Convert a scalar term of the loss to the scale of TRL's log."""
         by_itself = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
         return term * accumulation if by_itself else term
 
@@ -226,8 +213,8 @@ def token_weights(
 
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
-    Make a batch for `loss_mode: no_ratio`. Without π_old, TRL uses the policy itself: the ratio is 1 with the gradient
-    of the log-probability. TRL's off-policy mask still compares with the policy that sampled.
+    Remove π_old for `loss_mode: no_ratio`: TRL then uses the policy itself, so the ratio is 1 with the gradient of the
+    log-probability. TRL's off-policy mask still compares with the policy that sampled.
     """
     changed = dict(batch)
     old = changed.pop(OldPolicyAnchor.column, None)
@@ -242,9 +229,8 @@ def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
     """
-    Move a coefficient so that its KL approaches a target, both in nats per token: β ← β · max(1 + clip(kl/target − 1,
-    −0.2, 0.2) · steps/horizon, 0.5), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2). `steps` were done since
-    the last call.
+    Return β · max(1 + clip(kl/target − 1, −0.2, 0.2) · steps/horizon, 0.5), KLs in nats per token (Ziegler et al.
+    2019, arXiv 1909.08593, section 2.2). `steps` were done since the last call.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * max(1.0 + error * steps / horizon, 0.5)
@@ -252,10 +238,7 @@ def next_coefficient(coefficient: float, kl: float, target: float, steps: int, h
 
 @dataclass(frozen=True)
 class Penalty:
-    """
-    The KL terms of a micro-batch: penalties `(B, T)` by anchor, without coefficients, and the scalar that enters the
-    loss.
-    """
+    """Penalties `(B, T)` by anchor, without coefficients, and the scalar that enters the loss."""
 
     by_anchor: dict[str, torch.Tensor]
     loss: torch.Tensor
@@ -285,12 +268,12 @@ class Anchors(Part):
             anchor.model = anchor.make_model(models)
 
     def to_score(self, batch: Mapping[str, torch.Tensor], generation: int) -> list[Anchor]:
-        """Return the anchors that must still score generation batch `generation`, counted from 0."""
+        """Return the anchors that must still score generation batch `generation`, from 0."""
         return [anchor for anchor in self if anchor.needs_scoring(generation) and anchor.column not in batch]
 
     @property
     def active(self) -> Anchor | None:
-        """Return the first anchor with a coefficient, which is logged and adapted."""
+        """Return the anchor that is logged and adapted."""
         for anchor in self:
             if anchor.is_on:
                 return anchor
@@ -304,8 +287,8 @@ class Anchors(Part):
 
     def in_reward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """
-        Compute the deduction of `kl_in: reward` from each completion's reward, shape `(B,)`: Σ coefficient · k1 of the
-        sampling policy, over anchors and tokens. Returns `None` if the KL is in the loss.
+        Return the deduction of `kl_in: reward` from each completion's reward, `(B,)`: Σ coefficient · k1 of the
+        sampling policy, over anchors and tokens. `None` if the KL is in the loss.
         """
         if self.args.kl_in == "loss":
             return None
@@ -319,7 +302,7 @@ class Anchors(Part):
         return torch.stack(terms).sum(0)
 
     def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
-        """Return whether any active anchor's estimate of a token exceeds `kl_clamp`, shape `(B, T)`."""
+        """Return whether any active anchor's estimate of a token exceeds `kl_clamp`, `(B, T)`."""
         beyond = torch.zeros_like(logps, dtype=torch.bool)
         for anchor in self.acting(batch):
             beyond |= beyond_clamp(logps, anchor.logps(batch, logps), self.args.kl_estimator, self.args.kl_clamp)
@@ -329,8 +312,7 @@ class Anchors(Part):
         self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
     ) -> Penalty | None:
         """
-        Compute the KL terms of a micro-batch: Σ coefficient · KL · weight over anchors and tokens; `None` if no anchor
-        acts.
+        Compute Σ coefficient · KL · weight over anchors and tokens; `None` if no anchor acts.
 
         Args:
             batch (`Mapping[str, torch.Tensor]`): Advantages `(B,)`, masks and the anchors' log-probabilities `(B, T)`.

@@ -19,16 +19,16 @@ class MicroBatch:
     A micro-batch after its loss was computed: B rows, T tokens.
 
     Attributes:
-        batch (`Mapping[str, torch.Tensor]`): Tokens, masks, advantages and the anchors' log-probabilities.
+        batch (`Mapping[str, torch.Tensor]`): With the anchors' log-probabilities.
         loss (`torch.Tensor`): A scalar, penalties included.
         logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
         entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The computed rows; `None` means all.
-        penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL, and its share of the loss.
+        penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL.
         of_trl (`Mapping[str, float]`): TRL's metrics of this loss.
-        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities of the sampled model, in the
-            first pass, if it is not bit-identical to the policy.
-        number (`int`): TRL's micro-batches that it joins (`merge_micro_batches`).
+        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): The sampled model's, in the first pass, if it is
+            not bit-identical to the policy.
+        number (`int`): TRL's micro-batches in it (`merge_micro_batches`).
     """
 
     batch: Mapping[str, "torch.Tensor"]
@@ -43,10 +43,7 @@ class MicroBatch:
 
 
 def make_event(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> dict[str, Any]:
-    """
-    Make an event for `events.jsonl`: its kind, the optimizer steps after which it was requested and applied, the
-    reason, the observed value and the threshold.
-    """
+    """Make an event for `events.jsonl`. Requested and applied are optimizer steps."""
     return {
         "event": kind,
         "step_requested": requested,
@@ -59,8 +56,7 @@ def make_event(kind: str, requested: int, applied: int, reason: str, value: floa
 
 class Part:
     """
-    Base class of every part. The trainer calls the hooks of all parts; a part calls no method of the trainer. Hooks of
-    a step have the names that transformers gives its callbacks, where it has one.
+    Base class of every part. The trainer calls its hooks; a part calls no method of the trainer.
 
     A part with state as plain values lists their names in `remembers`, or overrides `state_dict` and
     `load_state_dict`. A part with tensors writes its own file in `save` and reads it in `load`.
@@ -69,7 +65,7 @@ class Part:
     # Attributes that a resume needs, with JSON values.
     remembers: tuple[str, ...] = ()
 
-    # Whether a resumed run may have this part although the interrupted run, with the same configuration, did not.
+    # Whether a resumed run may have it although the interrupted run, with the same keys, did not.
     may_join = False
 
     # Before the first step.
@@ -78,7 +74,7 @@ class Part:
         """Called when the optimizer exists, without Accelerate's wrapper; again when training restarts."""
 
     def schedule_made(self, schedule: Any) -> None:
-        """Called when the learning-rate schedule exists, before its first step, without Accelerate's wrapper."""
+        """Called when the learning-rate schedule exists, without Accelerate's wrapper."""
 
     # A step, in this order.
 
@@ -93,7 +89,7 @@ class Part:
         """
 
     def on_batch(self, batch: Mapping[str, "torch.Tensor"]) -> None:
-        """Called after a generation batch was sampled, rewarded and scored, with this process's rows."""
+        """Called after a batch was sampled, rewarded and scored, with this process's rows."""
 
     def on_loss(self, micro_batch: MicroBatch) -> None:
         """Called after the loss of each micro-batch."""
@@ -103,12 +99,11 @@ class Part:
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
-        Called before optimizer step `step`, with the gradient norm before clipping (`None` if DeepSpeed does not
-        report it) and the learning rate.
+        Called before optimizer step `step`, with the gradient norm before clipping (DeepSpeed may report `None`).
         """
 
     def on_step_end(self, step: int, model: "torch.nn.Module") -> None:
-        """Called after optimizer step `step`, with the new weights. Time spent here counts for that step."""
+        """Called after optimizer step `step`. Time spent here counts for that step."""
 
     def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """
@@ -136,39 +131,38 @@ class Part:
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         """
-        Restore the `state_dict` of an earlier process.
+        Restore an earlier process's `state_dict`.
 
         Args:
-            state (`Mapping[str, Any]`): The result of `state_dict`.
-            changed (`Mapping[str, Any]`): Keys of the configuration with a value other than in that process, `[then,
-                now]`.
+            state (`Mapping[str, Any]`): Its result.
+            changed (`Mapping[str, Any]`): Keys with another value than then, `[then, now]`.
         """
         for name in self.remembers:
             setattr(self, name, state[name])
 
     def save(self, folder: Path) -> None:
-        """Write tensors into a checkpoint folder before it gets its name. Called on the main process."""
+        """Write tensors into a checkpoint folder, on the main process."""
 
     def save_shards(self, folder: Path) -> None:
-        """Write sharded tensors. Called on all processes."""
+        """Write sharded tensors, on all processes."""
 
     def before_load(self, folder: Path) -> None:
-        """Called before the weights of a checkpoint, or of the best one at the end, are loaded."""
+        """Called before weights are loaded, also those of the best checkpoint at the end."""
 
     def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
         """Read tensors from a checkpoint; `changed` as in `load_state_dict`."""
 
 
 class Parts(dict[str, Part]):
-    """The parts of a run in calling order; their names are keys of the checkpoint's state."""
+    """The parts of a run by name, in calling order."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the non-empty states of all parts, by name."""
+        """Return the non-empty states by part."""
         states = {name: part.state_dict() for name, part in self.items()}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Restore the states of all parts; a part that a changed key enables, or that `may_join`, starts empty."""
+        """Restore all states; a part that a changed key enables, or that `may_join`, starts empty."""
         another_version = "because another version wrote it. Resume with that version, or start a new run."
         for name, part in self.items():
             if name in state:

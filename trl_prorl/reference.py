@@ -8,7 +8,7 @@ The models that the policy is compared with, and the [`Scorer`], which scores ba
 | a model and a `peft_config`, no resets | the model without its adapter | TRL |
 | a model and a `peft_config`, with resets | the frozen adapter `ref` | [`AnchorModels`]; TRL scores with it |
 
-A reference that resets can move is set to the policy at the start of the run and by each reset.
+A reference that resets can move starts as the policy.
 """
 
 import logging
@@ -59,7 +59,7 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def check_adapter(model: Any, peft_config: Any | None) -> None:
-    """Raise `ValueError`, before a model is loaded, for an adapter that cannot coexist with a reference or a base."""
+    """Raise `ValueError` for an adapter that cannot coexist with a reference or a base, before a model is loaded."""
     if isinstance(model, PeftModel):
         peft_config = model.peft_config["default"]
     bias = getattr(peft_config, "bias", "none")
@@ -112,8 +112,8 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
 
 def frozen_adapter(model, name: str) -> str:
     """
-    Add a frozen copy of the adapter `default` of a [`~peft.PeftModel`], with the same configuration object, as TRL's
-    `ref`; return its name.
+    Add a frozen copy of the adapter `default` of a [`~peft.PeftModel`], with the same configuration object, as TRL
+    does.
     """
     # The copy's random initialisation must not advance the run's random state.
     with torch.random.fork_rng():
@@ -126,8 +126,8 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. Not by deepcopy: the
-    forward patched by TRL closes over the original.
+    Make a frozen copy that scores as TRL's models do. Not by deepcopy: the forward patched by TRL closes over the
+    original.
     """
     config = model.config
     with torch.random.fork_rng():  # as in `frozen_adapter`
@@ -156,8 +156,10 @@ def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: s
 
 class AnchorModels:
     """
-    Makes the models that score as anchors of a policy. `moves`: whether resets move the reference; `fresh_adapter`:
-    whether the adapter has no effect at the start; `wrapped_by_trl`: whether TRL made it from a `peft_config`.
+    Makes the models that score as anchors of a policy.
+
+    `moves`: whether resets move the reference. `fresh_adapter`: whether the adapter has no effect at the start.
+    `wrapped_by_trl`: whether TRL made it from a `peft_config`.
     """
 
     def __init__(self, trainer, policy, moves: bool, fresh_adapter: bool, wrapped_by_trl: bool):
@@ -171,7 +173,7 @@ class AnchorModels:
         return Policy()
 
     def make_reference(self) -> "AdapterReference | SnapshotReference":
-        """Use, replace or move TRL's reference, see the table of this file."""
+        """Return TRL's reference, replaced or set to the policy where the file's table says so."""
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
@@ -224,7 +226,7 @@ class Reference:
         """Return pairs (reference, policy) of all parameters and of the reference's own buffers."""
 
     def scores_as(self, model) -> bool:
-        """Return whether a forward of this model currently scores as the reference."""
+        """Return whether this model's next forward scores as the reference."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
         """Return a context with a model that scores as the reference. `policy` may be wrapped."""
@@ -244,8 +246,8 @@ class Reference:
     @torch.no_grad()
     def move(self, mix: float) -> None:
         """
-        Set reference ← mix · policy + (1 − mix) · reference in place, for each parameter: 1 copies, values below 1 are
-        Polyak averaging (TR-DPO, arXiv 2404.09656). For LoRA it averages the factors A and B, not their product.
+        Set each parameter to mix · policy + (1 − mix) · reference, in place (TR-DPO, arXiv 2404.09656). For LoRA this
+        averages the factors A and B, not their product.
         """
         if mix == 0.0:
             return
@@ -260,7 +262,7 @@ class Reference:
 class AdapterReference(Reference):
     """
     An adapter of a [`~peft.PeftModel`] next to the trained `default`; `None` is the model without an adapter, which
-    cannot be moved. PEFT saves and loads it with the policy.
+    cannot be moved.
     """
 
     def __init__(self, model, name: str | None = "ref"):
@@ -365,7 +367,6 @@ class InitialAdapter:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Set the policy to the starting policy within this context."""
         trained = dict(self.policy.named_parameters())
         now = {name: trained[name].data for name in self.values}
         self._set(trained, {name: value.to(now[name].device) for name, value in self.values.items()})
@@ -385,8 +386,8 @@ class InitialAdapter:
 
     def save(self, folder: Path) -> None:
         """
-        Write the starting adapter for PEFT, if it is the only one and named `default`: evaluations read no other from
-        files.
+        Write the starting adapter for PEFT, unless there are others: evaluations read only a single one named
+        `default`.
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
@@ -405,12 +406,12 @@ class InitialAdapter:
 @dataclass
 class PolicyPass:
     """
-    One scoring of a micro-batch by the policy: B rows, T tokens. Kept by the trainer during TRL's loss.
+    One scoring of a micro-batch by the policy: B rows, T tokens.
 
     Attributes:
         mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count in the loss; other log-probabilities become 0.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): Rows to compute; `None` means all.
-        plan_key (`torch.Tensor`, *optional*): Key of the micro-batch's packing plan; lives as long.
+        plan_key (`torch.Tensor`, *optional*): Key of the micro-batch's packing plan, and its lifetime.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
         batch (`dict`, *optional*): TRL's copy of the micro-batch; a trust region masks its advantages.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result.
@@ -429,8 +430,8 @@ class PolicyPass:
 
 class Scorer:
     """
-    Scores completions, and counts the calls of each model. `score_packed` scores as TRL's method does, if given.
-    Batches of token ids alone (`text_only`) can be scored again from the buffer.
+    Scores completions, and counts the calls of each model. `score_packed` replaces TRL's method, if given. Batches of
+    token ids alone (`text_only`) can be scored again from the buffer.
     """
 
     def __init__(
@@ -451,8 +452,7 @@ class Scorer:
 
     def score_for_trl(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
-        Answer TRL's request for log-probabilities of π_old or the reference, by `model`: by TRL's method, or three
-        times `None` if they come later.
+        Answer TRL's request for log-probabilities of π_old or the reference: three times `None` if they come later.
         """
         reference = self.anchors["ref"]
         anchor = self.anchors["old"]
@@ -470,8 +470,9 @@ class Scorer:
 
     def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
         """
-        Choose the rows of a training micro-batch to compute: with `skip_zero_rows` those with a gradient, unless
-        something needs all. Returns indices `(R,)`; `None` means all.
+        Return the rows of a training micro-batch to compute, indices `(R,)`: with `skip_zero_rows` those with a
+        gradient.
+        `None` means all.
         """
         if not self.args.skip_zero_rows:
             return None
@@ -502,9 +503,9 @@ class Scorer:
         self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
     ) -> tuple:
         """
-        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Returns TRL's result:
-        log-probabilities and entropies `(B, T)`, and the load-balancing loss. Raises `ValueError`: TRL's loss scores a
-        part of the micro-batch, or scores it twice.
+        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Returns log-probabilities and
+        entropies `(B, T)`, and the load-balancing loss. Raises `ValueError`: TRL's loss scores a part of the
+        micro-batch, or scores it twice.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
         if counts:
@@ -524,10 +525,7 @@ class Scorer:
     def _score_some_rows(
         score, policy_pass: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs
     ) -> tuple:
-        """
-        Score the rows with a gradient. Skipped rows get π_old's log-probabilities (ratio 1) and the computed mean
-        entropy.
-        """
+        """Skipped rows get π_old's log-probabilities (ratio 1) and the computed mean entropy."""
         rows = policy_pass.rows
         some_logps, some_entropies, aux_loss = score(
             model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs
@@ -548,8 +546,8 @@ class Scorer:
         self, anchor: Anchor, trl_score: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
     ) -> torch.Tensor:
         """
-        Score prompts `(B, P)` and completions `(B, T)` under an anchor, in forwards of `size` rows (by default all).
-        Returns log-probabilities `(B, T)` in nats. Raises `ValueError`: the batch is not only text.
+        Return log-probabilities `(B, T)` of completions under an anchor, in nats, by forwards of `size` rows (`None`:
+        all). Raises `ValueError`: the batch is not only text.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:

@@ -1,7 +1,7 @@
 """
-Combinations of keys for which a [`~trl_prorl.ProRLConfig`] raises an error, because they would give wrong numbers or
-have no effect. Each error is one line: key=value, the reason, the cure. docs/reference.md shows the lists of the
-docstrings, each line under the first key of ours that it names.
+Combinations of keys that raise an error, because they would give wrong numbers or have no effect.
+
+docs/reference.md shows the docstrings' lists, each line under the first key of ours that it names.
 """
 
 from dataclasses import fields
@@ -60,12 +60,11 @@ def refuse_resets(args: "ProRLConfig") -> None:
     Check the resets, and again once the triggers of a script are known:
 
     - `ref_reset_every` or another trigger (`ref_reset_kl`, `ref_reset_stall`, `ref_reset_drop`, `guard_gap_action:
-      reset`, a callback's) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only
-      the optimizer.
+      reset`, a callback's) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`.
     - `ref_reset_every` or another trigger with TRL's `sync_ref_model`: both move the reference.
-    - `ref_reset_every` or another trigger, `lora_growth_every` and `elastic_reset_every`, if a batch is generated in
-      the middle of gradient accumulation: one of `gradient_accumulation_steps` and `steps_per_generation` ·
-      `num_iterations` must be a multiple of the other.
+    - `ref_reset_every` or another trigger, `lora_growth_every` and `elastic_reset_every`, unless one of
+      `gradient_accumulation_steps` and `steps_per_generation` · `num_iterations` is a multiple of the other: a batch
+      would be generated in the middle of gradient accumulation.
     - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
     - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
     - `optimizer_reset: hard`, or `optimizer_reset_schedule: restart`, with an `lr_scheduler_type` that
@@ -145,8 +144,8 @@ def refuse_samples(args: "ProRLConfig") -> None:
     - `dynamic_sampling_rounds` with `num_generations: 1`: all groups have equal rewards.
     - `dynamic_sampling_rounds` without `advantage_estimator`, if `scale_rewards: batch` or
       `multi_objective_aggregation: normalize_then_sum`: TRL would normalise each round separately.
-    - `dynamic_sampling_rounds` with vLLM and `vllm_importance_sampling_correction: true`, which needs
-      log-probabilities before the groups are chosen.
+    - `dynamic_sampling_rounds` with vLLM and `vllm_importance_sampling_correction: true`, which comes before the
+      groups are chosen.
     - `prompt_pool` with `num_generations: 1`: all groups have equal rewards.
     - `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `vllm_enable_lora` with `vllm_mode: server` or `vllm_enable_sleep_mode`: vLLM must keep the base weights that it
@@ -313,10 +312,10 @@ def refuse_stop(args: "ProRLConfig") -> None:
     Check the end of a run:
 
     - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
-    - `stop_stall` with `save_total_limit: 1`: the end would remove the checkpoint that knows of it, and a resume would
-      train on from the best one.
+    - `stop_stall` with `save_total_limit: 1`: the checkpoint of the stop would be removed, and a resume would train on
+      from the best one.
     - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
-      `ref_reset_metric_mode`: the checkpoint that is kept would not be the best one by what is watched.
+      `ref_reset_metric_mode`: another checkpoint would be kept.
     """
     if not args.stop_stall:
         return
@@ -381,7 +380,6 @@ ACTS_ONLY_WITH = {
 
 
 def changes_rate(values: Values) -> bool:
-    """Return whether the learning rate of a configuration changes from step to step."""
     kind = values["lr_scheduler_type"]
     if kind == "constant_with_warmup":
         return bool(values.get("warmup_steps") or values.get("warmup_ratio"))
@@ -409,7 +407,7 @@ REFUSALS = (refuse_launcher, refuse_unused, refuse_kl, refuse_resets, refuse_sam
 
 
 def check_device(args: Any) -> None:
-    """Raise an error for bf16, which TRL sets by default, on a machine without a GPU: transformers names no cure."""
+    """Raise an error for bf16, TRL's default, without a GPU: transformers names no cure."""
     in_bf16 = args.bf16_full_eval or (not args.fp16 if args.bf16 is None else args.bf16)
     if in_bf16 and not args.use_cpu and not is_torch_bf16_gpu_available() and not is_torch_xla_available():
         if torch.cuda.is_available():
@@ -422,11 +420,8 @@ def check_device(args: Any) -> None:
 
 def check_folders_and_beta(args: Any) -> None:
     """
-    Check the values of TRL's keys with which code of ours would be wrong: folders that are named by a shell variable
-    that is not set, and the coefficient that `kl_target` multiplies. TRL, transformers and PEFT check the others.
-
-    Raises:
-        `ValueError`: A value is not allowed.
+    Raise `ValueError` for values of TRL's keys with which code of ours would be wrong: an empty folder name, as of an
+    unset shell variable, and a negative `beta`.
     """
     for name in ("output_dir", "resume_from_checkpoint"):
         if getattr(args, name) == "":

@@ -1,6 +1,6 @@
 """
-Resets: a callback observes and may request one. At the next generation boundary, [`Resets`] moves the reference and
-treats the optimizer. An unknown optimizer state raises an error before anything is changed.
+A callback may request a reset. At the next generation boundary, [`Resets`] moves the reference and treats the
+optimizer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -64,11 +64,11 @@ class ReferenceResetCallback(TrainerCallback):
             self._request(step, [trigger.observe_evaluation(step, metrics or {}) for trigger in self.triggers])
 
     def observe_row(self, step: int, row: Mapping[str, float]) -> None:
-        """Observe the row of a step, which has the means over tokens that triggers watch."""
+        """Observe the row of a step."""
         self._request(step, [trigger.observe_step(step, row.get(trigger.watches)) for trigger in self.triggers])
 
     def _request(self, step: int, reasons: Iterable[Reason | None]) -> None:
-        """Request a reset for reasons, unless one was applied within the cooldown."""
+        """Request a reset, unless one was applied within the cooldown."""
         if self.last_reset is None or step - self.last_reset >= self.cooldown:
             self.requests += [reason for reason in reasons if reason is not None]
 
@@ -79,16 +79,14 @@ class ReferenceResetCallback(TrainerCallback):
             trigger.applied(step)
 
     def metrics(self) -> list[str]:
-        """Return the evaluation metrics that its triggers watch, from their attribute `metric`."""
+        """Return the evaluation metrics that its triggers watch."""
         return [trigger.metric for trigger in self.triggers if hasattr(trigger, "metric")]
 
     @property
     def watches_evaluations(self) -> bool:
-        """Return whether an evaluation can trigger a reset."""
         return any(type(trigger).observe_evaluation is not Trigger.observe_evaluation for trigger in self.triggers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last reset and the state of each trigger, as JSON values."""
         return {
             "last_reset": self.last_reset,
             "triggers": [[trigger.kind, trigger.state_dict()] for trigger in self.triggers],
@@ -125,8 +123,8 @@ def configured_callback(args) -> ReferenceResetCallback:
 
 class Resets(Part):
     """
-    Applies resets, and keeps pending requests. `possible`: whether the trainer was created for resets. `handler` has
-    the trainer's callbacks, which a user may change.
+    `possible`: whether the trainer was created for resets. `handler` has the trainer's callbacks, which a user may
+    change.
     """
 
     def __init__(self, args, accelerator, timer, possible: bool, handler):
@@ -151,14 +149,11 @@ class Resets(Part):
         return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
 
     def _own_callbacks(self) -> list[ReferenceResetCallback]:
-        """Return the callbacks that a script has passed or added."""
+        """Return a script's callbacks."""
         return [callback for callback in self.callbacks if callback is not self.configured]
 
     def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
-        """
-        Register a callback of the trainer. Raises `ValueError`: it cannot request a reset, or its metric has several
-        values.
-        """
+        """Raises `ValueError`: the callback cannot request a reset, or its metric has several values."""
         if not self.possible:
             raise ValueError(
                 "A ReferenceResetCallback was added to a trainer that was created without resets: pass it in "
@@ -207,10 +202,7 @@ class Resets(Part):
             callback.observe_row(step, row)
 
     def on_generation(self, step: int) -> dict[str, Any] | None:
-        """
-        Synchronize the requests, move the reference, treat the optimizer. All pending requests make one reset. Returns
-        its event, or `None` without a request.
-        """
+        """Merge all requests into one reset. Returns its event, or `None` without a request."""
         args = self.args
         if not self.possible:
             return None

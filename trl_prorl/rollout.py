@@ -1,7 +1,4 @@
-"""
-Results of sampling a generation batch: rewards by function, tokens, tasks, interruptions. [`set_advantages`] replaces
-TRL's advantages by another estimator, by zero for skipped rows, and by NaN for infinite rewards.
-"""
+"""Results of sampling a generation batch, and its advantages."""
 
 import math
 from collections import deque
@@ -27,11 +24,11 @@ TOKENS_SO_FAR = "num_tokens"  # TRL's metric, the sum over all batches and round
 @dataclass
 class SamplingCall:
     """
-    TRL makes a generation batch.
+    A generation batch that TRL is making.
 
     Attributes:
-        in_training (`bool`): Whether it is one of training, and not of an evaluation.
-        tool_masks (`list[list[int]]`, *optional*): Of the sampled rows: 0 for tokens that no model sampled.
+        in_training (`bool`): False in an evaluation.
+        tool_masks (`list[list[int]]`, *optional*): 0 for tokens that no model sampled.
         result ([`RolloutResult`], *optional*): The result, once the rewards are computed.
     """
 
@@ -43,23 +40,23 @@ class SamplingCall:
 @dataclass
 class RolloutResult:
     """
-    The results of sampling in addition to the batch.
+    Results of sampling besides the batch.
 
     N completions of all processes, G per prompt, F reward functions.
 
     Attributes:
         rewards (`torch.Tensor` of shape `(N, F)`): NaN if a function does not apply.
         group_size (`int`): G.
-        tokens (`torch.Tensor`): Number of tokens of this process's completions, including truncated ones, without
-            tokens that no model sampled: a tool's or forced ones.
-        tasks (`list[str | None]`): The task of each completion.
-        interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty without interruptions.
-        rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
-        correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
+        tokens (`torch.Tensor`): Sampled tokens of this process's completions: also truncated ones, not a tool's or
+            forced ones.
+        tasks (`list[str | None]`): By completion.
+        interrupted (`list[bool]`): By completion: whether it was asked for its answer; empty without interruptions.
+        rounds (`list[torch.Tensor]`): Rewards of every round of sampling.
+        correct (`list[bool]`): Verdicts by completion; empty without a verifier.
         seconds (`float`): Time of all reward functions.
         measured (`dict[str, float]`): Its entries in `metrics.jsonl`.
         of_trl (`dict[str, float]`): TRL's metrics of the batch.
-        counts (`dict[str, int]`): Number of rows in one of these means, if not all.
+        counts (`dict[str, int]`): Rows in one of these means, if not all.
     """
 
     rewards: torch.Tensor
@@ -86,11 +83,10 @@ class RolloutResult:
         seconds: float = 0.0,
     ) -> "RolloutResult":
         """
-        Make the result from the arguments and the result of TRL's `_calculate_rewards`.
+        Make it from TRL's `_calculate_rewards`: rewards `(N, F)` and verdicts of all processes, the rest of this one.
 
-        A completion mask would lack the tokens that `mask_truncated_completions` excludes from the loss, so
-        `tool_masks` are 0 for tokens that no model sampled. Rewards `(N, F)` and verdicts are those of all processes;
-        examples and completions are this process's. Columns `task` and `interrupted` with another meaning are ignored.
+        `tool_masks` are 0 for tokens that no model sampled; a completion mask would lack truncated completions.
+        Columns `task` and `interrupted` with another meaning are ignored.
         """
         lengths = [len(ids) for ids in completion_ids] if tool_masks is None else [sum(mask) for mask in tool_masks]
         tasks = [example.get("task") for example in examples]
@@ -114,8 +110,8 @@ class RolloutResult:
         """
         Join further rounds of dynamic sampling to this first one.
 
-        Tokens, seconds and TRL's count of tokens are those of all rounds. Every other field is that of the first
-        round, because its prompts are not selected by their rewards.
+        Tokens and seconds are those of all rounds. Every other field is the first round's, which has no prompts
+        selected by their rewards.
 
         Args:
             others (`Sequence[RolloutResult]`): The further rounds.
@@ -135,8 +131,8 @@ class RolloutResult:
 
     def measurements(self) -> dict[str, float]:
         """
-        Compute the entries in `metrics.jsonl`: by task, the mean of the first reward function and the share of correct
-        completions (without a verifier, of those with its full reward of 1); that share of all; the interruptions.
+        Return entries of `metrics.jsonl`. Without a verifier, a completion with a reward of 1 by the task's first
+        function is correct.
         """
         first = self.rewards[:, 0]
         values = {}
@@ -159,7 +155,7 @@ class RolloutResult:
 
     def keep_metrics(self, of_trl: dict[str, float], weights: torch.Tensor, aggregation: str) -> None:
         """
-        Keep TRL's metrics of the batch, and count the rows of its means.
+        Keep TRL's metrics, and count the rows of its means.
 
         TRL's share of equal groups is replaced: unless `scale_rewards` is `"group"` or `"none"`, it compares standard
         deviations of the batch.
@@ -176,14 +172,14 @@ class RolloutResult:
             self.counts["tools/failure_frequency"] = round(rows * of_trl["tools/call_frequency"])
 
     def means(self, values: Mapping[str, float]) -> Means:
-        """Return values of this batch as means, each over its number of rows."""
+        """Return values as means, each over its number of rows."""
         means = Means()
         for name, value in values.items():
             means.add(name, value, self.counts.get(name, len(self.rewards)))
         return means
 
     def constant_groups(self, weights: torch.Tensor, aggregation: str) -> float | None:
-        """Return the share of groups with equal rewards, `None` if a group is one completion."""
+        """Return the share of groups with equal rewards, `None` if `group_size` is 1."""
         if self.group_size == 1:
             return None
         groups = groups_without_signal(self.rewards, self.group_size, weights, aggregation)
@@ -199,8 +195,8 @@ class RolloutResult:
 
     def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
-        Return the columns of one process's rows for its batch, so they are shuffled with the rows: `rewards` of shape
-        `(count, F)`, and `group` of shape `(count,)`, the number of each row's group among those of all processes.
+        Return columns to shuffle with one process's batch: `rewards` `(count, F)` and `group` `(count,)`, numbered
+        over all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
         return {
@@ -209,20 +205,19 @@ class RolloutResult:
         }
 
     def unbounded(self) -> torch.Tensor:
-        """Return whether each row's group has an infinite reward: bools of shape `(N,)`."""
+        """Return whether each row's group has an infinite reward, `(N,)`."""
         rows = self.rewards.isinf().any(dim=1)
         groups = rows.view(-1, self.group_size).any(dim=1)
         return groups.repeat_interleave(self.group_size)
 
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum rewards `(N, F)` to one reward per completion, `(N,)`, with weights `(F,)`; NaN if no function gave one."""
+    """Sum rewards `(N, F)` with weights `(F,)` to `(N,)`; NaN if no function gave one."""
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
 
 
 def select_own_rows(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
-    """Return the `count` rows of one process in a tensor gathered from all processes."""
     return gathered[process * count :][:count]
 
 
@@ -230,13 +225,12 @@ def keep_groups_together(permutation: torch.Tensor, size: int, rows: int) -> tor
     """
     Reorder a permutation of B rows so that rows of a group are adjacent within each share.
 
-    TRL's permutation still decides which rows an update uses, and packing then finds each prompt in as few
-    micro-batches as possible.
+    TRL's permutation still decides which rows an update uses. Packing then finds each prompt in as few micro-batches
+    as possible.
 
     Args:
-        permutation (`torch.Tensor` of shape `(B,)`): TRL's, of rows with contiguous groups.
-        size (`int`): Completions per group. If B, a process's part of a batch, is no multiple of it, parts of groups
-            that fit move together.
+        permutation (`torch.Tensor` of shape `(B,)`): Of rows with contiguous groups.
+        size (`int`): Completions per group. If it does not divide B, parts of groups move together.
         rows (`int`): Rows per share: consecutive pieces of the permutation.
 
     Returns:
@@ -263,16 +257,16 @@ def set_advantages(
     penalties: torch.Tensor | None = None,
 ) -> None:
     """
-    Replace TRL's advantages as configured, and set those of groups with an infinite reward to NaN.
+    Replace advantages as configured; those of groups with an infinite reward become NaN.
 
     Args:
         advantages (`torch.Tensor` of shape `(B,)`): Of this process, changed in place.
-        result ([`~trl_prorl.rollout.RolloutResult`]): Rewards of all processes.
+        result ([`~trl_prorl.rollout.RolloutResult`]): Of all processes.
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
         process (`int`): Index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
         penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, subtracted from the rewards.
-        logged (`collections.deque`): Advantages in TRL's table of completions, newest last; also replaced.
+        logged (`collections.deque`): Those of TRL's table of completions, newest last; also replaced.
     """
     count = len(advantages)
     estimator = args.advantage_estimator
@@ -313,8 +307,8 @@ def replace_logged(
     penalties: torch.Tensor | None,
 ) -> None:
     """
-    Replace the newest advantages in TRL's table of completions. The table has the rows of all rounds of dynamic
-    sampling, not only of the batch. `batch` are the batch's rewards, with which an estimator compares.
+    Replace the newest advantages in TRL's table, which has the rows of all rounds of dynamic sampling. `batch`: the
+    batch's rewards, with which an estimator compares.
     """
     of_rounds = torch.cat(result.rounds)
     if penalties is not None and len(penalties) != len(of_rounds):
@@ -327,8 +321,8 @@ def replace_logged(
 
 def rows_of_equal_groups(result: RolloutResult, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
     """
-    Return `(N,)`, whether a row's group has equal rewards. TRL computes its advantage as nearly 0, and
-    `drop_zero_rows` requires exact zeros. `aggregation` is TRL's `multi_objective_aggregation`.
+    Return whether a row's group has equal rewards, `(N,)`. TRL's advantage is then only nearly 0; `drop_zero_rows`
+    needs exact zeros.
     """
     groups = groups_without_signal(result.rewards, result.group_size, weights, aggregation)
     return groups.repeat_interleave(result.group_size)
@@ -338,7 +332,8 @@ def groups_without_signal(
     rewards: torch.Tensor, group_size: int, weights: torch.Tensor, aggregation: str
 ) -> torch.Tensor:
     """
-    Return whether groups of G rows, rewards `(N, F)`, are equal as `aggregation` compares them: bools `(N / G,)`.
+    Return whether the rewards `(N, F)` of each group are equal, as TRL's `multi_objective_aggregation` compares them:
+    `(N / G,)`.
     """
     if aggregation == "sum_then_normalize":
         columns = [weighted_sum(rewards, weights)]

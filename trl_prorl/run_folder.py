@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 LOCK_FILE = "run.lock"
 SECONDS = 0.5  # seconds to wait; `check_free` holds the lock for a moment
 HOLDER = "process "  # start of the lock file's text
-# Content of a lock file: ours, zeros after a power loss, or filelock's own without kernel locks.
+# ours, zeros after a power loss, or filelock's own without kernel locks
 LOCK_CONTENT = re.compile(r"process |\0*$|\d+\n")
 MAX_NAMES = 5  # in one message
 MANIFEST_FILE = "manifest.json"
@@ -41,7 +41,7 @@ COMPLETIONS = "completions"  # TRL's folder for `log_completions`
 WRITTEN = (
     "config.yaml README.md merges.txt vocab.txt drift.png *.json *.jsonl *.jinja *.model *.safetensors *.bin"
 ).split()
-# Files that identify a folder of a run, ours or TRL's.
+# Files that identify a run's folder, ours or TRL's.
 TRACES = (
     METRICS_FILE,
     RUN_ID_FILE,
@@ -53,9 +53,7 @@ TRACES = (
 
 
 class RunFolder:
-    """
-    The folder of a run, or of a trial in a hyperparameter search. `own`: names made by the run's own trainer; ignored.
-    """
+    """The folder of a run. `own`: names made by the run's own trainer; ignored."""
 
     def __init__(self, path: str | os.PathLike, own: Collection[str] = ()):
         self.path = Path(path)
@@ -112,8 +110,7 @@ class RunFolder:
 
     def check_movable(self, base: str | None) -> None:
         """
-        Raise `ValueError` for a folder that cannot be renamed as a whole. `base`: Hub name or folder of the new run's
-        model.
+        Raise `ValueError` for a folder that cannot be renamed. `base`: Hub name or folder of the new run's model.
         """
         if not self.contents():
             return
@@ -137,8 +134,8 @@ class RunFolder:
 
     def set_aside(self, base: str | None, lock: "FolderLock") -> None:
         """
-        Rename the folder of an earlier run to `NAME.1`, or the next free number, and log it; the new run gets an empty
-        folder. The `lock` is held before and after. Errors as in [`check_movable`].
+        Rename the folder of an earlier run to `NAME.1`, or the next free number, and make an empty one. The `lock` is
+        held before and after.
         """
         self.check_movable(base)
         if not self.contents():
@@ -151,7 +148,7 @@ class RunFolder:
         )
 
     def check_own(self, checkpoint: Path) -> None:
-        """Raise `ValueError` if a checkpoint of this folder belongs to another run than its log files."""
+        """Raise `ValueError` if a checkpoint belongs to another run than the log files."""
         saved = saved_run_id(checkpoint)
         recorded = recorded_run_id(self.path)
         if None not in (saved, recorded) and saved != recorded:  # TRL's own trainer writes no id
@@ -169,14 +166,14 @@ class RunFolder:
         return folder == self.path.resolve()
 
     def id_of_run(self, checkpoint: Path | None) -> str:
-        """Return the id of the run of a checkpoint in this folder, else a new one."""
+        """Return the id of the run of a checkpoint here, else a new one."""
         found = None
         if checkpoint is not None and self.has_checkpoint(checkpoint):
             found = saved_run_id(checkpoint) or recorded_run_id(self.path)
         return found or uuid.uuid4().hex  # draws from no generator that a run uses
 
     def clear_leftovers(self) -> None:
-        """Remove the remains of interrupted writes, removals, uploads and renamings."""
+        """Remove the remains of interrupted operations."""
         for path in find_named(self.path, LEFT_BEHIND):
             shutil.rmtree(path)
         for path in self.path.glob(PART):
@@ -185,8 +182,8 @@ class RunFolder:
 
     def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
         """
-        Rename the checkpoints newer than the one resumed from, except unusable ones: the next resume would choose
-        them. Returns the new names by the old.
+        Rename newer checkpoints, except unusable ones: the next resume would choose them. Returns the new names by the
+        old.
         """
         steps = steps_of(self.path)
         here = [step for path, step in steps.items() if path.resolve() == checkpoint.resolve()]
@@ -201,9 +198,9 @@ class RunFolder:
 
     def remove_oldest(self, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
         """
-        Remove the oldest checkpoints beyond a limit (`None`, 0 or less: none), but neither the newest, of `step`, nor
-        the best. Folders without a manifest and later steps do not count. By step, not by modification time, which an
-        interrupted removal changes.
+        Remove the oldest checkpoints beyond a limit (`None`, 0 or less: none), but neither that of `step` nor the
+        best. Folders without a manifest and later steps do not count. Not by modification time, which an interrupted
+        removal changes.
         """
         if limit is None or limit <= 0:
             return
@@ -236,7 +233,6 @@ def is_written(checkpoint: Path) -> bool:
 
 
 def rename_abandoned(checkpoint: Path) -> Path:
-    """Rename a checkpoint that is no longer part of its run."""
     target = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
     if target.exists():
         target = free_name(target)
@@ -244,7 +240,7 @@ def rename_abandoned(checkpoint: Path) -> Path:
 
 
 def rename_to_remove(checkpoint: Path) -> Path:
-    """Rename a checkpoint before its removal, so that a kill leaves no partial checkpoint."""
+    """Rename before removal, so that a kill leaves no partial checkpoint."""
     target = checkpoint.with_name(f"{REMOVING}{checkpoint.name.rpartition('-')[2]}")
     if target.exists():
         shutil.rmtree(target)
@@ -253,8 +249,8 @@ def rename_to_remove(checkpoint: Path) -> Path:
 
 def on_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     """
-    Call a function on the main process, and return its picklable result on all. A `ValueError` or `OSError` is raised
-    on all.
+    Call a function on the main process; its picklable result is returned, its `ValueError` or `OSError` raised, on
+    all.
     """
     from accelerate.utils import broadcast_object_list  # the demo's command line need not import torch
 
@@ -277,10 +273,10 @@ class FolderInUseError(ValueError):
 
 class FolderLock:
     """
-    Keeps every other `FolderLock`, of this and any other process, out of a folder, created if missing.
+    Keeps every other `FolderLock`, of any process, out of a folder, created if missing.
 
-    A kernel lock on the file `run.lock`, which names the holder. It ends with its process, even after a kill. Forked
-    children do not inherit it. Without kernel locks, filelock uses the file's existence.
+    A kernel lock on `run.lock`, which names the holder, ends with its process. Forked children do not inherit it.
+    Without kernel locks, filelock uses the file's existence.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -292,9 +288,7 @@ class FolderLock:
         return self._lock.is_locked
 
     def hold(self) -> None:
-        """
-        Acquire the lock, or increment its counter. Raises [`FolderInUseError`], or `OSError` if it cannot be locked.
-        """
+        """Raises [`FolderInUseError`], or `OSError` if it cannot be locked."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         _acquire(self.file, self._lock)
         try:
@@ -337,7 +331,7 @@ def _acquire(file: Path, lock: FileLock) -> None:
 
 
 def check_free(folder: str | os.PathLike) -> None:
-    """Raise [`FolderInUseError`] for a folder that another process trains into. Creates nothing."""
+    """Raise [`FolderInUseError`] if another process trains into a folder. Creates nothing."""
     file = Path(folder, LOCK_FILE)
     if file.is_file():
         lock = FileLock(file, blocking=False)
@@ -348,8 +342,8 @@ def check_free(folder: str | os.PathLike) -> None:
 @contextmanager
 def exclusive(path: Path, busy: str) -> Iterator[None]:
     """
-    Lock a path in this context, by the file `.NAME.lock` next to it; print `busy` and wait if it is locked. Locks
-    nothing without write permission or locks in the file system.
+    Lock a path by the file `.NAME.lock` next to it, or print `busy` and wait. Locks nothing without write permission
+    or locks in the file system.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:

@@ -1,7 +1,6 @@
 """
-What the trainer trains. Each list stands here once: keys, checks, help and docs/supported.md read it, and the tests
-that run its members are parametrised by it. What is not listed is refused in one line, or runs without an acceleration
-where only speed is at stake. Nothing slow is imported.
+Lists of what the trainer trains: keys, checks, help, docs/supported.md and the tests read them. Anything else raises
+an error, or runs without an acceleration. Nothing slow is imported.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ PAGE = "docs/supported.md"
 OF_ANY_ADAPTER = (
     "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode target_modules"
 ).split()
-# The kinds of adapters, by PEFT's names, with the options that may differ from their defaults.
+# By PEFT's names, with the options that may differ from their defaults.
 ADAPTERS: dict[str, list[str]] = {
     "LORA": (
         "r lora_alpha lora_dropout init_lora_weights eva_config use_rslora use_dora rank_pattern alpha_pattern bias "
@@ -31,11 +30,11 @@ ADAPTERS: dict[str, list[str]] = {
     "OFT": ["oft_block_size"],
     "VERA": ["r"],
 }
-PACKED_ADAPTERS = ("LORA",)  # whose output does not depend on a token's place in a row
+PACKED_ADAPTERS = ("LORA",)  # their output does not depend on a token's place in a row
 # Initialisations of LoRA. Others change the base model's weights, which no checkpoint contains.
 INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 
-# Of LoRA: options that keys of ours take.
+# options of LoRA that keys of ours need
 PATTERNS = ("rank_pattern", "alpha_pattern")
 ALIKE = frozenset(ADAPTERS["LORA"]) - {*PATTERNS}  # the same rank in every layer
 PRODUCTS = ALIKE - {"use_dora", "modules_to_save", "trainable_token_indices", "bias", "lora_bias"}
@@ -44,7 +43,7 @@ ADAPTER_OPTIONS = {
     "vllm_enable_lora": PRODUCTS,
     "compact_merge": frozenset(ADAPTERS["LORA"]),
 }
-UNALIKE_INITIALISATIONS = ("mica",)  # with which one factor is frozen
+UNALIKE_INITIALISATIONS = ("mica",)  # these freeze one factor
 
 QUANTISATIONS = ("bitsandbytes 4-bit", "bitsandbytes 8-bit")
 
@@ -53,7 +52,7 @@ QUANTISATIONS = ("bitsandbytes 4-bit", "bitsandbytes 8-bit")
 
 class Family(NamedTuple):
     """
-    A family of models, and the implementations of attention (`attn_implementation`) with which `fast` serves it.
+    A family of models, and the attentions (`attn_implementation`) that `fast` supports.
 
     Attributes:
         shared_prompts (`tuple[str, ...]`): A prompt is scored once for all its completions (`pack_groups`).
@@ -101,7 +100,7 @@ FAMILIES = {
     "qwen3_next": WITH_STATE,
     "smollm3": ATTENDING,
 }
-# Their positions are learned. They get those of their tokens, which TRL does not pass.
+# Learned positions, which TRL does not pass.
 LEARNED_POSITIONS = ("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "xglm")
 # Rotary positions (`rope_type`). With others, frequencies depend on the longest row of a call.
 POSITIONS = ("default", "linear", "llama3", "yarn", "proportional")
@@ -114,8 +113,8 @@ class Loss(NamedTuple):
     A loss type of TRL.
 
     Attributes:
-        aggregation (`str`): How its per-token losses become one number: a name of [`AGGREGATIONS`].
-        clipped (`bool`): Whether it clips the importance ratio, which `loss_mode` replaces.
+        aggregation (`str`): A name of [`AGGREGATIONS`].
+        clipped (`bool`): Whether it clips the importance ratio.
     """
 
     aggregation: str
@@ -154,7 +153,7 @@ class Advantage(NamedTuple):
     An estimator of advantages (`advantage_estimator`).
 
     Attributes:
-        over_batch (`bool`): Whether it takes a mean or a deviation of the batch.
+        over_batch (`bool`): Whether it needs a mean or a deviation of the batch.
         by_group (`bool`): Whether it compares a completion with the others of its prompt.
     """
 
@@ -178,11 +177,11 @@ ADVANTAGES = {
 
 class Optimizer(NamedTuple):
     """
-    An optimizer.
+    State of an optimizer.
 
     Attributes:
-        memory (`frozenset[str]`): What it remembers, of [`MEMORY`].
-        first_needs (`str`, *optional*): The argument without which it has no first moment.
+        memory (`frozenset[str]`): Names of [`MEMORY`].
+        first_needs (`str`, *optional*): Argument without which it has no first moment.
         grows (`bool`): Whether `lora_growth_every` can lengthen its state.
     """
 
@@ -194,7 +193,7 @@ class Optimizer(NamedTuple):
 MEMORY = {"first": "the first moment", "second": "the second moment", "step": "the step count"}
 ADAM_MEMORY = frozenset(MEMORY)
 BITSANDBYTES = "Adam Adam8bit AdamW AdamW8bit PagedAdam PagedAdam8bit PagedAdamW PagedAdamW8bit".split()
-# By package and class. A subclass counts as its base.
+# A subclass counts as its base.
 OPTIMIZERS = {
     "torch.Adam": Optimizer(ADAM_MEMORY, grows=True),
     "torch.AdamW": Optimizer(ADAM_MEMORY, grows=True),
@@ -206,7 +205,7 @@ OPTIMIZERS = {
 
 
 def find_optimizer(cls: type) -> str | None:
-    """Return the name in [`OPTIMIZERS`] of a class of optimizers, or of its nearest base; `None` if it has none."""
+    """Return the name in [`OPTIMIZERS`] of a class, or of its nearest base; `None` if it has none."""
     for base in cls.__mro__:
         name = f"{base.__module__.partition('.')[0]}.{base.__name__}"
         if name in OPTIMIZERS:
@@ -220,8 +219,8 @@ class Schedule(NamedTuple):
 
     Attributes:
         restarts (`bool`): Whether a reset can start it again.
-        is_endless (`bool`): Whether the rate of a step does not depend on the length of the run.
-        follows_rates (`bool`): Whether its rate depends on the rates before, and not on the step alone.
+        is_endless (`bool`): Whether a step's rate is independent of the run's length.
+        follows_rates (`bool`): Whether its rate depends on earlier rates, not on the step alone.
     """
 
     restarts: bool = True
@@ -255,7 +254,7 @@ class Distribution(NamedTuple):
     A way to train in several processes.
 
     Attributes:
-        features (`frozenset[str]`): What it supports, of [`FEATURES`].
+        features (`frozenset[str]`): Names of [`FEATURES`].
         file (`str`, *optional*): Its file in `accelerate_configs`.
     """
 
@@ -281,7 +280,7 @@ DISTRIBUTIONS = {
 
 # ------------------------------------------------------------------------------------------------------------ metrics
 
-# What an evaluation measures beside rewards and pass@k, by the first part of a name.
+# Metrics of an evaluation besides rewards and pass@k, by the first part of a name.
 EVALUATED = frozenset(
     "reward reward_std loss frac_reward_zero_std entropy kl num_tokens policy_loss entropy_coef aux_loss "
     "cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling vespo".split()
@@ -296,15 +295,7 @@ VERSIONS = {"trl": "1.16.0", "transformers": "5.24.0", "peft": "0.21.2"}  # the 
 
 
 def check_adapters(configs: Mapping[str, Any]) -> None:
-    """
-    Raise an error for an adapter that is not listed.
-
-    Args:
-        configs (`Mapping[str, PeftConfig]`): The adapters' configurations, by the names of the adapters.
-
-    Raises:
-        `InputError`: The line names the kind or the option, what is supported, and which trainer takes it.
-    """
+    """Raise `InputError` for an adapter that is not listed, by the names of the adapters."""
     for name, config in configs.items():
         kind = getattr(config.peft_type, "value", config.peft_type)
         if kind not in ADAPTERS:
@@ -319,15 +310,7 @@ def check_adapters(configs: Mapping[str, Any]) -> None:
 
 def check_options(config: Any | None, key: str, value: Any) -> None:
     """
-    Raise an error, before a model is loaded, for an adapter that a key of ours does not take.
-
-    Args:
-        config ([`~peft.PeftConfig`], *optional*): The adapter's.
-        key (`str`): The key, one of [`ADAPTER_OPTIONS`].
-        value: Its value.
-
-    Raises:
-        `InputError`: The line names the key, its value, and the adapters that it takes.
+    Raise `InputError`, before a model is loaded, for an adapter that a key of [`ADAPTER_OPTIONS`] does not support.
     """
     given = f"{key}={value!r}"
     if config is None:
@@ -347,7 +330,7 @@ def check_options(config: Any | None, key: str, value: Any) -> None:
 
 
 def other_options(config: Any, key: str) -> list[str]:
-    """Return what an adapter has beyond what a key of [`ADAPTER_OPTIONS`] takes: `option=value` each."""
+    """Return the options of an adapter beyond those of a key of [`ADAPTER_OPTIONS`]: `option=value` each."""
     kind = getattr(config.peft_type, "value", config.peft_type)
     if kind != "LORA":
         return [f"peft_type={kind}"]
@@ -356,15 +339,7 @@ def other_options(config: Any, key: str) -> list[str]:
 
 
 def check_quantisation(config: Any | None) -> None:
-    """
-    Raise an error for a quantisation that is not listed.
-
-    Args:
-        config (`dict` or `QuantizationConfigMixin`, *optional*): That of a model, or to load one with.
-
-    Raises:
-        `InputError`: The line names it, and those that are.
-    """
+    """Raise `InputError` for a quantisation that is not listed, of a model or to load one with."""
     if config is None:
         return
     values = config if isinstance(config, Mapping) else config.to_dict()
@@ -380,15 +355,12 @@ def check_quantisation(config: Any | None) -> None:
 
 def check_distribution(name: str, needed: Mapping[str, str], details: str = "") -> None:
     """
-    Raise an error for what a way to train in several processes does not support.
+    Raise `InputError` for a distribution that is not listed, or that lacks a feature.
 
     Args:
         name (`str`): One of [`DISTRIBUTIONS`].
-        needed (`Mapping[str, str]`): What a run needs, of [`FEATURES`], with the key and its value.
+        needed (`Mapping[str, str]`): Names of [`FEATURES`], with the key and value that need them.
         details (`str`, *optional*): More about the processes.
-
-    Raises:
-        `InputError`: The way is not listed, or the line names the key and the ways that support it.
     """
     if name not in DISTRIBUTIONS:
         listed = ", ".join(f"{other} ({way.file})" for other, way in DISTRIBUTIONS.items())
@@ -406,7 +378,7 @@ def check_distribution(name: str, needed: Mapping[str, str], details: str = "") 
 
 
 def changed_options(config: Any) -> dict[str, Any]:
-    """Return the options of a [`~peft.PeftConfig`] that are set and differ from their defaults."""
+    """Return the options that differ from their defaults."""
     changed = {}
     for field in fields(config):
         default = field.default if field.default_factory is MISSING else field.default_factory()

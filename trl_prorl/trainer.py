@@ -1,19 +1,8 @@
 """
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and log files.
 
-This file has TRL's overrides in the order of a step; checkpoint.py has those of a checkpoint, evaluation.py those of
-an evaluation. With every ProRL key at its default, losses and updates are TRL's, bit for bit: the parts observe, stop
-at values that are not finite, and weight the means of TRL's log by rows and tokens. `upstream.py` checks the parts of
-TRL that this trainer relies on.
-
-    a generation batch   `on_generation` of every part: resets.py moves the reference, optimizer.py treats Adam's state
-                         TRL samples and rewards (rollout.py: the result; rewards.py: errors, time limits)
-                         reference.py scores the batch under its missing anchors; advantages.py
-    a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
-    an update            `on_backward`, `on_pre_optimizer_step` and `on_step_end` of every part
-    its row              record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
-    an evaluation        evaluation.py
-    a checkpoint         checkpoint.py writes it, and reads it for a resume
+TRL's overrides are in the order of a step; checkpoint.py has those of a checkpoint, evaluation.py those of an
+evaluation.
 """
 
 import math
@@ -112,8 +101,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     """
     Trainer for prolonged GRPO: TRL's `GRPOTrainer` with reference resets, exact resume and log files.
 
-    It accepts all arguments of [`~trl.GRPOTrainer`], in the same order. The keys of [`ProRLConfig`] switch everything
-    else on; at their defaults the training is TRL's, bit for bit.
+    It accepts all arguments of [`~trl.GRPOTrainer`], in the same order. With every key of [`ProRLConfig`] at its
+    default the training is TRL's, bit for bit.
 
     Args:
         model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): A loaded model, or the name of one: on
@@ -122,8 +111,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         reward_funcs (`Callable`, `str` or a list of them): A function `reward(completions, **columns)` returns one
             number per completion; `prompts` and the other columns of the data set are lists of the same length. Its
             attribute `batch_verifier`, called with the same arguments, returns one bool per completion: whether it is
-            correct; for a verifier of one completion see `verify`. A `str` is the name of a reward model.
-        args ([`ProRLConfig`], *optional*): The settings of the run.
+            correct. A `str` is the name of a reward model.
+        args ([`ProRLConfig`], *optional*): The settings.
         train_dataset (`datasets.Dataset`): Rows with a `prompt` (chat messages or text). Their other columns are
             passed to the reward functions.
         eval_dataset (`datasets.Dataset` or `dict`, *optional*): Rows for evaluations during training, or several sets
@@ -131,7 +120,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         callbacks (`list`, *optional*): Callbacks of transformers. Pass your own reset triggers in a
             [`ReferenceResetCallback`].
         peft_config ([`~peft.LoraConfig`], *optional*): Train an adapter. A reset then copies it onto the frozen
-            adapter `ref`. In full fine-tuning a reset copies the model onto a snapshot.
+            adapter `ref`; in full fine-tuning the model onto a snapshot.
         verify (`Callable`, *optional*): `verify(completion, row) -> bool`: whether the text of a completion is
             correct. The accuracy, `eval_pass@k`, `guard_gap` and the preflight use it, in place of a `batch_verifier`.
 
@@ -274,27 +263,21 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.terminal = Terminal(self)
 
     def _judges(self) -> list:
-        """Return what may judge whether a completion is correct, in order."""
         return judges(self.verify, self.reward_funcs)
 
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
-        """Prompts of the training set, for comparisons."""
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
 
     def _check_tokenizers(self) -> None:
-        """Raise an error if a tokenizer of the policy or of a reward model is incomplete or does not fit."""
         check_tokenizer(self.text_tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model).config))
         for function, tokenizer in zip(self.reward_funcs, self.reward_processing_classes, strict=True):
             if isinstance(function, PreTrainedModel):
                 check_tokenizer(tokenizer, embedding_rows(function.config))
 
     def _check_prompts(self) -> None:
-        """
-        Raise an error for prompts that cannot be tokenized or do not fit the model, and keep the rules for streamed
-        prompts.
-        """
+        """Check prompts against the tokenizer and the model, and keep the rules for streamed prompts."""
         args = self.args
         self._reserved: tuple[str, ...] = ()  # names that the columns of a row must not have
         if not args.remove_unused_columns:
@@ -308,7 +291,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             check_tokens(sets, self.tokenize_prompts, self.context, end)
 
     def _trl_score(self, model, *rows, **kwargs) -> tuple:
-        """Call TRL's method, with positions for a model that needs them."""
         if self._learns_positions:
             model = with_positions(model)
         return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
@@ -368,7 +350,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             raise error.with_traceback(None)  # noqa: B904
 
     def create_optimizer(self, *args, **kwargs):
-        """Create TRL's optimizer after a check that something is trained, and pass it to the parts."""
+        """Check that something is trained, and pass TRL's optimizer to the parts."""
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
                 "the model has no trainable parameter. Load an adapter for training: "
@@ -386,7 +368,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
     def create_scheduler(self, num_training_steps, *args, **kwargs):
-        """Create TRL's schedule, and pass it to the parts."""
+        """Pass TRL's schedule to the parts."""
         scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
         for part in self.parts.values():
             part.schedule_made(scheduler)
@@ -406,7 +388,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return loss
 
     def _prepare_inputs(self, generation_batch):
-        """Hold back micro-batches that are computed with a later one of their update: `None` in their place."""
+        """Return `None` for micro-batches that are computed with a later one of their update."""
         inputs = super()._prepare_inputs(generation_batch)
         if self.merging is None or not self.model.training:
             return inputs
@@ -452,8 +434,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """
         Reorder a generation batch so that TRL's next shuffle keeps the rows of a group together.
 
-        A prompt within one micro-batch is computed once. Rows are exchanged only if no update's gradient depends on
-        it.
+        Rows are exchanged only if no update's gradient depends on it.
         """
         number = len(batch["advantages"])
         with torch.random.fork_rng(devices=[]):
@@ -510,9 +491,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.write_env()
 
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """
-        Call TRL's method, during which `_calculate_rewards` keeps the result. Raises `RewardError`: a task failed.
-        """
+        """Call TRL's method, during which `_calculate_rewards` keeps the result."""
         self._keep_others()
         with self._calling(SamplingCall(self.model.training)) as call, checkpointing_off(self.model):
             batch = super()._generate_and_score_completions(inputs)
@@ -529,7 +508,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self._call = None
 
     def _take_metrics(self) -> dict[str, float]:
-        """Take the metrics that TRL has appended to its lists."""
         means = Means()
         take(self._metrics["train" if self.model.training else "eval"], means)
         return means.values_by_name()
@@ -542,14 +520,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             take(self._metrics["eval"], self.evaluated.means)
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """
-        Sample by TRL's method. Returns its batch and the result; `again` in a further round of dynamic sampling.
-        """
+        """Sample a batch by TRL's method, `again` in a further round of dynamic sampling."""
         with self.guard.sampling(inputs, self.state.global_step + 1):
             return self._sample_as_trl(inputs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """Keep the result: rewards, verdicts and times."""
+        """Keep rewards, verdicts and times."""
         began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         training = self.model.training
@@ -586,7 +562,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return self.scorer.score(trl_score, model, *rows, **kwargs)
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
-        """Score a batch under an anchor, in chunks of `batch_size` rows. Returns log-probabilities `(B, T)`."""
+        """Return log-probabilities `(B, T)` under an anchor, scored in chunks of `batch_size` rows."""
         with checkpointing_off(self.model):
             return self.scorer.score_anchor(anchor, self._trl_score, self.model, batch, batch_size)
 
@@ -670,7 +646,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return loss
 
     def _complete_anchors(self, inputs) -> None:
-        """Score the reference if every pass does so, and set the anchors to 0 at masked tokens."""
+        """Score a reference that every pass scores, and set the anchors to 0 at masked tokens."""
         if self.model.training and self.args.ref_compute == "naive_epoch":
             inputs[ReferenceAnchor.column] = self._score(self.anchors["ref"], inputs)
         mask = completion_mask(inputs)
@@ -687,7 +663,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return None
 
     def _plan_policy_pass(self, inputs) -> PolicyPass:
-        """Choose the rows of a micro-batch that the policy computes."""
         rows = None
         fill = None
         if self.model.training:
@@ -703,7 +678,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return PolicyPass(completion_mask(inputs), rows, plan_key, fill)
 
     def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs, *others) -> torch.Tensor:
-        """Call TRL's loss, which calls the policy once."""
         if self.args.loss_mode == "no_ratio":
             inputs = without_ratio(inputs)
         if self.args.trust_region is not None:
@@ -728,7 +702,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------- a step: its update, and its row
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """Add `on_pre_optimizer_step` of the parts. Callbacks do not get the norm before the update."""
+        """Add `on_pre_optimizer_step` of the parts."""
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
             norm = float(norm)  # synchronizes with the device, once for all parts and for TRL's log
@@ -805,7 +779,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def is_vlm(self) -> bool:
-        """Whether the policy is a vision-language model."""
         return self._is_vlm
 
     def wrap_synced_weights(self, wrap: Callable) -> None:
@@ -829,15 +802,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.resets.request(reason)
 
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
-        """Convert prompts to token ids, with the chat template."""
+        """Return token ids of prompts in the chat template."""
         if self.environment_factories is not None and not self._multi_environment:
             self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """
-        Sample one continuation of at most `max_new_tokens` tokens per prompt, with this run's settings. Input and
-        output are token ids; the output includes the end-of-sequence token if it was reached.
+        Sample one continuation per prompt with this run's settings, token ids from token ids. It includes the
+        end-of-sequence token if it was reached.
         """
         usual = self.generation_config.max_new_tokens
         longest = self.context.completion

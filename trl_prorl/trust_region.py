@@ -1,9 +1,9 @@
 r"""
 Trust regions around the policy that sampled, in place of TRL's clip of the importance ratio (`trust_region`).
 
-With the ratio r = π/π_old and a mask M, the policy gradient of a token is M · r · A · ∇log π. The mean of the loss is
-still over all tokens. μ is the policy that sampled: vLLM by its log-probabilities, else π_old. With vLLM, TRL's
-correction multiplies r by π_old/μ. A token moves *outward* if A > 0 and π > μ, or A < 0 and π < μ. δ is the threshold.
+With the ratio r = π/π_old and a mask M, the policy gradient of a token is M · r · A · ∇log π. The loss's mean is over
+all tokens. μ is the policy that sampled: vLLM by its log-probabilities, else π_old. With vLLM, TRL's correction
+multiplies r by π_old/μ. A token moves *outward* if A > 0 and π > μ, or A < 0 and π < μ. δ is the threshold.
 
 | name | M = 0 | source |
 |---|---|---|
@@ -31,8 +31,7 @@ def bernoulli_kl(sampler_logps: torch.Tensor, logps: torch.Tensor) -> torch.Tens
 
 def beyond_mean(values: torch.Tensor, tokens: torch.Tensor, threshold: float) -> torch.Tensor:
     """
-    Return whether each value `(B, T)` is one of the largest of some tokens, without which the mean of the others is at
-    most a threshold.
+    Return the largest values `(B, T)` of some tokens, without which the mean of the others is at most a threshold.
     """
     ascending, order = values[tokens].sort()
     numbers = torch.arange(1, len(ascending) + 1, device=values.device)
@@ -59,7 +58,7 @@ def masked_tokens(
         logps, sampler_logps (`torch.Tensor` of shape `(B, T)`):
             Log-probabilities of the sampled tokens under π_θ and under μ.
         advantages (`torch.Tensor` of shape `(B,)`): A.
-        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count. The mean of `m2po` is over these.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count.
     """
     log_ratio = logps - sampler_logps
     outward = (advantages.unsqueeze(1) * log_ratio > 0.0) & mask.bool()
@@ -78,7 +77,7 @@ def masked_tokens(
 def sampler_of(batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
     """
     Return the log-probabilities `(B, T)` of the policy that sampled a batch: vLLM's, else π_old's. A batch without
-    both was not updated on yet, so it was sampled by the policy, with `logps`.
+    both had no update yet, so they are `logps`.
     """
     old_logps = batch.get("old_per_token_logps", logps)
     return batch.get("sampling_per_token_logps", old_logps)
