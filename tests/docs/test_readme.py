@@ -69,10 +69,15 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
                 verdicts.append(verify(sample.completion, {"answer": f"#### {total}"}))
     assert len(verdicts) == 4 * 16
     assert measured["base"]["pass@1"] == sum(verdicts) / len(verdicts)
-    train, report = commands(OWN_SCRIPT)
+    train, report, *later = commands(OWN_SCRIPT)
     assert train == "python own.py"
     run(report)
     assert (tmp_path / "runs" / "report.html").is_file()
+    for command in later:  # by the file's two functions
+        run(command)
+    measured = json.loads((made / "passk.json").read_text())
+    assert (measured["task"], measured["prompts"]) == ("own", 4)
+    assert (made / "drift.json").is_file()
     # The card's own lines, from the same folder.
     (usage,) = [block.text for block in blocks((made / "README.md").read_text()) if block.language == "python"]
     (tmp_path / "usage.py").write_text(usage)
