@@ -36,8 +36,8 @@ SMALL = 1 << 20  # bytes; files that give a checkpoint's run and step are smalle
 
 class WholeCheckpoint:
     """
-    A checkpoint under construction. `resumable`: whether it will contain optimizer, schedule and random states;
-    `sharded`: whether processes gather tensors from each other while writing (FSDP, DeepSpeed).
+    A checkpoint under construction. `resumable`: with optimizer, schedule and random states. `sharded`: processes
+    gather tensors while writing (FSDP, DeepSpeed).
     """
 
     def __init__(self, output_dir: Path, step: int, resumable: bool, sharded: bool = False):
@@ -54,8 +54,8 @@ class WholeCheckpoint:
     @contextmanager
     def note_failure(self) -> Iterator[None]:
         """
-        Record a failed write in this context, and continue to the next barrier: the other processes wait there. With
-        sharded tensors, raise the error at once: this process could not take part in the next gather.
+        Record a failed write, and continue to the next barrier, where others wait. With sharded tensors, raise the
+        error: this process could not take part in the next gather.
         """
         try:
             yield
@@ -70,9 +70,9 @@ class WholeCheckpoint:
     @contextmanager
     def write_staged(self, accelerator, gives_name: bool, record: Iterable[Path]) -> Iterator[None]:
         """
-        Let all processes write the checkpoint in this context, then one (`gives_name`) rename it, after synchronising
-        the log files `record` to disk. After a failure, removes it and raises [`~trl_prorl.errors.CheckpointError`] on
-        every process.
+        Let all processes write in this context, then one (`gives_name`) rename, after synchronising the log files
+        `record` to disk. A failure removes the checkpoint and raises [`~trl_prorl.errors.CheckpointError`] on every
+        process.
         """
         with self.note_failure():
             yield
@@ -86,7 +86,7 @@ class WholeCheckpoint:
         self._raise_first_failure(accelerator, gives_name)
 
     def _raise_first_failure(self, accelerator, gives_name: bool) -> None:
-        """Wait for every process, and raise the first failure of any on all of them."""
+        """Raise the first failure of any process on all."""
         from accelerate.utils import gather_object  # the search for the newest checkpoint need not import torch
 
         message = None
@@ -106,8 +106,8 @@ class WholeCheckpoint:
 
 def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Hash the checkpoint `aside`, write its manifest and rename it to `final` (same file system). Replaces an older
-    checkpoint; renames a folder without a manifest.
+    Write the manifest of `aside` and rename it to `final` (same file system). Replaces an older checkpoint; renames a
+    folder without a manifest.
     """
     files = {}
     for path in sorted(aside.rglob("*")):
@@ -139,7 +139,7 @@ def sync(path: Path) -> None:
 
 
 def is_failed_write(error: Exception) -> bool:
-    """Return whether an error of any library means a failed write, such as a full disk."""
+    """Return whether a library's error means a failed write."""
     # tokenizers raises plain `Exception`.
     return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 
@@ -158,8 +158,8 @@ def find_checkpoint(
     resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    Find the checkpoint of `resume_from_checkpoint` (newest complete one for `True` and `"auto"`), and the skipped
-    newer ones with reasons. Raises `ValueError`: none, or unusable.
+    Find the checkpoint of `resume_from_checkpoint`, and the skipped newer ones with reasons. Raises `ValueError`:
+    none, or unusable.
     """
     if means_newest(resume_from):
         found, skipped = find_newest_checkpoint(output_dir, content)
@@ -235,8 +235,8 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
 
 def find_unnamed(output_dir: Path) -> dict[Path, int]:
     """
-    Map complete checkpoints left under their temporary name by a kill to their steps, unless an older checkpoint of
-    that step still has the final name.
+    Return steps of complete checkpoints that a kill left under their temporary name, unless an older one of that step
+    has the final name.
     """
     found = {}
     for folder in find_named(output_dir, UNNAMED):
@@ -248,7 +248,7 @@ def find_unnamed(output_dir: Path) -> dict[Path, int]:
 
 
 def adopt_unnamed(output_dir: Path) -> None:
-    """Rename the checkpoints of [`find_unnamed`]. The caller must hold the folder's lock."""
+    """Rename the checkpoints of [`find_unnamed`], with the folder's lock."""
     for aside in find_unnamed(output_dir):
         name_staged(aside, output_dir)
         logger.warning("The run was killed before %s had its name; it is complete, and has it now.", aside.name)
@@ -263,8 +263,8 @@ def name_staged(aside: Path, output_dir: Path) -> Path:
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
-    Return why a run cannot be resumed from a folder, or `None`. Compares hashes with the manifest; without `content`
-    only those of small files, and sizes.
+    Return why a run cannot be resumed from a folder, or `None`. Without `content`, only hashes of small files, and
+    sizes, are compared.
     """
     reason = why_incomplete(checkpoint, content=False)
     if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:

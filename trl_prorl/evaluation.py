@@ -2,8 +2,7 @@
 Evaluations during training: metrics over all rows, and pass@k.
 
 A reward function's attribute `batch_verifier` is called with the same arguments, and returns one bool per completion:
-whether it is correct, independent of the reward. Recipes use their task's `verify`. With it a training batch has
-`accuracy`, too.
+whether it is correct.
 """
 
 import math
@@ -31,8 +30,8 @@ from .text import last_text
 
 def count_rows(dataset: Any, n: int) -> int | None:
     """
-    Count an evaluation set's completions, `n` per prompt; `None` without a length. With several processes the last
-    batch is filled with prompts from the beginning, which must not count twice.
+    Count completions, `n` per prompt; `None` without a length. With several processes the last batch is filled with
+    prompts from the beginning, which must not count twice.
     """
     return len(dataset) * n if has_length(dataset) else None
 
@@ -41,8 +40,7 @@ def measure_rewards(
     rewards: torch.Tensor, names: Sequence[str], weights: torch.Tensor, group_size: int, aggregation: str
 ) -> dict[str, float]:
     """
-    Compute TRL's reward metrics over all rows of an evaluation: standard deviations are not means over batches.
-    `rewards` have shape `(N, F)`, NaN if a function does not apply; `names` and `weights` are the F functions';
+    Compute TRL's reward metrics from all rewards `(N, F)`: standard deviations are not means over batches.
     `aggregation` is TRL's `multi_objective_aggregation`.
     """
     total = weighted_sum(rewards, weights)
@@ -80,7 +78,7 @@ class OneByOne:
 
 
 def judges(verify: Callable | None, functions: Iterable[Any]) -> list:
-    """Return the objects to search for a `batch_verifier`, in order."""
+    """Return the objects that may have a `batch_verifier`, in order."""
     return [*functions] if verify is None else [OneByOne(verify), *functions]
 
 
@@ -91,7 +89,7 @@ def pass_k_values(n: int) -> list[int]:
 def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
     """
     Compute mean pass@k over prompts for k = 1, 2, 4 … `n`, and per task if there are several. `correct` and `tasks`:
-    per completion, `n` per prompt. Returns `pass@K` and `pass@K/TASK`.
+    per completion, `n` per prompt.
     """
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
     measured = _mean_pass_at_k(counts, n)
@@ -113,8 +111,8 @@ def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str
 
 class Verdicts:
     """
-    Judges each batch, and gathers an evaluation's verdicts; none without a `batch_verifier`. `n`: completions per
-    prompt; `seconds`: the verifier's time limit for one batch.
+    Gathers an evaluation's verdicts; none without a `batch_verifier`. `n`: completions per prompt; `seconds`: the
+    verifier's time limit per batch.
     """
 
     def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
@@ -130,8 +128,8 @@ class Verdicts:
 
     def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
         """
-        Judge this process's completions, and return the verdicts of all processes. Raises [`RewardError`]: the
-        verifier fails, exceeds its time, or returns something other than bools.
+        Judge this process's completions; returns all processes' verdicts. Raises [`RewardError`]: the verifier fails,
+        exceeds its time, or returns no bools.
         """
         if self._verify is None:
             return []
@@ -152,7 +150,7 @@ class Verdicts:
 
 class EvaluatedRows:
     """
-    Gathers an evaluation's batches, and computes metrics over all rows.
+    Computes an evaluation's metrics over all rows.
 
     With several processes the last batch may be filled with prompts from the beginning. Rewards, entropy and KL
     exclude them; TRL's own metrics and the loss, means over batches, include them.
@@ -177,7 +175,7 @@ class EvaluatedRows:
     def add_losses(
         self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
     ) -> None:
-        """Add a batch's TRL metrics, and token counts and sums of its N rows."""
+        """Add TRL's metrics of a batch, and token counts and sums by row."""
         self._tokens.append(tokens)
         for name, of_rows in sums.items():
             self._sums[name].append(of_rows)
@@ -208,7 +206,7 @@ class EvaluationMixin:
 
     @property
     def _evaluates_as_trl(self) -> bool:
-        """Return whether evaluations use the training's random numbers."""
+        """Whether evaluations use the training's random numbers."""
         return self.args.is_trl and not self.resets.possible
 
     def evaluate(self, *args, **kwargs):
@@ -279,13 +277,11 @@ class EvaluationMixin:
         return saves  # for `save_strategy: best`
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
-        """Sample an evaluation batch by TRL's method, and record its metrics."""
         batch, result = self._sample_as_trl(inputs)
         self.evaluated.add_samples(result)
         return batch
 
     def _keep_evaluated(self, inputs, loss: torch.Tensor, entropies, penalty: Penalty | None, of_trl) -> None:
-        """Record an evaluation batch's metrics of tokens; entropies `(B, T)`."""
         mask = completion_mask(inputs)
         sums = {"entropy": (zero_masked(entropies, mask) * mask).sum(dim=1)}
         if penalty is not None and self.args.adds_penalty:

@@ -1,7 +1,4 @@
-"""
-Cost and measurements of a step: forward calls, tokens, stage times and means over tokens. Absent means not measured,
-never 0.
-"""
+"""Cost and measurements of a step. Absent means not measured, never 0."""
 
 import logging
 import math
@@ -27,7 +24,7 @@ TOKENS_OF = "tokens of "  # prefix for the number of tokens of a mean
 
 
 class Meter:
-    """Gathers one optimizer step's measurements for a row of `metrics.jsonl`. It only observes."""
+    """Gathers one optimizer step's measurements for a row of `metrics.jsonl`."""
 
     KINDS = ("policy", *(anchor.name for anchor in ANCHORS))
     STAGES = ("rollout", *(anchor.name for anchor in ANCHORS), "update", "reset")
@@ -73,7 +70,7 @@ class Meter:
         self._clear()
 
     def counted(self, model: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        """Wrap a model so that each call counts as one forward of this kind, with its positions (padding included)."""
+        """Wrap a model so that each call counts, with its positions (padding included)."""
 
         def call(**inputs):
             self._forwards[f"{kind}_forward_calls"] += 1
@@ -83,7 +80,7 @@ class Meter:
         return call
 
     def add_means(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> None:
-        """Add to means over tokens of the step, by name. All values and `mask` have shape `(B, T)`."""
+        """Add values `(B, T)` to the step's means over tokens."""
         counts = mask.bool()
         tokens = mask.sum()
         for name, of_tokens in values.items():
@@ -91,7 +88,7 @@ class Meter:
             self._scalars[TOKENS_OF + name].append(tokens)
 
     def add_total(self, name: str, value: torch.Tensor) -> None:
-        """Add a scalar to a sum over the step's micro-batches, averaged over processes."""
+        """Add a scalar to a sum over micro-batches, averaged over processes."""
         self._totals.add(name)
         self._scalars[name].append(value.detach())
 
@@ -100,14 +97,14 @@ class Meter:
         self._scalars[name].append(count)
 
     def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the newest micro-batch's sums over tokens, for means with names from `prefix`."""
+        """Return the newest micro-batch's sums over tokens."""
         means = [name for name in self._scalars if TOKENS_OF + name in self._scalars]
         return {name: self._scalars[name][-1] for name in means if name.startswith(prefix)}
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
-        Stop the clock, and return the row without the trainer's own keys. Counts are summed over processes by
-        `reduce`; times are this process's.
+        Return the row without the trainer's keys. Counts are summed over processes by `reduce`; times are this
+        process's.
         """
         self.timer.leave()
         sums, self.micro_batch_tokens = self._add_up(reduce, processes)
@@ -142,8 +139,8 @@ class Meter:
         self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int
     ) -> tuple[dict[str, float], list[float]]:
         """
-        Read all scalars in one transfer, and sum them over micro-batches and processes in double precision. Also
-        returns each micro-batch's tokens in the loss.
+        Read all scalars in one transfer, and sum them in double precision. Also returns each micro-batch's tokens in
+        the loss.
         """
         scalars = [scalar.double() for of_entry in self._scalars.values() for scalar in of_entry]
         numbers = iter(torch.stack(scalars).tolist() if scalars else [])
@@ -160,9 +157,8 @@ class Meter:
 
 class StageTimer:
     """
-    Counts wall-clock seconds by stage. Stages nest; a second belongs to the innermost one. On a GPU, CUDA events mark
-    the end of a stage's work, and the host waits for them only when seconds are read. `overhead` is the bookkeeping's
-    time.
+    Counts wall-clock seconds by stage; a second belongs to the innermost one. On a GPU, the host waits for a stage's
+    CUDA events only when seconds are read. `overhead` is the bookkeeping's time.
     """
 
     def __init__(self, device: torch.device):
@@ -205,7 +201,7 @@ class StageTimer:
         return self._seconds
 
     def synchronize(self) -> None:
-        """Add all times since the last call to their spans and stages; synchronizes with a GPU once."""
+        """Add all times since the last call; synchronizes with a GPU once."""
         if self._unread and self.device.type == "cuda":
             _, _, last = self._unread[-1]
             last.synchronize()
@@ -248,10 +244,7 @@ class Span:
 
 
 def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
-    """
-    Return GPU utilisation in percent (mean of [`Utilization`]'s readings and one more) and the step's peak memory in
-    GiB; nothing on a CPU.
-    """
+    """Return GPU utilisation in percent (mean of `readings` and one more) and peak memory in GiB; nothing on a CPU."""
     if device.type != "cuda":
         return {}
     row = {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
@@ -267,16 +260,13 @@ def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[st
 
 @cache
 def warn_missing_nvml() -> None:
-    """Warn once per process about the package that `gpu_utilization` needs."""
+    """Warn once per process."""
     package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
     logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)
 
 
 class Utilization:
-    """
-    Reads GPU utilisation, in percent, in a thread until `end`; nothing on a CPU, without NVML, or on a part of a card
-    (MIG).
-    """
+    """Reads GPU utilisation, in percent, in a thread; nothing on a CPU, without NVML, or with MIG."""
 
     EVERY = 0.5  # seconds; NVML averages over the last sixth of a second to a second
 
@@ -322,14 +312,14 @@ EXTREMES = {
 
 class Means(dict):
     """
-    Means by name, each over the rows or tokens of all added values; minima and maxima for `EXTREMES`. JSON values:
-    number of values, their sum, sum of weights, weighted sum, whether all weights are equal.
+    Means by name, or the values of `EXTREMES`. JSON values: number of values, their sum, sum of weights, weighted sum,
+    whether all weights are equal.
     """
 
     def add(self, name: str, value: float, weight: float = 1.0) -> None:
         """
-        Add a mean over `weight` rows or tokens. NaN and infinity do not count; a mean over nothing, TRL's 0, counts
-        only if there is no other.
+        Add a mean over `weight` rows or tokens. NaN and infinity do not count; a mean over nothing (TRL's 0) counts if
+        there is no other.
         """
         if not math.isfinite(value):
             return

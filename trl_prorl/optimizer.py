@@ -1,6 +1,5 @@
 """
-Optimizer treatment at a reset (treatments.py) as pure functions on one parameter's state, and the learning rate after
-it.
+Optimizer treatment at a reset as pure functions on one parameter's state, and the learning rate after it.
 
 | optimizer | first moment | second moment |
 |---|---|---|
@@ -12,7 +11,7 @@ it.
 | the same, below | `state1`, in fp32 | `state2`, in fp32 |
 
 An 8-bit state is scaled exactly through its block maxima `absmax`. The uint8 codes are never touched: code 0 is not
-zero. docs/methods.md ("The updates after a reset") gives the size of the updates that follow.
+zero.
 """
 
 import copy
@@ -45,8 +44,7 @@ STEP = "step"
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    Return a treatment's factors other than 1 on one parameter's state (empty before the first update), by key. Raises
-    `ValueError`: an unknown entry.
+    Return a treatment's factors other than 1 on one parameter's state, by key. Raises `ValueError`: an unknown entry.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -67,7 +65,7 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
 
 @torch.no_grad()
 def apply_changes(state: dict[str, Any], by_key: Mapping[str, float]) -> None:
-    """Multiply entries of a state by factors, in place: tensors keep their storage."""
+    """Multiply entries of a state in place: tensors keep their storage."""
     for key, factor in by_key.items():
         value = state[key]
         if key == MOMENTUM and factor == 0.0:
@@ -142,10 +140,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> Non
 def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """
-    List every parameter's state with the factors of a treatment, without writing. Raises `ValueError`: an unknown
-    state.
-    """
+    """List every parameter's state with its factors. Raises `ValueError`: an unknown state."""
     if mode == "keep":
         return []
     inner = inner_of(optimizer)
@@ -171,16 +166,13 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    """Return the state that `restart_schedule` needs, from a schedule before its first step."""
+    """Return the state of a schedule before its first step."""
     rates = [group["lr"] for group in scheduler.optimizer.param_groups]
     return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
 
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
-    """
-    Reset a schedule (or Accelerate's wrapper of it) and its learning rates to [`snapshot_schedule`]: warm-up and decay
-    run again.
-    """
+    """Reset a schedule (or Accelerate's wrapper of it) and its learning rates to [`snapshot_schedule`]."""
     inner = getattr(scheduler, "scheduler", scheduler)
     base_rates = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
     inner.load_state_dict(copy.deepcopy(start["state"]))
@@ -197,8 +189,8 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
 
 def rewarmup_factor(updates: int | None, steps: int) -> float:
     """
-    Return the factor on the next learning rate after a reset: 1/steps, 2/steps, …, 1, by the `updates` since (`None`
-    without a reset). 0 and 1 steps have no effect.
+    Return the factor on the next learning rate after a reset: 1/steps, 2/steps, …, 1. `updates` since the reset:
+    `None` without one.
     """
     if updates is None or steps <= 1:
         return 1.0
@@ -206,7 +198,7 @@ def rewarmup_factor(updates: int | None, steps: int) -> float:
 
 
 class Rewarmup:
-    """Scales an optimizer's learning rates during each update by `rewarmup_factor`, and restores them afterwards."""
+    """Scales the learning rates during each update by [`rewarmup_factor`]."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int):
         self.steps = steps
@@ -237,5 +229,5 @@ class Rewarmup:
 
 
 def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step changes anything: a skipped step has no gradient."""
+    """A skipped step has no gradient."""
     return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])

@@ -1,7 +1,4 @@
-"""
-The origin of a run, without secrets: `config.yaml`, a recipe to repeat it, and `env.json`. Also which model a run
-started from, and which command evaluates it.
-"""
+"""The origin of a run, without secrets: `config.yaml`, a recipe to repeat it, and `env.json`."""
 
 import dataclasses
 import hashlib
@@ -34,7 +31,7 @@ ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
 
 
 def as_plain(value: Any) -> Any:
-    """Convert to JSON and YAML values: NumPy's become Python's, other objects `None`."""
+    """Convert NumPy's values to Python's, other objects to `None`."""
     plain = json.dumps(
         value, default=lambda other: other.tolist() if hasattr(other, "tolist") else None, skipkeys=True
     )
@@ -43,8 +40,8 @@ def as_plain(value: Any) -> Any:
 
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
     """
-    Write `config.yaml`, a recipe of this run without tokens: all our keys, and TRL's with other values than their
-    defaults. `recipe`: further dataclasses, such as task and model.
+    Write all our keys, and TRL's with other values than their defaults. `recipe`: further dataclasses, such as task
+    and model.
     """
     from trl import GRPOConfig  # deferred: a report does not need it
 
@@ -73,10 +70,7 @@ def write_env(
     base: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """
-    Write `env.json`: starting model `base`, versions, git commit, seed, hardware, variant and acceleration
-    (`execution`). `run_id` is also next to the weights.
-    """
+    """Write `env.json`. `execution` describes accelerations; `base` is the starting model."""
     old_logps = args.old_logps_source
     if args.reuse_obstacle:
         old_logps += f": {args.reuse_obstacle}"
@@ -93,7 +87,7 @@ def write_env(
 def write_plain_env(
     run_dir: str | os.PathLike, args: Any, model: "torch.nn.Module", variant: str, run_id: str
 ) -> None:
-    """Write `env.json` of a run of TRL's own trainer. Arguments as in [`write_env`]."""
+    """Write `env.json` of a run of TRL's own trainer."""
     base = getattr(getattr(model, "config", None), "_name_or_path", None)
     _write_env(run_dir, _describe_run(args, model, variant, base, run_id))
 
@@ -144,8 +138,8 @@ SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\](?P<commit>[
 @dataclass(frozen=True)
 class BaseModel:
     """
-    A run's starting model: `name` as given (embedded: `embedded:TASK:SEED`), `hub_id` and `commit` on the Hub, and of
-    a local folder `sha256`, from [`fingerprint`].
+    A starting model: `name` as given (embedded: `embedded:TASK:SEED`), `hub_id` and `commit` on the Hub, and a local
+    folder's `sha256` from [`fingerprint`].
     """
 
     name: str
@@ -163,7 +157,6 @@ class BaseModel:
 
 
 def identify(name: str, revision: str | None = None) -> BaseModel:
-    """Identify the model of a `model_name_or_path` and Hub `revision` on this machine."""
     embedded = embedded_base.full_name(name)
     if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
@@ -177,8 +170,8 @@ def identify(name: str, revision: str | None = None) -> BaseModel:
 
 def fingerprint(name: str) -> str | None:
     """
-    Hash the weights in a local folder: SHA-256 of a single file; for files larger than [`READ_WHOLE`], of size and
-    evenly spaced blocks. `None` without weights.
+    Return the SHA-256 of the weights in a local folder; for files larger than [`READ_WHOLE`], of size and evenly
+    spaced blocks.
     """
     files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
     digest = hashlib.sha256()
@@ -196,7 +189,7 @@ def fingerprint(name: str) -> str | None:
 
 
 def hub_commit(name: str, revision: str | None = None) -> str | None:
-    """Return the commit (40 hexadecimal digits) of a Hub model in the client's cache, if any."""
+    """Return the commit of a Hub model in the client's cache."""
     if not is_hub_name(name):
         return None
     from huggingface_hub import try_to_load_from_cache  # deferred: a report does not need it
@@ -235,7 +228,7 @@ def remove_secrets(config: Any) -> Any:
 
 
 def spell_command(words: list[str]) -> str:
-    """Format a process's command from `sys.orig_argv`, without secrets or code, with `~` for the home folder."""
+    """Format a process's command without secrets or code, with `~` for the home folder."""
     python, *rest = words
     if rest and Path(rest[0]).name == "trl-prorl":
         python, *rest = rest
@@ -276,7 +269,7 @@ def plugin_options(env: dict[str, Any]) -> str:
 
 
 def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
-    """Return the command that evaluates runs like this one. A script's run needs a file with its rows and verifier."""
+    """Return the command that evaluates such runs. A script's needs a file with its rows and verifier."""
     plugins = plugin_options(env)
     if not plugins and not config.get("task"):
         plugins = " --plugin FILE.py"
@@ -300,7 +293,7 @@ def script_of(env: dict[str, Any]) -> str:
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
-    """Return the command that evaluates a run or, for a script with its own rewards and data, the function."""
+    """Return the command that evaluates a run, or the function for a script."""
     command = code_span(passk_command(config, env, run_dir))
     if config.get("task"):
         return command

@@ -1,9 +1,7 @@
 """
-Log files of a run: a row of `metrics.jsonl` per step, events, evaluations, and the values of the trainer's log.
+A run's log files, and the values of the trainer's log. Everything here only observes.
 
-A number of a step is computed once, from rows, tokens and times. TRL appends its own numbers to lists; `take` empties
-them before and after each of TRL's methods that fill them. The trainer's log shows the means of the rows since the
-last log. Everything here only observes.
+TRL appends its numbers to lists; `take` empties them before and after each of TRL's methods that fill them.
 """
 
 import math
@@ -53,7 +51,7 @@ SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 
 
 def take(lists: dict[str, list[float]], means: Means) -> None:
-    """Move the values of TRL's lists into means over values, and empty the lists."""
+    """Move the values of TRL's lists into means."""
     for metric, values in lists.items():
         for value in values:
             means.add(metric, float(value))
@@ -61,15 +59,12 @@ def take(lists: dict[str, list[float]], means: Means) -> None:
 
 
 def token_means(level: str) -> tuple[str, ...]:
-    """Name TRL's means over the tokens of a micro-batch, by `importance_sampling_level`."""
+    """Name TRL's means over tokens, by `importance_sampling_level`."""
     return TOKEN_MEANS + RATIO_MEANS if level == "token" else TOKEN_MEANS
 
 
 class Recorder(Part):
-    """
-    Gathers and writes a step's measurements: those of `meter`, the anchors' KL and the active coefficient.
-    `accelerator` sums over processes.
-    """
+    """Gathers and writes a step's measurements."""
 
     remembers = ("kl_ref",)
 
@@ -112,7 +107,7 @@ class Recorder(Part):
         self._losses: list[tuple[Mapping[str, float], int]] = []  # TRL's metrics of each loss, and its micro-batches
 
     def generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
-        """Add a generation batch, with this process's advantages, to the means over the rows of its step."""
+        """Add a generation batch, with this process's advantages, to its step's means over rows."""
         advantages = self.accelerator.gather(advantages.float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
         self.of_step["tokens_generated"] += int(self.accelerator.gather(result.tokens).sum())
@@ -170,7 +165,7 @@ class Recorder(Part):
         self.of_step["grad_norm"] = norm
 
     def finish_step(self, step: int, skips: int) -> dict[str, float]:
-        """Close step `step`, write its row and return it. `skips`: optimizer steps skipped so far."""
+        """Write a step's row and return it. `skips`: optimizer steps skipped so far."""
         metered = self.meter.end_step(self.total, self.accelerator.num_processes)
         of_trl = self._join_losses()
         of_trl.merge(self.others)
@@ -212,13 +207,13 @@ class Recorder(Part):
         return joined
 
     def take_log(self) -> dict[str, float]:
-        """Return the values of a log: the means of the rows since the last one."""
+        """Return the means of the rows since the last log."""
         values = self.since_log.values_by_name()
         self.since_log = Means()
         return values
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Write an event, such as a resume or a reset, with the KL before it."""
+        """Write an event with the KL before it."""
         if event["event"] == ROLLBACK:
             self.attempt += 1
         event[ATTEMPT] = self.attempt
@@ -242,7 +237,7 @@ class Recorder(Part):
     # Files, on the main process only.
 
     def open(self, folder: Path, resumes: bool = False) -> None:
-        """Open new log files in a folder, or a new attempt in those of a resumed run."""
+        """Open new log files, or a new attempt in those of a resumed run."""
         self.attempt = next_attempt(folder) if resumes else 0
         self.metrics = JsonLines(folder / METRICS_FILE, begins=not resumes)
         self.events = JsonLines(folder / EVENTS_FILE, begins=not resumes)
@@ -255,10 +250,7 @@ class Recorder(Part):
 
 
 class UpdateNorm:
-    """
-    Measures the norm of an optimizer's last update over all parameters, which it copies before every update (by
-    hooks).
-    """
+    """Measures the norm of an optimizer's last update over all parameters, which it copies before."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._value: float | None = None

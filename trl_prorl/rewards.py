@@ -1,4 +1,4 @@
-"""Guard of reward functions: an error names the function, the row and the prompt, and a call has a time limit."""
+"""Guard of reward functions: errors name function, row and prompt, and a call has a time limit."""
 
 import asyncio
 import copy
@@ -28,15 +28,15 @@ ONE_EACH = " Return a list with one number or None per completion."
 
 
 class DeadlineExceeded(BaseException):
-    """Raised when a call exceeds its time limit. Not an `Exception`, so that user code cannot swallow it."""
+    """Not an `Exception`, so that user code cannot swallow it."""
 
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     """
     Call a function, and raise [`DeadlineExceeded`] at its time limit in seconds (`None`: no limit).
 
-    In the main thread a signal interrupts Python code and system calls, native code when it returns. Other threads get
-    no signals, so they run the function in a new thread and abandon it.
+    In the main thread a signal interrupts the call (native code when it returns). Other threads get no signals, so
+    they run the function in a new thread and abandon it.
     """
     if seconds is None:
         return function()
@@ -91,17 +91,17 @@ def guard_reward(
     function: Callable, name: str, seconds: float | None, nonfinite: str, training: Callable[[], bool] = lambda: True
 ) -> Callable:
     """
-    Wrap a reward function so that it raises [`RewardError`] in place of any other error.
+    Wrap a reward function so that its errors are [`RewardError`]s, and it gets its own lists (see [`own_columns`]).
 
-    The function gets its own lists, see [`own_columns`]. A reward model is returned as it is, see [`treat_nonfinite`].
+    A reward model is returned as it is, see [`treat_nonfinite`].
 
     Args:
         function (`Callable`): The reward function, which may be asynchronous.
         name (`str`): Its name, for messages.
         seconds (`float`, *optional*): Time limit of one batch; `None` means no limit.
-        nonfinite (`str`): `"stop"` raises an error for NaN and infinity. `"skip"` returns both as infinity, because
-            TRL reads NaN as `None`, its mark for a function that does not apply to a completion; `None` is always
-            allowed. An evaluation has no step to skip, so it drops such rewards, as NaN.
+        nonfinite (`str`): `"stop"` raises an error for NaN and infinity. `"skip"` returns both as infinity: TRL reads
+            NaN as `None`, its mark for a function that does not apply. An evaluation has no step to skip, so it drops
+            such rewards, as NaN.
         training (`Callable[[], bool]`): Returns whether a call is for training, not for an evaluation.
     """
     if isinstance(function, torch.nn.Module):
@@ -126,8 +126,8 @@ def treat_nonfinite(
     functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
 ) -> torch.Tensor:
     """
-    Treat NaN and infinity of a reward model as [`guard_reward`] does, in rewards `(N, F)`, in place: TRL would read a
-    model's NaN as `None`, which a model cannot return. Raises [`NonFiniteRewardError`] with `nonfinite="stop"`.
+    Treat NaN and infinity of reward models as [`guard_reward`] does, in rewards `(N, F)`. Raises
+    [`NonFiniteRewardError`] with `nonfinite="stop"`.
     """
     for place, (function, name) in enumerate(zip(functions, names, strict=True)):
         broken = ~torch.isfinite(rewards[:, place])
@@ -144,7 +144,7 @@ def treat_nonfinite(
 
 @dataclass(frozen=True)
 class RewardGuard:
-    """Calls a reward function and checks its result; the attributes are the arguments of [`guard_reward`]."""
+    """Calls a reward function; the attributes are the arguments of [`guard_reward`]."""
 
     function: Callable
     name: str
@@ -225,14 +225,14 @@ SCALARS = {int, float, bool, str, bytes, type(None)}
 
 
 def own_columns(columns: dict[str, Any]) -> dict[str, Any]:
-    """Copy a batch's columns, except environments: a reward function may change their state."""
+    """Copy columns, except environments: a reward function may change their state."""
     return {name: values if name == "environments" else own_copy(values) for name, values in columns.items()}
 
 
 def own_copy(value: Any) -> Any:
     """
-    Copy nested lists, tuples, sets, dicts, arrays and tensors: a function that edits its arguments must not change
-    another's. Anything else is shared, such as images.
+    Copy nested containers, arrays and tensors: a function must not change another's arguments. Anything else is
+    shared, such as images.
     """
     if type(value) is list and SCALARS.issuperset(map(type, value)):
         return value.copy()  # for token ids, thirty times faster
@@ -253,7 +253,7 @@ def own_copy(value: Any) -> Any:
 
 
 def own_traceback(error: BaseException) -> BaseException | None:
-    """Trim an error's traceback to the reward function's own part; `None` without one."""
+    """Trim a traceback to the reward function's part; `None` without one."""
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
         own = own.tb_next
@@ -271,7 +271,7 @@ def locate_error(error: Exception, function: Callable) -> str:
 
 
 def as_float(reward: Any) -> float | None:
-    """Convert a number, a NumPy scalar or a tensor of one value to a float; `None` for anything else, also text."""
+    """Convert a number, a NumPy scalar or a tensor of one value; `None` for anything else, also text."""
     if isinstance(reward, (str, bytes)):
         return None
     try:

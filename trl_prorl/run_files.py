@@ -1,5 +1,5 @@
 """
-The files of a run folder: names, reading and writing, for training and evaluation.
+The files of a run folder.
 
 Unusable content is reported in one line with the file and, for JSON lines, the line number.
 """
@@ -75,21 +75,21 @@ MAX_LINE = 2**20  # characters; a row has about 2,000
 BLANK = "\0 \t\r"  # a power loss may leave zeros at the end of a file
 
 MAX_YAML_VALUES = 2**20  # per document, with aliases expanded
-LONG_TEXT = 64  # characters of a text that count as one more value
+LONG_TEXT = 64  # characters that count as one more value
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
-    Read a file with one object per line; a missing file is empty. Raises `InputError`: a line is not an object, or
-    lacks a key of `LOG_FILES`.
+    Read one object per line; a missing file is empty. Raises `InputError`: a line is not an object, or lacks a key of
+    `LOG_FILES`.
     """
     return [row for _, row in numbered_rows(path)]
 
 
 def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
     """
-    Read the rows of [`read_jsonl`] with line numbers. Skips a truncated line after a kill or a power failure: the last
-    of the file, or of an attempt.
+    Read [`read_jsonl`]'s rows with line numbers. Skips a line that a kill truncated: the last of the file, or of an
+    attempt.
     """
     if not Path(path).exists():
         return []
@@ -147,9 +147,9 @@ def read_log(
     """
     Read the valid rows of a log file. Raises `InputError`: a line cannot be read.
 
-    A resume at step `s` is an event with a new `attempt`. Rows of earlier attempts after `s` are skipped: their steps
-    were computed again. So are events of step `s` before a generation, which came after the checkpoint. Roll-backs
-    stay. `check` gets the path, each row and its line number.
+    After a resume at step `s`, rows of earlier attempts beyond `s` are skipped: their steps were computed again. So
+    are events of step `s` before a generation, which came after the checkpoint. Roll-backs stay. `check` gets the
+    path, each row and its line number.
     """
     path = Path(folder) / file
     rows = numbered_rows(path)
@@ -177,9 +177,7 @@ def next_attempt(folder: str | os.PathLike) -> int:
 
 
 class JsonLines:
-    """
-    Appends objects to a file, one per line, and first ends a truncated last line. `begins`: the file must be new.
-    """
+    """Appends objects to a file, and first ends a truncated last line. `begins`: the file must be new."""
 
     def __init__(self, path: str | os.PathLike, begins: bool):
         self.path = Path(path)
@@ -204,7 +202,7 @@ class JsonLines:
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:
-    """Write the run's id and step next to weights. `None` marks them as belonging to no run."""
+    """Write a run's id (`None`: no run's) and step next to weights."""
     path = Path(folder) / RUN_ID_FILE
     if run_id is None:
         path.unlink(missing_ok=True)
@@ -221,7 +219,6 @@ def saved_run_id(folder: str | os.PathLike) -> str | None:
 
 
 def saved_step(folder: str | os.PathLike) -> int | None:
-    """Return the optimizer step of the weights in a folder, if known."""
     try:
         step = read_json(Path(folder) / RUN_ID_FILE).get(STEP_OF_WEIGHTS)
     except InputError:
@@ -241,7 +238,7 @@ def _read_run_id(path: Path) -> str | None:
 
 
 def training_note(evaluation: dict[str, Any]) -> str:
-    """Describe how many prompts of a `passk.json` or `drift.json` occur in the training set; empty for none."""
+    """Describe an evaluation's prompts that occur in the training set, if any."""
     if "in_training" not in evaluation:
         return ""
     count = evaluation["in_training"]
@@ -255,10 +252,7 @@ def training_note(evaluation: dict[str, Any]) -> str:
 
 
 def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, Any]:
-    """
-    Read a JSON file with one object. Raises `InputError`: not JSON, not an object, or one of the `needed` keys is
-    missing.
-    """
+    """Raises `InputError`: not JSON, not an object, or one of the `needed` keys is missing."""
     content = read_text(path)
     try:
         content = parse_json(content)
@@ -277,7 +271,7 @@ def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "cr
 
 
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
-    """Read a YAML file, by default a recipe. Raises `InputError`: not YAML, or not a mapping."""
+    """Raises `InputError`: not YAML, or not a mapping."""
     content = parse_yaml(read_text(path), f"'{path}'")
     if not isinstance(content, dict):
         raise InputError(f"'{path}' contains a {type(content).__name__}; it must be a flat mapping of recipe keys")
@@ -285,7 +279,7 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def parse_yaml(content: str, said: str) -> Any:
-    """Parse a YAML document, named `said` in errors. Raises `InputError`: not YAML, or rejected by [`YAML`]."""
+    """Raises `InputError`: not YAML, or rejected by [`YAML`]. `said` is its name in errors."""
     try:
         value = yaml.load(content, YAML)
         json.dumps(value, default=str, skipkeys=True)  # a number of thousands of digits cannot be printed
@@ -304,8 +298,8 @@ def parse_yaml(content: str, said: str) -> Any:
 
 class YAML(yaml.SafeLoader):  # not in C, where deep nesting crashes the process
     """
-    Rejects a key that occurs twice, and aliases that expand to more than `MAX_YAML_VALUES` values or contain
-    themselves: 300 bytes can expand to gigabytes.
+    Rejects a key that occurs twice, and aliases that expand beyond `MAX_YAML_VALUES` values: 300 bytes can expand to
+    gigabytes.
     """
 
     def compose_document(self):
@@ -316,8 +310,8 @@ class YAML(yaml.SafeLoader):  # not in C, where deep nesting crashes the process
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     """
-    Count a node's values, with aliases expanded. `counts`, by node `id`, is 0 during a count. Raises `ComposerError`:
-    too many, a cycle, or a key that is not text or occurs twice.
+    Count values with aliases expanded. `counts`, by node `id`, is 0 during a count. Raises `ComposerError`: too many,
+    a cycle, or a key that is not text or occurs twice.
     """
     if id(node) in counts:
         if counts[id(node)] == 0:

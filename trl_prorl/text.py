@@ -1,4 +1,4 @@
-"""Untrusted text (names of runs and tasks, prompts, messages of libraries), made safe for a terminal or a page."""
+"""Untrusted text, made safe for a terminal or a page."""
 
 import difflib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 # C0 and C1 controls, DEL, line separators, characters without width or with a writing direction, and surrogates, which
-# no encoding has: a file name has one for each byte that is not UTF-8.
+# file names have for bytes that are not UTF-8.
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -24,9 +24,7 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's names of licences: apa
 
 
 def visible(text: str) -> str:
-    """
-    Return one line without control characters: line breaks and tabs become spaces, others their escape (`\\x1b`).
-    """
+    """Return one line: line breaks and tabs become spaces, other control characters their escape (`\\x1b`)."""
     return _CONTROL.sub(_make_visible, text)
 
 
@@ -43,8 +41,8 @@ def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def shell_quote(text: str) -> str:
     """
-    Quote text as one shell word that can be copied from the screen: by [`shlex.quote`], or with control characters as
-    `$'…'` with an escape for each of their bytes, which bash and zsh read.
+    Quote text as one shell word that can be copied from the screen: control characters as `$'…'`, which bash and zsh
+    read.
     """
     if not _CONTROL.search(text):
         return shlex.quote(text)
@@ -61,8 +59,8 @@ def _spell_bytes(match: re.Match) -> str:
 
 def shell_words(command: str) -> list[str]:
     """
-    Return the words of a shell command from a file, none of which takes effect: `;` and `$(` are characters of a word.
-    A command with an unclosed quote is one word.
+    Split a shell command from a file; `;` and `$(` are characters of a word. A command with an unclosed quote is one
+    word.
     """
     try:
         return shlex.split(command)
@@ -71,17 +69,17 @@ def shell_words(command: str) -> list[str]:
 
 
 def spell_again(command: str) -> str:
-    """Quote each word of a command from a file again, so that it can be copied safely."""
+    """Quote each word of a command from a file again."""
     return " ".join(map(shell_quote, shell_words(command)))
 
 
 def plain_markdown(text: str) -> str:
-    """Return Markdown that shows a text literally, without links, tags, headings or emphasis."""
+    """Return Markdown that shows a text literally."""
     return _MARKS.sub(r"\\\1", visible(text))
 
 
 def code_span(text: str) -> str:
-    """Return Markdown of one line that shows a text as code, even with backticks."""
+    """Return Markdown that shows a line as code, even with backticks."""
     line = visible(text)
     if "`" not in line:
         return f"`{line}`"
@@ -97,14 +95,12 @@ def code_block(text: str, language: str = "") -> str:
 
 
 def _fence(text: str, least: int) -> str:
-    """Return more backticks than a text has in a row."""
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def without_html(markdown: str) -> str:
     """
-    Return Markdown without tags, entities, links and pictures, which are escaped outside code. It is a block of code,
-    or lines of which none continues the one before.
+    Escape tags, entities, links and pictures outside code. The Markdown is a block of code, or independent lines.
     """
     if _CODE_BLOCK.fullmatch(markdown):
         return markdown
@@ -112,7 +108,7 @@ def without_html(markdown: str) -> str:
 
 
 def cut(text: str, most: int = 200) -> str:
-    """Shorten text to at most `most` characters by removing its middle, because a message ends with the cure."""
+    """Shorten text by removing its middle: a message ends with the cure."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -120,7 +116,7 @@ def cut(text: str, most: int = 200) -> str:
 
 
 def short(value: Any) -> str:
-    """Return the `repr` of any value, also a recursive one, in at most 80 characters."""
+    """Return the `repr` of any value in at most 80 characters."""
     try:
         return cut(repr(value), 80)
     except (ValueError, RecursionError):  # an integer with more digits than Python converts
@@ -155,8 +151,8 @@ def parse_json(content: str) -> Any:
     Return a JSON value.
 
     Raises:
-        `json.JSONDecodeError`: It is not JSON, or is truncated.
-        `ValueError`: It is nested too deeply, has a number that is too long, or a key twice.
+        `json.JSONDecodeError`: It is not JSON.
+        `ValueError`: Too deep, too long a number, or a key twice.
     """
     try:
         return json.loads(content, object_pairs_hook=_unique_keys)

@@ -1,6 +1,6 @@
 """
-Strict loading: every weight of a model or an adapter comes from its file, and every tensor of the file is used.
-transformers and PEFT only warn, and use random numbers or ignore the adapter.
+Strict loading: every weight comes from its file, and every tensor of the file is used. transformers and PEFT only
+warn, and use random numbers or ignore the adapter.
 """
 
 import functools
@@ -37,8 +37,8 @@ SHOWN = 2  # tensor names per message
 @contextmanager
 def whole_weights(source: str | Path = "the model") -> Iterator[None]:
     """
-    Raise `InputError` if a model or an adapter loaded in this context, by any library, lacks weights or leaves tensors
-    unused. Tied weights, and keys that a model's class ignores, are allowed.
+    Raise `InputError` if a model or an adapter loaded in this context lacks weights or leaves tensors unused. Tied
+    weights, and keys that a model's class ignores, are allowed.
     """
     report = modeling_utils.log_state_dict_report
     load_adapter = PeftModel.load_adapter
@@ -60,8 +60,8 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
 @contextmanager
 def refuse_code(source: str | Path) -> Iterator[None]:
     """
-    Explain (`InputError`) that a model, an adapter or a tokenizer needs `trust_remote_code` for its own code, or that
-    a file in its folder is damaged.
+    Raise `InputError` if a model, an adapter or a tokenizer needs `trust_remote_code`, or a file in its folder is
+    damaged.
     """
     try:
         yield
@@ -91,25 +91,24 @@ def load_model(
     **init,
 ) -> PreTrainedModel | PeftModel:
     """
-    Load a model, and an adapter on top of it, and raise an error if weights are missing or do not fit.
+    Load a model and an adapter strictly.
 
-    transformers and PEFT only warn then, and fill the missing weights with random numbers.
+    transformers and PEFT only warn of missing weights, and fill them with random numbers.
 
     Args:
         name (`str` or `Path`): Folder or Hub name of the model.
         adapter (`str` or `Path`, *optional*): Folder or Hub name of the adapter.
         kind (`type`, *optional*): A model class of transformers; by default the configuration's.
         is_trainable (`bool`, *optional*, defaults to `False`): Whether the adapter will be trained further.
-        **init (`Any`): Further arguments of `from_pretrained` for the model, such as `dtype`. Without
-            `trust_remote_code=True` the model's own code is not run, without a prompt.
+        **init (`Any`): Further arguments of `from_pretrained`, such as `dtype`. Without `trust_remote_code=True` the
+            model's own code is not run.
 
     Returns:
-        [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]: The model; with an adapter a `PeftModel`. If the
-            adapter changes embeddings that are tied to the head, they are no longer tied, so a merge changes only
-            them.
+        [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]: The model. If the adapter changes embeddings that are
+            tied to the head, they are untied, so a merge changes only them.
 
     Raises:
-        [`InputError`]: Weights are missing, not in the model, or of another shape. The message names some of them.
+        [`InputError`]: Weights are missing, not in the model, or of another shape.
 
     Example:
 
@@ -138,8 +137,8 @@ def load_model(
 
 def _check_ranks(adapter: Path) -> None:
     """
-    Raise [`InputError`] for a rank larger than every side of an adapter's tensors: PEFT allocates factors of the
-    configured rank before it reads the file.
+    Raise [`InputError`] for a rank larger than every side of an adapter's tensors: PEFT allocates the factors before
+    it reads the file.
     """
     file = adapter / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
@@ -157,10 +156,7 @@ def _check_ranks(adapter: Path) -> None:
 
 
 def untie_adapted(model: PeftModel) -> None:
-    """
-    Give a tied head its own weight if an adapter changes embedding or head, because a merge would change both. Outputs
-    stay the same.
-    """
+    """Give a tied head its own weight if an adapter changes embedding or head: a merge would change both."""
     base = model.get_base_model()
     tied = [base.get_input_embeddings(), base.get_output_embeddings()]
     if None in tied or not any(isinstance(module, BaseTunerLayer) for module in tied):
@@ -174,9 +170,8 @@ def untie_adapted(model: PeftModel) -> None:
 
 def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreTrainedConfig:
     """
-    Return a model's configuration, before the model is loaded. An `attn_implementation` of the loader
-    (`sets_attention`) takes precedence. Raises `InputError`: an encoder-decoder, or a kernel to download from the Hub
-    and run.
+    Return a model's configuration. An `attn_implementation` of the loader (`sets_attention`) takes precedence. Raises
+    `InputError`: an encoder-decoder, or a kernel to download from the Hub.
     """
     if not sets_attention:
         refuse_kernel(name, **place)
@@ -195,7 +190,7 @@ def check_decoder(config: PreTrainedConfig, name: str | Path) -> None:
 
 
 def refuse_kernel(name: str | Path, **place) -> None:
-    """Raise [`InputError`] for a configuration that would download and run a kernel from the Hub."""
+    """Raise [`InputError`] for a configuration that would run a kernel from the Hub."""
     keys, _ = PreTrainedConfig.get_config_dict(name, **place)
     kernel = _find_kernel(keys)
     if kernel is not None:
@@ -206,7 +201,7 @@ def refuse_kernel(name: str | Path, **place) -> None:
 
 
 def _find_kernel(keys: Mapping[str, Any]) -> Any:
-    """Return a configuration's attention, at any depth, that names a Hub repository; `None` without one."""
+    """Return an attention, at any depth, that names a Hub repository."""
     for key, value in keys.items():
         if "attn_implementation" in key and "/" in str(value):
             return value
@@ -239,7 +234,7 @@ def refuse_keys(
 
 
 def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy a file's tensors into the given ones, in place, all or none. Raises `InputError`: other names or shapes."""
+    """Copy a file's tensors into `tensors`, all or none. Raises `InputError`: other names or shapes."""
     try:
         held = load_file(file)  # memory-mapped, not read
     except (SafetensorError, OSError) as error:
@@ -266,8 +261,8 @@ def check_files(folder: Path) -> None:
 
 def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
     """
-    Copy a saved model's weights into a model of the same class, by `from_pretrained`: names in the file may differ
-    from the modules'. Raises `InputError`: other weights.
+    Load a saved model's weights by `from_pretrained`: names in the file may differ from the modules'. Raises
+    `InputError`: other weights.
     """
     with whole_weights(folder), torch.random.fork_rng():
         read_config(folder)
@@ -285,7 +280,7 @@ def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_p
 
 
 def _insisting_on_adapter(load_adapter):
-    """Wrap `PeftModel.load_adapter`, also called by `PeftModel.from_pretrained` and a Trainer's resume."""
+    """Wrap `PeftModel.load_adapter`."""
 
     @functools.wraps(load_adapter)
     def load(self, model_id, adapter_name, *args, **kwargs):

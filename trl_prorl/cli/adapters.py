@@ -1,7 +1,4 @@
-"""
-Adapters of a loaded model: one that was loaded only partly is refused, and growth of anything but a LoRA of linear
-layers with the same rank. And which layers of a multimodal model an adapter trains.
-"""
+"""Checks of a loaded model's adapters, and the layers of a multimodal model that an adapter trains."""
 
 import copy
 import logging
@@ -25,10 +22,7 @@ LOAD_WHOLE = "Load it with trl_prorl.load_model(NAME, ADAPTER, is_trainable=True
 
 
 def check_head(policy: PeftModel) -> None:
-    """
-    Raise `ValueError` for an adapter of the LM head, before TRL copies the adapter for a reference: TRL refuses it
-    later.
-    """
+    """Raise `ValueError` for an adapter of the LM head, which TRL refuses later."""
     if isinstance(policy.get_output_embeddings(), BaseTunerLayer):
         raise ValueError(
             "the peft_config puts an adapter on the LM head, but TRL reads the head's weight without its adapter. "
@@ -39,12 +33,9 @@ def check_head(policy: PeftModel) -> None:
 
 def check_loaded(model: PeftModel) -> None:
     """
-    Raise an error unless the one active adapter is named `default`, which alone is what a resume activates, the best
-    checkpoint restores, and an evaluation of the saved folder loads; and for an adapter of which only a part was
-    loaded, about which PEFT only warns: some of its layers are trained, and others of the same name begin at zero.
-
-    Raises:
-        `ValueError`: The message names the adapters, or a layer that is zero.
+    Raise `ValueError` unless the one active adapter is named `default`: a resume, the best checkpoint and an
+    evaluation load no other. Also for an adapter of which only a part was loaded, of which PEFT only warns: some
+    layers are trained, others of the same name are zero.
     """
     if model.active_adapters != ["default"]:
         raise ValueError(
@@ -62,8 +53,8 @@ def check_loaded(model: PeftModel) -> None:
 
 def _factors_by_kind(model: PeftModel, zero: bool) -> dict[str, str]:
     """
-    Return a layer of each kind, its name without numbers, whose second LoRA factor is zero, or is not. An expert that
-    no token met is zero after training, too.
+    Return a layer of each kind (name without numbers) with a second LoRA factor of zero, or of other values. An
+    untrained expert's is zero, too.
     """
     found = {}
     for name, layer in model.named_modules():
@@ -76,7 +67,7 @@ def _factors_by_kind(model: PeftModel, zero: bool) -> dict[str, str]:
 
 
 def check_room_to_grow(largest: int, config: Any) -> None:
-    """Raise `ValueError` for an adapter that has `lora_growth_max_rank` already."""
+    """Raise `ValueError` for an adapter that already has `lora_growth_max_rank`."""
     if config.r >= largest:
         raise ValueError(
             f"lora_growth_max_rank={largest} leaves no room to grow: the adapter starts with rank {config.r} "
@@ -86,11 +77,8 @@ def check_room_to_grow(largest: int, config: Any) -> None:
 
 def check_growing_model(policy: PeftModel) -> None:
     """
-    Raise an error for a model with a layer whose adapter cannot grow, or with an adapter that would not grow with the
+    Raise `ValueError` for a layer with an adapter that cannot grow, or an adapter that would not grow with the
     policy's.
-
-    Raises:
-        `ValueError`: The message names the layer or the adapter.
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():
@@ -110,7 +98,7 @@ def check_growing_model(policy: PeftModel) -> None:
 
 
 def _odd_layer(policy: PeftModel) -> str | None:
-    """Name a layer, and its kind, whose adapter is not two linear layers of its own; `None` if there is none."""
+    """Name a layer with an adapter that is not two linear layers of its own, and its kind."""
     seen: set[int] = set()
     for name, layer in policy.named_modules():
         if not isinstance(layer, LoraLayer):
@@ -129,8 +117,7 @@ def _odd_layer(policy: PeftModel) -> str | None:
 
 def leave_out_towers(config: PeftConfig, model: PreTrainedModel | str, **init) -> PeftConfig:
     """
-    Exclude the vision and audio towers from `target_modules="all-linear"`: with text alone their factors would take
-    memory and get no gradient.
+    Exclude the vision and audio towers from `target_modules="all-linear"`: with text alone they get no gradient.
 
     Args:
         config ([`~peft.PeftConfig`]): The adapter's configuration. It is not changed.
@@ -154,7 +141,7 @@ def leave_out_towers(config: PeftConfig, model: PreTrainedModel | str, **init) -
 
 
 def find_towers(model: PreTrainedModel | str, **init) -> list[str]:
-    """Find the parts of a model, by name, that have linear layers and are neither its text decoder nor its head."""
+    """Name the parts of a model with linear layers, except text decoder and head."""
     if isinstance(model, str):
         model_config = AutoConfig.from_pretrained(model, **init)
         if model_config.get_text_config() is model_config:

@@ -16,12 +16,7 @@ from ..text import nearest
 
 
 def check_columns(rows: Any) -> None:
-    """
-    Raise an error if a training set has no prompts. TRL checks one that is no [`~datasets.Dataset`].
-
-    Raises:
-        `ValueError`: The line names the columns that are there, and the one that is needed.
-    """
+    """Raise `ValueError` for a training set without prompts. TRL checks one that is no [`~datasets.Dataset`]."""
     if isinstance(rows, Dataset) and "prompt" not in rows.column_names:
         raise ValueError(
             f"train_dataset has no column 'prompt'; its columns are {', '.join(rows.column_names)}. Rename the column "
@@ -31,17 +26,9 @@ def check_columns(rows: Any) -> None:
 
 def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, callbacks: Iterable[Any]) -> None:
     """
-    Set `metric_for_best_model` and `greater_is_better` if they are needed and not given: to pass@1 if an evaluation
-    measures it, otherwise to the reward. The default of transformers is the lowest loss, which is meaningless in GRPO.
-
-    Args:
-        args ([`~trl_prorl.ProRLConfig`]): Is changed.
-        functions (`Iterable`): The reward functions.
-        evaluation (`Dataset` or `dict`): The evaluation set, or several by name.
-        callbacks (`Iterable`): The trainer's.
-
-    Raises:
-        `ValueError`: No metric can be chosen.
+    Set `metric_for_best_model` and `greater_is_better` of `args` if they are needed and not given: to pass@1 if an
+    evaluation measures it, otherwise to the reward. (The default of transformers is the lowest loss, which is
+    meaningless in GRPO.) Raises `ValueError`: no metric can be chosen.
     """
     stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
     by_rate = args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
@@ -65,7 +52,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
 
 
 def reward_name(function: Any) -> str:
-    """Return the name under which TRL logs a reward function, or a reward model given as an object or by its name."""
+    """Return the name under which TRL logs a reward function or a reward model."""
     if isinstance(function, str):
         return function.split("/")[-1]
     if isinstance(function, torch.nn.Module):
@@ -74,12 +61,7 @@ def reward_name(function: Any) -> str:
 
 
 def check_reward_names(names: Sequence[str]) -> None:
-    """
-    Raise `InputError` for two reward functions of one name, whose rewards would be logged under one key.
-
-    Args:
-        names (`Sequence[str]`): TRL's names of the reward functions.
-    """
+    """Raise `InputError` for two reward functions of one name, which would be logged under one key."""
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise InputError(
@@ -90,16 +72,7 @@ def check_reward_names(names: Sequence[str]) -> None:
 
 
 def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) -> None:
-    """
-    Raise an error if a key needs a `batch_verifier` that no reward function has, or if it is asynchronous.
-
-    Args:
-        functions (`Iterable`): The reward functions.
-        needs_verdicts (`Mapping[str, Any]`): The keys that need one, with their values.
-
-    Raises:
-        `ValueError`: There is no `batch_verifier`, or it is asynchronous.
-    """
+    """Raise `ValueError` if keys need a `batch_verifier` that no reward function has, or that is asynchronous."""
     verifier = find_verifier(functions)
     if verifier is None and needs_verdicts:
         key, value = next(iter(needs_verdicts.items()))
@@ -116,13 +89,13 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
 
 def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
     """
-    Raise an error for a metric that no evaluation measures, before the run: the first evaluation may come hours later.
-    Reward functions that log metrics (`log_metric`), and reward models, are checked at the first evaluation instead.
+    Raise `ValueError` for a metric that no evaluation measures. Reward functions that log metrics (`log_metric`), and
+    reward models, are checked at the first evaluation instead.
 
     Args:
         metrics (`Mapping[str, str]`): The metrics, by the keys that select them.
         functions (`Iterable`): The reward functions.
-        n (`int`): Completions per prompt in an evaluation.
+        n (`int`): Completions per prompt.
         evaluation (`Dataset` or `dict`): The evaluation set, or several by name.
 
     Raises:
@@ -151,18 +124,14 @@ def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int,
 
 
 def _may_log(function: Any) -> bool:
-    """Return whether a reward function may log its own metrics, or is a model."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return code is None or "log_metric" in (*code.co_varnames, *code.co_consts)
 
 
 def check_rows(rows: Any, batch: int, num_generations: int, cure: str = "Give more rows") -> None:
     """
-    Raise an error if a training set has too few prompts for one generation batch, because TRL would train 0 steps. TRL
+    Raise `ValueError` if a training set has too few prompts for one generation batch: TRL would train 0 steps. TRL
     checks one that is no [`~datasets.Dataset`]. `cure` is the instruction that adds prompts.
-
-    Raises:
-        `ValueError`: There are too few prompts.
     """
     needed = batch // num_generations
     if isinstance(rows, Dataset) and len(rows) < needed:
@@ -175,11 +144,8 @@ def check_rows(rows: Any, batch: int, num_generations: int, cure: str = "Give mo
 
 def check_in_one_place(model: Any) -> None:
     """
-    Raise an error if transformers offloaded part of a model to the CPU or to disk, because the GPU had no room for it:
-    every forward pass would move that part, and its weights could not be read.
-
-    Raises:
-        `ValueError`: A part of the model is offloaded.
+    Raise `ValueError` if transformers offloaded part of a model to the CPU or to disk: every forward pass would move
+    that part, and its weights could not be read.
     """
     device_map = getattr(model, "hf_device_map", None) or {}
     places = [str(place).split(":")[0] for place in device_map.values()]
@@ -193,7 +159,6 @@ def check_in_one_place(model: Any) -> None:
 
 
 def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -> list[int]:
-    """Return the number of tokens of every prompt. `tokenize` turns prompts into token ids."""
     prompts = rows["prompt"]
     lengths = []
     for start in range(0, len(prompts), 1000):
@@ -203,11 +168,8 @@ def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -
 
 def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], list[list[int]]], args: Any) -> None:
     """
-    Raise an error if a prompt and the longest completion exceed `pack_max_tokens`: the run would stop at that prompt.
-    Streamed prompts are checked as they are read.
-
-    Raises:
-        `ValueError`: A prompt is too long. The message gives the limit that it needs.
+    Raise `ValueError` if a prompt and the longest completion exceed `pack_max_tokens`. Streamed prompts are checked as
+    they are read.
     """
     limit = args.pack_max_tokens
     longest_completion = args.max_completion_length
@@ -228,6 +190,6 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
 
 
 def shards_weights(trainer) -> bool:
-    """Return whether the weights are sharded, so that no process has all of them."""
+    """Return whether no process has all weights."""
     plugin = trainer.args.deepspeed_plugin
     return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)

@@ -1,7 +1,4 @@
-"""
-The command line of `trl-prorl train`. Help on our own keys and errors about misspelt keys come before the slow imports
-(torch, transformers, TRL).
-"""
+"""The command line of `trl-prorl train`. Help and errors about misspelt keys come before the slow imports."""
 
 import dataclasses
 import importlib.util
@@ -33,9 +30,9 @@ ANNOTATED = re.compile(r"^    (\w+): ", re.MULTILINE)  # a field of a class
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
-    Run the command line of a recipe script. Without a recipe, run the default recipe; further arguments override it.
-    Errors are one line on stderr. Exit codes: 2 for bad input, 1 for a run that had to stop, 130 for Ctrl-C. An
-    unexpected error keeps its traceback; with `--debug`, every error does.
+    Train a recipe, by default the script's; further arguments override it. Errors are one line on stderr. Exit codes:
+    2 for bad input, 1 for a run that had to stop, 130 for Ctrl-C. An unexpected error keeps its traceback; with
+    `--debug`, every error does.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     with in_one_line(NOTHING_BEGUN, debug=DEBUG in argv):
@@ -51,8 +48,7 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
 
 def check_arguments(default_recipe: str | Path | None, argv: list[str]) -> list[str]:
     """
-    Check what needs no slow import: the names of keys, of the recipe and of the task; set the recipe's environment
-    variables. `--help` prints and exits.
+    Check what needs no slow import, and set the recipe's environment variables. `--help` prints and exits.
 
     Args:
         default_recipe (`str` or `Path`, *optional*): The recipe if none is given, trained with the launcher's
@@ -97,15 +93,14 @@ def recipe_name(argv: list[str]) -> str:
 
 
 def program() -> str:
-    """Return the name under which the process was started."""
     path = Path(sys.argv[0])
     return "python -m trl_prorl.train" if path.parts[-2:] == ("trl_prorl", "train.py") else path.name
 
 
 def key_names() -> set[str]:
     """
-    Return the names of all keys, and a few more: every annotated name in the files that declare them. The files are
-    read as text, because importing them takes seconds. Empty if a file is not found.
+    Return every annotated name in the files that declare keys, as text: importing them takes seconds. Empty if a file
+    is not found.
     """
     names = {field.name for cls in (TaskKeys, ProlongedKeys) for field in dataclasses.fields(cls)}
     for package, files in DECLARE.items():
@@ -119,7 +114,7 @@ def key_names() -> set[str]:
 
 
 def check_options(argv: list[str], names: Collection[str]) -> None:
-    """Raise a `ValueError` for the first option that is no key. With empty `names`, nothing is checked."""
+    """Raise `ValueError` for the first option that is no key. Empty `names` allow all."""
     known = {f"--{name}" for name in names} | {"--config"}
     for argument in argv:
         is_option = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
@@ -133,7 +128,7 @@ def check_options(argv: list[str], names: Collection[str]) -> None:
 
 def launcher_keys() -> list[str]:
     """
-    Return the precision and the device of the launcher as command-line arguments; empty without a launcher.
+    Return the launcher's precision and device as command-line arguments.
 
     Raises:
         `ValueError`: The launcher is set to several GPUs or to fp16, and this machine has no GPU.

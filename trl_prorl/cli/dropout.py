@@ -1,6 +1,6 @@
 """
-Active dropout is refused: it adds noise to every KL, and a reused log-probability would belong to another network.
-What is random without such a name is found at the first batch (fast/first_batch.py).
+Active dropout raises an error: it adds noise to every KL, and a reused log-probability would be another network's.
+Other randomness is found at the first batch (fast/first_batch.py).
 """
 
 import random
@@ -21,10 +21,7 @@ WHY = (
 
 
 def check_dropout_config(peft_config: Any | None) -> None:
-    """
-    Raise an error for a PEFT configuration with dropout, before a model is loaded. Raises `ValueError`: naming the
-    value and the cure.
-    """
+    """Raise `ValueError` for a PEFT configuration with dropout, before a model is loaded."""
     rate = getattr(peft_config, "lora_dropout", 0.0)
     if rate:
         raise ValueError(f"lora_dropout={rate} is active. {WHY} Set lora_dropout: 0.0, or disable_dropout: true.")
@@ -32,8 +29,8 @@ def check_dropout_config(peft_config: Any | None) -> None:
 
 def check_dropout(model: torch.nn.Module) -> None:
     """
-    Raise an error for a model with active dropout: of a module, or a rate that a layer applies itself, which TRL's
-    `disable_dropout` does not reach. Raises `ValueError`: naming the first place and the cure.
+    Raise `ValueError` for active dropout of a module, or for a rate that a layer applies itself, which TRL's
+    `disable_dropout` does not reach.
     """
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout):
@@ -60,7 +57,7 @@ def _cure(model: torch.nn.Module, key: str, rate: float) -> str:
 
 @contextmanager
 def own_random_state() -> Iterator[None]:
-    """Give the code inside random numbers of its own: Python's, NumPy's and torch's are afterwards as before."""
+    """Restore the random states of Python, NumPy and torch after this context."""
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     try:
@@ -73,7 +70,7 @@ def own_random_state() -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and restore each module's mode afterwards."""
+    """Put every module into evaluation mode, and restore each mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

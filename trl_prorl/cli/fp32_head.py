@@ -1,6 +1,6 @@
 """
-The LM head in fp32 (`cast_lm_head_to_fp32`) where TRL's own cast does not serve: a tied head under an adapter, and a
-frozen copy, which TRL does not cast.
+The LM head in fp32 (`cast_lm_head_to_fp32`) in cases that TRL does not support: a tied head under an adapter, and a
+frozen copy.
 """
 
 from collections import Counter
@@ -11,10 +11,7 @@ from torch import nn
 
 
 def decoder_dtype(model: nn.Module) -> torch.dtype:
-    """
-    Return the dtype of most parameters of a model, each counted once: that of its decoder, whatever the dtype of its
-    head.
-    """
+    """Return the dtype of most parameters of a model: its decoder's, not its head's."""
     counts = Counter(param.dtype for param in model.parameters())
     dtype, _ = counts.most_common(1)[0]
     return dtype
@@ -22,8 +19,8 @@ def decoder_dtype(model: nn.Module) -> torch.dtype:
 
 def cast_head_to_fp32(model: nn.Module) -> None:
     """
-    Make the head of a [`~transformers.PreTrainedModel`] compute in fp32, in place. The model may contain adapters but
-    must have no wrapper. Embeddings that share the head's weight keep returning their present dtype.
+    Make the head of an unwrapped [`~transformers.PreTrainedModel`] compute in fp32, in place. Embeddings that share
+    its weight keep returning their present dtype.
     """
     head = model.get_output_embeddings()
     embeddings = model.get_input_embeddings()
@@ -41,8 +38,8 @@ def cast_head_to_fp32(model: nn.Module) -> None:
 
 def give_bias(model: nn.Module) -> None:
     """
-    Give a head of which some rows are trained (PEFT's `trainable_token_indices`, also of embeddings that share its
-    weight) the attribute `bias`, which TRL reads and PEFT's wrapper lacks.
+    Give a head with trained rows (PEFT's `trainable_token_indices`, also of tied embeddings) the attribute `bias`,
+    which TRL reads and PEFT's wrapper lacks.
     """
     head = model.get_output_embeddings()
     if isinstance(head, TrainableTokensWrapper):

@@ -1,4 +1,4 @@
-"""The output of `--help`, `--help KEY ...` and `--help-all`. Help on our own keys needs no slow import."""
+"""`--help`, `--help KEY ...` and `--help-all`. Help on our own keys needs no slow import."""
 
 import dataclasses
 import itertools
@@ -30,8 +30,8 @@ class KeyHelp:
     Attributes:
         hint (`Any`): Its type.
         default (`str`): Its default, as Python source; empty if a factory makes it.
-        text (`str`): Its description, from the docstring, or else from the help of its field.
-        group (`str`): The title of its group in the docstring; empty without one.
+        text (`str`): Its description, from the docstring, else from its field.
+        group (`str`): Title of its group in the docstring, or empty.
     """
 
     hint: typing.Any
@@ -41,12 +41,11 @@ class KeyHelp:
 
 
 def own_keys() -> dict[str, KeyHelp]:
-    """Return our own keys, by name."""
     return _described(TaskKeys, ProlongedKeys)
 
 
 def all_keys() -> dict[str, KeyHelp]:
-    """Return our own keys and those of TRL and transformers, by name."""
+    """Return our keys and those of TRL and transformers, by name."""
     from trl import GRPOConfig, ModelConfig, ScriptArguments
 
     return own_keys() | _described(ScriptArguments, GRPOConfig, ModelConfig)
@@ -81,8 +80,7 @@ def _entries(docstring: str) -> dict[str, tuple[str, str]]:
 
 def help_text(argv: list[str], default_recipe: str | Path | None, program: str) -> str:
     """
-    Return the help for a command line that contains `-h`, `--help` or `--help-all`: of all keys, of the keys that
-    follow, or the usage with our own keys by name.
+    Return the help on all keys, on the keys that follow `--help`, or the usage with our own keys by name.
 
     Raises:
         `ValueError`: There is no such key.
@@ -107,7 +105,6 @@ def help_text(argv: list[str], default_recipe: str | Path | None, program: str) 
 
 
 def describe(name: str, key: KeyHelp) -> str:
-    """Return a key with its type, its default and its description."""
     hints = [hint for hint in typing.get_args(key.hint) or [key.hint] if hint is not NoneType]
     types = " or ".join(dict.fromkeys(getattr(hint, "__name__", str(hint)).upper() for hint in hints))
     default = f" (default: {key.default.replace(chr(39), chr(34))})" if key.default else ""

@@ -1,8 +1,8 @@
 """
-What a model's own generation config asks for: min_p, penalties, suppressed tokens, beams, a least length, …
+A model's own generation config: min_p, penalties, suppressed tokens, beams, a minimum length, …
 
-`generate` fills these in wherever a call leaves something open, also where it is given a config. Here the run's keys
-alone decide how completions are drawn, in rollouts as in every evaluation.
+`generate` applies these to everything that a call leaves open, even if it gets a config. Here only the run's keys
+decide how completions are drawn, in rollouts and evaluations.
 """
 
 from collections.abc import Iterator
@@ -28,13 +28,12 @@ NO_SETTING = (*KEPT, "_from_model_config", "transformers_version")
 
 
 def kept_defaults(own: GenerationConfig) -> GenerationConfig:
-    """Return what stays of a model's generation config."""
     return GenerationConfig(**{name: getattr(own, name, None) for name in KEPT})
 
 
 @contextmanager
 def plain_generation_config(model) -> Iterator[None]:
-    """Put a model's generation config aside while this lasts, but for what is in `KEPT`."""
+    """Remove a model's generation config in this context, except for `KEPT`."""
     owners = [model]
     if hasattr(model, "get_base_model"):  # a PeftModel hands the config on to the model below it
         owners.append(model.get_base_model())
@@ -51,7 +50,7 @@ def plain_generation_config(model) -> Iterator[None]:
 
 def describe_unused(own: GenerationConfig, run: GenerationConfig) -> str | None:
     """
-    Write one line of what a model's generation config sets otherwise than a run, which does not use it.
+    Return a line of the settings in a model's generation config that a run does not use; `None` without any.
 
     Args:
         own (`GenerationConfig`): The model's.

@@ -1,4 +1,4 @@
-"""Resolve the name of a model, as given by a recipe or a script, to a folder or a Hub name that transformers loads."""
+"""Resolve a model's name in a recipe or a script to a folder or a Hub name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,11 +23,11 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
 
     Args:
         name (`str`, *optional*): The name, as given.
-        key (`str`): The recipe's key or the script's argument that gave it, for the message.
-        init (`Mapping[str, Any]`, *optional*): The arguments of `from_pretrained`. Only those in [`PLACE`] are used.
+        key (`str`): Key or argument that gave it, for the message.
+        init (`Mapping[str, Any]`, *optional*): Arguments of `from_pretrained`; those of [`PLACE`] are used.
 
     Raises:
-        `ValueError`: It is none of them, or an embedded model's files differ from the shipped ones.
+        `ValueError`: There is no such model, or an embedded model's files were changed.
     """
     if not isinstance(name, str):
         raise ValueError(f"{key}={name!r}: set it to a Hub name, a local folder, or {EMBEDDED!r}.")
@@ -61,7 +61,7 @@ def _check_folder(folder: Path, given: str) -> None:
 
 
 def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
-    """Raise an error for a name that is neither on the Hub nor in the local cache."""
+    """Raise an error for a name neither on the Hub nor in the local cache."""
     place = {argument: init[argument] for argument in PLACE if init.get(argument) is not None}
     try:
         cached_file(name, "config.json", **place)
@@ -73,6 +73,5 @@ def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
 
 
 def cached_models() -> list[str]:
-    """Return the names of the models in the local Hub cache."""
     folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
     return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]

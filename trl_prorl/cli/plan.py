@@ -46,7 +46,7 @@ from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names
 @dataclass
 class Plan:
     """
-    The arguments of a trainer, and what follows from them.
+    The arguments of a trainer, checked.
 
     Attributes:
         given (`dict[str, Any]`): Arguments of [`~trl.GRPOTrainer`] by name.
@@ -56,8 +56,8 @@ class Plan:
         moves (`bool`): Whether a reset moves a reference.
         fresh_adapter (`bool`): Whether the policy starts with a new LoRA adapter that is zero.
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
-        casts_head (`bool`): Whether trl-prorl casts the LM head of a model with adapters to fp32. (TRL looks for the
-            embeddings of a tied head in the adapter's wrapper, where they are not.)
+        casts_head (`bool`): Whether trl-prorl casts the LM head of a model with adapters to fp32. (TRL looks for a
+            tied head's embeddings in the adapter's wrapper.)
     """
 
     given: dict[str, Any]
@@ -72,14 +72,7 @@ class Plan:
     @classmethod
     def from_arguments(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
         """
-        Check a trainer's arguments, before a model is loaded.
-
-        Args:
-            trainer (`GRPOTrainer`), model, reward_funcs, args, others (`tuple`), named (`dict`):
-                The trainer under construction, and the arguments of its `__init__`.
-
-        Raises:
-            `ValueError` or `TypeError`: An argument is wrong or not supported.
+        Check the arguments of a trainer's `__init__`, before a model is loaded. Raises `ValueError` or `TypeError`.
         """
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -135,14 +128,13 @@ class Plan:
 
     @property
     def args(self) -> ProRLConfig:
-        """The configuration."""
         return self.given["args"]
 
     @contextmanager
     def loading(self) -> Iterator[None]:
         """
-        Provide a context for the construction of TRL's trainer: its models get all of their weights, its engine takes
-        adapters, and the LM head of a model with adapters is left as it is.
+        Context in which TRL's trainer is made: models get all weights, vLLM accepts adapters, and the LM head of a
+        model with adapters is not cast.
         """
         model = self.given["model"]
         args = self.args
@@ -161,7 +153,7 @@ class Plan:
 
 
 def _check_adapters(model: PreTrainedModel | str, config: PeftConfig | None) -> PeftConfig | None:
-    """Check all adapters that a run would have: those of the model, and a new one. Returns the trained one's."""
+    """Check the adapters of the model and a new one. Returns the trained one's configuration."""
     adapters = {} if config is None else {"peft_config": config}
     if not isinstance(model, PeftModel):
         check_adapters(adapters)
@@ -173,7 +165,7 @@ def _check_adapters(model: PreTrainedModel | str, config: PeftConfig | None) -> 
 
 
 def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
-    """Return the configuration of an adapter, without the towers of a multimodal model if all prompts are text."""
+    """Leave out the towers of a multimodal model if all prompts are text."""
     config = given["peft_config"]
     if args.is_trl or not is_text_only(given.get("train_dataset")):
         return config
@@ -182,7 +174,6 @@ def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
 
 
 def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Callable | None) -> None:
-    """Raise an error if training set, reward functions and metrics do not fit each other."""
     rows = given.get("train_dataset")
     evaluation = given.get("eval_dataset")
     functions = given.get("reward_funcs")
@@ -224,7 +215,10 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Ca
 
 
 def _check_model(model: PreTrainedModel | str, args: ProRLConfig) -> None:
-    """Raise an error for a model that [`~trl_prorl.weights.read_config`] refuses, or for another quantisation."""
+    """
+    Raise an error for a model that [`~trl_prorl.weights.read_config`] rejects, or for a quantisation that is not
+    listed.
+    """
     if isinstance(model, str):
         is_set = "attn_implementation" in (args.model_init_kwargs or {})
         with readable_files(model):
@@ -236,7 +230,6 @@ def _check_model(model: PreTrainedModel | str, args: ProRLConfig) -> None:
 
 
 def _place(args: ProRLConfig) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that select a model's files."""
     return {key: value for key, value in (args.model_init_kwargs or {}).items() if key in PLACE}
 
 
@@ -251,7 +244,6 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
 
 
 def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> None:
-    """Raise an error for keys that the processes of the run do not support. Raises `InputError`."""
     needed = {key: f"{key}={getattr(args, key)}" for key in FEATURES if getattr(args, key, None)}
     if resets:
         needed["reference"] = "a reset of the reference"
@@ -281,7 +273,7 @@ def _uses_fsdp(args: ProRLConfig) -> bool:
 
 
 def _check_growth(args: ProRLConfig, config, optimizer) -> None:
-    """Raise an error for growth of another adapter, or with another optimizer, than those that are listed."""
+    """Raise an error for growth of an adapter, or with an optimizer, that is not listed."""
     check_options(config, "lora_growth_every", args.lora_growth_every)
     check_room_to_grow(args.lora_growth_max_rank, config)
     if optimizer is not None:

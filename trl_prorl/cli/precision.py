@@ -1,6 +1,6 @@
 """
-bf16 on a CPU. Some CPUs compute bf16 three times faster than fp32, others slower, and instruction sets do not show
-which. `bf16: auto` in a recipe measures it; a resume keeps the first choice.
+bf16 on a CPU: three times faster than fp32 on some, slower on others, and instruction sets do not show which. `bf16:
+auto` in a recipe measures it.
 """
 
 import functools
@@ -23,7 +23,7 @@ AUTO = "auto"  # a value of bf16 in a recipe
 # Variables from which Accelerate, too, reads how many processes a launcher has started.
 PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
-# Shape of a matrix product: the MLP of a small language model, for a micro-batch of a few completions.
+# An MLP of a small language model, for a micro-batch of a few completions.
 ROWS = 64
 WIDTH = 1536
 OUTPUTS = 8960
@@ -38,7 +38,7 @@ class Precision:
     Attributes:
         keys (`dict[str, Any]`): `bf16` and `dtype`.
         line (`str`, *optional*): The choice and its reason, for the terminal; `None` if the command line sets it.
-        recorded (`str`, *optional*): The same for `env.json`, which keeps what was measured when the run started.
+        recorded (`str`, *optional*): The same for `env.json`, from the run's start.
     """
 
     keys: dict[str, Any]
@@ -49,7 +49,7 @@ class Precision:
 @functools.cache
 def measure_products() -> dict[bool, float]:
     """
-    Time a matrix product on this CPU, with the threads of training.
+    Time a matrix product with the threads of training.
 
     Returns:
         `dict[bool, float]`: GFLOP/s in fp32 (`False`) and in bf16 (`True`), the median of many runs.
@@ -65,15 +65,15 @@ def measure_products() -> dict[bool, float]:
 
 def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Precision | None:
     """
-    Choose the precision of weights and products if a recipe sets `bf16: auto`: from the command line, else from the
-    checkpoint that is resumed, else the faster one on this CPU.
+    Choose the precision of `bf16: auto`: the command line's, else that of the resumed checkpoint, else the faster one
+    here.
 
     Args:
         recipe (`Mapping[str, Any]`): The keys of the recipe.
-        given (`Mapping[str, Any]`): The keys of the command line, which win.
+        given (`Mapping[str, Any]`): Those of the command line, which win.
 
     Returns:
-        `Precision` or `None`: `None` if the recipe does not set `bf16: auto`.
+        `Precision` or `None`: `None` without `bf16: auto`.
 
     Raises:
         `ValueError`: The recipe also sets `dtype`, or is not for a CPU; or there are several processes.
@@ -105,7 +105,6 @@ def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Pre
 
 
 def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
-    """Return the precision of the checkpoint that is resumed; `None` without a checkpoint."""
     resume = read_resume_word(keys.get("resume_from_checkpoint"))
     if resume is None:
         return None

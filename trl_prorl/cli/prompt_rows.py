@@ -1,7 +1,4 @@
-"""
-Check rows: prompts, columns and length. Rows of a data set are checked before the first step, rows of a stream as they
-are read.
-"""
+"""Check prompts, columns and lengths: of a data set before the first step, of a stream as it is read."""
 
 import heapq
 import logging
@@ -26,8 +23,8 @@ OF_A_MESSAGE = 16  # most tokens that a chat template adds to a message
 
 def reserved_names(functions: Iterable[Any], has_environment: bool) -> tuple[str, ...]:
     """
-    Return names that columns must not have, because TRL passes something else to reward functions under them. None if
-    all rewards are models, which get no columns.
+    Return names that columns must not have: TRL passes something else to reward functions under them. Models get no
+    columns.
     """
     if has_environment:
         return (*RESERVED, "environments")
@@ -46,7 +43,7 @@ def check_names(columns: Iterable[str], which: str, reserved: Collection[str]) -
 
 
 def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
-    """Return the data sets of a trainer by the argument that gave them. There may be several evaluation sets."""
+    """Return the data sets of a trainer by argument; there may be several evaluation sets."""
     sets = {"train_dataset": train}
     if isinstance(evaluation, Mapping):
         sets.update({f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()})
@@ -57,7 +54,8 @@ def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
 
 def check_sets(sets: Mapping[str, Any], reserved: Collection[str]) -> None:
     """
-    Check columns and prompts of data sets. [`check_batch`] checks streams and rows that are transformed when read.
+    Raise `InputError` for a column or a prompt. [`check_batch`] checks streams and rows that are transformed when
+    read.
 
     Raises:
         `InputError`: A column or a prompt is wrong.
@@ -68,13 +66,12 @@ def check_sets(sets: Mapping[str, Any], reserved: Collection[str]) -> None:
 
 
 def check_prompts(rows: Any, which: str) -> None:
-    """Raise `InputError` for the first invalid prompt of a data set."""
     for index, prompt in prompts_of(rows):
         _check_prompt(prompt, f"{which}, row {index}")
 
 
 def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
-    """Yield index and prompt of the rows of a [`~datasets.Dataset`]; nothing for other objects."""
+    """Yield index and prompt of a [`~datasets.Dataset`]; nothing for other objects."""
     if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or rows.format["type"] == "custom":
         return
     parts = rows.select_columns(["prompt"]).with_format(None).iter(batch_size=1000)
@@ -82,7 +79,6 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
-    """Raise `InputError` for a prompt that is neither a text nor a list of messages."""
     is_chat = isinstance(prompt, list) and prompt != [] and all(map(_is_message, prompt))
     if not isinstance(prompt, str) and not is_chat:
         raise InputError(f"{where}: prompt={short(prompt)} must be text, or messages with a role and content. {CURE}")
@@ -98,7 +94,7 @@ def _is_message(message: Any) -> bool:
 
 
 def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Collection[str], needs_prompts: bool) -> None:
-    """Raise `InputError` for rows as they are read, for example from a stream. Their index is not known."""
+    """Raise `InputError` for rows as they are read, with unknown index."""
     check_names(rows[0], which, reserved)
     for row in rows:
         if "prompt" in row or needs_prompts:
@@ -128,12 +124,12 @@ class Context:
         self._said = False
 
     def may_exceed(self, tokens: int) -> bool:
-        """Return whether a prompt of so many tokens and the longest completion exceed the context."""
         return self.positions is not None and tokens + self.completion > self.positions
 
     def check(self, tokens: int, where: str) -> None:
         """
-        Check a prompt of so many tokens.
+        Raise `InputError` for a prompt that exceeds learned positions. Other models can continue beyond their
+        positions: a warning is logged once.
 
         Raises:
             `InputError`: It exceeds the context of a model with learned positions. For other models, which can
@@ -152,7 +148,7 @@ class Context:
         self._said = True
 
     def check_longest(self, prompts: list[list[int]]) -> None:
-        """Check the prompts of a batch, as [`check`] does, because those of a stream are not known earlier."""
+        """Check the prompts of a batch: those of a stream are not known earlier."""
         lengths = list(map(len, prompts))
         if 0 in lengths:
             raise InputError(f"row {lengths.index(0)} of the batch: the prompt has no tokens. {CURE}")
@@ -173,8 +169,8 @@ def check_tokens(
     end: tuple[str, int] | None = None,
 ) -> None:
     """
-    Tokenize the prompts of data sets that may be the longest, and one of each kind that a tokenizer or a chat template
-    may reject. `end` is the end-of-sequence token and its id: a warning names a prompt to which it is appended.
+    Tokenize the prompts that may be the longest, and one of each kind that a tokenizer or a chat template may reject.
+    `end` is the end-of-sequence token and its id: a warning names a prompt to which it is appended.
 
     Raises:
         `InputError`: A prompt cannot be tokenized, is empty, or is too long.
@@ -192,14 +188,16 @@ def check_tokens(
 
 
 def _kind(prompt: Any) -> Any:
-    """Return what decides whether a prompt can be tokenized: is a text empty, or the roles and types of messages."""
+    """
+    Return whether a text is empty, or the roles and types of messages: these decide whether a prompt can be tokenized.
+    """
     if isinstance(prompt, str):
         return bool(prompt.strip())
     return tuple((message["role"], type(message.get("content"))) for message in prompt)
 
 
 def _size(prompt: Any) -> int:
-    """Return the most tokens that a prompt can have, without the chat template: one per byte."""
+    """Return an upper bound on a prompt's tokens, without the chat template: one per byte."""
     if isinstance(prompt, str):
         return len(prompt.encode(errors="replace"))
     return sum(len(str(message.get("content")).encode(errors="replace")) + OF_A_MESSAGE for message in prompt)
@@ -236,7 +234,7 @@ def has_image_columns(dataset) -> bool:
 
 
 def is_text_only(dataset) -> bool:
-    """Return whether a data set's features show that its prompts are text, or messages whose contents are text."""
+    """Return whether features show that all prompts are text, or messages of text."""
     feature = (getattr(dataset, "features", None) or {}).get("prompt")
     message = getattr(feature, "feature", feature)  # of a list of messages, one
     content = message.get("content") if isinstance(message, dict) else message
@@ -244,7 +242,7 @@ def is_text_only(dataset) -> bool:
 
 
 def has_images(trainer) -> bool:
-    """Return whether prompts may have images: in columns, in messages, or in replies of tools."""
+    """Return whether columns, messages or replies of tools may have images."""
     if not trainer.is_vlm:
         return has_image_columns(trainer.train_dataset)
     sets = named_sets(trainer.train_dataset, trainer.eval_dataset).values()

@@ -5,9 +5,7 @@ from trl.trainer.utils import pad as trl_pad
 
 
 def find_distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """
-    Find the prompts that differ, in the order of their first occurrence, and for every prompt the index of its like.
-    """
+    """Return the distinct prompts in order of first occurrence, and every prompt's index among them."""
     places: dict[tuple[int, ...], int] = {}
     copies = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
     return [list(prompt) for prompt in places], copies
@@ -22,7 +20,7 @@ def pad_left(prompts: list[list[int]], pad: int, multiple: int | None = None) ->
 
 
 def cut_at_end(ids: list[int], ends: set[int]) -> list[int]:
-    """Cut tokens after the first that ends a completion."""
+    """Cut tokens after the first of `ends`."""
     for place, token in enumerate(ids):
         if token in ends:
             return ids[: place + 1]

@@ -1,6 +1,5 @@
 """
-Parse a recipe into dataclasses: the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelConfig`]. Imports nothing
-that trains.
+Parse a recipe into the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelConfig`]. Imports nothing that trains.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from .shipped_recipes import with_recipe
 
 @dataclass
 class TaskArguments(TaskKeys, ScriptArguments):
-    """TRL's [`~trl.ScriptArguments`] and the keys of [`~trl_prorl.keys.TaskKeys`], which documents them."""
+    """TRL's [`~trl.ScriptArguments`] and [`~trl_prorl.keys.TaskKeys`]."""
 
     __doc__ = TaskKeys.__doc__  # for `help`
 
@@ -57,7 +56,6 @@ class TaskArguments(TaskKeys, ScriptArguments):
                 )
 
     def _length_key(self) -> str | None:
-        """Return the key with the length of the length reward, if it has one."""
         return NEEDED_LENGTHS.get(self.length_reward)
 
     def check_lengths(self, max_completion_length: int | None) -> None:
@@ -87,14 +85,12 @@ class TaskArguments(TaskKeys, ScriptArguments):
             raise ValueError(message) from error
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
-        """Return the task's reward function and the length reward, if there is one."""
         rewards = [task_reward(task)]
         if self.length_reward is not None:
             rewards.append(LENGTH_REWARDS[self.length_reward](self, max_completion_length))
         return rewards
 
     def check_thinking(self, tokenizer, max_completion_length: int) -> None:
-        """Raise an error if thinking budget, text and answer together exceed the length of a completion."""
         if self.thinking_budget is None:
             return
         text = len(tokenizer(self.thinking_text, add_special_tokens=False).input_ids)
@@ -122,7 +118,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
 
 
 def rows_of_columns(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Turn the columns that TRL passes to a reward function into `count` rows. Only columns that are lists count."""
+    """Turn the columns of a reward function into `count` rows. Columns that are no lists are dropped."""
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
     return [{name: column[place] for name, column in lists.items()} for place in range(count)]
 
@@ -171,7 +167,7 @@ def task_reward(task) -> Callable[..., list[float]]:
 
 
 class GivenKeys(argparse.Namespace):
-    """The keys that were given. HfArgumentParser also deletes keys that were not."""
+    """The given keys. HfArgumentParser also deletes keys that were not."""
 
     def __delattr__(self, key):
         vars(self).pop(key, None)
@@ -179,11 +175,11 @@ class GivenKeys(argparse.Namespace):
 
 class RecipeParser(TrlParser):
     """
-    A [`~trl.TrlParser`] for our recipes (see recipe_yaml.py) that raises one-line `ValueError`s. It passes only the
-    given keys to the dataclasses, because a configuration records which keys those are.
+    A [`~trl.TrlParser`] for our recipes that raises one-line `ValueError`s. It passes only the given keys to the
+    dataclasses, which record them.
 
     Attributes:
-        precision (`Precision`, *optional*): What was chosen where a recipe says `bf16: auto`.
+        precision (`Precision`, *optional*): The choice of `bf16: auto`.
     """
 
     precision: Precision | None = None
@@ -224,16 +220,7 @@ class RecipeParser(TrlParser):
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
     """
-    Parse a command line, with its recipe and overrides, into configurations.
-
-    Args:
-        argv (`list[str]`): The command line.
-
-    Returns:
-        The configurations of task, training and model.
-
-    Raises:
-        `ValueError`: A key or a value is wrong.
+    Parse a command line and its recipe into task, training and model. Raises `ValueError`: a key or a value is wrong.
     """
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
     task_args, args, model_args = parser.parse_args_and_config(argv)

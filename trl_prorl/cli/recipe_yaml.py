@@ -1,7 +1,6 @@
 """
-Read a recipe with its base, and check the names of its keys, and that it cannot make the machine run code that is not
-installed on it, because recipes are shared. (On the command line, which users type themselves, that is allowed.)
-Imports nothing slow, so that errors come first.
+Read a recipe with its base. Recipes are shared, so a recipe must not run code that is not installed; the command line
+may. Imports nothing slow.
 """
 
 import os
@@ -45,10 +44,8 @@ Layers = list[tuple[Path, dict[str, Any]]]  # a recipe's files with their keys; 
 
 def load_recipe(path: str | Path) -> Layers:
     """
-    Read a recipe, and its base if it names one.
-
-    Raises:
-        `ValueError`: The file does not exist or contains no mapping, or the base has a base.
+    Read a recipe, and its base if it names one. Raises `ValueError`: a file is missing or no mapping, or the base has
+    a base.
     """
     path = Path(path)
     keys = _read_mapping(path, f"--config {path}")
@@ -78,28 +75,19 @@ def merge(layers: Layers) -> dict[str, Any]:
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """Return the merged keys of a recipe, unchecked. See [`load_recipe`] and [`merge`]."""
+    """Return the merged keys of a recipe, unchecked."""
     return merge(load_recipe(path))
 
 
 def set_variables(keys: dict[str, Any]) -> None:
-    """
-    Set the environment variables of a recipe's `env`, and remove that key. Some variables are read when a library is
-    imported, and never again.
-    """
+    """Set the variables of `env`, and remove that key. Some variables are read only when a library is imported."""
     os.environ.update({name: str(value) for name, value in (keys.pop("env", None) or {}).items()})
 
 
 def check_recipe(layers: Layers, names: Collection[str]) -> None:
     """
-    Check the names of keys, the variables of `env`, and that nothing runs code.
-
-    Args:
-        layers (`Layers`): The recipe.
-        names (`Collection[str]`): The names of all keys. If empty, names are not checked.
-
-    Raises:
-        `ValueError`: A key is unknown, a variable is not allowed, or a value would run code.
+    Raise `ValueError` for an unknown key (unless `names` is empty), a variable that is not allowed, or a value that
+    would run code.
     """
     for file, keys in layers:
         for key, value in keys.items():
@@ -139,7 +127,7 @@ def _read_mapping(path: Path, said: str) -> dict[str, Any]:
 
 def check_runs_no_code(file: Path, key: str, value: Any) -> None:
     """
-    Check every value inside a key's value, at any depth. The YAML parser limits aliases.
+    Raise `ValueError` for a value that would run code, at any depth. The YAML parser limits aliases.
 
     Raises:
         `ValueError`: A value would run code.
@@ -168,7 +156,7 @@ def check_runs_no_code(file: Path, key: str, value: Any) -> None:
 
 
 def _find_danger(name: str, value: Any) -> str | None:
-    """Return what a value of a name would do, at any depth of a key; `None` if it runs no code."""
+    """Return the effect of a value that runs code; `None` for another."""
     if name in SWITCHES and value not in (None, False):
         return SWITCHES[name]
     if name.endswith("_implementation") and "/" in str(value):

@@ -1,7 +1,4 @@
-"""
-The recipes that are shipped with the package, by name (`tiny/variantA`), and their list, which `trl-prorl train`
-prints without a recipe. Imports nothing slow.
-"""
+"""The shipped recipes by name (`tiny/variantA`), and their list. Imports nothing slow."""
 
 import itertools
 import textwrap
@@ -28,17 +25,15 @@ SHOWN = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that can be trained, by name and sorted. `base.yaml` of a folder is not one of them."""
+    """Return the recipes that can be trained (no `base.yaml`), sorted by name."""
     files = {file.relative_to(RECIPES).with_suffix("").as_posix(): file for file in RECIPES.rglob("*.yaml")}
     return {name: files[name] for name in sorted(files) if files[name].stem != "base"}
 
 
 def recipe_file(name_or_path: str) -> Path:
     """
-    Return the file of a recipe, given as a path or as the name of a shipped recipe. An existing file wins.
-
-    Raises:
-        `ValueError`: There is neither such a file nor such a recipe.
+    Return the file of a path or of a shipped recipe's name; an existing file wins. Raises `ValueError`: there is
+    neither.
     """
     file = Path(name_or_path)
     shipped = shipped_recipes()
@@ -70,8 +65,7 @@ def recipe_file(name_or_path: str) -> Path:
 
 def with_recipe(arguments: Iterable[str]) -> list[str]:
     """
-    Return a command line in which `--config PATH` gives the recipe. The user may also write the recipe as the first
-    argument, and give the name of a shipped recipe.
+    Return a command line with `--config PATH`. The recipe, or a shipped one's name, may also be the first argument.
 
     Raises:
         `ValueError`: There is no such recipe, it is not the first argument, or there are two.
@@ -97,7 +91,7 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
 
 
 def short_list() -> str:
-    """Return families, variants, and the command that lists the rest, on one screen."""
+    """Return families, variants and the command that lists the rest."""
     families = [f"  {family:<11}{text}" for family, text in FAMILIES.items()]
     variants = [f"  {name:<11}{VARIANTS[variant].recipe}" for name, variant in SHOWN.items()]
     lines = [
@@ -121,7 +115,6 @@ def short_list() -> str:
 
 
 def whole_list() -> str:
-    """Return every recipe by folder, each with the first words of its comment."""
     lines = [USAGE, "", "RECIPE is a YAML file, or a shipped recipe FOLDER/NAME, for example tiny/variantA:"]
     recipes = shipped_recipes()
     by_folder = sorted(recipes, key=lambda name: name.rpartition("/"))
@@ -134,7 +127,7 @@ def whole_list() -> str:
 
 
 def first_words(file: Path) -> str:
-    """Return the first sentences of a recipe's leading comment: whole lines, up to the end of a sentence."""
+    """Return the first sentences of a recipe's leading comment, as complete lines."""
     words = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

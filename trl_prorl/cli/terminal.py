@@ -1,8 +1,4 @@
-"""
-The lines that a run shows while it trains: how it begins, each log and each event, how it ends.
-
-In reading order: `Terminal`, a callback; what it says of a run that begins; a line of a log, and of an event.
-"""
+"""The lines that a run shows while it trains."""
 
 import logging
 import sys
@@ -65,7 +61,7 @@ STOPPED_BY = {
 
 
 class Terminal(PrinterCallback):
-    """Shows a run of a [`ProRLTrainer`] on its main process, in the place of transformers' printing callbacks."""
+    """Shows a run on its main process, in place of transformers' printing callbacks."""
 
     def __init__(self, trainer):
         self.trainer = trainer
@@ -83,11 +79,9 @@ class Terminal(PrinterCallback):
 
     @property
     def is_watched(self) -> bool:
-        """Return whether the output is a terminal and progress is not disabled."""
         return self.shows and sys.stdout.isatty() and not self.trainer.args.disable_tqdm
 
     def say(self, line: str) -> None:
-        """Print a line, above the bar if there is one."""
         if not self.shows:
             return
         bar = getattr(self.bar, "training_bar", None)
@@ -124,7 +118,7 @@ class Terminal(PrinterCallback):
                 self.say(line)
 
     def _warn_of_what_has_no_effect(self, args, steps: int) -> None:
-        """Warn of keys that a run of so many steps is too short for."""
+        """Warn of keys for which a run is too short."""
         skips = not args.anchored or args.kl_in == "reward" or args.drop_zero_rows
         if args.beta == 0.0 and args.beta_old == 0.0 and args.base_anchor_every > 1:
             skips = True
@@ -161,7 +155,7 @@ class Terminal(PrinterCallback):
             self.say_next()
 
     def say_next(self) -> None:
-        """Print the last line of a run: its folder, and the command that looks at it."""
+        """Print a run's folder, and the command that shows it."""
         if not self.shows:
             return
         folder = self.trainer.run_dir
@@ -179,7 +173,7 @@ class Terminal(PrinterCallback):
 
 
 def first_possible_steps(trainer) -> dict[str, int]:
-    """Return the keys of a run that act from some optimizer step on, each with the first step at which it can."""
+    """Return the first optimizer step at which a key can act, by key."""
     args = trainer.args
     first: dict[str, int] = {}
     for key in ("ref_reset_every", "lora_growth_every", "elastic_reset_every"):
@@ -205,14 +199,14 @@ def first_possible_steps(trainer) -> dict[str, int]:
 
 
 class ProgressBar(ProgressCallback):
-    """Is transformers' bar, without the dict of all metrics: [`Terminal`] writes a line instead."""
+    """Transformers' bar without the dict of all metrics."""
 
     def on_log(self, *args, **kwargs):
         pass
 
 
 def banner(trainer, steps: int) -> list[str]:
-    """Write the lines with which a run of so many optimizer steps begins."""
+    """Return the lines at the start of a run of `steps` optimizer steps."""
     args = trainer.args
     policy = trainer.accelerator.unwrap_model(trainer.model)
     trained = sum(param.numel() for param in policy.parameters() if param.requires_grad)
@@ -232,7 +226,6 @@ def banner(trainer, steps: int) -> list[str]:
 
 
 def describe_resets(args, steps: int) -> str:
-    """Describe when a run of so many optimizer steps resets."""
     triggers = []
     if args.ref_reset_every > 0:
         first = args.first_reset(steps)
@@ -251,7 +244,7 @@ def describe_resets(args, steps: int) -> str:
 
 
 def describe_processes(args) -> str | None:
-    """Describe how many completions a step of several processes trains on; `None` for one process."""
+    """Describe the completions of a step of several processes; `None` for one process."""
     processes = args.world_size
     if processes == 1:
         return None
@@ -280,7 +273,7 @@ def describe_shared_prompts(trainer) -> list[str]:
 
 
 def warn_of_low_rate(optimizer) -> None:
-    """Warn where an adapter is trained by a rate of full fine-tuning, as TRL's default is."""
+    """Warn if an adapter has a learning rate of full fine-tuning, such as TRL's default."""
     rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
     if 0.0 < rate <= TRL_RATE:
         logger.warning(
@@ -290,11 +283,7 @@ def warn_of_low_rate(optimizer) -> None:
 
 
 def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> str:
-    """
-    Write one line of a log: the metrics that tell how a run goes, those of a KL where the run has one.
-
-    Where none of those is there, the evaluation's; else all numbers of the log.
-    """
+    """Return one line of a log: the main metrics, else an evaluation's, else all numbers."""
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
     hidden = [] if has_kl else list(KLS)
@@ -319,7 +308,7 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
 
 
 def write_event_line(event: Mapping[str, Any]) -> str:
-    """Write one line of an event, see docs/reference.md."""
+    """Return one line of an event, see docs/reference.md."""
     parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
         moved = f"the reference moved by {event['ref_reset_mix']:g} towards the policy"

@@ -9,8 +9,7 @@ from .prompt_rows import prompts_of
 
 def prompt_key(prompt: Any) -> str:
     """
-    Return the normalised text of a prompt, equal for two prompts that ask the same: all messages except the system's,
-    in lower case and with single spaces, as tasks compare questions.
+    Return a prompt's messages except the system's, in lower case and with single spaces, as tasks compare questions.
     """
     if isinstance(prompt, str):
         return normalise_question(prompt)
@@ -27,12 +26,12 @@ def _text_of(message: dict[str, Any]) -> str:
 
 class TrainingPrompts:
     """
-    The prompts of a training set.
+    The prompts of a training set, for comparisons.
 
     Args:
-        rows (`Any`): The training set. A stream is not compared.
+        rows (`Any`): A stream is not compared.
         has_more (`bool`, *optional*, defaults to `False`): Whether the model reads more than a prompt's text (images,
-            or text added by an environment). Then nothing is compared.
+            an environment's text). Then nothing is compared.
     """
 
     def __init__(self, rows: Any, has_more: bool = False):
