@@ -3,6 +3,7 @@ The keys of a run's log files: `METRICS`, a row per optimizer step; `EVALUATIONS
 generated from them, and a test compares them with real runs. `run_files.py` lists the kinds of events.
 """
 
+import re
 from dataclasses import dataclass
 
 from .anchors import ANCHORS, ReferenceAnchor
@@ -10,6 +11,7 @@ from .run_files import (
     AT_BOUNDARY,
     ENTROPY_COLLAPSE,
     EVENT_KINDS,
+    FORMER_NAMES,
     GROWTH,
     GUARD_GAP,
     NONFINITE,
@@ -19,6 +21,7 @@ from .run_files import (
     ROLLBACK,
     STALL,
 )
+from .text import nearest
 from .treatments import names_with_alpha
 from .watch import CONFIGURED
 
@@ -245,3 +248,11 @@ EVENTS = {
         "", "keys whose values differ from the checkpoint's (`allow_config_change`)", events=(RESUME,)
     ),
 }
+
+
+def check_metric(name: str, where: str) -> None:
+    """Raise `ValueError` for a name that no row of `metrics.jsonl` can have; `where` is the place of the name."""
+    patterns = [re.sub("NAME|TASK", ".+", re.escape(key)) for key in METRICS]
+    if not any(re.fullmatch(pattern, name) for pattern in patterns):
+        cure = nearest(FORMER_NAMES.get(name, name), METRICS)
+        raise ValueError(f"{where}={name!r} is not a metric of metrics.jsonl{cure}; docs/reference.md lists them.")

@@ -9,6 +9,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from .columns import check_metric
 from .optimizer import (
     Rewarmup,
     apply_reset,
@@ -153,7 +154,7 @@ class Resets(Part):
         return [callback for callback in self.callbacks if callback is not self.configured]
 
     def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
-        """Raises `ValueError`: the callback cannot request a reset, or its metric has several values."""
+        """Raises `ValueError`: the callback cannot request a reset, or a metric is unknown or has several values."""
         if not self.possible:
             raise ValueError(
                 "A ReferenceResetCallback was added to a trainer that was created without resets: pass it in "
@@ -161,6 +162,9 @@ class Resets(Part):
             )
         for metric in callback.metrics():
             check_one_value(metric, eval_dataset)
+        for trigger in callback.triggers:
+            if type(trigger).observe_step is not Trigger.observe_step:
+                check_metric(trigger.watches, f"{type(trigger).__name__}.watches")
         self._untouched.append((callback, callback.state_dict()))
         callback.requests = self.requests
 

@@ -114,6 +114,21 @@ def test_own_triggers_and_requests_that_wait_together_become_one_event(run):
 
 
 @pytest.mark.parametrize(
+    "metric, named",
+    [("kl_reff", "did you mean 'kl_ref'"), ("gold", "did you mean 'accuracy'"), ("reward/parity", None)],
+)
+def test_a_step_s_metric_that_no_row_has_is_refused(make_trainer, metric, named):
+    trigger = Always()
+    trigger.watches = metric
+    keys = {"beta": 0.1, "trainer_kwargs": {"callbacks": [ReferenceResetCallback([trigger])]}}
+    if named is None:
+        make_trainer(**keys)
+        return
+    with pytest.raises(ValueError, match=f"Always.watches='{metric}'.*{named}"):
+        make_trainer(**keys)
+
+
+@pytest.mark.parametrize(
     "keys, named", [({}, "beta=0"), ({"beta": 0.1, "sync_ref_model": True}, "sync_ref_model=True")]
 )
 def test_own_triggers_need_what_the_keys_triggers_need(make_trainer, keys, named):
