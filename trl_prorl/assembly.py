@@ -1,4 +1,4 @@
-"""What a trainer adds to TRL's: a prepared policy, the identity of the run, and the parts that its keys require."""
+"""Makes a trainer's policy, the run's identity, and the parts that keys require."""
 
 import logging
 from functools import partial
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration:
     """
-    Prepare the policy of a trainer that TRL has built, in place, and see which accelerations serve it.
+    Prepare the policy in place, and choose the accelerations.
 
     Args:
-        trainer ([`ProRLTrainer`]): Whose policy it is.
+        trainer ([`ProRLTrainer`]): The trainer.
         plan ([`~trl_prorl.cli.plan.Plan`]): The trainer's arguments.
         policy (`torch.nn.Module`): The policy, unwrapped.
 
@@ -78,7 +78,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
 
 
 def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
-    """Return what identifies a run for a resume, in addition to its recipe."""
+    """Return a run's identity for a resume, in addition to its recipe."""
     evaluation = trainer.eval_dataset
     if isinstance(evaluation, dict):
         evaluated = {name: dataset_hash(rows) for name, rows in evaluation.items()}
@@ -96,7 +96,7 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
 
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
-    """Log and return one line of what the model's generation config sets and rollouts do not use, if anything."""
+    """Log and return a line of the model's generation settings that rollouts do not use."""
     own = getattr(policy, "generation_config", None)
     if own is None:
         return None
@@ -111,7 +111,6 @@ def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
 
 
 def make_dynamic_sampling(trainer) -> DynamicSampling | None:
-    """Make the part that replaces groups whose rewards are all equal, if `dynamic_sampling_rounds` asks for it."""
     if not trainer.args.dynamic_sampling_rounds:
         return None
     return DynamicSampling(
@@ -126,7 +125,6 @@ def make_dynamic_sampling(trainer) -> DynamicSampling | None:
 
 
 def make_prompt_pool(trainer) -> PromptPool | None:
-    """Make the part that selects the prompts of each generation batch, if `prompt_pool` asks for it."""
     args = trainer.args
     if not args.prompt_pool:
         return None
@@ -137,9 +135,9 @@ def make_prompt_pool(trainer) -> PromptPool | None:
 
 def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
     """
-    Make the parts that keys and the model ask for, and the watch of the signal, in the order in which they are called.
+    Make the parts of keys and model, and the watch of the signal, in calling order.
 
-    Returns `dict[str, Part]`: By the names that a checkpoint knows them by.
+    Returns `dict[str, Part]`: By their names in a checkpoint.
     """
     args = trainer.args
     timer = trainer.meter.timer

@@ -1,7 +1,4 @@
-"""
-The keys of a run's log files: `METRICS`, a row per optimizer step; `EVALUATIONS`; `EVENTS`. `docs/reference.md` is
-generated from them, and a test compares them with real runs. `run_files.py` lists the kinds of events.
-"""
+"""The keys of a run's log files, for docs/reference.md. A test compares them with real runs."""
 
 import re
 from dataclasses import dataclass

@@ -28,7 +28,6 @@ COMMANDS = {
 
 
 def help_text() -> str:
-    """Return the commands, each with its summary."""
     lines = ["usage: trl-prorl COMMAND [--OPTION VALUE ...]", ""]
     for name, (_, summary) in COMMANDS.items():
         lines.append(f"  {name:<12}{summary}")
@@ -37,7 +36,7 @@ def help_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command. Without `argv`, the process's arguments are used. Returns the exit code; 2: no such command."""
+    """Run a command, by default the process's. Returns the exit code; 2: no such command."""
     argv = list(sys.argv[1:] if argv is None else argv)
     with in_one_line(NOTHING_CHANGED, debug=DEBUG in argv):
         end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
@@ -45,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Run a command line. Returns the exit code."""
+    """Returns the exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0

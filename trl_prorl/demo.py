@@ -1,9 +1,7 @@
 """
-The demo, `trl-prorl demo` and `make demo`: trains five recipes of `recipes/tiny`, evaluates held-out pass@k and drift,
-and writes a report.
+`trl-prorl demo`: trains five recipes of `recipes/tiny` side by side, evaluates them, and writes a report.
 
-Recipes train side by side, one thread each. The same command continues after an interruption: finished runs and
-samples are kept, other runs resume from their last checkpoint.
+The same command continues after an interruption.
 """
 
 import os
@@ -24,7 +22,6 @@ KEPT = "finished runs, checkpoints and samples are kept. Repeat the same command
 
 
 def main() -> None:
-    """Train, evaluate and report; Ctrl-C ends the demo with one line."""
     with in_one_line(KEPT, debug=DEBUG in sys.argv):
         description = "Train five variants, evaluate them and write a report. Other options are keys of a recipe."
         parser = Parser(prog="trl-prorl demo", description=description)
@@ -44,7 +41,7 @@ def main() -> None:
 
 
 def train(run: Path, keys: list[str]) -> None:
-    """Train the recipe of a run's name in a process of its own, unless the run is finished."""
+    """Train the recipe of a run's name in a process of its own, unless it is finished."""
     if any(run.glob("*model.safetensors")):
         return
     log = run.with_suffix(".log")
@@ -60,7 +57,7 @@ def train(run: Path, keys: list[str]) -> None:
 
 
 def evaluate_and_report(runs: list[Path], prompts: int) -> None:
-    """Evaluate on held-out prompts, and write the report, which prints its verdict and a row for each run."""
+    """Evaluate on held-out prompts, and write the report."""
     options = ["--checkpoints", "all"]
     for run in runs:
         options += ["--run", str(run)]

@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 def first_line(error: Exception) -> str:
-    """Return the kind of an error and the beginning of its message, without a full stop."""
+    """Return an error's kind and the beginning of its message."""
     lines = str(error).strip().splitlines()
     line = lines[0][:160].rstrip(".") if lines else ""
     return f"{type(error).__name__}: {line}"
@@ -51,7 +51,7 @@ class PushError(RunError):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a file or a checkpoint that holds what no run writes, in place of the error that it leads to."""
+    """Raise `InputError` in place of the errors that wrong content of a file leads to."""
     try:
         yield
     except (TypeError, LookupError, AttributeError, EOFError, RecursionError) as error:

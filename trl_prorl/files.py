@@ -33,12 +33,11 @@ MAX_BYTES = 2**26  # of a text with another name
 
 def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
     """
-    Raise `InputError` for a folder with a link out of it, an irregular file, or a text that is too large, at any
-    depth.
+    Raise `InputError` for a link out of a folder, an irregular file, or a text that is too large, at any depth.
 
-    A link would let its author choose which files are read, overwritten or uploaded; a pipe may never end. The folder
-    itself may be a link, or missing. Links to the same repository's blobs in the Hub's cache are followed; `wandb` is
-    skipped. `given`: the folder's name in the message.
+    A link would let its author choose which files are read, overwritten or uploaded; a pipe may never end. Links to
+    blobs of the same repository in the Hub's cache are followed; `wandb` is skipped. `given`: the folder's name in the
+    message.
     """
     root = os.path.realpath(folder)
     what = given or repr(str(folder))
@@ -66,9 +65,7 @@ def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """
-    Read UTF-8 text, without a byte order mark. Raises `InputError`: unreadable, irregular, too large, or not text.
-    """
+    """Read UTF-8 text. Raises `InputError`: unreadable, irregular, too large, or not text."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe may never end
             raise InputError(f"'{path}' is not a regular file; remove it")
@@ -90,7 +87,7 @@ def _check_size(path: str | os.PathLike) -> None:
 
 
 def _find_blobs(root: Path) -> str | None:
-    """Return the blob folder of a snapshot in the Hub's cache, `REPO/snapshots/COMMIT`; else `None`."""
+    """Return the blob folder of a snapshot in the Hub's cache."""
     for folder in (root, *root.parents):
         repo = folder.parent.parent
         if folder.parent.name == "snapshots" and repo.name.startswith("models--"):
@@ -104,8 +101,8 @@ def _find_blobs(root: Path) -> str | None:
 @contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
-    Yield a temporary path that replaces `path` at the end. Readers never see a partial file; after a failure the old
-    file stays. Of two processes the last one wins. A link is replaced, not followed.
+    Yield a temporary path that replaces `path` at the end; after a failure the old file stays. Of two processes the
+    last one wins. A link is replaced, not followed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -117,15 +114,12 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def open_own(path: str | os.PathLike, mode: str) -> IO[str]:
-    """
-    Open a text file for writing, as `open` does. Raises `OSError` for a link, whose author would choose which file is
-    written.
-    """
+    """Open a text file for writing. Raises `OSError` for a link: its author would choose the written file."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 def link_or_copy(source: str | os.PathLike, target: str | os.PathLike) -> None:
-    """Hard-link a file that never changes again; copy it to another file system."""
+    """Hard-link a file that never changes again, or copy it."""
     source = os.path.realpath(source)
     try:
         os.link(source, target)
@@ -141,6 +135,6 @@ def free_name(path: Path) -> Path:
 
 
 def file_sha256(file: Path) -> str:
-    """Return a file's SHA-256. 1 GB takes about two seconds."""
+    """Return a file's SHA-256, two seconds per GB."""
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""NaN and infinity: find the first one, report its location, and stop before the update or skip it."""
+"""NaN and infinity: find the first one, and stop before the update or skip it."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,10 +22,7 @@ NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
 
 @torch.no_grad()
 def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """
-    Return the largest absolute value of all tensors, a scalar in double precision on their device; finite if every
-    value is.
-    """
+    """Return the largest absolute value, a scalar in double precision on the device."""
     # Of a sharded parameter, this process's part.
     local = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors]
     local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
@@ -34,7 +31,6 @@ def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether every value is finite, with one transfer from the device."""
     return math.isfinite(largest_value(tensors))
 
 
@@ -47,8 +43,7 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
 
 class Unread(NamedTuple):
     """
-    A micro-batch before values are transferred from the device: `logps` `(B, T)` without gradient, the sums of its
-    KLs, and the [`largest_value`] of loss and sums.
+    A micro-batch on the device: `logps` `(B, T)`, the sums of its KLs, and the [`largest_value`] of loss and sums.
     """
 
     largest: torch.Tensor
@@ -59,8 +54,8 @@ class Unread(NamedTuple):
 
 class FiniteGuard(Part):
     """
-    Checks loss, gradients and weights, and acts by `nonfinite`. All processes agree on the action. An AMP scaler
-    checks the gradients itself.
+    Checks loss, gradients and weights, and acts by `nonfinite`, on all processes alike. An AMP scaler checks the
+    gradients itself.
     """
 
     remembers = ("skips",)
@@ -97,7 +92,7 @@ class FiniteGuard(Part):
             raise self._stop(step, finding) from error
 
     def on_loss(self, micro_batch: MicroBatch) -> None:
-        """Check loss and KL. One transfer from the device per step covers all micro-batches and the gradients."""
+        """One transfer from the device per step covers all micro-batches and the gradients."""
         # `kl_clamp` bounds an overflowing KL; the loss still shows a log-probability that is not finite.
         kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
         largest = largest_value([micro_batch.loss, *kl_sums.values()])
@@ -116,10 +111,7 @@ class FiniteGuard(Part):
         return first_nonfinite(tensors) or "loss"
 
     def on_backward(self, model) -> None:
-        """
-        Note the first tensor of a step that is not finite, before clipping, which spreads NaN from one gradient to
-        all.
-        """
+        """Find the first tensor of a step that is not finite, before clipping spreads NaN to all gradients."""
         unread_before = self._unread
         self._unread = []
         largest = [unread.largest for unread in unread_before]
@@ -137,10 +129,7 @@ class FiniteGuard(Part):
             self._note(f"gradient of {first_nonfinite(gradients)}")
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
-        """
-        Stop before update `step`, or skip it, on every process if any has a finding. Raises
-        [`~trl_prorl.errors.NonFiniteError`].
-        """
+        """Stop before update `step`, or skip it. Raises [`~trl_prorl.errors.NonFiniteError`]."""
         is_known = norm is not None and self.accelerator.scaler is None
         if self._found is None and is_known and not math.isfinite(norm):
             self._note("gradient norm")
@@ -158,7 +147,7 @@ class FiniteGuard(Part):
         self.optimizer.zero_grad()  # no update without gradient, not even weight decay
 
     def on_step_end(self, step: int, model) -> None:
-        """Check the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
+        """Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
         with self.meter.timer.stage("meter"):
             trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
             if all_finite(trained.values()):

@@ -1,6 +1,5 @@
 """
-The identity of a run: every argument that can change a number, the data, and the starting model. With
-`allow_config_change` a changed key acts from the checkpoint on, or raises an error.
+The identity of a run: every argument that can change a number, the data, and the starting model.
 
 `keys.py` declares free and fixed keys; rules that depend on the checkpoint are here.
 """
@@ -28,8 +27,8 @@ from .text import short
 
 IDENTITY_FILE = "identity.json"
 
-# Whether evaluations change the training: a trigger or the best model depends on them, or they use its random numbers,
-# as TRL's own do. If not, these keys are free.
+# True if a trigger or the best model depends on evaluations, or if they use the training's random numbers, as TRL's
+# do. If not, keys of evaluations are free.
 EVALUATIONS_ACT = "evaluations change the training"
 EVALUATION_ROWS = "rows of the evaluation set"
 EVALUATION_KEYS = frozenset(
@@ -63,8 +62,8 @@ REFERENCE_MOVED = "without resets the reference is the base model, which this ru
 
 def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
     """
-    Return the differences between a checkpoint and the resuming run's identity `now`, `{key: [then, now]}`. Raises
-    `ValueError`: they are not `allowed` (`allow_config_change`), or could not act.
+    Return the [`differences`] from a checkpoint to the identity `now`. Raises `ValueError`: they are not `allowed`
+    (`allow_config_change`), or could not act.
     """
     with naming(checkpoint / IDENTITY_FILE):
         changed = differences(remove_secrets(read_json(checkpoint / IDENTITY_FILE)), now)
@@ -90,8 +89,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
     """
     Return `{key: [then, now]}` for every differing key of both.
 
-    A key of only one side does not count: a script has no task keys. Neither do "on" and "auto" (on if possible; but
-    `merge_micro_batches: auto` merges fewer), nor keys of evaluations without effect on the training.
+    Without keys of only one side (a script has no task keys), "on" and "auto" (but `merge_micro_batches: auto` merges
+    fewer), and keys of evaluations without effect on the training.
     """
     left_out = {EVALUATIONS_ACT}
     if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
@@ -105,7 +104,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
 
 
 def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
-    """Raise `ValueError` for changes (from [`differences`]) that could not act."""
+    """Raise `ValueError` for [`differences`] that could not act."""
     fixed = dict(FIXED_KEYS)
     for key, declared in KEYS.items():
         if declared.cannot_start and switched_on(changed, key):
@@ -132,7 +131,7 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
 
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
-    """Collect the arguments of trainer and recipe that can change numbers, as JSON values without secrets."""
+    """Return the arguments that can change numbers, as JSON values without secrets."""
     keys = {}
     for config in configs:
         left_out = FREE_KEYS
@@ -147,7 +146,6 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
 
 
 def _is_endless(config: Any) -> bool:
-    """Return whether the learning rate is independent of the number of steps."""
     schedule = getattr(getattr(config, "lr_scheduler_type", None), "value", None)
     warmup = getattr(config, "warmup_steps", 0) or 0
     warms_by_share = schedule == "constant_with_warmup" and 0 < warmup < 1  # of all steps
@@ -155,7 +153,7 @@ def _is_endless(config: Any) -> bool:
 
 
 def dataset_hash(dataset: Any) -> str | None:
-    """Hash a dataset's content, of evenly spaced rows if it is large; `None` if it cannot be indexed."""
+    """Hash a dataset's evenly spaced rows; `None` if it cannot be indexed."""
     if not isinstance(dataset, Dataset):
         return None
     digest = hashlib.sha256(str(len(dataset)).encode())
@@ -167,7 +165,7 @@ def dataset_hash(dataset: Any) -> str | None:
 
 @torch.no_grad()
 def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Hash the name, shape and a few values of every tensor: enough to distinguish models, at no cost."""
+    """Hash the name, shape and a few values of every tensor."""
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
         flat = tensor.detach().flatten()
@@ -183,7 +181,7 @@ def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def adapter_scaling(policy: torch.nn.Module) -> list[float]:
-    """Return the scaling factors of a policy's LoRA layers, each once: no key has them in a script's resume."""
+    """Return the scaling factors of LoRA layers: a script's resume has no key for them."""
     layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
     return sorted({float(f"{layer.scaling['default']:.9g}") for layer in layers if "default" in layer.scaling})
 
@@ -193,10 +191,7 @@ def hyperparameters(optimizer) -> list[dict[str, Any]]:
 
 
 def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
-    """
-    Restore the configured hyperparameters (`made_with`, from the new optimizer) after the states of an optimizer and
-    its schedule were loaded. Moments, step counts and the schedule's position stay.
-    """
+    """Restore the configured hyperparameters (`made_with`) after the states of optimizer and schedule were loaded."""
     inner = getattr(scheduler, "scheduler", scheduler)
     for group, values in zip(optimizer.param_groups, made_with, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})

@@ -8,8 +8,7 @@ from .errors import RewardError
 
 def as_verdict(value: Any, source: str) -> bool:
     """
-    Return a verdict as a bool. Other values raise an error, because the truth value of `"False"`, 0.5 or NaN is no
-    verdict.
+    Return a verdict as a bool. (The truth value of `"False"`, 0.5 or NaN is no verdict.)
 
     Args:
         value (`bool`, `int`, `float` or a scalar of NumPy or torch): True or 1, False or 0.
@@ -26,9 +25,9 @@ def as_verdict(value: Any, source: str) -> bool:
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     r"""
-    Unbiased estimate of pass@k for one prompt, \\( 1 - \binom{n-c}{k} / \binom{n}{k} \\)
-    ([Chen et al. 2021](https://huggingface.co/papers/2107.03374), section 2.1). The binomials are whole numbers and
-    their ratio is rounded once, so that nothing overflows.
+    Unbiased estimate of pass@k for one prompt, \\( 1 - \binom{n-c}{k} / \binom{n}{k} \\) ([Chen et al.
+    2021](https://huggingface.co/papers/2107.03374), section 2.1). The binomials are whole numbers, so nothing
+    overflows.
 
     Args:
         n (`int`): Samples drawn for the prompt.

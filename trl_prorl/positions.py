@@ -1,6 +1,6 @@
 """
-Positions in left-padded rows. TRL passes none, and a model with learned positions then counts the padding: a prompt
-that is shorter than the longest of its batch is scored at other positions than `generate` samples it at.
+Positions in left-padded rows. TRL passes none, and a model with learned positions then counts the padding: it scores a
+shorter prompt at other positions than `generate` samples it at.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 
 def with_positions(model: Callable) -> Callable:
-    """Return a model's forward that gets the positions of its tokens, as `generate` passes them."""
+    """Return a model's forward with positions as in `generate`."""
 
     def forward(attention_mask: torch.Tensor, **inputs):
         return model(attention_mask=attention_mask, position_ids=token_positions(attention_mask), **inputs)

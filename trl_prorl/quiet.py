@@ -1,4 +1,4 @@
-"""Suppresses messages of libraries that are untrue of this project or that nobody can act on. All others are shown."""
+"""Suppresses messages of libraries that are untrue of this project or that nobody can act on."""
 
 import logging
 import warnings
@@ -11,8 +11,7 @@ from contextlib import contextmanager
 KERNEL_LOGGER = "bitsandbytes.backends.cpu.ops"
 KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 
-# Old names: PEFT and TRL call transformers by one of them; recipes use the other, the only one in every supported
-# version of transformers.
+# PEFT and TRL call transformers by an old name; recipes use the one that every supported version has.
 OLD_NAMES = r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"
 
 
@@ -26,13 +25,13 @@ def drop_kernel_hint() -> None:
 
 
 def hold_old_names() -> None:
-    """Suppress unavoidable warnings about old names, also in scripts."""
+    """Suppress unavoidable warnings about old names."""
     warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
 
 
 @contextmanager
 def without_warning(logger: str, part: str) -> Iterator[None]:
-    """Suppress the messages of a logger that contain `part`."""
+    """Suppress a logger's messages that contain `part`."""
     target = logging.getLogger(logger)
     keep = _leaves_out(part)
     target.addFilter(keep)

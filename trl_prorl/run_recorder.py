@@ -1,5 +1,5 @@
 """
-`RunRecorder`: the log files of a run of another trainer.
+`RunRecorder`: the log files of another trainer's run.
 
 A callback sees a trainer's log. Metrics with the same meaning have our names; columns that only `ProRLTrainer`
 measures are missing.
@@ -34,7 +34,7 @@ OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, but not in a ro
 class RunRecorder(TrainerCallback):
     """
     Writes the log files, `env.json` and `config.yaml` of a run of TRL's `GRPOTrainer`, or of a subclass. `report`,
-    `compare` and `why` show the run beside others.
+    `compare` and `why` can show it.
 
     A row has the values of one log: set `logging_steps=1`. A resume writes on in the same files.
 

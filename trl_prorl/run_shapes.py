@@ -1,6 +1,6 @@
 """
-Valid content of each file of a run. Reports, comparisons and the model card read folders of others: anything else
-raises one line with the file, the place and the value.
+Valid content of each file of a run. Reports and model cards read folders of others: anything else raises one line with
+file, place and value.
 """
 
 import math
@@ -58,13 +58,13 @@ def text(value: Any) -> None:
 
 
 def scalar(value: Any) -> None:
-    """Accept a table cell: a text, a number, true, false or null."""
+    """Accept a table cell."""
     if not isinstance(value, str | bool | float | None) and not is_count(value, -MAX_COUNT, MAX_COUNT):
         raise ShapeError(value, "a text or a number")
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Shape:
-    """Accept a number in a range, both ends included; with an infinite range also NaN."""
+    """Accept a number in a closed range; in an infinite range also NaN."""
 
     def check(value: Any) -> None:
         is_number = isinstance(value, float) or is_count(value, -MAX_COUNT, MAX_COUNT)
@@ -76,7 +76,7 @@ def number(least: float = -math.inf, most: float = math.inf) -> Shape:
 
 
 def count(least: int = 0, most: int = MAX_COUNT) -> Shape:
-    """Accept an integer in a range, both ends included."""
+    """Accept an integer in a closed range."""
 
     def check(value: Any) -> None:
         if not is_count(value, least, most):
@@ -90,8 +90,6 @@ def is_count(value: Any, least: int, most: int) -> bool:
 
 
 def maybe(shape: Shape) -> Shape:
-    """Also accept null."""
-
     def check(value: Any) -> None:
         if value is not None:
             shape(value)
@@ -100,7 +98,7 @@ def maybe(shape: Shape) -> Shape:
 
 
 def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
-    """Accept a list, with limits on its length."""
+    """Accept a list of limited length."""
 
     def check(value: Any) -> None:
         if not isinstance(value, list) or not least <= len(value) <= most:
@@ -113,7 +111,7 @@ def items(shape: Shape, least: int = 0, most: float = math.inf) -> Shape:
 
 
 def table(shape: Shape, most: float = math.inf) -> Shape:
-    """Accept an object with any keys, up to a number."""
+    """Accept an object with any keys."""
 
     def check(value: Any) -> None:
         if not isinstance(value, dict) or len(value) > most:
@@ -125,7 +123,7 @@ def table(shape: Shape, most: float = math.inf) -> Shape:
 
 
 def record(optional: dict[str, Shape] | None = None, **needed: Shape) -> Shape:
-    """Accept an object with the needed keys; optional ones are checked, others ignored."""
+    """Accept an object with the needed keys; other keys are ignored."""
     known = {**needed, **(optional or {})}
 
     def check(value: Any) -> None:
@@ -157,10 +155,7 @@ STEP = maybe(count())
 
 
 def side(part: dict, prompts: int | None = None) -> Shape:
-    """
-    Accept one side of an evaluation: correct samples per prompt (for `prompts`, if given), and pass@k with its
-    interval for each k.
-    """
+    """Accept one side of an evaluation: correct samples per prompt, and pass@k with its intervals."""
     scores = {}
     for k in part["k"]:
         scores |= {f"pass@{k}": number(0, 1), f"interval@{k}": INTERVAL}
@@ -175,7 +170,7 @@ def side(part: dict, prompts: int | None = None) -> Shape:
 
 
 def greedy(prompts: int) -> Shape:
-    """Accept results of greedy decoding on this number of prompts."""
+    """Accept greedy decoding on this number of prompts."""
     correct = items(count(0, 1), prompts, prompts)
     one = record({"accuracy": number(0, 1), "interval": INTERVAL, "correct": correct})
     return record({"gain": GAIN, "base": one, "trained": one})
@@ -189,7 +184,7 @@ PART = record({"split": text}, task=text, level=scalar)
 
 
 def sampled(value: Any) -> None:
-    """Accept the numbers of an evaluation on one task."""
+    """Accept an evaluation's numbers on one task."""
     NUMBERS(value)
     record(k=items(count(1, value["n"])))(value)
     SETTINGS(value)
@@ -271,14 +266,13 @@ state = record(generations=count(), micro_batches=count(), parts=table(anything)
 
 
 def trainer_state(value: Any) -> None:
-    """Accept transformers' trainer state of a checkpoint: an epoch has at least one step."""
+    """Accept a checkpoint's trainer state: an epoch has at least one step."""
     history = items(table(anything))
     record(global_step=count(), max_steps=count(), best_model_checkpoint=maybe(text), log_history=history)(value)
     record(epoch=number(0, value["global_step"] + 1))(value)
 
 
 def row(value: Any) -> None:
-    """Accept a row of numbers."""
     record(step=count())(value)
     for key, one in value.items():
         if type(one) not in ROW_VALUES or (type(one) is int and abs(one) > MAX_COUNT):
@@ -302,7 +296,7 @@ SHAPES = {
 
 
 def check_shape(path: Path, value: Any, line: int | None = None) -> None:
-    """Raise `InputError` for invalid content of a run's file or line, with the file, the place and the value."""
+    """Raise `InputError` for invalid content of a file or line."""
     try:
         SHAPES[path.name](value)
     except ShapeError as error:
@@ -313,12 +307,12 @@ def check_shape(path: Path, value: Any, line: int | None = None) -> None:
 
 
 def read_shaped(path: Path) -> dict[str, Any]:
-    """Read and check a YAML or JSON file of a run. Raises `InputError`."""
+    """Read and check a YAML or JSON file of a run."""
     content = read_yaml(path) if path.suffix == ".yaml" else read_json(path)
     check_shape(path, content)
     return content
 
 
 def read_shaped_rows(folder: Path, file: str) -> list[dict[str, Any]]:
-    """Read and check the valid rows of a log file, see [`read_log`]. Raises `InputError`."""
+    """Read and check the valid rows of a log file, see [`read_log`]."""
     return read_log(folder, file, check_shape)

@@ -1,5 +1,5 @@
 """
-Train a recipe: parse, check, build, train, save. Every `recipes/grpo_*.py` runs this, and so does
+Train a recipe. Every `recipes/grpo_*.py` runs this, and so does
 
     python -m trl_prorl.train --config RECIPE.yaml [--KEY VALUE ...]
 """
@@ -60,7 +60,7 @@ def build(
         The trainer, and the checkpoint to resume from, as an argument of `Trainer.train`.
 
     Raises:
-        `ValueError`: Something in the recipe is not supported. No model was loaded.
+        `ValueError`: The recipe is not supported. No model was loaded.
     """
     if args.disable_tqdm:
         disable_progress_bar()  # of loading weights, too
@@ -104,7 +104,7 @@ def build(
 
 
 def rows_of(task, split: str, key: str, task_args: TaskArguments):
-    """Return the rows of a split. `key` sets their number, and errors about the number name it."""
+    """Return the rows of a split. Errors about their number name its `key`."""
     try:
         return check_dataset(task, task.rows(split, getattr(task_args, key), seed=task_args.task_seed))
     except ValueError as error:
@@ -124,20 +124,11 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     """
-    Raise an error if a new run cannot use its output folder, or if a resume would not continue the same run. A run
-    that stopped before its first checkpoint starts again at step 0. A finished run is not trained a second time.
-
-    Only the main process checks, because the run may have started by the time another process looks.
-
-    Args:
-        args (`ProRLConfig`): The configuration.
-        recipe (`tuple`): The recipe's other dataclasses.
-
-    Returns:
-        `str` or `None`: The `resume_from_checkpoint` of the training.
+    Return the `resume_from_checkpoint` of the training. A run that stopped before its first checkpoint starts again at
+    step 0. Only the main process looks at the folder: the run may have started by the time another process does.
 
     Raises:
-        `ValueError`: The folder or the checkpoint cannot be used.
+        `ValueError`: A new run cannot use the folder, or a resume would not continue the same run.
     """
     return on_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 
@@ -195,11 +186,11 @@ def run(
     trainer_class: Callable[..., ProRLTrainer] = ProRLTrainer,
 ) -> None:
     """
-    Build, train and save a recipe. Ctrl-C ends the process with one line about what was saved.
+    Build, train and save a recipe. Ctrl-C prints one line about the saved state.
 
     Raises:
-        [`InputError`]: No step was started, and something in the recipe, a file or a package is wrong.
-        [`RunError`]: The run had to stop. Unexpected errors are raised unchanged.
+        [`InputError`]: No step was started: recipe, a file or a package is wrong. [`RunError`]: The run had to stop.
+        Unexpected errors are raised unchanged.
     """
     trainer = None
     try:

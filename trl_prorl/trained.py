@@ -1,6 +1,6 @@
 """
-Checks that the trained parameters are those of the forward pass; otherwise a run logs losses, gradient norms and
-rewards like any other, and its weights stay.
+Checks that the trained parameters are those of the forward pass; otherwise a run looks like any other, and its weights
+stay.
 """
 
 import logging
@@ -31,9 +31,9 @@ class TrainedCheck(Part):
     Checks that the optimizer's parameters get gradients, and that updates change values.
 
     Gradients are checked at every update: a callback may switch or merge adapters. Values are compared for the first
-    two updates with a gradient, also after a resume (LoRA's A has none at the first), and then every 100th: weights in
-    bf16 grow, and learning rates fall, until an update is rounded away. If only some parameters do not train, it
-    warns. Not checked: weights sharded by DeepSpeed or FSDP, and optimizers that update in the backward pass.
+    two updates with a gradient (LoRA's A has none at the first), and then every 100th: weights in bf16 grow, and
+    learning rates fall, until an update is rounded away. Not checked: sharded weights, and optimizers that update in
+    the backward pass.
     """
 
     def __init__(self, accelerator):
@@ -62,8 +62,8 @@ class TrainedCheck(Part):
 
     def watch(self, logps: torch.Tensor) -> None:
         """
-        Record a micro-batch's log-probabilities, before the backward pass. Raises [`~trl_prorl.errors.RunError`]: they
-        depend on no trained parameter.
+        Record a micro-batch's log-probabilities. Raises [`~trl_prorl.errors.RunError`]: they depend on no trained
+        parameter.
         """
         if not self.is_possible or not torch.is_grad_enabled():
             return
@@ -104,10 +104,7 @@ class TrainedCheck(Part):
         )
 
     def _warn_of_parts(self, model, trained: list[torch.Tensor]) -> None:
-        """
-        Warn of parameters with a gradient outside the optimizer and, at the first signal, of the optimizer's without
-        one.
-        """
+        """Warn of gradients outside the optimizer and, at the first signal, of its parameters without one."""
         known = set(trained)
         outside = []
         unused = []
@@ -130,16 +127,13 @@ class TrainedCheck(Part):
             )
 
     def _warn(self, kind: str, line: str) -> None:
-        """Warn once in a run, in one process."""
+        """Warn once in a run."""
         if kind not in self._said and self.accelerator.is_main_process:
             logger.warning(line)
         self._said.add(kind)
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
-        """
-        Store values that the update changes. Not for a skipped step, nor at a small learning rate (warm-up, end of a
-        decay): the update may be rounded away.
-        """
+        """Store values that the update changes. Not at a small learning rate: the update may be rounded away."""
         self._before = []
         overflows = norm is not None and not math.isfinite(norm)  # fp16's scaler skips the step
         groups = self.optimizer.param_groups
@@ -156,7 +150,7 @@ class TrainedCheck(Part):
                 self._before.append((param, places, param.detach().reshape(-1)[places]))
 
     def on_step_end(self, step: int, model) -> None:
-        """Raise [`~trl_prorl.errors.RunError`]: the first update that is compared has changed no parameter."""
+        """Raises [`~trl_prorl.errors.RunError`]: the first compared update has changed no parameter."""
         before = self._before
         self._before = []
         if before and not self.accelerator.optimizer_step_was_skipped:
@@ -194,8 +188,8 @@ class TrainedCheck(Part):
 
 def _compared_places(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """
-    Return places of a flattened parameter: its largest gradient, its smallest value with a gradient (not rounded away
-    even by a small update), and some with a gradient, evenly spaced.
+    Return places of a flattened parameter: its largest gradient, its smallest value with a gradient (a small update is
+    not rounded away there), and some evenly spaced.
     """
     grad = grad.reshape(-1)
     sizes = param.reshape(-1).abs().masked_fill(grad == 0, torch.inf)

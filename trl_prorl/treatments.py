@@ -1,6 +1,5 @@
 """
-Treatments of an optimizer's memory at a reset. To add one, add an entry to `TREATMENTS` and a sentence to
-`ProRLConfig`'s `optimizer_reset`. Configuration and reports import this module, so it imports nothing slow.
+Treatments of an optimizer's memory at a reset. Imports nothing slow.
 
 | treatment | first moment m | second moment v | step count | source |
 |---|---|---|---|---|
@@ -29,8 +28,8 @@ class Treatment:
         name (`str`): Value of `optimizer_reset`.
         first, second (`float` or `"alpha"`, *optional*, defaults to `1.0`): Factor on that moment.
         clears_step (`bool`, *optional*): Whether the step count becomes 0.
-        restarts_schedule (`bool`, *optional*): Whether the learning-rate schedule restarts, unless
-            `optimizer_reset_schedule` is set.
+        restarts_schedule (`bool`, *optional*): Whether the schedule restarts, unless `optimizer_reset_schedule` is
+            set.
         resets_scaler (`bool`, *optional*): Whether an AMP scaler returns to its initial scale.
     """
 
@@ -76,7 +75,7 @@ SCALE_FORMS = "scale(F, G)", "scale(F, G, step)"  # with factors in [0, 1]
 
 
 def _scale(name: str) -> Treatment | None:
-    """Make the treatment with the factors in its name; `None` for another name."""
+    """Make the treatment with the factors in its name."""
     match = SCALE.fullmatch(name)
     try:
         first = float(match["first"])
@@ -93,7 +92,7 @@ def names_with_alpha() -> list[str]:
 
 
 def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
-    """Find a treatment by its name. Raises `ValueError`: unknown name, or α outside (0, 1]."""
+    """Raises `ValueError`: unknown name, or α outside (0, 1]."""
     treatment = TREATMENTS.get(name) or _scale(name)
     if treatment is None:
         raise ValueError(f"optimizer_reset={name!r} is not one of {', '.join((*TREATMENTS, *SCALE_FORMS))}.")
@@ -103,6 +102,6 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
-    """Return a treatment's factors on m and v, and whether it clears the step count."""
+    """Return the factors on m and v, and whether the step count is cleared."""
     treatment = treatment_of(name, alpha)
     return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

@@ -1,8 +1,8 @@
 """
-The methods of TRL and transformers that trl-prorl overrides or calls, checked when the first trainer is made.
+The methods of TRL and transformers that trl-prorl overrides or calls.
 
 If a new version no longer calls a method that we override, nothing fails: the run would train something else. So the
-code of the installed version is searched for these names. `upstream_numbers.py` checks what TRL computes.
+installed code is searched for these names.
 """
 
 import inspect
@@ -30,8 +30,8 @@ CLASSES = {
 }
 
 
-# By method of TRL or transformers: methods of ours that it calls, by itself or in a method that is not overridden, in
-# this order; and a few names that we set, or by which we read arguments.
+# By method of TRL or transformers: our methods that it calls, directly or in a helper, in this order; and names that
+# we set or read.
 CALLS = {
     "GRPOTrainer.__init__": (
         "train_dataset",
@@ -97,8 +97,8 @@ VLLM_CALLS = {
 @cache
 def check_names(trainer: type, with_vllm: bool = False) -> None:
     """
-    Raise an error if TRL or transformers lacks a method that trl-prorl overrides, or no longer calls it. Runs once per
-    process, and takes 2 to 4 ms.
+    Raise an error if TRL or transformers lacks a method that we override, or no longer calls it. Runs once per
+    process.
 
     Args:
         trainer (`type`): Our trainer.
@@ -124,14 +124,13 @@ def check_names(trainer: type, with_vllm: bool = False) -> None:
 @cache
 def check_untested(is_main: bool = True) -> None:
     """
-    Check the numbers of a TRL whose version is not the tested one, and warn of libraries newer than the newest tested
-    version. Runs once per process.
+    Check the numbers of an untested TRL, and warn of libraries newer than the tested versions. Runs once per process.
 
     Args:
         is_main (`bool`, *optional*): Whether this process shows warnings.
 
     Raises:
-        InputError: TRL computes another number than trl-prorl relies on. The line names the case.
+        InputError: TRL computes another number than trl-prorl relies on.
     """
     if version("trl") != VERSIONS["trl"]:
         from .upstream_numbers import find_incompatibility
@@ -152,7 +151,7 @@ def check_untested(is_main: bool = True) -> None:
 
 
 def with_cure(error: ImportError) -> ImportError:
-    """Return an import error with the version that fits, if a name of TRL or transformers has moved."""
+    """Add the tested version to an import error, if a name of TRL or transformers has moved."""
     library = (error.name or "").partition(".")[0]
     if library not in VERSIONS or error.name == library:  # else it is not installed
         return error
@@ -160,13 +159,12 @@ def with_cure(error: ImportError) -> ImportError:
 
 
 def incompatible(library: str, what: str) -> str:
-    """Return the error for a library in which something has changed."""
     cure = f"Install the newest tested version, {VERSIONS[library]}: {_cure(library)}."
     return f"{library} {version(library)} is not supported: {what}. {cure}"
 
 
 def _check_arguments(owner: type, method: FunctionType, original: FunctionType) -> None:
-    """Raise an error if a method of TRL has other arguments than our override."""
+    """TRL's method and our override must have the same arguments."""
     theirs = _arguments(original.__code__)
     code = method.__code__
     mine = _arguments(code)
@@ -179,7 +177,7 @@ def _check_arguments(owner: type, method: FunctionType, original: FunctionType) 
 
 
 def _check_calls(caller: str, calls: tuple[str, ...], grpo: type, ours: dict[str, Any]) -> None:
-    """Raise an error if a method of TRL or transformers lacks one of these names, or has them in another order."""
+    """The method must have these names in this order."""
     owner_name, _, name = caller.partition(".")
     owner = _find_class(owner_name)
     method = getattr(owner, name, None)
@@ -196,7 +194,7 @@ def _check_calls(caller: str, calls: tuple[str, ...], grpo: type, ours: dict[str
 
 
 def _names(code: CodeType, owner: type, ours: dict[str, Any], seen: set[CodeType]) -> list[object]:
-    """Return the arguments, names and constants in a code object. The names in a helper follow the helper's name."""
+    """Return arguments, names and constants in a code object; a helper's follow its name."""
     seen.add(code)
     names = [*code.co_varnames[1 : code.co_argcount]]
     for name in code.co_names:
@@ -217,7 +215,6 @@ def _names(code: CodeType, owner: type, ours: dict[str, Any], seen: set[CodeType
 
 
 def _arguments(code: CodeType) -> tuple[str, ...]:
-    """Return the names of a method's arguments after `self`, in order."""
     return code.co_varnames[1 : code.co_argcount]
 
 

@@ -1,10 +1,9 @@
 """
-TRL's numbers: its defaults, advantages and loss, compared with closed forms on fixed tensors.
+TRL's defaults, advantages and loss, compared with closed forms on fixed tensors.
 
-`upstream.py` finds a name that is gone. It cannot find `max` in the place of `min`, another normalisation or a flipped
-default, with which a run trains something else. Here TRL's own methods are called on an instance without a model: all
-cases together take about 0.2 s. The closed forms of ratio, KL and aggregation are those of `kl.py`, whose terms are
-added to TRL's loss. The tests run all cases; a run does if its version of TRL is not the tested one.
+`upstream.py` finds a missing name, but not `max` in the place of `min`, another normalisation or a flipped default.
+TRL's own methods are called on an instance without a model: 0.2 s for all cases. The tests run them, and every run
+with an untested TRL.
 """
 
 import math
@@ -56,8 +55,8 @@ KEYS = ("loss_type", "importance_sampling_level", "beta", "use_bias_correction_k
 SETTINGS = [(0.1, True, "group", True), (0.1, False, "batch", True), (0.0, True, "none", False)]
 CASES = [(loss_type, level, *rest) for loss_type, level, rest in product(LOSS_TYPES, IMPORTANCE_LEVELS, SETTINGS)]
 
-# One batch of two groups: rows beyond the upper bound of the ratio, below the lower, below and above without a clip,
-# truncated and without a reward, with a tool's tokens. This process is the second of two.
+# Two groups: rows beyond the bounds of the ratio, below and above without a clip, truncated and without a reward, with
+# a tool's tokens. This process is the second of two.
 LENGTHS = (5, 4, 5, 3, 2, 5)
 COMPLETIONS = [[length] * length for length in LENGTHS]
 ENDS = [3, 4, 5]
@@ -74,13 +73,8 @@ REF_LOGPS = LOGPS + 0.4 * NOISE[2]
 
 def find_incompatibility(grpo: type, config: type) -> str | None:
     """
-    Find the first number of TRL that is not the expected one.
-
-    Args:
-        grpo (`type`): TRL's `GRPOTrainer`.
-        config (`type`): TRL's `GRPOConfig`.
-
-    Returns `str` or `None`: One line that names the case; `None` if all numbers agree.
+    Return one line that names the first unexpected number of TRL's `GRPOTrainer` and `GRPOConfig`; `None` if all
+    agree.
     """
     defaults = {field.name: field.default for field in fields(config)}
     for key, expected in DEFAULTS.items():
@@ -102,7 +96,7 @@ def find_incompatibility(grpo: type, config: type) -> str | None:
 
 
 def _make_trainer(grpo: type, keys: dict[str, Any]) -> Any:
-    """Return an instance of TRL's trainer that has its configuration, the batch, and no model."""
+    """Make TRL's trainer with its configuration and the batch, without a model."""
     args = SimpleNamespace(**keys)
     vars(args).update(
         steps_per_generation=2,
@@ -153,7 +147,7 @@ def _make_trainer(grpo: type, keys: dict[str, Any]) -> Any:
 
 
 def _compute(trainer: Any) -> dict[str, Any]:
-    """Return TRL's numbers: the columns of the batch, loss, gradient and metrics."""
+    """Return TRL's columns of the batch, loss, gradient and metrics."""
     batch = trainer._generate_and_score_completions([{"prompt": "text"}] * 6)
     logps = LOGPS.clone().requires_grad_()
     trainer.model.logps = logps
@@ -164,7 +158,7 @@ def _compute(trainer: Any) -> dict[str, Any]:
 
 
 def _expect(args: SimpleNamespace) -> dict[str, Any]:
-    """Return the closed forms of the same numbers, from the rewards to the gradient."""
+    """Return the closed forms of the same numbers."""
     # Advantages, over the groups of both processes. A completion without a reward has none.
     rewards = weighted_sum(REWARDS, WEIGHTS).view(4, 3)
     centered = rewards - rewards.nanmean(1, keepdim=True)

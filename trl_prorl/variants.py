@@ -1,8 +1,4 @@
-"""
-The variants, one entry each, in the order of a report. Tables, plots and model cards read their labels here.
-
-To add a variant, add an entry with its rule, and a recipe.
-"""
+"""The variants, one entry each with its rule, in the order of a report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,20 +20,20 @@ NEVER_RESET = "was never reset, so it equals the control"
 @dataclass(frozen=True)
 class Variant:
     """
-    One variant.
+    One variant: labels for tables, plots and model cards.
 
     Attributes:
-        name (`str`): Its name in [`ProRLConfig.variant`] and in `env.json`.
-        when (`Callable`): Returns whether a configuration is of this variant. Every configuration is of exactly one.
-        short (`str`): Label in plots, legends and tables: two to four words.
+        name (`str`): Its name in `env.json`.
+        when (`Callable`): Returns whether a configuration is of this variant; each is of exactly one.
+        short (`str`): Label of two to four words.
         description (`str`): One sentence, without the full stop.
-        anchor (`str`): The policy that its KL is taken to, for a cell of a table.
-        recipe (`str`): What a recipe of this variant does, for a table of recipes.
-        colour (`str`): Colour of its lines and bars. From the colour-blind-safe palette of Okabe and Ito, except for
-            their yellow, which is invisible on white: that one is Paul Tol's.
-        kl (`str`, *optional*, defaults to `"kl_ref"`): Key in `metrics.jsonl` of the KL to its own anchor.
+        anchor (`str`): The policy of its KL, for a table.
+        recipe (`str`): Effect of such a recipe, for a table.
+        colour (`str`): Colour of its lines and bars, from the colour-blind-safe palette of Okabe and Ito; yellow is
+            Paul Tol's, because theirs is invisible on white.
+        kl (`str`, *optional*, defaults to `"kl_ref"`): Key of the KL to its anchor.
         different_objective (`bool`, *optional*, defaults to `False`):
-            Whether its objective differs from A's, which report and model card then state.
+            Whether its objective differs from A's.
     """
 
     name: str
@@ -52,22 +48,20 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """The label that stands by itself: with the letter that pages use, if the variant has one."""
+        """Its label, with the letter that pages use."""
         return f"{self.short} ({self.name})" if len(self.name) == 1 else self.short
 
 
 def has_reference(args: "ProRLConfig") -> bool:
-    """Return whether it has a reference. Elastic Reset is a separate variant."""
+    """Return whether it has a reference; Elastic Reset is a separate variant."""
     return args.beta != 0.0 and not args.elastic_reset_every
 
 
 def moves_reference(args: "ProRLConfig") -> bool:
-    """Return whether its reference is reset."""
     return has_reference(args) and args.resets and args.ref_reset_mix != 0.0
 
 
 def has_no_reference(args: "ProRLConfig") -> bool:
-    """Return whether it has no reference and is not Elastic Reset."""
     return args.beta == 0.0 and not args.elastic_reset_every
 
 
@@ -165,16 +159,8 @@ VARIANTS = {
 
 def describe_missing_reset(variant: str, keys: Mapping[str, Any], resets: int | None, steps: int | None) -> str | None:
     """
-    Describe a run without a reset whose variant equals the control unless it is reset.
-
-    Args:
-        variant (`str`): Name of its variant.
-        keys (`Mapping[str, Any]`): Its configuration.
-        resets (`int`, *optional*): Number of resets in `events.jsonl`. `None`: not known.
-        steps (`int`, *optional*): Number of optimizer steps in `metrics.jsonl`.
-
-    Returns:
-        `str` or `None`: Words to print after the run's name: "has not been reset yet". `None` for other runs.
+    Describe a run without a reset whose variant equals the control unless it is reset: words to print after its name,
+    `None` for other runs. `resets` (`None`: unknown) and `steps` are numbers in its log files.
     """
     if variant not in DIFFER_BY_RESETS or resets != 0:
         return None
@@ -187,10 +173,9 @@ def describe_missing_reset(variant: str, keys: Mapping[str, Any], resets: int | 
 
 
 def optimises_another_objective(variant: str) -> bool:
-    """Return whether a variant, given by name, is known to have a different objective from A."""
+    """Return whether a variant is known to have a different objective from A."""
     return variant in VARIANTS and VARIANTS[variant].different_objective
 
 
 def variant_of(args: "ProRLConfig") -> str:
-    """Return the name of a configuration's variant."""
     return next(variant.name for variant in VARIANTS.values() if variant.when(args))

@@ -1,6 +1,6 @@
 """
-Checks that a tokenizer is complete and fits its model. Without the vocabulary file, transformers makes a tokenizer of
-special tokens alone; no library compares a vocabulary with the embedding.
+Checks that a tokenizer is complete and fits its model. Without the vocabulary file, transformers makes one of special
+tokens alone; no library compares a vocabulary with the embedding.
 """
 
 import json
@@ -38,9 +38,7 @@ SPACE = "▁"  # sentencepiece's, in each vocabulary that transformers makes up 
 
 
 def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
-    """
-    Load a tokenizer from a folder or the Hub. Raises [`InputError`]: a file of the folder is missing or unreadable.
-    """
+    """Raises [`InputError`]: a file is missing or unreadable."""
     with readable_files(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         tokenizer("text")  # fails here for a wrong type in tokenizer_config.json
@@ -51,9 +49,8 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
 @contextmanager
 def readable_files(source: str | Path) -> Iterator[None]:
     """
-    Raise [`InputError`] for a damaged JSON file of a folder if a model or a tokenizer cannot be loaded, or for the
-    folder if a library's loader fails otherwise. Git LFS pointers are reported first: as a chat template one would be
-    every prompt.
+    Raise [`InputError`] for a damaged JSON file, or for the folder, if loading fails. Git LFS pointers are reported
+    first: as a chat template one would be every prompt.
     """
     pointer = _find_pointer(Path(source))
     if pointer is not None:
@@ -80,7 +77,7 @@ def _is_of_loader(error: Exception) -> bool:
 
 
 def _find_pointer(folder: Path) -> Path | None:
-    """Return the first Git LFS pointer among a folder's configuration and tokenizer files, if any."""
+    """Return the first Git LFS pointer among configuration and tokenizer files."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not file.name.startswith(NAMES) or not file.is_file() or file.stat().st_size > POINTER_BYTES:
             continue
@@ -90,7 +87,7 @@ def _find_pointer(folder: Path) -> Path | None:
 
 
 def _damaged_file(folder: Path) -> Path | None:
-    """Return a folder's first unreadable JSON file of a model or a tokenizer, if any."""
+    """Return a folder's first unreadable JSON file."""
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         if not file.name.startswith(NAMES):
             continue
@@ -111,8 +108,8 @@ def _damaged_file(folder: Path) -> Path | None:
 def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
     """
     Raise [`InputError`] for a tokenizer without a vocabulary, or with one that exceeds the embedding's rows. A special
-    token beyond them is allowed if neither chat template nor tokenizer adds it to a text: Gemma 3's image token, and
-    the unknown-text token of byte-level vocabularies.
+    token beyond them is allowed if nothing adds it to a text: Gemma 3's image token, and the unknown-text token of
+    byte-level vocabularies.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return

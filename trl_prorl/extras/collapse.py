@@ -10,9 +10,9 @@ COLLAPSE_SHARE = 0.5  # of the best
 
 def end_by_best(values: pd.Series) -> float | None:
     """
-    Return a run's end relative to its best: the mean of the last 10 % of the values (one per step), at least 10, over
-    the best mean of 10. The last window must not be shorter, or chance alone would look like a loss. `None` with fewer
-    than 10 values, or if the best is not positive.
+    Return the mean of the last 10 % of the values (one per step), at least 10, over the best mean of 10. (With a
+    shorter last window, chance would look like a loss.) `None` with fewer than 10 values, or if the best is not
+    positive.
     """
     best = values.rolling(SMOOTHING_STEPS).mean().max()
     if not best > 0:  # also if NaN

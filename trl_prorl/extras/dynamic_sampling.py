@@ -1,8 +1,4 @@
-"""
-Dynamic sampling (DAPO, arXiv 2503.14476): groups with equal rewards give no gradient and are replaced.
-
-Only the task's reward decides: a length reward differs for any two completions of different length.
-"""
+"""Dynamic sampling (DAPO, arXiv 2503.14476) and the watch of the signal."""
 
 import functools
 import logging
@@ -24,10 +20,10 @@ def deciding_rewards(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    Return the rewards `(N,)` that decide whether a group is decided; NaN if there is none.
+    Return the rewards `(N,)` that decide whether a group is replaced; NaN if there is none.
 
     The weighted sum of the `functions` (indices); without them, each group's first function with a weight and a
-    reward. Groups are contiguous in rewards `(N, F)`, NaN if a function does not apply.
+    reward. Rewards have shape `(N, F)`, group by group, NaN if a function does not apply.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -44,8 +40,8 @@ def find_functions(
     wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Return the indices of `dynamic_sampling_rewards`, if set. Raises `ValueError`: a function does not exist, or all
-    have weight 0.
+    Return the indices of `dynamic_sampling_rewards`. Raises `ValueError`: a function does not exist, or all have
+    weight 0.
     """
     if wanted is None:
         return None
@@ -73,8 +69,8 @@ def replace_groups(
     pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     """
-    Replace groups of G rows of a batch (`places`) by groups of another batch (`sources`). Tensors have shape `(N, …)`;
-    prompts are padded on the left, completions on the right, token ids with `pad_token_id`, others with 0.
+    Replace groups of a batch (`places`) by groups of another (`sources`). Tensors `(N, …)` are padded: prompts on the
+    left, completions on the right, token ids with `pad_token_id`, others with 0.
     """
 
     within = torch.arange(group_size)
@@ -106,17 +102,14 @@ def shuffle_pass(count: int, seed: int, number: int) -> list[int]:
 
 
 def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
-    """
-    Return the next `number` indices of an endless supply of `count` rows, pass after pass, after `drawn` earlier ones.
-    """
+    """Return the next `number` indices of shuffled passes over `count` rows, after `drawn` earlier ones."""
     places = (divmod(place, count) for place in range(drawn, drawn + number))
     return [shuffle_pass(count, seed, which)[place] for which, place in places]
 
 
 class DynamicSampling(Part):
     """
-    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: a streamed dataset,
-    or a process with parts of groups.
+    Replaces groups with equal rewards. Raises `ValueError`: a streamed dataset, or a process with parts of groups.
     """
 
     remembers = ("drawn",)
@@ -149,9 +142,9 @@ class DynamicSampling(Part):
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """
-        Sample a generation batch, and replacements for undecided groups. `examples` are this process's rows, G times
-        each. `draw` samples completions of rows, with `again` in further rounds. Both return a batch that no anchor
-        has scored, and its result.
+        Sample a generation batch, and replacements. `examples` are this process's rows, G times each. `draw` samples
+        completions of rows, with `again` in further rounds. Both return a batch that no anchor has scored, and its
+        result.
         """
         size = self.group_size
         process = self.accelerator.process_index
@@ -195,8 +188,7 @@ class DynamicSampling(Part):
         return all_equal(deciders.view(-1, self.group_size))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Signal watch: no gradient if all completions of a prompt get the same reward, in batch after batch.
+# Signal watch: no gradient if all completions of a prompt get the same reward.
 
 
 logger = logging.getLogger(__name__)
@@ -216,9 +208,9 @@ RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 
 class SignalWatch(Part):
     """
-    Warns after `PATIENCE` generation batches in a row without signal, after twice as many, and so on. Stops the run
-    after `UNSCORED_PATIENCE` batches in a row without any reward, unless `nonfinite` is `"skip"`. Signal: a completion
-    in the loss belongs to a group with different rewards.
+    Warns at every multiple of `PATIENCE` consecutive generation batches without signal: a completion in the loss from
+    a group with different rewards. Stops the run after `UNSCORED_PATIENCE` batches without any reward, unless
+    `nonfinite` is `"skip"`.
     """
 
     may_join = True
@@ -249,9 +241,7 @@ class SignalWatch(Part):
         self.observe(rewards, counts)
 
     def observe(self, rewards: torch.Tensor, counts: torch.Tensor) -> None:
-        """
-        Observe rewards `(N, F)`; `counts` `(N,)`: whether a completion has tokens in the loss. Raises [`RewardError`].
-        """
+        """Observe rewards `(N, F)`; `counts` `(N,)`: whether a completion has tokens in the loss."""
         self._count_unscored(rewards)
         size = self.group_size
         if self.args.advantage_estimator in UNGROUPED:
@@ -286,7 +276,7 @@ class SignalWatch(Part):
         return make_event(NO_SIGNAL, step, step, self._explain()[0], self.silent, PATIENCE)
 
     def _explain(self) -> tuple[str, str]:
-        """Return the reason for the newest batches' missing signal, and the cure."""
+        """Return the reason for the missing signal, and the cure."""
         if self.cut == 0:
             return EQUAL, LOOK
         if self.cut == self.silent:

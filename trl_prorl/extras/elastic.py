@@ -1,6 +1,4 @@
-"""
-Elastic Reset (Noukhovitch et al. 2023, arXiv 2312.07551): policy ← its moving average, average ← the initial policy.
-"""
+"""Elastic Reset (Noukhovitch et al. 2023, arXiv 2312.07551)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +14,11 @@ from ..weights import copy_tensors
 
 class ElasticResets(Part):
     """
-    Requests an Elastic Reset every `elastic_reset_every` optimizer steps, and applies it at the next generation
-    boundary.
+    Every `elastic_reset_every` optimizer steps, at a generation boundary: policy ← average, average ← initial policy.
 
         average ← η · average + (1 − η) · policy     at every optimizer step, with the decay η
 
-    `average` and `initial`: moving average and initial values of the trained parameters, by name, on their device.
+    `average` and `initial`: values of the trained parameters, by name.
     """
 
     remembers = ("requested",)
@@ -42,7 +39,6 @@ class ElasticResets(Part):
 
     @torch.no_grad()
     def on_step_end(self, step: int, model) -> None:
-        """Update the average, and request a reset if one is due."""
         for name, param in self.parameters.items():
             self.average[name].lerp_(param.detach().float(), 1.0 - self.decay)
         if step % self.every == 0:
@@ -50,7 +46,6 @@ class ElasticResets(Part):
 
     @torch.no_grad()
     def on_generation(self, step: int) -> dict[str, Any] | None:
-        """Apply a requested reset in place: policy ← average, average ← initial policy."""
         requested = self.requested
         if requested is None:
             return None

@@ -23,8 +23,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 class Growth(Part):
     """
-    Adds ranks to the policy's adapter and its frozen copies, every `lora_growth_every` optimizer steps, at the next
-    generation boundary. In `copies` of trained parameters, by name, entries are replaced to keep their shapes.
+    Adds ranks to the policy's adapter and its frozen copies. In `copies` of trained parameters, by name, entries are
+    replaced to keep their shapes.
     """
 
     remembers = ("requested",)  # the adapter's own files have the weights
@@ -74,9 +74,8 @@ class Growth(Part):
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """
-        Set the rank of everything, or of nothing if a state is unknown; return the seconds. The policy and its frozen
-        copies get the same new rows of A, so that averaging two of them averages their old ranks. Rows of a missing
-        layer are 0.
+        Set the rank of everything, or of nothing if a state is unknown; return the seconds. All get the same new rows
+        of A, so averaging two adapters averages their old ranks. Rows of a missing layer are 0.
         """
         factors = list_factors(self.policy)
         states = self.optimizer.state if self.optimizer is not None else {}
@@ -102,10 +101,7 @@ class Growth(Part):
         return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
 
     def before_load(self, checkpoint: Path) -> None:
-        """
-        Set the adapters' rank, and frozen values, to a checkpoint's. Raises `ValueError`: the adapter cannot grow into
-        it.
-        """
+        """Set rank and frozen values to a checkpoint's. Raises `ValueError`: the adapter cannot grow into it."""
         if not (checkpoint / CONFIG_FILE).is_file():
             return
         saved = read_json(checkpoint / CONFIG_FILE)
@@ -152,8 +148,8 @@ CONFIG_FILE = "adapter_config.json"
 @dataclass(frozen=True)
 class Factor:
     """
-    A factor of one layer's adapter: `side` is `"A"`, of shape (r, in), or `"B"`, (out, r); `axis` is the ranks'
-    dimension; `place` is the layer's name in the policy.
+    A factor of a layer's adapter: `side` is `"A"`, (r, in), or `"B"`, (out, r); `axis`: the ranks' dimension; `place`:
+    the layer's name.
     """
 
     place: str
@@ -179,7 +175,7 @@ def list_factors(policy: PeftModel) -> list[Factor]:
 
 
 def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
-    """Copy a tensor with another size along one dimension: truncated, or with `new` (default 0) appended."""
+    """Copy a tensor, truncated or with `new` (default 0) appended along one dimension."""
     more = size - tensor.shape[axis]
     if more <= 0:
         return tensor.narrow(axis, 0, size).clone(memory_format=torch.contiguous_format)
@@ -191,7 +187,7 @@ def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None 
 
 
 def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Generator:
-    """Make a random state from the run's seed, a step count and the purpose only."""
+    """Make a random state from seed, step and purpose only."""
     # On a CPU torch uses the low 32 bits of a seed, so two numbers need a hash.
     digest = hashlib.sha256(f"{purpose}, seed {seed}, step {step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
@@ -199,8 +195,8 @@ def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Ge
 
 def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
-    Draw rows `(rows, columns)` of a factor A as PEFT does, in fp32: with `init_lora_weights="gaussian"` of standard
-    deviation 1/rank, else uniform within ±1/√in. On the CPU, independent of the machine.
+    Draw rows `(rows, columns)` of a factor A as PEFT does, in fp32 on the CPU: with `init_lora_weights="gaussian"` of
+    standard deviation 1/rank, else uniform within ±1/√in.
     """
     values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
@@ -209,16 +205,13 @@ def draw_rows(rows: int, columns: int, rank: int, initialisation: object, genera
 
 
 def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
-    """Compute the α for a scaling factor; an integer if it is one up to rounding."""
+    """Return the α of a scaling factor, an integer if it is one up to rounding."""
     alpha = scaling * (math.sqrt(rank) if rank_stabilised else rank)
     return round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
 
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
-    """
-    Set every factor's values, and the rank of layers and configurations. Parameters stay the same objects: optimizer,
-    average and merged copy refer to them.
-    """
+    """Set factors and ranks. Parameters stay the same objects: optimizer, average and merged copy refer to them."""
     for factor, value in values:
         layer = factor.layer
         adapter = factor.adapter
@@ -245,8 +238,8 @@ OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 @torch.no_grad()
 def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """
-    Return the changed entries of a factor's state (`shape`: the factor's old one; `axis`: its ranks). Raises
-    `ValueError`: an unknown entry.
+    Return the changed entries of a factor's state (`shape`: the factor's old one). Raises `ValueError`: an unknown
+    entry.
     """
     unknown = sorted(set(state) - {*OF_VALUES, STEP})
     held = [key for key in OF_VALUES if state.get(key) is not None]
@@ -257,7 +250,7 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
 
 
 def check_growing_optimizer(cls: type) -> None:
-    """Raise `ValueError` for an optimizer whose state growth does not support."""
+    """Raise `ValueError` for an optimizer that growth does not support."""
     name = find_optimizer(cls)
     if name is None or not OPTIMIZERS[name].grows:
         growing = ", ".join(other for other, optimizer in OPTIMIZERS.items() if optimizer.grows)

@@ -1,8 +1,4 @@
-"""
-Rewards for the length of completions, in tokens, as TRL reward functions.
-
-To add one, write a function and an entry of [`LENGTH_REWARDS`]; its settings are fields of `TaskKeys` in keys.py.
-"""
+"""Rewards for the length of completions, in tokens, as TRL reward functions."""
 
 import math
 from collections.abc import Callable
@@ -11,16 +7,16 @@ from typing import Any
 
 def cosine(length: float, longest: float, least: float) -> float:
     """
-    Compute η_min + ½ (0 − η_min) (1 + cos(π t / T)) for length t: from 0 for an empty completion down to `least` at T
-    tokens or more (ProRL v2's cosine length penalty; form from arXiv 2502.03373).
+    Compute η_min + ½ (0 − η_min) (1 + cos(π t / T)) for t tokens, `least` from T tokens on (ProRL v2's cosine length
+    penalty; form from arXiv 2502.03373).
     """
     return least - 0.5 * least * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
 
 
 def cosine_length_reward(keys: Any, longest: int) -> Callable:
     """
-    Return a reward function that penalises long completions by [`cosine`], on for `length_on` optimizer steps, off for
-    `length_off` steps (ProRL v2: 100 and 500). With `length_off: 0` it is always on.
+    Penalise long completions by [`cosine`], on for `length_on` optimizer steps, off for `length_off` (ProRL v2: 100
+    and 500).
     """
 
     def cosine_length(completion_ids, trainer_state, **columns):
@@ -31,10 +27,7 @@ def cosine_length_reward(keys: Any, longest: int) -> Callable:
 
 
 def target_length_reward(keys: Any, longest: int) -> Callable:
-    """
-    Return a reward function of −`length_cost` · |length − `length_target`|: L1's exact-length reward with cost 0.0003,
-    arXiv 2503.04697.
-    """
+    """Return −`length_cost` · |length − `length_target`|, L1's exact-length reward (cost 0.0003, arXiv 2503.04697)."""
 
     def target_length(completion_ids, **columns):
         return [-keys.length_cost * abs(len(ids) - keys.length_target) for ids in completion_ids]
@@ -43,13 +36,13 @@ def target_length_reward(keys: Any, longest: int) -> Callable:
 
 
 def overlong_length_reward(keys: Any, longest: int) -> Callable:
-    """Return TRL's soft penalty for the last `length_margin` tokens of the longest completion."""
+    """Return TRL's soft penalty for the last `length_margin` tokens."""
     from trl.rewards import get_soft_overlong_punishment  # deferred: keys.py imports this file and must not load TRL
 
     return get_soft_overlong_punishment(longest, keys.length_margin)
 
 
-# Values of the key `length_reward`, which make a reward function from a recipe's keys and `max_completion_length`.
+# By value of `length_reward`: makes a reward function from the recipe's keys and `max_completion_length`.
 LENGTH_REWARDS: dict[str, Callable[[Any, int], Callable]] = {
     "cosine": cosine_length_reward,
     "target": target_length_reward,

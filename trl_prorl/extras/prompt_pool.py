@@ -1,12 +1,8 @@
 """
-Prompt pool with memory: prompts rest if their last groups gave no gradient; others are sampled more often.
-
-A prompt rests if it is solved (its pass rate has reached `prompt_pool_retire`) or its last group had equal rewards:
-for one pass over the prompts, twice as long each consecutive time, at most `LONGEST_REST` passes. It is then sampled
-again, which detects forgetting and retries prompts that were too hard.
+Prompt pool with memory: prompts rest if they are solved or their last group gave no gradient.
 
 Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) drop solved prompts; prime-rl keeps pools by
-difficulty. docs/prompt-pool.md has the measured benefit.
+difficulty. Here a prompt is sampled again after its rest, which detects forgetting and retries hard prompts.
 """
 
 import hashlib
@@ -34,8 +30,8 @@ LONGEST_REST = 8  # passes
 @dataclass(frozen=True)
 class Memory:
     """
-    A sampled prompt: decayed mean pass rate (`None` without a verifier); its last groups in a row that caused a rest;
-    and number of drawn groups at which its rest ends.
+    A sampled prompt: decayed mean pass rate (`None` without a verifier), consecutive groups that caused a rest, and
+    the number of drawn groups at which its rest ends.
     """
 
     rate: float | None
@@ -47,9 +43,9 @@ def update_memory(
     earlier: Memory | None, passed: float | None, is_equal: bool, drawn: int, prompts: int, retire: float
 ) -> Memory:
     """
-    Update a prompt's memory (`None`: never sampled) after a group: `passed` is its share of correct completions,
-    `is_equal` whether its rewards are equal, `drawn` the groups drawn so far, `prompts` the size of the training set,
-    `retire` the pass rate of a solved prompt.
+    Update a prompt's memory (`None`: never sampled) after a group with the share `passed` of correct completions and
+    rewards that are equal or not. `drawn`: groups drawn so far; `prompts`: size of the training set; `retire`: pass
+    rate of a solved prompt.
     """
     rate = passed
     rests = 0
@@ -66,8 +62,7 @@ def update_memory(
 
 class Queue:
     """
-    The order of prompts: unseen ones in their order, then by due time. A heap: scanning a million prompts for every
-    batch takes a second.
+    The order of prompts: unseen ones, then by due time. A heap: scanning a million prompts per batch takes a second.
     """
 
     def __init__(self, order: Sequence[int], memories: Mapping[int, Memory]):
@@ -83,8 +78,8 @@ class Queue:
 
     def take(self, number: int, last: Collection[int] = ()) -> list[int]:
         """
-        Take the next `number` prompts, until [`Queue.put`]; those already taken for this batch (`last`) come last.
-        None is taken twice unless all are.
+        Take the next `number` prompts; those already taken for this batch (`last`) come last. None is taken twice
+        unless all are.
         """
         taken: list[int] = []
         held: list[int] = []
@@ -109,9 +104,8 @@ class Queue:
 
 class PromptPool(Part):
     """
-    Draws the prompts of each generation batch in place of the data loader's, the same on all processes. The reward
-    `functions` (indices, by default the task's) decide whether a group's rewards are equal. Raises `ValueError`: the
-    dataset is streamed.
+    Draws the prompts of each generation batch, the same on all processes. The reward `functions` (indices, by default
+    the task's) decide whether a group's rewards are equal. Raises `ValueError`: the dataset is streamed.
     """
 
     def __init__(
@@ -150,10 +144,7 @@ class PromptPool(Part):
         self._asked: set[int] = set()  # prompts of the batch, which may have further rounds
 
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
-        """
-        Sample a generation batch from the pool, which replaces `examples` (this process's rows, G times each). Other
-        arguments and result are those of [`DynamicSampling.sample`].
-        """
+        """Sample a generation batch in place of `examples`, as [`DynamicSampling.sample`] does."""
         count = len(examples)
         groups = count * self.accelerator.num_processes // self.group_size
         if not again:
@@ -170,7 +161,7 @@ class PromptPool(Part):
         return batch, result
 
     def observe(self, prompts: list[int], result: RolloutResult) -> dict[str, float]:
-        """Remember the rewards of all processes' prompts (indices); return the pool's columns of `metrics.jsonl`."""
+        """Remember results of all processes' prompts (indices); return columns of `metrics.jsonl`."""
         size = self.group_size
         deciders = deciding_rewards(result.rewards, self.weights.to(result.rewards.device), size, self.functions)
         equal = all_equal(deciders.view(-1, size)).tolist()
@@ -205,12 +196,12 @@ class PromptPool(Part):
         return self._hashes[index]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory of each prompt with its index and the hash of its content."""
+        """Return each memory with the prompt's index and hash."""
         known = [[index, self._hash(index), *astuple(memory)] for index, memory in self.memories.items()]
         return {"drawn": self.drawn, "prompts": known}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        """Restore the memory: in a changed data set, that of each prompt which occurs once in both."""
+        """In a changed data set, restore the memory of prompts that occur once in both."""
         self.drawn = state["drawn"]
         known = state["prompts"]
         if "rows of the training set" in changed:

@@ -2,13 +2,12 @@
 Roll-back: a run that collapses continues from its last good checkpoint, at a lower learning rate.
 
     1. a step        A part returns an event with `"action": "stop"`, or a number is NaN.
-    2. plan          `Rollback.plan` names the checkpoint to continue from; if there is none, the run ends.
+    2. plan          `Rollback.plan` names the checkpoint to continue from; without one, the run ends.
     3. events.jsonl  The event `rollback` is written, and synchronised to disk.
-    4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, log files trimmed.
+    4. resume        Newer checkpoints are renamed, log files trimmed.
     5. lower rate    `load_state_dict` multiplies the rate once for each roll-back that the checkpoint lacks.
 
-The event is authoritative: a checkpoint stores the number of roll-backs before it, and each later one in the log
-lowers the rate once. After a kill before 3 nothing has happened; after it `checkpoint_after_rollback` repeats 4.
+The event is authoritative: after a kill before 3 nothing has happened; after it `checkpoint_after_rollback` repeats 4.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,8 +31,8 @@ def count_rollbacks(run_dir: Path) -> int:
 
 class Rollback(Alarm):
     """
-    Plans a roll-back after a collapse of the reward, or after another event that stops the run. `find_run_dir` returns
-    the run's folder, which a hyperparameter search changes.
+    Plans a roll-back after a collapse of the reward, or another event that stops the run. `find_run_dir` returns the
+    run's folder, which a hyperparameter search changes.
     """
 
     remembers = ("values", "known")
@@ -73,9 +72,8 @@ class Rollback(Alarm):
 
     def plan(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """
-        Find the newest complete checkpoint no newer than the event's `last_good`. Returns the event for
-        `events.jsonl`, which names the checkpoint; `None` without such a checkpoint, or after the last allowed
-        roll-back.
+        Return the event that names the newest complete checkpoint no newer than `last_good`; `None` without one, or
+        after the last allowed roll-back.
         """
         made = count_rollbacks(self.find_run_dir())
         steps = steps_of(self.find_run_dir())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 def make_interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
     r"""
-    Make a rollout function for [`ProRLTrainer`] that interrupts over-long thinking, by transformers' generation.
+    Make a rollout function for [`ProRLTrainer`] with transformers' generation.
 
     A completion that has not ended within the budget is continued with `text` and then with the answer. The tokens of
     `text` are context and carry no loss.

@@ -24,7 +24,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks supported by vLLM
 
 @contextmanager
 def let_engine_take_adapters(rank: int) -> Iterator[None]:
-    """Let the engine created in this context accept an adapter of up to this rank."""
+    """Let the engine accept an adapter of up to this rank."""
     engine = vllm_generation.LLM
     room = min(size for size in RANKS if size >= rank)
     vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
@@ -35,7 +35,7 @@ def let_engine_take_adapters(rank: int) -> Iterator[None]:
 
 
 def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftModel) -> None:
-    """Make TRL's engine sample from its own base with the policy's current adapter."""
+    """Make TRL's engine sample from its base with the current adapter."""
     from vllm.lora.request import LoRARequest
 
     folder = TemporaryDirectory()
@@ -53,15 +53,12 @@ def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftM
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A seed for each request to vLLM. TRL sends none, and vLLM samples from process-wide generators. One seed for all
-# (`generation_kwargs`) would make a prompt's completions equal: TRL colocates vLLM with one request per completion.
-# With its own seed a completion is independent of other draws, so a resume samples the same completions.
+# (`generation_kwargs`) would make a prompt's completions equal. With its own seed a completion is independent of other
+# draws, so a resume samples the same completions.
 
 
 class RequestSeeds:
-    """
-    Gives each batch of requests its first seed, reproducible by a resume: from the run's seed, the engine, the step,
-    training or evaluation, and the batch's number in that step.
-    """
+    """Gives each batch of requests its first seed, reproducible by a resume."""
 
     def __init__(self, trainer):
         self._trainer = trainer
@@ -81,10 +78,7 @@ class RequestSeeds:
 
 
 def seed_requests(generation: VLLMGeneration, seeds: RequestSeeds) -> None:
-    """
-    Make TRL's colocated engine sample each completion with its own seed. Other calls, and requests with a seed, are
-    unchanged.
-    """
+    """Give each completion its own seed. Other calls, and requests with a seed, are unchanged."""
     generate = generation.llm.generate
 
     def generate_seeded(prompts, sampling_params=None, **named):
@@ -107,7 +101,7 @@ def _with_seed(sampling_params, seed: int):
 def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
     """
     Return whether a CPU engine may split a prompt, and so rewind a request's generator, which torch supports on GPUs
-    only. Without seeds it uses torch's generator, which checkpoints contain.
+    only.
     """
     if generation.accelerator.device.type != "cpu":
         return False
@@ -127,9 +121,8 @@ def describe_engine(args) -> str:
 @contextmanager
 def keep_weights(model: torch.nn.Module) -> Iterator[None]:
     """
-    Restore every parameter and buffer of an unsharded model, bit for bit, after this context. TRL 1.16 casts the
-    policy to bf16 or fp16 before `generate_batch`, and never back. A cast makes new tensors, so references to the old
-    ones suffice.
+    Restore an unsharded model's tensors after this context. TRL 1.16 casts the policy to bf16 or fp16 before
+    `generate_batch`, and never back. A cast makes new tensors, so references to the old ones suffice.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -143,10 +136,7 @@ def keep_weights(model: torch.nn.Module) -> Iterator[None]:
 
 
 def keep_unpacked(model: torch.nn.Module) -> None:
-    """
-    Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16: after its first forward without
-    gradient, later forwards have no gradient.
-    """
+    """Keep bitsandbytes from packing 4-bit weights for a CPU with AVX512-BF16: later forwards have no gradient."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -154,8 +144,8 @@ def keep_unpacked(model: torch.nn.Module) -> None:
 
 def merge_in_copies(model: PeftModel, read: Callable[[], Weights]) -> Weights:
     """
-    Yield a policy's weights (as TRL's `read`), with its adapter merged in copies of one layer at a time. TRL merges
-    and unmerges the policy itself, which accumulates rounding errors in bf16.
+    Yield weights as TRL's `read` does, with the adapter merged in copies of one layer at a time. TRL merges and
+    unmerges the policy itself, which accumulates rounding errors in bf16.
     """
     with without_inplace_merge(model):
         adapted = find_adapted_weights(model)
@@ -167,9 +157,7 @@ def merge_in_copies(model: PeftModel, read: Callable[[], Weights]) -> Weights:
 
 @contextmanager
 def without_inplace_merge(model: PeftModel) -> Iterator[None]:
-    """
-    Let `merge_adapter` only check whether merging is possible; neither it nor `unmerge_adapter` changes a weight.
-    """
+    """Let `merge_adapter` only check whether merging is possible, without changing a weight."""
     model.merge_adapter = partial(model.merge_adapter, adapter_names=[])
     model.unmerge_adapter = lambda: None
     try:

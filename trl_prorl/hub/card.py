@@ -1,4 +1,4 @@
-"""The model card of a run: metadata here, text in `model_card.md.jinja`. The card also lists missing log files."""
+"""The model card of a run: metadata here, text in `model_card.md.jinja`."""
 
 import json
 import os
@@ -48,7 +48,7 @@ OF_EMBEDDINGS = re.compile(r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_hea
 
 @dataclass(frozen=True)
 class Record:
-    """The content of a run folder, without secrets; missing parts are empty."""
+    """A run folder's content without secrets; missing parts are empty."""
 
     config: dict[str, Any]
     env: dict[str, Any]
@@ -73,7 +73,7 @@ class Record:
 
     @property
     def evaluated(self) -> bool:
-        """Return whether `passk.json` measured the weights after the run's last step."""
+        """Whether `passk.json` measured the weights of the run's last step."""
         if self.passk is None:
             return False
         measured_at = self.passk.get("steps_on_record", self.passk.get("step"))
@@ -81,7 +81,7 @@ class Record:
 
 
 def read_record(run_dir: str | os.PathLike) -> Record:
-    """Read a run folder; any file may be missing. Raises `ValueError`: a file cannot be read."""
+    """Any file may be missing. Raises `ValueError`: a file cannot be read."""
     folder = Path(run_dir)
     events = folder / EVENTS_FILE
     return Record(
@@ -98,7 +98,7 @@ def read_if_there(path: Path) -> dict[str, Any] | None:
 
 
 def changes_embeddings(folder: Path) -> bool:
-    """Return whether a folder's adapter changes embeddings or LM head; a merge cannot keep tied ones separate."""
+    """Return whether an adapter changes embeddings or LM head; a merge cannot keep tied ones separate."""
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
         return False
@@ -120,7 +120,7 @@ def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
 
 
 class Measure(NamedTuple):
-    """A number of `passk.json`, pass@k or greedy decoding (`greedy`); each side is value, low and high."""
+    """A pass@k, or greedy decoding; each side is value, low and high."""
 
     name: str
     base: list[float | None]
@@ -129,7 +129,7 @@ class Measure(NamedTuple):
 
 
 def measures(part: dict[str, Any]) -> list[Measure]:
-    """Return the numbers of a part of `passk.json` for both sides: pass@k by k, then greedy decoding."""
+    """Return a part's numbers: pass@k by k, then greedy decoding."""
     found = []
     for k in part.get("k", []):
         name = f"pass@{k}"
@@ -160,12 +160,11 @@ def model_card(
     Args:
         run_dir (`str` or `os.PathLike`): Folder of the log files.
         model_dir (`str` or `os.PathLike`, *optional*): Folder of the trained model; defaults to `run_dir`.
-        repo (`str`, *optional*): Its repository on the Hub; defaults to the folder's name.
-        weights_dir (`str` or `os.PathLike`, *optional*): Folder in the loading code without a repository; defaults to
-            `model_dir`.
+        repo (`str`, *optional*): Hub repository; defaults to the folder's name.
+        weights_dir (`str` or `os.PathLike`, *optional*): Folder in the card's loading code; defaults to `model_dir`.
         adapter (`bool`, *optional*): Whether the model is a PEFT adapter; by default as in the folder.
         tags, datasets (iterable of `str`): Further metadata.
-        license (`str`, *optional*): The Hub's name of a licence; defaults to that of the card in `model_dir`.
+        license (`str`, *optional*): The Hub's name of a licence; defaults to that of an existing card.
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
@@ -220,10 +219,7 @@ def read_license(path: Path) -> str | None:
 
 
 def _environment() -> Environment:
-    """
-    Return the template's environment. Texts of a run's files are untrusted: plain text is shown literally by default,
-    other places use a filter.
-    """
+    """A run's texts are untrusted: they are shown literally by default, other places use a filter."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
         autoescape=False,
@@ -262,7 +258,7 @@ def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
 
 
 def _with_interval(values: list[float | None] | None, spec: str) -> str:
-    """Write `value [low, high]`, `(n/a)` if there were too few prompts for an interval, or a dash."""
+    """Return `value [low, high]`, `value (n/a)` with too few prompts, or a dash."""
     if values is None:
         return "–"
     value, *ends = values
@@ -283,7 +279,7 @@ def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
 
 
 def eval_results(record: Record) -> list[EvalResult]:
-    """Return the `model-index`: held-out pass@k, with interval and settings in the metric's name and arguments."""
+    """Return held-out pass@k for the `model-index`, with intervals and settings."""
     if not record.evaluated:
         return []
     passk = record.passk

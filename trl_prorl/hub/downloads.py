@@ -1,4 +1,4 @@
-"""Resume on another machine: `resume_from_checkpoint: hub:USER/RUN` downloads a run from the Hub."""
+"""Resume on another machine: `resume_from_checkpoint: hub:USER/RUN`."""
 
 import shutil
 from pathlib import Path
@@ -21,12 +21,12 @@ def fetch_run(
     resume_from: str, folder: RunFolder, lock: FolderLock, overwrite: bool, token: str | None = None
 ) -> Path:
     """
-    Download a run's log files, its newest complete checkpoint and, if pushed, the best one from `hub:USER/RUN` into a
-    folder with a held lock; return the newest.
+    Download log files, the newest complete checkpoint and, if pushed, the best one into a locked folder; return the
+    newest.
 
-    A checkpoint of the same run in the folder is used if it is as new. An older copy of the run is set aside, with
-    `overwrite` also another run. The folder changes only after all downloads. Raises `ValueError`: the repository
-    cannot be read, or has no complete checkpoint; or the folder is another run's.
+    A checkpoint in the folder is used if it is as new. An older copy of the run is set aside, with `overwrite` also
+    another run. The folder changes only after all downloads. Raises `ValueError`: the repository cannot be read, or
+    has no complete checkpoint; or the folder is another run's.
     """
     repo = resume_from.removeprefix(PREFIX)
     given = f"resume_from_checkpoint={resume_from!r}"

@@ -1,4 +1,4 @@
-"""Push a run to the Hub: its files are copied into a folder of their own, which the Hub's client uploads."""
+"""Push a run to the Hub, from copies of its files."""
 
 import json
 import os
@@ -49,7 +49,7 @@ EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$"
 
 
 def make_api(token: str | None = None) -> HfApi:
-    """Return the Hub's client; without a token it uses `HF_TOKEN` or that of `hf auth login`."""
+    """Without a token, `HF_TOKEN` or that of `hf auth login` is used."""
     from .. import __version__
 
     return HfApi(token=token, library_name="trl-prorl", library_version=__version__)
@@ -59,9 +59,8 @@ def files_to_push(
     model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, reference: bool = False, record: bool = True
 ) -> dict[str, Path]:
     """
-    Choose a run's files to push: model or adapter, tokenizer and card from `model_dir`, log files from `run_dir`, no
-    pickle, checkpoint or terminal output. Returns files by their path in the repository. Raises `ValueError`: the
-    model is missing or incomplete, the requested adapter `ref` is missing, or a link leads out of a folder.
+    Return the files to push, by path in the repository: no pickle, checkpoint or terminal output. Raises `ValueError`:
+    the model is missing or incomplete, the requested adapter `ref` is missing, or a link leads out of a folder.
     """
     model_dir = Path(model_dir)
     run_dir = Path(run_dir)
@@ -95,8 +94,7 @@ def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
 def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None, revision: str | None = None) -> None:
     """
     Raise `ValueError` for incomplete tokenizer files, or a vocabulary larger than the model's embedding. Makes no
-    request to the Hub: an adapter is not compared if its base (default: the one that it names) is not on this machine,
-    and a tokenizer with its own code is not loaded.
+    request to the Hub, and runs no code: then nothing is compared.
     """
     model_dir = Path(model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
@@ -118,7 +116,7 @@ def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None,
 
 
 def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: dict[str, Any]) -> int | None:
-    """Return the rows of a saved model's embedding, if its configuration is here and needs no code."""
+    """Return the rows of a saved model's embedding, if known."""
     name: str | Path = model_dir
     adapter = model_dir / ADAPTER_CONFIG
     rows = 0
@@ -134,7 +132,7 @@ def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: 
 
 
 def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
-    """Yield the rows of each complete embedding in an adapter's file."""
+    """Yield the rows of complete embeddings in an adapter's file."""
     for file in model_dir.glob("adapter_model*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - it is no dict
@@ -144,8 +142,7 @@ def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
 
 def stage(files: Mapping[str, Path], folder: Path) -> Path:
     """
-    Copy files, because a run continues during a background push, without secrets, and with the Hub name of a base in
-    the Hub's cache.
+    Copy files without secrets, and with the Hub name of a base in the Hub's cache: a run continues during a push.
     """
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -173,8 +170,8 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
 
 def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) -> str:
     """
-    Create a repository if needed (`private=None`: the Hub's default), and check the token, before training. Returns
-    its full name. Raises `ValueError`: it cannot be pushed to.
+    Create a repository if needed (`private=None`: the Hub's default). Returns its full name. Raises `ValueError`: it
+    cannot be pushed to.
     """
     api = api or make_api()
     try:
@@ -198,8 +195,8 @@ def upload(
     replaced: str | None = None,
 ) -> CommitInfo:
     """
-    Upload the folder `staged` of [`stage`], and remove it. Files that the Hub has are not sent again. `run_dir` is for
-    the error; `replaced` is a folder of the repository to replace completely. Raises [`~trl_prorl.errors.PushError`].
+    Upload the folder `staged` of [`stage`], and remove it. `run_dir` is for the error; `replaced` is a folder of the
+    repository to replace completely. Raises [`~trl_prorl.errors.PushError`].
     """
     try:
         return (api or make_api()).upload_folder(

@@ -1,4 +1,4 @@
-"""A trainer's pushes to the Hub: its own card and choice of files. A failed upload does not stop a run."""
+"""A trainer's pushes to the Hub. A failed upload does not stop a run."""
 
 import logging
 from collections.abc import Callable
@@ -31,9 +31,8 @@ logger = logging.getLogger(__name__)
 
 class Uploads:
     """
-    The effect of TRL's `push_to_hub` settings on a trainer, before its initialisation. `given`: its other arguments;
-    `moves`: whether its reference moves; `tags`: for every model card. Raises `ValueError`, before a model is loaded:
-    a push could not succeed.
+    `given`: the trainer's other arguments; `moves`: whether its reference moves; `tags`: for every model card. Raises
+    `ValueError`, before a model is loaded: a push could not succeed.
     """
 
     def __init__(self, trainer, args, given: dict, moves: bool, tags: list[str]):
@@ -105,8 +104,8 @@ class Uploads:
 
     def push_checkpoint(self, checkpoint: Path) -> None:
         """
-        Push the model of a checkpoint in the background, with `hub_strategy` `checkpoint` or `all_checkpoints` also
-        the complete checkpoint. A failure is logged; the next push includes it.
+        Push a checkpoint's model in the background, by `hub_strategy` also the complete checkpoint. A failure is
+        logged; the next push includes it.
         """
         trainer = self.trainer
         strategy = self.args.hub_strategy
@@ -131,7 +130,7 @@ class Uploads:
         trainer.push_in_progress = PushInProgress([*earlier, job])
 
     def _stage(self, model_dir: Path, whole: str | None = None) -> Path:
-        """Copy the files to push, with all files of a checkpoint if the repository has a folder for `whole`."""
+        """Copy the files to push, with a complete checkpoint for the folder `whole`."""
         folder = self.trainer.run_dir
         files = files_to_push(model_dir, folder, reference=self.args.hub_push_reference)
         files[CARD_FILE] = folder / CARD_FILE  # a checkpoint has PEFT's own
