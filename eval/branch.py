@@ -75,8 +75,8 @@ BRANCH_FILE = "branch.json"  # in the branch's folder: of which checkpoint of wh
 MAX_NAME = 100  # letters of a folder
 # Keys that a branch sets itself.
 OWN_KEYS = frozenset("output_dir overwrite resume_from_checkpoint allow_config_change push_to_hub max_steps".split())
-# A trigger that never fires: the trial's run stays one whose reference can move, so that every resume of it knows the
-# reference that was reset.
+# A trigger that never fires: the trial's reference stays movable, so that every resume of it knows the reference that
+# was reset.
 NEVER = 10**9
 
 
@@ -86,7 +86,7 @@ class Trial:
     One continuation.
 
     Attributes:
-        name (`str`): What was tried, as given.
+        name (`str`): The change, as given.
         folder (`Path`): Its run folder.
         resets (`bool`): Whether a reset is requested.
         keys (`dict[str, str]`): The keys that it changes, as on a command line.
@@ -375,7 +375,7 @@ def train_all(args: argparse.Namespace, out: Path, trials: list[Trial], start: P
 
 def evaluate(trial: Trial, args: argparse.Namespace, sampling: SamplingSettings) -> RecordedRun:
     """Measure held-out pass@k of a trial, and return its run."""
-    with contextlib.redirect_stdout(sys.stderr):  # where the progress is shown, too
+    with contextlib.redirect_stdout(sys.stderr):  # progress is shown there, too
         (held_out,) = held_out_tasks(trial.folder, args)
         held_out.sampling = sampling
         print(announcement(held_out, args))

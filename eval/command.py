@@ -1,4 +1,4 @@
-"""The entry points of `eval`: their names, and what is kept after Ctrl-C."""
+"""The entry points of `eval`, and their lines for Ctrl-C."""
 
 import functools
 import sys

@@ -64,7 +64,7 @@ from trl_prorl.trainer import ProRLTrainer
 
 
 NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
-OURS_ONLY = "memory of a generation batch, tokens per second"  # checks that read what only our trainer has
+OURS_ONLY = "memory of a generation batch, tokens per second"  # checks that need our trainer
 
 
 class Findings(list):
@@ -88,7 +88,7 @@ def preflight(
 
     It samples prompts of the training set and trains two steps in a temporary folder. Then weights, optimizer, random
     states, order of the data and logs are put back: `trainer.train()` trains as if there had been no preflight.
-    Callbacks of your own are not called. What your reward functions remember is not put back.
+    Callbacks of your own are not called. The state of your reward functions is not put back.
 
     Args:
         trainer (`GRPOTrainer`): TRL's trainer, a subclass or [`ProRLTrainer`], in a single process. Checks that need
@@ -320,7 +320,7 @@ def print_findings(findings: list[Finding], with_passed: bool, console: Console)
 
 
 def grid(findings: list[Finding]) -> Table:
-    """Return one row per finding: what was checked, what was measured, what it means and what to set."""
+    """Return one row per finding: check, measured value, meaning and cure."""
     wraps = any(finding.change for finding in findings)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(max_width=33 if wraps else None)

@@ -80,7 +80,9 @@ def _beginning(page: Path) -> str:
 
 
 def build_report(frame: Frame, command: str, left_out: Sequence[str] = ()) -> Report:
-    """Return the report on the runs of a frame; `command` reproduces it, `left_out` lists what it does not contain."""
+    """
+    Return the report on the runs of a frame; `command` reproduces it, `left_out` lists skipped runs and sections.
+    """
     sections = [section for section in (make(frame) for make in CONTENTS) if section is not None]
     if left_out:
         sections.append(Section("Left out", [bullets(list(left_out))]))

@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A cause of trouble: its name, how to find it in a run, and what to change."""
+    """A cause of trouble: its name, how to find it in a run, and its cure."""
 
     cause: str
     find: Callable[[RecordedRun], Found | None]

@@ -102,8 +102,8 @@ def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequen
 
 class Task(ABC):
     """
-    Base class of tasks: questions whose answers can be verified. A subclass implements `rows` and `verify`; `reward`
-    is 1.0 for a correct completion and 0.0 for any other, unless the subclass grades.
+    Base class of tasks: questions with answers that can be verified. A subclass implements `rows` and `verify`;
+    `reward` is 1.0 for a correct completion and 0.0 for any other, unless the subclass grades.
 
     Attributes:
         name (`str`): Name of the task in the registry.
@@ -129,7 +129,7 @@ class Task(ABC):
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """
         Return questions of one split. The same arguments always give the same rows, no question occurs twice, and the
-        splits share no question, whatever the seed.
+        splits share no question, for any seed.
 
         Args:
             split (`str`): `"train"`, `"validation"` or `"test"`.

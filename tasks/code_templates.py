@@ -33,7 +33,7 @@ class Family(NamedTuple):
     Attributes:
         argument (`str`): a description of the argument.
         name (`str`): name of the argument.
-        steps (`tuple[Step, ...]`): steps whose result has the type of the argument.
+        steps (`tuple[Step, ...]`): steps with a result of the argument's type.
         last (`tuple[Step, ...]`): steps that compute the final result.
         sample (`Callable[[Random], object]`): draws a random argument.
     """

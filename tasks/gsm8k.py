@@ -44,7 +44,7 @@ CALCULATION = re.compile(
     r"|(?<![A-Za-z'’])[b-fi-kn-oqrt-zBDEG-KM-UX-Z](?![A-Za-z]|[-&][A-Za-z]{2})"
 )
 WORDS = re.compile(r"(?<!\\)[A-Za-z]{2,}(?:['’&][A-Za-z]+)*|[A-Z]&[A-Za-z]+")
-# What may be around a known unit.
+# Text around a known unit.
 REMARK = re.compile(
     r"(?i:of|the|an|in|on|for|per|each|every|total|left|more|altogether|apiece|away|old|that|is|all|it|answer|quarters)"
     r"|[A-Z][a-z]*['’&]s|[A-Z]&[A-Z][a-z]*"
@@ -146,7 +146,7 @@ def is_number(part: str, gold: str, question: str = "") -> bool:
 
 
 class MarkedNumber(Task):
-    """A task whose answer is a number after `####` or in `\\boxed{}`."""
+    """A task with a number as its answer, after `####` or in `\\boxed{}`."""
 
     def verify(self, completion: str, row: Mapping) -> bool:
         marked = marked_answers(completion)

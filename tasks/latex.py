@@ -1,4 +1,4 @@
-"""Split an answer in LaTeX into tokens. Equal tokens are the same text, whatever its spaces, fonts and braces."""
+"""Split an answer in LaTeX into tokens. Equal tokens are the same text, apart from spaces, fonts and braces."""
 
 import re
 
@@ -88,7 +88,7 @@ SAME_ACCENT = {"overline": "bar", "overrightarrow": "vec", "boldsymbol": "mathbf
 OPENING = {"(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin"}
 CLOSING = {")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"}
 BRACKETS = OPENING | CLOSING
-# A word whose capitals have no meaning, as opposed to names like AB.
+# A word with capitals that have no meaning, as opposed to names like AB.
 WORD = re.compile(r"[A-Z]?[a-z]{2,}|YES|NO|TRUE|FALSE|NONE")
 
 

@@ -1,4 +1,4 @@
-"""Competition problems whose answer is an expression (MATH and similar files)."""
+"""Competition problems with an expression as their answer (MATH and similar files)."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from trl_prorl.tasks.worker import Worker
 SECONDS = 5.0
 WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS)
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
-# What an answer may name before its value: x, x_1, f(2), AB, \theta, \text{Area}.
+# Names before a value in an answer: x, x_1, f(2), AB, \theta, \text{Area}.
 VARIABLE = re.compile(
     r"\s*(?:\\(?:angle|triangle)\s*)?(?:\\text\{[A-Za-z ]+\}|\\?[A-Za-z]+)(?:_\{?\w+\}?)?(?:\([\w, ]*\))?\s*=(?!=)"
 )

@@ -18,7 +18,7 @@ RELATIONS = ORDER | {"=", r"\in", r"\equiv"}
 SET_OPERATIONS = {r"\cup", r"\cap", r"\setminus"}
 JOINTS = {",": ",", ";": ",", '"and': "and", '"or': "or"}
 TEMPERATURES = {"coulomb": "celsius", "farad": "fahrenheit"}  # letters after a degree sign
-# What ordinary words mean in a run of letters; other runs of up to three are products.
+# Meaning of ordinary words in a run of letters; other runs of up to three are products.
 PLAIN_WORDS = set(
     "and or mod if but no yes not one two six ten odd red all any may sum max min gcd lcm day men re im det arg var"
     " cov dim ker adj erf sgn lim sup inf deg".split()
@@ -31,7 +31,7 @@ BASE = re.compile(r"\(?([0-9A-F]+)\)?_(?:\{?([0-9]{1,2})\}?|\{?([a-z]{3,})\}?)")
 BASES = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), range(2, 13), strict=True))
 BASES |= {"binary": 2, "octal": 8, "decimal": 10, "sixteen": 16, "hex": 16}
 WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*|\\[,;: ]|\\(?:left|right)(?![A-Za-z])|\s|\$|\.$")
-# What may be before an equals sign: x, x_1, AB, f(2), f'(x), \angle ABC, \text{Area}, dy/dx.
+# Allowed before an equals sign: x, x_1, AB, f(2), f'(x), \angle ABC, \text{Area}, dy/dx.
 NAME = re.compile(
     r"""(?:\\(?:angle|triangle)\ )?
     (?: \(\ \w(?:\ ,\ \w)+\ \) | (?:"[A-Za-z]+\ ?)+ | \\frac\ \{\ d\ \w+\ \}\ \{\ d\ \w+\ \}
@@ -279,7 +279,7 @@ def is_enclosed(found: list[str]) -> bool:
 
 
 def enclosed(found: list[str], sign: int) -> list | None:
-    """Read what is in one pair of brackets with commas: tuple, vector, interval or set. `None` for anything else."""
+    """Read one pair of brackets with commas: tuple, vector, interval or set. `None` for anything else."""
     opening, closing, inside = found[0], found[-1], found[1:-1]
     if opening not in ("(", "[", r"\{", r"\langle") or closing not in (")", "]", r"\}", r"\rangle"):
         return None
@@ -329,7 +329,7 @@ def is_degrees(node: list) -> bool:
 
 
 def suffix(found: list[str]) -> tuple[int, int, tuple[Fraction, dict[str, int]]]:
-    """Return where a scale (`million`) and a unit begin, the scale, and the unit; the end if there is none."""
+    """Return the place of a scale (`million`) and unit, the scale, and the unit; the end if there is none."""
     for start in range(1, len(found)):
         if found[start].startswith('"'):
             scale = SCALES.get(found[start][1:], 1)

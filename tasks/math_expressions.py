@@ -42,7 +42,7 @@ DEGREE = ["v", r"\circ"]
 
 
 def no_numbers(node: list, sign: str) -> bool:
-    """Return whether a factor is a vector, or a set or matrix with a cross after it, whose product is another one."""
+    """Return whether a factor is a vector, or a set or matrix before a cross: its product is another one."""
     vector = node[0] == "v" and node[1].startswith((r"\vec", r"\mathbf", r"\hat"))
     return vector or node[0] == "matrix" or (sign == r"\times" and node[0] == "v" and node[1][:1].isupper())
 
@@ -189,7 +189,7 @@ class Expression(Tokens):
         return node
 
     def argument(self, whole: bool = False) -> list:
-        r"""Read what `\frac`, `\sqrt` or `^` takes: a group, or one sign, which is one digit unless `whole`."""
+        r"""Read the argument of `\frac`, `\sqrt` or `^`: a group, or one sign, which is one digit unless `whole`."""
         if self.peek() == "{":
             return self.group("{")
         if whole and self.peek() == "-" and is_number(self.peek(1)):
@@ -330,7 +330,7 @@ class Expression(Tokens):
         return node if exponent is None else power(node, exponent)
 
     def operand(self) -> list:
-        r"""Read what a function is applied to: brackets, or a product without signs, such as `2\pi x`."""
+        r"""Read the argument of a function: brackets, or a product without signs, such as `2\pi x`."""
         if self.peek() in ("(", "|"):
             return self.atom()
         if self.peek() == "{":

@@ -83,7 +83,7 @@ class Mixture(OfMembers):
             self.members[str(name)] = task
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
-        """See [`Task.rows`]. `n=None`, and a member whose share is below one row, raise an error."""
+        """See [`Task.rows`]. `n=None`, and a member with a share below one row, raise an error."""
         from datasets import Dataset  # slow to import, and not needed to list tasks
 
         check_request(split, n, seed)

@@ -224,9 +224,7 @@ PROBE = Program("def twice(n):\n    return 2 * n", ("import decimal, heapq\nasse
 
 @lru_cache(maxsize=2)
 def find_problem(isolation: str) -> str | None:
-    """
-    Return why this isolation does not work here, and what to do; `None` if it works. Tested once per process.
-    """
+    """Return why this isolation does not work here, and the cure; `None` if it works. Tested once per process."""
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         return f"it needs Linux on {' or '.join(MACHINES)}"
     if isolation == "bubblewrap" and shutil.which("bwrap") is None:

@@ -89,7 +89,7 @@ paper envelope newspaper magazine poster painting calculator computer phone tabl
 city state country countries town village mountain river lake island star planet lightbulb lamp bulb
 """.split()
 MADE_OF = {"mph": ("mile", "hour"), "kph": ("km", "hour"), "rpm": ("revolution", "minute"), "mpg": ("mile", "gallon")}
-# What may follow a number without changing it.
+# Words after a number that do not change it.
 REMARKS = {"each", "apiece", "total", "altogether"}
 SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 PERCENT = {r"\%", "%", '"percent'}

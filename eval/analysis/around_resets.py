@@ -34,7 +34,7 @@ def reset_responses(reward: pd.Series, resets: list[int]) -> list[Response]:
     The *level before* is the mean reward of the last 10 steps up to the reset and after the previous one. After the
     reset, a running mean over 5 steps is taken over steps after it, up to the next reset. The *dip* is the level
     before − the lowest of these means, 0 if none is lower. The *reconvergence* is the number of steps from the reset
-    to the first window whose mean reaches the level before: 0 if the first 5 steps do.
+    to the first window with a mean of at least the level before: 0 if the first 5 steps do.
 
     Noise alone causes a dip: the lowest of many means is below the level before even in a run without resets. So
     compare with [`reset_responses`] of a run without resets at the same steps.

@@ -308,8 +308,7 @@ class Verdict:
     Attributes:
         title (`str`): Title of the ground; "" if there is only one.
         ranked (`list[RunGroup]`): Its evaluated variants, by held-out pass@1, the best first.
-        found (`list[Comparison]`): The comparisons of all pairs, without those whose runs have no prompts or seeds in
-            common.
+        found (`list[Comparison]`): The comparisons of all pairs with prompts and seeds in common.
         skipped (`list[str]`): A line for every pair that was skipped, with the reason.
     """
 

@@ -51,8 +51,8 @@ def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
 
 def task_and_level(row: Mapping) -> tuple:
     """
-    Return the task and the level of a row, `None` each where it has none. A script's rows may have a column of such a
-    name that holds anything: text and numbers name a part.
+    Return the task and the level of a row, each `None` if missing. A script's rows may have a column of such a name
+    that holds anything: text and numbers name a part.
     """
     values = (row.get("task"), row.get("level"))
     return tuple(value if isinstance(value, str | int | float) and value == value else None for value in values)

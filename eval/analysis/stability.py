@@ -45,7 +45,7 @@ def running_median_of_positive(values: pd.Series) -> pd.Series:
 
 def band(series: list[pd.Series]) -> pd.DataFrame:
     """
-    Return mean, lowest and highest of several series, at the steps where all have a value.
+    Return mean, lowest and highest of several series, at their common steps.
 
     Beyond the end of the shortest series, the mean would be over fewer series and would jump.
     """

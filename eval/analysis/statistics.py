@@ -73,7 +73,7 @@ def _draws(prompts: int) -> np.ndarray:
 def _bootstrap_interval(statistic, *samples: np.ndarray) -> tuple[float, float]:
     """
     Return the percentile-bootstrap interval (Efron 1979) of a function of means; samples of shape (P,) each are
-    resampled together, prompt by prompt. NaN below `MIN_PROMPTS`, where its coverage is far below the nominal level.
+    resampled together, prompt by prompt. NaN below `MIN_PROMPTS`: its coverage would be far below the nominal level.
     """
     prompts = len(samples[0])
     if prompts < MIN_PROMPTS:

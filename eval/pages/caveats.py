@@ -1,4 +1,4 @@
-"""The variants of a report: what was compared, and what the numbers cannot show."""
+"""The variants of a report: the comparison, and its limits."""
 
 from collections.abc import Callable
 from typing import Any

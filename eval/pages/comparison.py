@@ -98,7 +98,7 @@ def terminal_table(comparisons: list[Comparison]) -> RichTable:
 
 
 def left_out_statement(lines: list[str]) -> str:
-    """Return what an answer is not about, for its line: the first runs and pairs, each with its reason if short."""
+    """Return an answer's skipped runs and pairs, each with its reason if short."""
     shown = []
     for line in lines[:MAX_LEFT_OUT]:
         shown.append(line if len(line) <= LONG_REASON else f"{line.partition(': ')[0]} (reason below).")
@@ -185,7 +185,7 @@ def verdict_statement(verdict: Verdict) -> str:
 
 
 def _interval_note(verdict: Verdict) -> str:
-    """Return what the intervals of a verdict cover, and the number of pairs for which p is corrected."""
+    """Describe a verdict's intervals, and the number of pairs for which p is corrected."""
     over = "prompts only: one training seed does not show the variation between seeds"
     if verdict.seeds > 1:
         over = f"prompts and {verdict.seeds} training seeds"

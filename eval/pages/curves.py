@@ -65,7 +65,7 @@ def draw_kl(axes, groups: list[RunGroup], key: str) -> None:
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:
-    """Return where a KL axis becomes linear: at the smallest positive values, because a reset sets the KL to 0."""
+    """Return the smallest positive values of a KL, at which its axis becomes linear: a reset sets the KL to 0."""
     positive = [values[values > 0] for values in series]
     smallest = [values.quantile(0.05) for values in positive if len(values)]
     return max(min(smallest, default=1e-6), 1e-12)
@@ -120,7 +120,7 @@ CURVES = (
 
 
 def adds_to_others(key: str, groups: list[RunGroup]) -> bool:
-    """Return whether some run measured a metric, and whose reward in evaluations is not its pass@1 again."""
+    """Return whether a run measured a metric, unless it is a reward in evaluations that repeats pass@1."""
     if key != VALIDATION_REWARD:
         return any(group.series(key) for group in groups)
     for run in (run for group in groups for run in group.runs):

@@ -107,7 +107,7 @@ def reset_effects(group: RunGroup) -> ResetEffects:
     for row in group.rows:
         resets = row.run.reset_steps() or []
         effects.own.extend(_responses(row.run, resets))
-        if row.own_control is not None:  # at the same steps, where the control resets nothing
+        if row.own_control is not None:  # at the same steps; the control resets nothing
             effects.control.extend(_responses(row.own_control.run, resets))
     return effects
 

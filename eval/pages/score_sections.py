@@ -254,7 +254,7 @@ def draw_boundary(axes, result: dict) -> None:
 
 
 def bound_note(result: dict) -> list[str]:
-    """Return a line with the bound of pass@k at the largest k; none up to 2, where it is pass@k itself."""
+    """Return a line with the bound of pass@k at the largest k; none up to 2: there it is pass@k itself."""
     k = max(result["k"])
     if k <= 2:
         return []

@@ -1,1 +1,1 @@
-"""Can a run learn? Its data, its base's samples and its first steps, measured, and what the numbers say."""
+"""Can a run learn? Measures of its data, its starting model's samples and its first steps, and the findings."""

@@ -49,7 +49,7 @@ def check_gold_answers(
     try:
         rewards = reward(golds, rows)
         other_rewards = reward(other_golds, other_rows) if other_golds else []
-    except RewardError as error:  # it may need what only a rollout has; it is called for samples, too
+    except RewardError as error:  # it may need a rollout's columns; it is called for samples, too
         cause = f"a reward function failed; ignore this if it needs values that only a rollout has: {error}"
         return [*findings, Finding(GOLD_REWARD, NOT_MEASURED, cause, LOOK)], None
     correct = without_nan(reward for reward, verdict in zip(rewards, verified, strict=True) if verdict)

@@ -59,9 +59,9 @@ class Finding:
     The result of one check.
 
     Attributes:
-        what (`str`): What was checked: its key in JSON.
-        number (`str`): What was measured, with its unit.
-        change (`str`): What it means and what to set; empty if nothing.
+        what (`str`): The check's key in JSON.
+        number (`str`): The measured value, with its unit.
+        change (`str`): Meaning and cure; empty if nothing.
         level (`str`): `"fine"`, `"look"` (the run can learn, but a change is suggested) or `"stop"` (it cannot learn).
         values (`dict`): The numbers behind the finding.
     """
@@ -74,7 +74,7 @@ class Finding:
 
     @property
     def label(self) -> str:
-        """What was checked, as it is printed."""
+        """The check's printed name."""
         for start, label in LABELS.items():
             if self.what.startswith(start):
                 return label + self.what.removeprefix(start)

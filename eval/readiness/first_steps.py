@@ -34,7 +34,7 @@ class StopAfter(TrainerCallback):
     Stops a run after some steps and reports each of them; the learning-rate schedule is that of the full run.
 
     Attributes:
-        rows (`list[dict]`): What the log files of TRL's trainer lack, of each step: its memory, and the seconds of
+        rows (`list[dict]`): By step, numbers that the log files of TRL's trainer lack: memory, and the seconds of
             sampling and of reward functions.
         reached (`set[str]`): The parameters that got a gradient.
     """
@@ -73,8 +73,9 @@ class StopAfter(TrainerCallback):
 
 def first_steps(trainer, tell: Callable[[str], None]) -> tuple[list[dict], Finding]:
     """
-    Train the first [`STEPS`], and return their rows of `metrics.jsonl`, and the finding about what is trained; `tell`
-    gets a line after each step. The trainer neither saves nor evaluates, and the caller deletes its `output_dir`.
+    Train the first [`STEPS`], and return their rows of `metrics.jsonl`, and the finding about trained parameters;
+    `tell` gets a line after each step. The trainer neither saves nor evaluates, and the caller deletes its
+    `output_dir`.
     """
     stop = StopAfter(STEPS, tell)
     trainer.add_callback(stop)

@@ -64,7 +64,7 @@ def readable(size: float) -> str:
 
 def rows_that_fit(row: int, copy: int, room: float, rows: int, group: int) -> tuple[int, int, str]:
     """
-    Return how many completions can be decoded at once, how many of `rows` to decode at once, and what to set.
+    Return the number of completions that fit at once, the number of `rows` to decode at once, and the cure.
 
     Args:
         row (`int`): Bytes of a completion.

@@ -22,8 +22,8 @@ OWNERS = ("trl.", "trl_prorl.", "transformers.trainer", "transformers.training_a
 @contextmanager
 def put_back(trainer) -> Iterator[None]:
     """
-    Put back, at the end of the context, what a trainer holds: weights that are trained, buffers, optimizer, schedule,
-    counters, logs, keys and callbacks. Python's, NumPy's and torch's random states are put back, too.
+    Put back a trainer's state at the end of the context: trained weights, buffers, optimizer, schedule, counters,
+    logs, keys and callbacks. Python's, NumPy's and torch's random states are put back, too.
 
     The host's memory holds a copy of the trained weights. Objects of a user's own classes, such as a reward function
     that counts its calls, and frozen weights below an adapter, are not copied.

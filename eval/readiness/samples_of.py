@@ -1,4 +1,4 @@
-"""What a preflight asks of a trainer, ours or any of TRL's: prompts in tokens, samples, log-probabilities."""
+"""Prompts in tokens, samples and log-probabilities of a trainer, ours or TRL's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Sampled:
         completions (`list`): As reward functions get them: texts, or lists of messages.
         ids (`list[list[int]]`): Their tokens, the end token included.
         cut (`list[bool]`): Whether each was cut at the greatest length instead of ending.
-        rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
-        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
+        rewards (`torch.Tensor` of shape `(N, F)`): By reward function; NaN if it does not apply.
+        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
         correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
         batch (`dict[str, torch.Tensor]`): As a step would train on it.
     """

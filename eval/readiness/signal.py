@@ -57,9 +57,9 @@ class Rollouts:
     Attributes:
         args ([`ProRLConfig`]): The trainer's.
         group_size (`int`): G.
-        source (`str`): What decides which completions are correct, in words.
+        source (`str`): The judge of correct completions, in words.
         answered (`list[bool]`, *optional*): Whether a verifier finds an answer at all; `None` if that is not known.
-        rewards (`list[float]`): Weighted sum of all reward functions; NaN where none applies.
+        rewards (`list[float]`): Weighted sum of all reward functions; NaN if none applies.
         correct (`list[bool]`): Verdicts.
         truncated (`list[bool]`): Whether a completion was truncated at `max_completion_length`.
         lengths (`list[int]`): Tokens.
@@ -139,7 +139,7 @@ def rewards_differ(rewards: list[float]) -> bool:
 
 
 def has_gradient(found: Rollouts, rewards: list[float], truncated: list[bool]) -> bool:
-    """Return whether a group has a completion that is in the loss and whose reward is not the group's mean."""
+    """Return whether a completion of the group is in the loss and has a reward other than the group's mean."""
     if not found.args.mask_truncated_completions or not rewards_differ(rewards):
         return rewards_differ(rewards)
     average = fmean(without_nan(rewards))
@@ -259,7 +259,7 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
 
 
 def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
-    """Return whether rewards differ between prompts, where a completion is not compared with its group."""
+    """Return whether rewards differ between prompts, if completions are not compared within a group."""
     values = without_nan(found.rewards)
     compared = "prompts" if found.group_size == 1 else "completions"
     what = f"{compared} with a signal"
@@ -271,7 +271,7 @@ def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
 
 
 def cure_of_zero_signal(found: Rollouts, tells: bool | None) -> str:
-    """Return why no group gives a gradient, and what to change, by the first cause that the samples show."""
+    """Return why no group gives a gradient, and the cure, by the first cause in the samples."""
     p = fmean(found.correct)
     rewards = without_nan(found.rewards)
     if tells is False:
@@ -368,7 +368,7 @@ def limits_set(args: ProRLConfig) -> dict[str, float]:
 
 
 def missing_limits(found: Rollouts) -> list[str]:
-    """Return what to set against reward hacking; empty if the configuration already limits it."""
+    """Return the settings against reward hacking; empty if the configuration already limits it."""
     limits = limits_set(found.args)
     target = f"{needed_kl(found):.2g}"
     if not hasattr(found.args, "kl_target"):  # of another trainer

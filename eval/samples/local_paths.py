@@ -81,7 +81,7 @@ def _embedded(run_dir: Path, name: str, noted: dict) -> str:
 
 
 def _places(run_dir: Path, name: str) -> Iterator[Path]:
-    """Yield where a name may lead: as written, then from the run's folder and its parents, nearest first."""
+    """Yield the paths that a name may mean: as written, then from the run's folder and its parents, nearest first."""
     yield Path(name)
     # The parents of a link, and the parents of its target.
     for start in (Path(os.path.abspath(run_dir)), run_dir.resolve()):

@@ -29,7 +29,7 @@ class Point:
     Attributes:
         label (`str`): `base`, `step-40` or `trained`.
         step (`int` or `None`): Optimizer steps done; 0 for base, `None` if unknown.
-        folder (`Path` or `None`): Where its weights are; `None` is the base model of the run's configuration.
+        folder (`Path` or `None`): Folder of its weights; `None` is the starting model.
     """
 
     label: str

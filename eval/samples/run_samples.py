@@ -147,7 +147,7 @@ class HeldOut:
         with store.exclusive():
             if point is self.base:
                 self._adopt(store)
-            # Samples after a gap, where a damaged file was removed, do not count, and are drawn again.
+            # Samples after the gap of a damaged file do not count, and are drawn again.
             sizes = store.frame_in_line().groupby("prompt_id").size()
             have = [int(sizes.get(name, 0)) for name in self.prompt_ids]
             batches = plan({place: n - count for place, count in enumerate(have) if count < n}, self.batch_size)
@@ -366,7 +366,7 @@ def check_run(run_dir: Path) -> dict:
     Return the configuration of a run that can be evaluated, with local paths resolved.
 
     Raises:
-        InputError: If it cannot be evaluated, with what is missing.
+        InputError: It cannot be evaluated.
     """
     config = load_config(run_dir)
     env = read_env(run_dir)
@@ -414,7 +414,7 @@ def check_run_settings(
     verifier.
 
     Raises:
-        InputError: With what is wrong, and the cure.
+        InputError: A setting is wrong.
     """
     config = check_run(run_dir)
     env = read_env(run_dir)

@@ -117,12 +117,12 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 
 def fill_template(fill: Callable[[], list[str]], source: str) -> list[str]:
     """
-    Return what a chat template makes of prompts. The template comes with the model: it may loop, or do what its
-    sandbox does not allow.
+    Fill a chat template with prompts. The template comes with the model: it may loop, or break the rules of its
+    sandbox.
 
     Args:
         fill (`Callable`): Returns the texts.
-        source (`str`): Where the tokenizer is from.
+        source (`str`): Source of the tokenizer.
 
     Raises:
         InputError: It takes longer than `TEMPLATE_SECONDS`, or fails.

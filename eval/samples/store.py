@@ -2,9 +2,9 @@
 Samples on disk, so that nothing is sampled twice: `RUN/samples/<model>-<settings>/`, with parquet files and
 `_settings.json`.
 
-Samples are written batch by batch: a stopped evaluation continues where it was, and one with more samples or prompts
-draws only the missing ones. Only one evaluation at a time draws samples of a model with given settings; a second one
-waits, and then reuses them.
+Samples are written batch by batch: a stopped evaluation continues, and one with more samples or prompts draws only the
+missing ones. Only one evaluation at a time draws samples of a model with given settings; a second one waits, and then
+reuses them.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """
 Compare two answers that `tasks/math_answers.py` has read. Values of one class are equal if they are so exactly. Values
-of different classes are equal where [`same`] says so, and nowhere else.
+of different classes are equal only by [`same`].
 """
 
 from answering import answer_lines
@@ -12,7 +12,7 @@ from sympy import MatrixBase, Rational, fraction, re, together
 
 EXPRESSIONS = {"n", "v", "c", "+", "*", "/", "^", "-", "f", "apply", "matrix"}
 STATEMENTS = {"named", "=", "order", "in"}
-# What an answer without variables must not leave to the reader, unless the reference answer does so.
+# An answer without variables must not leave these to the reader, unless the reference answer does so.
 CALCULATED = {"factorial", "binomial", "floor", "ceiling"}
 COORDINATES = ["x", "y", "z"]
 

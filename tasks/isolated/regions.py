@@ -42,7 +42,7 @@ class Region:
     def __init__(self, node: list):
         self.node = node
         self.variables: set[sympy.Symbol] = set()
-        self.cuts: list[sympy.Expr] = []  # where membership may change
+        self.cuts: list[sympy.Expr] = []  # membership may change here
         self.within = self.read(node)
 
     def read(self, node: list):
@@ -102,7 +102,7 @@ class Region:
 
 def changes(difference: sympy.Expr) -> list[sympy.Expr]:
     """
-    Return where a rational expression, possibly with absolute values, may change its sign.
+    Return the points at which a rational expression, possibly with absolute values, may change its sign.
 
     Raises:
         `ValueError`: If it is another expression.

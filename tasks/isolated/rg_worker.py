@@ -54,7 +54,7 @@ def answer(request: dict) -> dict:
     """
     family = request["family"]
     level = request["level"]
-    config = json.dumps(request["config"], sort_keys=True)  # text can be a key of the cache, whatever it holds
+    config = json.dumps(request["config"], sort_keys=True)  # any text can be a key of the cache
     if request["do"] == "check":
         return {"problem": find_problem(family, level, config)}
     dataset, entry = question(family, level, config, request["seed"])
@@ -81,7 +81,7 @@ def is_fooled(dataset, entry: dict, text: str) -> bool:
 
 
 def find_problem(family: str, level: int | None, config: str) -> str | None:
-    """Return what is wrong with the name or the settings; `None` if they work."""
+    """Return the problem with the name or the settings; `None` if they work."""
     if family not in DATASETS:
         nearest = get_close_matches(family, DATASETS, n=3) or sorted(DATASETS)
         return f"reasoning-gym has no family {family!r}. The nearest of its {len(DATASETS)}: {', '.join(nearest)}"
