@@ -1,10 +1,8 @@
 """
-Watches: rules on the numbers of a run. A [`Watch`] looks at one metric, and fires when a bound is crossed, when the
-metric has fallen from its best, or when it no longer improves. Everything that a run watches for is a row of two
-tables at the end of this file: `configured_triggers` request a reset, an [`Alarm`] writes an event of its own and may
-stop the run.
+Watches: rules on the numbers of a run.
 
-Values that were not measured are `None`; watches ignore `None` and NaN. Their state is JSON, and in every checkpoint.
+`configured_triggers` request a reset; an [`Alarm`] writes an event and may stop the run. Watches ignore `None` (not
+measured) and NaN. Their state is JSON, and in every checkpoint.
 """
 
 import logging
@@ -55,8 +53,7 @@ class Reason:
 
 class Trigger:
     """
-    Base class of reset triggers. A subclass overrides `observe_step`, `observe_evaluation` or both, and returns a
-    [`Reason`] to request a reset, or `None`.
+    Base class of reset triggers. A subclass overrides `observe_step`, `observe_evaluation` or both.
 
     Values that were not measured are `None`; triggers ignore `None` and NaN. Pass triggers to the trainer in a
     [`ReferenceResetCallback`].
@@ -93,9 +90,7 @@ class Trigger:
 
     @property
     def kind(self) -> str:
-        """
-        Identifies its memory: another trigger of the same kind can continue with it, even with another threshold.
-        """
+        """Triggers of one kind can continue with each other's memory, even with another threshold."""
         return type(self).__name__
 
     def observe_step(self, step: int, kl_ref: float | None = None) -> Reason | None:
@@ -104,20 +99,19 @@ class Trigger:
 
         Args:
             step (`int`): Optimizer steps done, from 1.
-            kl_ref (`float`, *optional*): The step's value of the metric in `watches`; by default the KL to the
-                reference, in nats per token.
+            kl_ref (`float`, *optional*): The step's value of the metric in `watches`; by default in nats per token.
         """
         return None
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
-        """Called after each evaluation, with its metrics by name (`eval_reward`, `eval_pass@1`, …)."""
+        """Called after each evaluation, with metrics such as `eval_reward`."""
         return None
 
     def applied(self, step: int) -> None:
         """Called after every reset, also of other triggers."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trigger's state as JSON values; it is saved in checkpoints."""
+        """Return the state for a checkpoint, as JSON values."""
         return {name: getattr(self, name) for name in self.remembers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,20 +123,19 @@ class Trigger:
 @dataclass(eq=False)
 class Watch(Trigger):
     """
-    A rule on the mean of a metric's last `window` values. It compares the mean with `bound`, or with the best mean so
-    far.
+    A rule on the mean of a metric's last `window` values, compared with `bound` or with the best mean so far.
 
     Args:
-        name (`str`): Name of the reason. With `drop` it is `"drop"`.
+        name (`str`): Name of the reason; with `drop` it is `"drop"`.
         watches (`str`, *optional*, defaults to `"kl_ref"`): Name of the metric.
         bound (`float`, *optional*): Worse means than this one count.
-        patience (`int`, *optional*, defaults to `0`): Fires after so many means in a row that were worse than `bound`,
-            or no better than the best one. 0: never.
+        patience (`int`, *optional*, defaults to `0`): Fires after so many consecutive means that are worse than
+            `bound`, or no better than the best one. 0: never.
         once (`bool`, *optional*, defaults to `False`): Fires by `patience` once, and again only after a better mean.
         drop (`float`, *optional*): Fires when a mean is worse than the best one by more than this.
-        unless_falls (`str`, *optional*): `drop` fires only if the mean of this metric is no lower than it was at the
-            best one. After firing, the best one is searched again.
-        window (`int`, *optional*, defaults to `1`): Number of values. The watch does not fire before it has them.
+        unless_falls (`str`, *optional*): `drop` fires only if this metric's mean is no lower than it was at the best
+            one. After firing, the best one is searched again.
+        window (`int`, *optional*, defaults to `1`): Number of values; the watch does not fire with fewer.
         sign (`float`, *optional*, defaults to `1.0`): -1 if smaller values are better.
         min_delta (`float`, *optional*, defaults to `0.0`): Differences up to this are no improvement.
         waits_for_reset (`bool`, *optional*, defaults to `False`): `patience` counts from the first reset after the
@@ -178,7 +171,7 @@ class Watch(Trigger):
         self.counts = not self.waits_for_reset
 
     def observe(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
-        """Add the values of a step or an evaluation. Returns a [`Reason`] if the rule fires."""
+        """Add the values of a step or an evaluation."""
         value = metrics.get(self.watches)
         other = 0.0 if self.unless_falls is None else metrics.get(self.unless_falls)
         if value is None or other is None or math.isnan(value):
@@ -223,7 +216,7 @@ class Watch(Trigger):
 
 class Periodic(Trigger):
     """
-    Fires every `every` optimizer steps: the key `ref_reset_every`. ProRL v2 resets every 200 to 500 steps.
+    Fires every `every` optimizer steps (`ref_reset_every`).
 
     Args:
         every (`int`): Optimizer steps.
@@ -251,14 +244,13 @@ class Periodic(Trigger):
 
 class KLSpike(Watch):
     """
-    Fires when the KL to the reference, averaged over the last `window` steps, exceeds `threshold`: the keys
-    `ref_reset_kl` and `ref_reset_kl_window`.
+    Fires when the KL to the reference, averaged over the last `window` steps, exceeds `threshold` (`ref_reset_kl`).
 
     A reset empties the window, because the new reference has another KL.
 
     Args:
         threshold (`float`): Nats per token.
-        window (`int`, *optional*, defaults to `1`): Steps. The trigger does not fire before the window is full.
+        window (`int`, *optional*, defaults to `1`): Steps; it does not fire with fewer.
 
     Example:
 
@@ -283,18 +275,16 @@ class KLSpike(Watch):
 
 class Stall(Watch):
     """
-    Fires when a validation metric stops improving (reason `stall`) or falls (reason `drop`): the keys
-    `ref_reset_stall` and `ref_reset_drop`. ProRL resets when validation stalls.
+    Fires when a validation metric stops improving (reason `stall`, key `ref_reset_stall`) or falls (`drop`,
+    `ref_reset_drop`).
 
     The best value is kept across resets. The count of evaluations without improvement starts again at a reset.
 
     Args:
-        metric (`str`): Name of a metric of the evaluations, such as `"eval_reward"` or `"eval_pass@1"`.
+        metric (`str`): Evaluation metric, such as `"eval_reward"`.
         patience (`int`, *optional*, defaults to `0`): Evaluations without improvement after which it fires. 0: never.
-        drop (`float`, *optional*): Fires when the metric is worse than the best by more than this, in the unit of the
-            metric. `None`: never.
-        mode (`str`, *optional*, defaults to `"max"`): `"max"` if larger values are better, `"min"` if smaller values
-            are better.
+        drop (`float`, *optional*): Fires when the metric is worse than the best by more than this. `None`: never.
+        mode (`str`, *optional*, defaults to `"max"`): `"max"` if larger values are better, or `"min"`.
         min_delta (`float`, *optional*, defaults to `0.0`): Differences up to this are no improvement.
 
     Example:
@@ -354,11 +344,11 @@ def configured_triggers(args) -> list[Trigger]:
 @dataclass(eq=False)
 class Alarm(Watch, Part):
     """
-    A watch that writes an event when it fires, of the kind `name`. `request` requests a reset for a [`Reason`].
+    A watch that writes an event of the kind `name`. `request` requests a reset for a [`Reason`].
 
     Args:
         reason (`str`): The event's reason.
-        action (`str`): `"stop"` ends the run, `"reset"` requests a reset; with another one the run goes on.
+        action (`str`): `"stop"` ends the run, `"reset"` requests a reset; others only write the event.
         warning (`str`, *optional*): Beginning of a warning, such as `"Entropy collapse"`.
     """
 
@@ -372,7 +362,7 @@ class Alarm(Watch, Part):
         return None if event is None else {**event, "last_good": self.best_step}
 
     def fire(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-        """Return the event of a step or an evaluation at which the watch fires, or `None`."""
+        """Return the event if the watch fires."""
         fired = self.observe(step, metrics)
         if fired is None:
             return None
@@ -396,7 +386,7 @@ class Alarm(Watch, Part):
 
 
 def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alarm]:
-    """Make the alarms that keys ask for, by the names of their parts. `request` requests a reset."""
+    """Make the alarms of the keys, by part name. `request` requests a reset."""
     alarms = {}
     if args.entropy_floor is not None:
         alarms["entropy_watch"] = Alarm(
@@ -436,7 +426,7 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
 
 
 class StopReason(Part):
-    """Remembers the event that has ended the run (`ended_by`), so a resume does not continue training by itself."""
+    """Remembers the event that ended the run (`ended_by`): a resume does not continue it."""
 
     may_join = True
     remembers = ("ended_by",)

@@ -1,4 +1,4 @@
-"""Decide which accelerations a run uses, and make what does the work: a scorer of packed groups, a compact sampler."""
+"""Decide which accelerations a run uses, and make their scorer and sampler."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -35,10 +35,10 @@ class Acceleration:
         packing (`Choice`): Whether groups are packed.
         generation (`Choice`): Whether rollouts are sampled compactly.
         merging (`Choice`): Whether micro-batches of an update are joined.
-        score (`PackedScorer`, *optional*): Scores packed groups, if they are packed.
-        compact (`CompactGeneration`, *optional*): Samples compactly, if that is on.
-        merge (`Merging`, *optional*): Joins micro-batches, if that is on.
-        lean (`list`): LoRA layers that compute otherwise for packed rows.
+        score (`PackedScorer`, *optional*): Scores packed groups.
+        compact (`CompactGeneration`, *optional*): Samples compactly.
+        merge (`Merging`, *optional*): Joins micro-batches.
+        lean (`list`): LoRA layers with another forward for packed rows.
     """
 
     packing: Choice
@@ -51,21 +51,13 @@ class Acceleration:
 
     @property
     def packs(self) -> bool:
-        """Whether groups are packed."""
         return self.packing.on
 
     @classmethod
     def from_trainer(cls, trainer, policy: torch.nn.Module) -> "Acceleration":
         """
-        Decide by the lists which accelerations serve the model, log the reason for each that does not, and prepare the
-        policy for the others, in place.
-
-        Args:
-            trainer (`ProRLTrainer`): The trainer, already initialised by TRL.
-            policy (`torch.nn.Module`): Its model, unwrapped.
-
-        Raises:
-            `ValueError`: A key is `"on"`, and its acceleration is not supported.
+        Choose accelerations by the lists, log the reasons against others, and prepare the policy in place. Raises
+        `ValueError`: a key is `"on"`, and its acceleration is not supported.
         """
         args = trainer.args
         is_sharded = shards_weights(trainer)
@@ -116,7 +108,7 @@ class Acceleration:
         return made
 
     def switch_off(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Switch off accelerations by their keys, each with a reason. Returns the reasons of those that were on."""
+        """Switch off accelerations. Returns the reasons of those that were on."""
         off = {}
         if self.packing.on and reasons["pack_groups"]:
             off["pack_groups"] = reasons["pack_groups"]
@@ -135,7 +127,7 @@ class Acceleration:
 
 
 def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
-    """Return one line that names the accelerations a run goes without, each with its reason."""
+    """Return a line of disabled accelerations, each with its reason."""
     keys_by_reason: dict[str, list[str]] = {}
     for key, reason in reasons.items():
         if reason:
@@ -144,17 +136,7 @@ def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
 
 
 def choose(args, key: str, find_obstacle: Callable[[], str | None]) -> Choice:
-    """
-    Decide whether an acceleration is on.
-
-    Args:
-        args ([`ProRLConfig`]): Sets the key to `"off"`, `"on"` or `"auto"`.
-        key (`str`): The key of the acceleration.
-        find_obstacle (`Callable`): Returns the reason why it is not supported, as a sentence, or `None`.
-
-    Raises:
-        `ValueError`: The key is `"on"`, and the acceleration is not supported.
-    """
+    """Decide whether an acceleration is on. Raises `ValueError`: its key is `"on"`, and it is not supported."""
     value = getattr(args, key)
     if value == "off":
         return Choice(False)
@@ -185,7 +167,7 @@ Listed = Callable[[str], str | None]
 
 
 def find_packing_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:
-    """Return the reason why groups cannot be packed, or `None`. `listed` is [`family_obstacle`] of an acceleration."""
+    """Return why groups cannot be packed, or `None`. `listed` is [`family_obstacle`] of an acceleration."""
     if has_images(trainer):
         return "the prompts have images."
     if trainer.aux_loss_enabled:
@@ -198,7 +180,7 @@ def find_packing_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> s
 
 
 def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:
-    """Return the reason why compact generation is not supported, or `None`. `listed` as for packing."""
+    """Return why compact generation is not supported, or `None`."""
     if trainer.use_vllm:
         return "use_vllm=True samples with vLLM."
     if trainer.use_transformers_continuous_batching:
@@ -212,7 +194,7 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -
 
 
 def find_merging_obstacle(trainer, packing: Choice) -> str | None:
-    """Return the reason why micro-batches are not joined, or `None`. Under `"auto"`, also that it would not help."""
+    """Return why micro-batches are not joined, or `None`. With `"auto"`, also that it would not help."""
     args = trainer.args
     if args.merge_obstacle is not None:
         return args.merge_obstacle
@@ -233,8 +215,8 @@ def find_merging_obstacle(trainer, packing: Choice) -> str | None:
 
 def family_obstacle(trainer, policy: torch.nn.Module, acceleration: str) -> str | None:
     """
-    Return why the family of a model is not served by an acceleration, or `None`: by the lists, or for a family of
-    `fast_models` by a trial.
+    Return why an acceleration does not support a model's family, or `None`: by the lists, or for `fast_models` by a
+    trial.
     """
     model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
     kind = model.config.model_type
@@ -244,5 +226,5 @@ def family_obstacle(trainer, policy: torch.nn.Module, acceleration: str) -> str 
 
 
 def first_of_all_processes(obstacle: str | None) -> str | None:
-    """Return the obstacle of the first process that has one, the same on every process."""
+    """Return the first process's obstacle, on every process."""
     return next(filter(None, gather_object([obstacle])), None)

@@ -17,14 +17,13 @@ ROWS = 4  # of the first batch, which are compared
 
 def pack(trainer: GRPOTrainer) -> None:
     """
-    Compute each prompt once for all its completions, and no padding, wherever a trainer scores a batch.
+    Compute each prompt once for all its completions, without padding, wherever a trainer scores a batch.
 
     Updates and reference scores have the values and gradients of TRL, up to rounding; the first batch is compared.
     Call it before `trainer.train()`. `ProRLTrainer` does so by itself (`pack_groups`).
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]): A trainer of text, of a family that docs/supported.md lists, with an adapter or
-            without.
+        trainer ([`~trl.GRPOTrainer`]): A trainer of text and of a family that docs/supported.md lists.
 
     Raises:
         `ValueError`: The trainer or its model is not supported, dropout is active, or the first batch is off by more
@@ -50,7 +49,6 @@ def pack(trainer: GRPOTrainer) -> None:
 
 
 def _trainer_obstacle(trainer: GRPOTrainer) -> str | None:
-    """Return why a trainer cannot be packed, in one sentence; `None` if it can."""
     if trainer._is_vlm:
         return "the model takes images."
     if trainer.aux_loss_enabled:

@@ -1,4 +1,4 @@
-"""Whether something that a run may do is done, and why."""
+"""Whether an acceleration is on, and why."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class Choice:
 
     Attributes:
         on (`bool`): Whether it is.
-        reason (`str`, *optional*): Why it is off although a key says on or auto, or a remark on one that is on.
+        reason (`str`, *optional*): Why it is off, or a remark if it is on.
     """
 
     on: bool
@@ -18,7 +18,7 @@ class Choice:
 
     @classmethod
     def unless(cls, reason: str | None) -> "Choice":
-        """Decide for it, unless there is a reason against it."""
+        """Return on, or off for a reason."""
         return cls(reason is None, reason or "")
 
     @classmethod

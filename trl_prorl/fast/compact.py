@@ -1,11 +1,8 @@
 """
 Compact sampling: a prompt is computed once for all its completions, and finished completions are dropped.
 
-[`compact_sample`] is a decoding loop for the argument `custom_generate` of transformers' `generate`, which prepares
-logits processors, stopping criteria and the cache as for its own loop, so every generation setting keeps its meaning.
-
-Cache rows have room for all later tokens ([`RoomyLayer`]) and are compacted in place ([`Selection`]), the padding mask
-is made once ([`PaddingMask`]), and a token is drawn with one random number ([`draw`]).
+[`compact_sample`] is a decoding loop for the argument `custom_generate` of transformers' `generate`, so every
+generation setting keeps its meaning.
 """
 
 import copy
@@ -29,8 +26,8 @@ NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 
 
 class Samples(NamedTuple):
     """
-    Prompts and completions `ids` `(R, P + T)`, padded on the right; the tokens' log-probabilities `logps` `(R, T)`
-    before top-k and the like, 0 at padding; and whether the token forward was recorded.
+    Prompts and completions `ids` `(R, P + T)`, padded on the right; log-probabilities `logps` `(R, T)` before top-k
+    and the like, 0 at padding; and whether the token forward was recorded.
     """
 
     ids: torch.Tensor
@@ -50,15 +47,15 @@ def compact_sample(
     **model_kwargs,
 ) -> Samples:
     """
-    Decode for `generate(..., custom_generate=compact_sample, copies=copies)`, greedily or by sampling.
+    Decode for `generate(..., custom_generate=compact_sample, copies=copies)`.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(P, W)`): Distinct prompts, padded on the left.
-        logits_processor, stopping_criteria: They get the unfinished rows, with their prompts.
+        logits_processor, stopping_criteria: They get unfinished rows with prompts.
         copies (`torch.LongTensor` of shape `(R,)`): Index of each completion's prompt.
-        logps_at (`float`, *optional*): Also return log-probabilities at this temperature. With the name `temperature`,
-            `generate` would pass its own argument to this loop and sample at 1.
-        replays (`bool`): Whether the token forward may be recorded and replayed, see recording.py.
+        logps_at (`float`, *optional*): Also return log-probabilities at this temperature. (An argument `temperature`
+            would be `generate`'s own.)
+        replays (`bool`): Whether the token forward may be recorded.
 
     Returns [`Samples`] in the order of `copies`.
     """
@@ -116,9 +113,7 @@ def compact_sample(
 def _read_prompts(
     model, input_ids: torch.Tensor, copies: torch.Tensor, longest: int, model_kwargs: dict
 ) -> tuple[torch.Tensor, "TokenForward"]:
-    """
-    Compute every prompt once, give each completion a row of the cache, and return the first token's logits `(R, V)`.
-    """
+    """Compute every prompt once, and return the first token's logits `(R, V)`."""
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     with without_cudnn(input_ids.device):
         outputs = model(**inputs, return_dict=True)
@@ -138,8 +133,8 @@ def _read_prompts(
 
 class TokenForward:
     """
-    Computes the logits of every row's next token, with `mask` if the model needs no other. Finished rows are dropped
-    when less than `kept_share` of the rows is unfinished.
+    Computes every row's next logits, with `mask` if the model needs no other. Finished rows are dropped when less than
+    `kept_share` of the rows is unfinished.
     """
 
     kept_share = 1.0
@@ -150,7 +145,7 @@ class TokenForward:
         self._model_kwargs = model_kwargs
 
     def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
-        """Compute the logits `(R, V)` of the token after `written` `(R, length)`."""
+        """Return the logits `(R, V)` of the token after `written` `(R, length)`."""
         inputs = self._model.prepare_inputs_for_generation(written, next_sequence_length=1, **self._model_kwargs)
         if self._mask is not None:
             inputs["attention_mask"] = self._mask.up_to(length)
@@ -178,8 +173,8 @@ class TokenForward:
 
 def tokens_between_checks(device: torch.device) -> int:
     """
-    Return the number of tokens between two checks for finished rows: an asynchronous device computes a few tokens
-    faster than it checks.
+    Return the tokens between two checks for finished rows: an asynchronous device computes a few tokens faster than it
+    checks.
     """
     return 1 if device.type == "cpu" else CHECK_EVERY
 
@@ -188,8 +183,8 @@ def _next_tokens(
     ids: torch.Tensor, logits: torch.Tensor, processors: LogitsProcessorList, samples: bool, logps_at: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | bool]:
     """
-    Choose each row's next token from the logits `(R, V)`. Returns token ids, log-probabilities at `logps_at` or
-    `None`, and whether a row has a distribution, each `(R,)`.
+    Return token ids, log-probabilities at `logps_at`, and whether a row has a distribution, each `(R,)`, from logits
+    `(R, V)`.
     """
     temperature = _temperature_alone(processors)
     if temperature is None:
@@ -240,7 +235,7 @@ def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
 
 
 def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
-    """Select rows of the processors: a repetition penalty stores each row's padding."""
+    """A repetition penalty stores each row's padding."""
     selected = LogitsProcessorList()
     for processor in processors:
         padding = getattr(processor, "prompt_ignore_length", None)
@@ -256,8 +251,8 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 
 class RoomyLayer(DynamicLayer):
     """
-    Attention cache with room for `length` tokens, to write tokens in place. Allocated once: growing blocks would
-    fragment a GPU's memory. Starts with rows of keys and values `(P, H, L, D)`, in any repetition.
+    Attention cache with room for `length` tokens, allocated once: growing blocks would fragment a GPU's memory. Starts
+    with rows of keys and values `(P, H, L, D)`, in any repetition.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
@@ -275,7 +270,7 @@ class RoomyLayer(DynamicLayer):
         self._show(filled)
 
     def show_span(self, end: int, place: torch.Tensor) -> None:
-        """Return the first `end` places of every row from now on, and write the next token into `place` `(1,)`."""
+        """Show the first `end` places of every row, and write the next token into `place` `(1,)`."""
         self._place = place
         self._show(end)
 
@@ -297,7 +292,7 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def close_up(self, selection: "Selection") -> None:
-        """Keep some rows, in place; only rows that move are copied."""
+        """Keep some rows; only rows that move are copied."""
         length = self.keys.shape[-2]
         for place, room in enumerate(self._room):
             room[selection.places, :, :length] = room[selection.movers, :, :length]
@@ -306,10 +301,7 @@ class RoomyLayer(DynamicLayer):
 
 
 class Selection(NamedTuple):
-    """
-    Kept rows of a batch (`kept` and `rows`, in their new order): the last rows, `movers`, move into `places` of
-    dropped ones.
-    """
+    """Kept rows of a batch in their new order: the last rows, `movers`, move into `places` of dropped ones."""
 
     kept: list[int]
     rows: torch.Tensor
@@ -318,7 +310,6 @@ class Selection(NamedTuple):
 
     @classmethod
     def from_rows(cls, alive: list[bool], device: torch.device) -> "Selection":
-        """Keep the unfinished rows."""
         left = sum(alive)
         rows = list(range(left))
         places = [row for row in rows if not alive[row]]
@@ -330,13 +321,13 @@ class Selection(NamedTuple):
 
 
 def cache_among(values: Mapping[str, Any]) -> Cache:
-    """Return the cache among a forward's arguments or results, under its name before or from transformers 5.24."""
+    """Return a forward's cache, which transformers 5.24 renamed."""
     name = "cache" if "cache" in values else "past_key_values"
     return values[name]
 
 
 def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
-    """Select rows of a cache, in place, with repetitions and room for `length` tokens."""
+    """Select rows of a cache, in place, with room for `length` tokens."""
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
             cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
@@ -364,8 +355,8 @@ def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: t
 
 class PaddingMask:
     """
-    Masks the padding before each prompt, for one query per row. Transformers would make such a mask for every token,
-    with a synchronization.
+    Masks the padding before each prompt, for one query per row. Transformers would make it for every token, with a
+    synchronization.
 
     Made from rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens, in the queries' dtype (a
     GPU's kernel supports no other).
@@ -379,11 +370,11 @@ class PaddingMask:
         self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
 
     def up_to(self, length: int) -> torch.Tensor | None:
-        """Return the term to add to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
+        """Return the additive mask of `length` tokens, `(R, 1, 1, L)`; `None` without padding."""
         return self._to_add[..., :length] if any(self._has_padding) else None
 
     def hide_from(self, place: int, end: int) -> torch.Tensor:
-        """Hide the places from `place` on; return the term to add for `end` places."""
+        """Hide the places from `place` on; return the additive mask of `end` places."""
         self._to_add[..., place:] = -torch.inf
         return self._to_add[..., :end]
 
@@ -393,10 +384,7 @@ class PaddingMask:
 
 
 def attends_plainly(model, model_kwargs: dict) -> bool:
-    """
-    Return whether a model's mask must only mark padding, in SDPA's additive form: every layer attends to all earlier
-    tokens.
-    """
+    """Return whether every layer attends to all earlier tokens, by SDPA's additive masks."""
     config = model.config
     cache = cache_among(model_kwargs)
     return (
@@ -414,8 +402,8 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
 @contextmanager
 def contiguous_states(model) -> Iterator[None]:
     """
-    Make the states for a CPU's bf16 head contiguous within this context: with AVX512-BF16, torch 2.13 multiplies each
-    row of `generate`'s slice by a copy of the whole head, for six rows eighty times as long.
+    Make the states for a CPU's bf16 head contiguous: with AVX512-BF16, torch 2.13 multiplies each row of `generate`'s
+    slice by a copy of the head, for six rows eighty times as long.
     """
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -439,11 +427,10 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Sample a token per row by inverting its cumulative distribution, first over blocks of tokens and then within one.
 
-    `torch.multinomial` draws a random number for every token of the vocabulary: 40 times as long on a CPU for 16 rows
-    of 8,192. Sums in double precision keep probabilities exact up to the rounding of `probabilities` `(R, V)`, which
-    need not sum to 1; a token of probability 0 is never drawn. Returns token ids `(R,)`, and whether a row has a
-    distribution `(R,)`; if not, its token is arbitrary, and the caller must raise an error (a check here would
-    synchronize).
+    (`torch.multinomial` draws a random number per token of the vocabulary: 40 times as long on a CPU for 16 rows of
+    8,192.) Sums in double precision are exact up to the rounding of `probabilities` `(R, V)`, which need not sum to 1;
+    a token of probability 0 is never drawn. Returns token ids `(R,)`, and whether a row has a distribution `(R,)`; if
+    not, the caller must raise an error (a check here would synchronize).
     """
     rows, size = probabilities.shape
     missing = -size % BLOCK
@@ -463,20 +450,14 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
-    """
-    Sum along each row. On the CPU under `full_determinism`: torch rejects a GPU's cumulative sums, which are not
-    deterministic.
-    """
+    """Sum along each row, on the CPU under `full_determinism`: torch rejects a GPU's cumulative sums."""
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)
     return values.cumsum(dim=-1)
 
 
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """
-    Return the index `(R, 1)` of the first ascending sum greater than the wanted value, or than nearly all of the last
-    sum; arbitrary for NaN.
-    """
+    """Return the index `(R, 1)` of the first sum greater than the wanted value, or than nearly all of the last sum."""
     largest = ends[:, -1:] * SHORT_OF_ALL
     found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
     return found.clamp(max=ends.shape[1] - 1)

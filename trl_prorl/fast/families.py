@@ -1,4 +1,4 @@
-"""Is a model of a listed family, and does an acceleration serve it? By the lists of supported.py alone."""
+"""Does an acceleration support a model, by the lists of supported.py?"""
 
 from peft import PeftModel
 from transformers import PretrainedConfig, PreTrainedModel
@@ -8,17 +8,14 @@ from .prefix import has_state
 
 
 def is_listed(model: PreTrainedModel) -> bool:
-    """Return whether a model is of a listed family, and of transformers' own class."""
+    """Return whether a model is transformers' own, of a listed family."""
     return model.config.model_type in FAMILIES and type(model).__module__.startswith("transformers.")
 
 
 def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> str | None:
     """
-    Return why an acceleration does not serve a model, in one sentence; `None` if it does.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): The model.
-        acceleration (`str`): A field of [`~trl_prorl.supported.Family`].
+    Return why an acceleration (a field of [`~trl_prorl.supported.Family`]) does not support a model; `None` if it
+    does.
     """
     if isinstance(model, PeftModel):
         model = model.get_base_model()
@@ -42,7 +39,7 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
 
 
 def adapter_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    """Return why a model's adapters cannot be packed, in one sentence; `None` if they can."""
+    """Return why a model's adapters cannot be packed."""
     if not isinstance(model, PeftModel):
         return None
     kinds = {config.peft_type.value for config in model.peft_config.values()} - {*PACKED_ADAPTERS}
@@ -52,6 +49,6 @@ def adapter_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
 
 
 def rope_types(config: PretrainedConfig) -> set[str]:
-    """Return the kinds of rotary positions of a model: one for all layers, or one for each kind of layer."""
+    """Return the kinds of rotary positions of all layers."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}

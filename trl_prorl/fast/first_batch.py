@@ -1,13 +1,12 @@
 """
-Two comparisons at the first batch of a run. They decide once, the same in all processes, and a resume keeps the
-decision.
+Two comparisons at the first batch of a run. They decide once, for all processes and resumes.
 
 - **A row's score.** The policy is trained by the log-probabilities of its own plain forward: TRL's head does all that
   the model's does, padding does not count, packed rows are the padded ones, and nothing is random in training mode.
 - **A prompt's samples.** Compact generation draws completions with the log-probabilities of that forward.
 
-An acceleration that is off by more than rounding is switched off under `auto`, and an error under `on`. The policy is
-not changed, and neither are random states.
+An acceleration that is off by more than rounding is switched off under `auto`, and an error under `on`. Policy and
+random states stay the same.
 """
 
 import logging

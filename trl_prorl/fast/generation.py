@@ -1,7 +1,4 @@
-"""
-Choose how to sample rollouts: by transformers' `generate`, or by the compact loop of compact.py, from the policy or
-its merged copy.
-"""
+"""Sample rollouts by `generate` or by the compact loop, from the policy or its merged copy."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -43,7 +40,7 @@ PLAIN_SETTINGS = {
 
 
 def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) -> str | None:
-    """Return why generation with these settings, completed by the model's own, cannot be compact; `None` if it can."""
+    """Return why these settings, completed by the model's own, rule out compact generation."""
     if own is not None:
         config = copy.deepcopy(config)
         config.update(**kept_defaults(own).to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -59,8 +56,8 @@ def settings_obstacle(config: GenerationConfig, own: GenerationConfig | None) ->
 
 def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
     """
-    Divide completions (`copies`: each one's prompt index) into slices of at most `most` rows, decoded together;
-    completions of a prompt stay together if possible.
+    Divide completions (`copies`: prompt indices) into slices of at most `most` rows; those of a prompt stay together
+    if possible.
     """
     if most is None or most >= len(copies):
         return [list(range(len(copies)))]
@@ -86,7 +83,7 @@ def sample_at_once(
     logps_at: float | None,
     replays: bool = False,
 ) -> tuple[list[list[int]], list[list[float]] | None]:
-    """Sample one completion per prompt, padded on the right, with log-probabilities."""
+    """Sample one completion per prompt, with log-probabilities."""
     different, copies = find_distinct(prompts)
     device = next(model.parameters()).device
     ids, mask = pad_left(different, config.pad_token_id, multiple)
@@ -107,11 +104,11 @@ class CompactGeneration(Part):
     """
     Samples completions, from a merged copy of the policy if possible.
 
-    A copy that rounds is measured in every step. If it is too far from the policy, the policy samples one generation,
-    to measure its own rounding; the result decides whether the copy is used again.
+    A copy that rounds is measured in every step. If it is too far from the policy, the policy samples one generation
+    to measure its own rounding, which decides whether the copy is used again.
 
     Args:
-        temperature (`float`): Temperature of the measured log-probabilities.
+        temperature (`float`): Temperature of log-probabilities.
         autocasts (`bool`): Whether scoring uses a lower precision than the policy's weights.
         max_rows (`int`, *optional*): Maximum completions decoded at once.
         merges (`bool`): Whether a merged copy is allowed.
@@ -119,8 +116,8 @@ class CompactGeneration(Part):
 
     Attributes:
         merged (`Choice`): Whether the copy is sampled, or why not.
-        measures (`bool`): Whether the last log-probabilities measure the copy. Those of a rollout function's own
-            sampler do not.
+        measures (`bool`): Whether the last log-probabilities measure the copy, and are not of a rollout function's own
+            sampler.
     """
 
     may_join = True  # "auto" may be possible here although not at the start of the run
@@ -147,7 +144,7 @@ class CompactGeneration(Part):
         self.begin()
 
     def facts(self) -> dict[str, str | int]:
-        """Return entries of `env.json`: the merged copy, its memory and the CUDA graph."""
+        """Return entries of `env.json`."""
         size = self.copy.bytes if self.copy is not None else 0
         return {"merged_copy": str(self.merged), "merged_copy_bytes": size, "cuda_graph": str(self.replayed)}
 
@@ -162,7 +159,7 @@ class CompactGeneration(Part):
         logps_at: float | None = None,
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         """
-        Sample one completion of each prompt (token ids); equal prompts are computed once in a slice of the batch.
+        Sample one completion of each prompt (token ids); a slice computes equal prompts once.
 
         Args:
             ends (`list[int]`): Tokens that end a completion and are part of it.
@@ -198,14 +195,11 @@ class CompactGeneration(Part):
         return completions, None if logps_at is None else logps
 
     def kept_logps(self, logps: list[list[float]]) -> list[list[float]] | None:
-        """Return the log-probabilities of the last samples if they measure the merged copy."""
+        """Return the last log-probabilities if they measure the merged copy."""
         return logps if self.measures else None
 
     def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
-        """
-        Remove the sampler's log-probabilities `(B, T)` from a batch and return them; `None` if they do not measure the
-        copy.
-        """
+        """Take the sampler's log-probabilities `(B, T)` from a batch; `None` if they do not measure the copy."""
         if not self.measures:  # a rollout function's remain for TRL
             return None
         return batch.pop("sampling_per_token_logps", None)

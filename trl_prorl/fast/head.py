@@ -6,10 +6,9 @@ copy.
 
 Contiguous states of the last token (`contiguous_states`), without which a CPU's bf16 head is slow.
 
-Log-probabilities by a frozen head on a CPU, as attention of a state over the vocabulary. TRL's fused head computes the
-logits of every position, without Triton also of prompts, in forward and backward, in about ten passes over memory. A
-state h that attends to the head's rows W, as keys and values, gives log Z = log Σ exp(h·W_j / T) and w = Σ p_j W_j in
-one pass. These give everything else:
+Log-probabilities by a frozen head on a CPU, as attention of a state over the vocabulary. TRL's fused head takes about
+ten passes over memory. A state h that attends to the head's rows W, as keys and values, gives log Z = log Σ exp(h·W_j
+/ T) and w = Σ p_j W_j in one pass:
 
     log p_t = h·W_t / T − log Z        entropy = log Z − h·w / T        ∂ log p_t / ∂h = (W_t − w) / T
 """
@@ -27,7 +26,7 @@ OTHER_LOGITS = "final_logit_softcapping logit_scale output_multiplier lm_head_mu
 
 
 class FrozenHead(torch.autograd.Function):
-    """Computes log-probabilities `(N,)` of labels, with gradient, and entropies `(N,)`, without gradient."""
+    """Computes log-probabilities `(N,)` with gradient, and entropies `(N,)` without."""
 
     @staticmethod
     def forward(ctx, states, weight, labels, scale):
@@ -53,9 +52,9 @@ class FrozenHead(torch.autograd.Function):
 
 def add_frozen_head(model: nn.Module, temperature: float) -> None:
     """
-    Let a model without adapters around it, with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`), score
-    packed rows by [`FrozenHead`] if the result is the same; other calls are unchanged. Entropies then have no
-    gradient. The temperature is that of the fused head.
+    Let an unwrapped model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`) score packed rows by
+    [`FrozenHead`] if the result is the same. Entropies then have no gradient. The temperature is that of the fused
+    head.
     """
     fused = model.forward
     plain = all(getattr(model.config, key, None) is None for key in OTHER_LOGITS)

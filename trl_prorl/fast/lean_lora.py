@@ -14,7 +14,7 @@ from torch import nn
 class Adapted(torch.autograd.Function):
     """
     Computes `(N, O)` from `states` `(N, I)`, `weight` `(O, I)`, `bias` `(O,)` or `None`, `down` `(r, I)` and `up` `(O,
-    r)`. Each gets its gradient if it needs one, also `weight` and `bias`.
+    r)`, with gradients of all.
     """
 
     @staticmethod
@@ -86,10 +86,7 @@ def plain_layers(policy: nn.Module) -> Iterable[Linear]:
 
 
 def use_lean_layers(policy: nn.Module) -> list[Linear]:
-    """
-    Replace the forward of a model's plain LoRA layers, in place; values change by rounding. Returns the changed
-    layers.
-    """
+    """Replace the forward of a model's plain LoRA layers, in place. Returns the changed layers."""
     layers = list(plain_layers(policy))
     for layer in layers:
         layer.__class__ = LeanLinear
@@ -97,14 +94,12 @@ def use_lean_layers(policy: nn.Module) -> list[Linear]:
 
 
 def restore_layers(layers: Iterable[Linear]) -> None:
-    """Make lean layers PEFT's again."""
     for layer in layers:
         layer.__class__ = Linear
 
 
 @contextmanager
 def lean_layers(policy: nn.Module) -> Iterator[None]:
-    """Use lean layers in this context, then PEFT's again."""
     layers = use_lean_layers(policy)
     try:
         yield

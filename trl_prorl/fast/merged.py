@@ -1,15 +1,14 @@
 """
 Several micro-batches of an update, computed at once.
 
-A GPU finishes the kernels of a small micro-batch before the host has launched the next ones, so that the time of an
-update is the number of launches. Micro-batches are held back, and TRL's loss runs once, on the rows of all of them:
+A GPU finishes the kernels of a small micro-batch before the host has launched the next ones. So micro-batches are held
+back, and TRL's loss runs once, on the rows of all:
 
     TRL       loss(rows 0 to 7), backward, loss(rows 8 to 15), backward, …, update
     merged    nothing, nothing, …, loss(rows 0 to 31), backward, update
 
 The gradient is the same, up to rounding, if the loss is a sum over the tokens of a window, or a mean over rows, which
-is multiplied by the number of micro-batches. A loss that averages over the tokens of each micro-batch is not merged
-([`ProRLConfig.merge_obstacle`]).
+is multiplied by the number of micro-batches.
 """
 
 from collections.abc import Callable
@@ -22,22 +21,22 @@ from ..parts import Part
 
 MicroBatch = dict[str, Any]
 
-# Without a number the rows of a merged forward may have so many packed tokens, as a share of the positions, padding
-# included, of one of TRL's micro-batches. Then what its layers keep for the backward pass takes no more memory than in
-# TRL: 69 kB a packed token where a padded one takes 54 (a Qwen2 of 24 layers), and the same with checkpointing.
+# Default share of packed tokens in a merged forward, of the positions of one of TRL's micro-batches. Then its layers
+# keep no more memory for the backward pass than TRL's: 69 kB per packed token, 54 per padded one (a Qwen2 of 24
+# layers), and the same with checkpointing.
 SHARE = 0.75
 SHARE_CHECKPOINTED = 1.0
 
 
 class Merging(Part):
     """
-    Holds micro-batches of an update back, and joins them.
+    Holds micro-batches back, and joins them.
 
-    What is joined depends on lengths alone, and not on free memory, so a resume joins the same.
+    The choice depends on lengths, not on free memory, so a resume makes the same.
 
     Args:
         args ([`ProRLConfig`]): The configuration.
-        accelerator ([`~accelerate.Accelerator`]): The run's. All processes join the same micro-batches.
+        accelerator ([`~accelerate.Accelerator`]): All processes join the same micro-batches.
         packs (`Callable`): Returns whether scoring packs groups.
     """
 
@@ -51,7 +50,7 @@ class Merging(Part):
         self._buffer: list[MicroBatch] | None = None  # the micro-batches of the generation batch
         self._sizes: list[float] = []  # of each, as a share of what one forward may have
         self._first: int | None = None  # the first that is held back
-        # By first and end. A later pass gets the same dict: plans of its rows are kept by its tensors.
+        # By first and end. A later pass must get the same dict: its tensors keep the plans of its rows.
         self._joined: dict[tuple[int, int], MicroBatch] = {}
         self._span = (0, 1)  # of the last one that was returned
 
@@ -61,8 +60,8 @@ class Merging(Part):
 
         Args:
             buffer (`list[dict]`): TRL's micro-batches of the generation batch.
-            place (`int`): The place of this one among them.
-            ends_update (`bool`): Whether it is the last one before an update.
+            place (`int`): The next one's place.
+            ends_update (`bool`): Whether it is the last before an update.
 
         Returns `dict` or `None`: the rows to compute now; `None` if it is held back.
         """
@@ -85,14 +84,11 @@ class Merging(Part):
         return self._joined[self._span]
 
     def number_in(self, batch: MicroBatch) -> int:
-        """Count the micro-batches that a batch joins."""
         first, end = self._span
         return end - first if batch is self._joined.get(self._span) else 1
 
     def write_back(self, batch: MicroBatch) -> None:
-        """
-        Give the micro-batches what a loss has added to their joined batch, or taken out: checkpoints contain them.
-        """
+        """Copy the loss's changes of a joined batch to its micro-batches: checkpoints contain them."""
         number = self.number_in(batch)
         if number == 1:
             return
@@ -103,7 +99,7 @@ class Merging(Part):
             micro_batch.update({name: value[rows] if has_rows(value) else value for name, value in batch.items()})
 
     def _measure(self, buffer: list[MicroBatch]) -> list[float]:
-        """Measure micro-batches as shares of a forward's limit; 0 without a limit. Synchronizes with the device."""
+        """Return micro-batches as shares of a forward's limit; 0 without a limit. Synchronizes with the device."""
         limit = self.args.merge_tokens
         if limit is None and self.args.merge_micro_batches == "on":
             return [0.0] * len(buffer)
@@ -118,12 +114,11 @@ class Merging(Part):
 
 
 def has_rows(value: Any) -> bool:
-    """Return whether a value of a batch has an entry for each row."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def join(micro_batches: list[MicroBatch]) -> MicroBatch:
-    """Join micro-batches of one generation batch, which are padded to the same widths."""
+    """Micro-batches of a generation batch have the same widths."""
     joined = {}
     for name, value in micro_batches[0].items():
         joined[name] = torch.cat([one[name] for one in micro_batches]) if has_rows(value) else value
@@ -131,12 +126,11 @@ def join(micro_batches: list[MicroBatch]) -> MicroBatch:
 
 
 def padded_positions(batch: MicroBatch) -> int:
-    """Count the positions of a batch's rows, padding included."""
     return batch["prompt_ids"].numel() + batch["completion_ids"].numel()
 
 
 def packed_tokens(batch: MicroBatch) -> int:
-    """Count the tokens of a batch's packed row: each prompt once, and its last token once for each completion."""
+    """Count each prompt once, and its last token once for each completion."""
     prompts = batch["prompt_ids"].masked_fill(batch["prompt_mask"] == 0, -1).tolist()
     different = {tuple(token for token in prompt if token >= 0) for prompt in prompts}
     of_prompts = sum(len(prompt) - 1 for prompt in different)

@@ -1,10 +1,9 @@
 """
 The policy with its LoRA merged, for sampling: half the matrix products per token, and no wrapper around them.
 
-Merging into the policy and unmerging would leave rounding errors in every weight. The copy shares the policy's
-parameters, except the weights that LoRA changes, recomputed from base and adapter, and on a CPU the LM head. There
-oneDNN reorders the weights of linear layers: for a few rows, a product with a large matrix is then two to four times
-as fast.
+Merging into the policy would leave rounding errors in every weight. The copy shares the policy's parameters, except
+the weights that LoRA changes, and on a CPU the LM head. There oneDNN reorders the weights of linear layers: for a few
+rows, a product with a large matrix is then two to four times as fast.
 """
 
 import copy
@@ -20,10 +19,7 @@ ROWS = 8  # input rows for which oneDNN chooses the order; any number works
 
 
 class PackedLinear(torch.nn.Module):
-    """
-    A linear layer for inference, for [`can_be_packed`], with the values at the last refresh. It needs `bytes` in
-    addition to that layer.
-    """
+    """A linear layer for inference, with the values at the last refresh. It needs additional `bytes`."""
 
     def __init__(self, layer: torch.nn.Linear):
         super().__init__()
@@ -51,12 +47,11 @@ class PackedLinear(torch.nn.Module):
         self._of = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Multiply `hidden` of shape `(*, H)` by the weight: shape `(*, V)`."""
         return torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self._layer.bias, "none", [], "")
 
 
 def can_be_packed(layer: torch.nn.Module | None) -> bool:
-    """Return whether a layer is a plain linear layer on a CPU, and torch has oneDNN's operators for it."""
+    """Return whether oneDNN supports a layer: a plain linear layer on a CPU."""
     return (
         type(layer) is torch.nn.Linear
         and "forward" not in vars(layer)  # replaced, to cast
@@ -74,8 +69,8 @@ def packs_bf16() -> bool:
 
 class MergedLayer:
     """
-    Merges the LoRA of a layer into the copy's weights: `module` replaces PEFT's layer in the copy, and needs `bytes`.
-    Its weights are the policy's own before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
+    Merges a layer's LoRA: `module` replaces PEFT's layer in the copy, and needs `bytes`. Its weights are the policy's
+    own before a [`~MergedLayer.refresh`] and after a [`~MergedLayer.release`].
     """
 
     def __init__(self, layer: BaseTunerLayer, adapter: str):
@@ -110,8 +105,8 @@ class MergedLayer:
 
 class MergedCopy:
     """
-    A copy `model` of a policy with its one active adapter merged, if there is no [`merge_obstacle`]. It has the values
-    of the last [`~MergedCopy.refresh`] until a [`~MergedCopy.release`], and needs `bytes` between the two.
+    A copy `model` of a policy with its active adapter merged. It needs `bytes` from a [`~MergedCopy.refresh`] to a
+    [`~MergedCopy.release`].
     """
 
     def __init__(self, policy: PeftModel):
@@ -151,7 +146,7 @@ class MergedCopy:
 
 
 def merge_obstacle(policy: torch.nn.Module) -> str | None:
-    """Return why a merged copy cannot sample for a policy, in a few words; `None` if it can."""
+    """Return why a merged copy cannot sample for a policy."""
     if not isinstance(policy, PeftModel):
         return "the model has no adapter"
     if len(policy.active_adapters) != 1:
@@ -176,9 +171,7 @@ def merge_obstacle(policy: torch.nn.Module) -> str | None:
 
 
 def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
-    """
-    Return the name of a module with a forward as its own attribute, which may compute anything; `None` without one.
-    """
+    """Return the name of a module with a replaced forward."""
     if "forward" in vars(model.get_submodule(name).get_base_layer()):
         return name
     parts = name.split(".")

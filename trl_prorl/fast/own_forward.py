@@ -1,4 +1,4 @@
-"""The log-probabilities of a policy's own plain forward, and how far another score may be from them by rounding."""
+"""Log-probabilities of a policy's own forward, and the bound on other scores' rounding."""
 
 import inspect
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import torch
 from peft import PeftModel
 
 
-# Nats a token by which log-probabilities may differ on average: in fp32, and in units of the last place of a coarser
-# dtype. A deep model in bf16, scored in one batch, is 0.03 to 0.05 off what it was as it wrote token by token: 4 to 6
-# units. A token at a wrong position is off by tenths of a nat and more.
+# Bound on the mean difference of log-probabilities, in nats per token: in fp32, and in units of the last place of a
+# coarser dtype. A deep bf16 model scored in one batch is 0.03 to 0.05 (4 to 6 units) off its token-by-token values; a
+# token at a wrong position is off by tenths of a nat and more.
 EXACT = 1e-3
 UNITS = 12
 TF32_UNIT = 2.0**-10
@@ -18,7 +18,7 @@ TF32_UNIT = 2.0**-10
 def rows_padded_right(
     prompt: list[int], completions: list[list[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make ids and mask of rows of one prompt, both of shape `(R, P + T)`."""
+    """Make ids and mask `(R, P + T)` of rows of one prompt."""
     width = max(map(len, completions))
     ids = [[*prompt, *completion, *[0] * (width - len(completion))] for completion in completions]
     mask = [[1] * (len(prompt) + len(completion)) + [0] * (width - len(completion)) for completion in completions]
@@ -26,7 +26,7 @@ def rows_padded_right(
 
 
 def plain_model(policy: torch.nn.Module) -> Callable:
-    """Return the model's forward without Accelerate's autocast, whose rounding in the head would hide a difference."""
+    """Return the forward without Accelerate's autocast: rounding in the head would hide a difference."""
     if isinstance(policy, PeftModel):
         return policy.get_base_model()
     return getattr(policy, "_original_forward", policy)
@@ -35,7 +35,7 @@ def plain_model(policy: torch.nn.Module) -> Callable:
 def own_logps(
     policy: torch.nn.Module, prompt: list[int], completions: list[list[int]], temperature: float
 ) -> list[torch.Tensor]:
-    """Compute the log-probabilities of completions by the policy's plain forward: shape `(T,)` each, in fp32."""
+    """Return log-probabilities `(T,)` of completions by the policy's plain forward, in fp32."""
     device = next(policy.parameters()).device
     ids, mask = rows_padded_right(prompt, completions, device)
     width = ids.shape[1] - len(prompt)
@@ -50,19 +50,18 @@ def own_logps(
 
 
 def mean_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the mean distance of two tensors of one shape."""
     return (found.float() - expected.to(found.device).float()).abs().mean().item()
 
 
 def allowed(policy: torch.nn.Module, autocast: torch.dtype | None) -> float:
-    """Return how far log-probabilities may be off by rounding, in nats per token."""
+    """Return the bound on rounding, in nats per token."""
     is_quantised = not all(param.is_floating_point() for param in policy.parameters())
     unit = coarsest_unit(policy, torch.bfloat16 if is_quantised else autocast)
     return max(EXACT, UNITS * unit)
 
 
 def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
-    """Return the spacing of the numbers near 1 in the coarsest form in which a model computes."""
+    """Return the spacing near 1 in the coarsest dtype of a model's products."""
     dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
     if autocast is not None:
         dtypes.add(autocast)
@@ -74,5 +73,4 @@ def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float
 
 
 def mixed_dtype(accelerator) -> torch.dtype | None:
-    """Return the dtype of the autocast of an [`~accelerate.Accelerator`]; `None` without one."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)

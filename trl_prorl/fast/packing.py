@@ -1,15 +1,14 @@
 """
 Log-probabilities of completions, with every prompt computed once and no padding.
 
-A prompt appears once, before its completions, and each completion sees only the prompt and itself:
+Each completion sees only its prompt and itself:
 
     tokens      a b c | d x1 x2 | d y1 y2 y3        prompt a b c d, completions x1 x2 and y1 y2 y3
     positions   0 1 2 | 3 4  5  | 3 4  5  6
     labels      - - - | - x1 x2 | - y1 y2 y3
 
-Every completion starts with *its own copy of the prompt's last token*, so that a label is one place to the right of
-the state that predicts it, as TRL's fused LM head expects. Values and gradients are TRL's up to rounding
-(`tests/scoring/test_packing.py`). All groups of a micro-batch form one row, unless `max_tokens` separates them.
+Every completion starts with *its own copy of the prompt's last token*: TRL's fused LM head expects a label one place
+to the right of the state that predicts it. Values and gradients are TRL's up to rounding.
 """
 
 import math
@@ -40,27 +39,25 @@ def packed_logps(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    Compute per-token log-probabilities and entropies of completions, with gradient: the result of TRL's
-    `GRPOTrainer._get_per_token_logps_and_entropies`, for a model without an obstacle.
+    Compute per-token log-probabilities and entropies of completions, with gradient, as TRL's
+    `GRPOTrainer._get_per_token_logps_and_entropies` does.
 
-    Equal prompts are found anywhere in the batch. Completions without tokens are not computed; if there are no others,
-    one prompt is computed, so that the returned zeros have a gradient, like TRL's.
+    Completions without tokens are not computed; if there are no others, one prompt is computed, so the returned zeros
+    have a gradient.
 
     Args:
         model (`Callable`): A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`),
-            or a function that calls it; `input_ids.numel()` is the number of positions of a call.
+            or a function that calls it.
         input_ids (`torch.Tensor` of shape `(B, P + C)`):
             Prompts padded on the left, then completions padded on the right.
-        attention_mask (`torch.Tensor` of shape `(B, P + C)`): 1 for tokens that count. A completion may be fully
-            masked.
+        attention_mask (`torch.Tensor` of shape `(B, P + C)`): 1 for tokens that count.
         logits_to_keep (`int`): C.
         max_tokens (`int`, *optional*): Maximum tokens per call; by default there is one call. Processes that train one
-            model must make equally many calls, or they deadlock (DDP synchronises buffers in every call, a sharded
-            model its weights); a limit does not ensure that. With gradient, the activations of all calls are kept
-            until the backward pass unless they are checkpointed.
+            model deadlock unless they make equally many calls (DDP synchronises buffers in every call, a sharded model
+            its weights); a limit does not ensure that.
         compute_entropy (`bool`, *optional*, defaults to `False`): Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
-            Makes the context for a call of the model, such as `accelerator.autocast`.
+            Context of a call, such as `accelerator.autocast`.
 
     Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` without
     `compute_entropy`), exactly 0 at masked tokens, like TRL's. Raises `ValueError`: the mask has another form, or a
@@ -92,8 +89,8 @@ class PackedScorer:
         **others,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """
-        Score a batch as TRL. `plan_key`: a tensor that lives as long as the batch and identifies it. Raises
-        `ValueError`: the batch is not only text.
+        Score a batch. `plan_key`: a tensor that identifies it, with its lifetime. Raises `ValueError`: the batch is
+        not only text.
         """
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
@@ -116,10 +113,10 @@ class PackedScorer:
 @dataclass(frozen=True)
 class PackedCall:
     """
-    The packed row of one call, on the device.
+    One call's packed row on the device.
 
     Attributes:
-        inputs (`dict[str, torch.Tensor]`): The model's inputs besides the layout, of shape `(1, T)`.
+        inputs (`dict[str, torch.Tensor]`): The model's other inputs, of shape `(1, T)`.
         layout ([`~trl_prorl.fast.prefix.Layout`]): The row's sequences.
         scored (`torch.LongTensor` of shape `(N,)`): Places of the scored tokens among T - 1 log-probabilities.
         results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
@@ -133,7 +130,7 @@ class PackedCall:
 
 @dataclass(frozen=True)
 class Plan:
-    """Layout of a packed batch of `shape` (B, C), reused by every model that scores it."""
+    """A packed batch of `shape` (B, C), for every model that scores it."""
 
     calls: list[PackedCall]
     shape: tuple[int, int]
@@ -142,7 +139,7 @@ class Plan:
     def from_batch(
         cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
     ) -> "Plan":
-        """Plan a batch, with arguments of [`packed_logps`]. Synchronizes with the device; scoring does not."""
+        """Arguments as in [`packed_logps`]. Synchronizes with the device; scoring does not."""
         batch, width = input_ids.shape
         prompt_width = width - logits_to_keep
         both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu()
@@ -199,7 +196,7 @@ class Plan:
 def pack(
     call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
 ) -> PackedCall:
-    """Pack the rows of one call. `prompts` and `completions`: tokens of every row; others as in [`packed_logps`]."""
+    """Pack the rows of one call. `prompts` and `completions`: tokens of every row."""
     width = input_ids.shape[1]
     start = width - logits_to_keep  # first column of the completions
     taken = []  # spans of the row: first place in the flattened batch, first position, length
@@ -235,7 +232,7 @@ def pack(
 
 
 def join_stretches(stretches: list[tuple[int, ...]]) -> torch.Tensor:
-    """Concatenate ranges of numbers, each with M first numbers and a length: shape `(M, sum of the lengths)`."""
+    """Concatenate ranges, each of M first numbers and a length: `(M, sum of the lengths)`."""
     joined = [np.array(firsts)[:, None] + np.arange(length) for *firsts, length in stretches]
     return torch.from_numpy(np.concatenate(joined, axis=1))
 
@@ -244,8 +241,8 @@ def plan_calls(
     groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
 ) -> list[Call]:
     """
-    Choose the rows of each call by first-fit decreasing. Rows with the same prompt are separated only if they exceed
-    `max_tokens` (default: one call). Raises `ValueError`: a prompt with one completion exceeds it.
+    Choose the rows of each call by first-fit decreasing. Rows of a prompt are separated only if they exceed
+    `max_tokens`. Raises `ValueError`: a prompt with one completion exceeds it.
     """
 
     def length(piece: Piece) -> int:
@@ -267,7 +264,7 @@ def plan_calls(
 
 
 def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:
-    """Distribute items over bins by first-fit decreasing; sizes in a bin sum to at most `capacity`."""
+    """Distribute items over bins of a `capacity`, by first-fit decreasing."""
     bins = []
     room = []
     for item in sorted(items, key=size, reverse=True):

@@ -1,15 +1,13 @@
 """
 Attention within one row of tokens with many sequences, some of which continue others.
 
-A sequence is a span of the row; its prefix is another span, fully visible to it. A completion's prefix is its prompt,
-and a prompt has no prefix:
+A completion's prefix is its prompt, fully visible to it; a prompt has no prefix:
 
     row         a b c | d x1 x2 | d y1 y2 y3        prompt a b c, completions d x1 x2 and d y1 y2 y3
     sees        causal  a b c,    a b c,
                         causal    causal
 
-Queries are computed in blocks: the first tokens of all sequences, then the next tokens of the longer sequences, and so
-on. A block's keys end with its queries.
+Queries are computed in blocks: the first tokens of all sequences, then the next tokens of the longer ones, and so on.
 
 Layers with a state (Gated DeltaNet, Mamba, short convolutions) compute a prompt once, by their own `forward`, with
 [`States`] in place of transformers' cache, so gradients flow through it. Completions continue from copies of the
@@ -50,9 +48,9 @@ class Layout(NamedTuple):
             of the first K keys of the first S' sequences.
         queries (`torch.LongTensor` of shape `(N,)`): Places of the queries of all blocks, padding included.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place among these queries.
-        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`], longest first.
-        kept (`dict`): Places that layers have made from it, for every model that computes the row.
-        added (`dict`): Additive masks that layers have made from it. They are large: only for one forward's graph.
+        sequences (`list[tuple[int, int, int, int]]`): As given to [`layout`], longest first.
+        kept (`dict`): Places that layers derive from it, for every model.
+        added (`dict`): Additive masks. They are large: only for one forward's graph.
     """
 
     keys: torch.Tensor
@@ -66,8 +64,8 @@ class Layout(NamedTuple):
 
 def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, window: int | None = None) -> torch.Tensor:
     """
-    Return a block's additive mask `(S', 1, Q·G, K)` for G heads that share their keys (`groups`): 0 for visible keys,
-    else −∞. A query sees at most `window` keys, including itself.
+    Return a block's additive mask `(S', 1, Q·G, K)` for G heads that share keys (`groups`). A query sees at most
+    `window` keys, including itself.
     """
     name = (block, dtype, groups, window)
     if name not in layout.added:
@@ -86,11 +84,9 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, wind
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
     """
-    Lay out a row in which every place belongs to exactly one sequence, given as first place and length of its prefix,
-    then of itself.
+    Lay out a row of sequences, each given as first place and length of its prefix, then of itself.
 
-    Sequences are stacked, longest first: their own tokens start at column 0, and their prefixes end before it. For the
-    row `a b c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
+    d x1 x2 | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
 
         column       -3 -2 -1 |  0  1 |  2  3
         d y1 y2 y3    a  b  c |  d y1 | y2 y3
@@ -98,8 +94,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         d x1 x2       a  b  c |  d x1 | x2  .
                               block 1 | block 2: from its first column on, sequences that are longer than 2
 
-    A block's queries see the keys to their left, in their own line, except padding. Results are concatenated block by
-    block, line by line.
+    A block's queries see the keys to their left, in their own line, except padding.
     """
     longest_first = sorted(sequences, key=lambda sequence: sequence[3], reverse=True)
     longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
@@ -131,8 +126,8 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
 
 def stacked_queries(layout: Layout, heads: int, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Return the places of all blocks' queries among the row's T·H heads, for G heads that share keys next to each
-    other, as queries of one head; and the position of each head of the row among them.
+    Return the places of all blocks' queries among the row's T·H heads, with G heads that share keys as queries of one
+    head; and each head's position among them.
     """
     name = (heads, groups)
     if name not in layout.kept:
@@ -145,8 +140,8 @@ def stacked_queries(layout: Layout, heads: int, groups: int) -> tuple[torch.Tens
 
 class Queries(torch.autograd.Function):
     """
-    Gathers the queries `(N, F)` of all blocks from those of a row `(T, F)`. Each of the row occurs once, besides
-    padding, which has no gradient: so the backward pass gathers as well.
+    Gathers the queries `(N, F)` of all blocks from a row's `(T, F)`. Each occurs once, besides padding without
+    gradient, so the backward pass gathers as well.
     """
 
     @staticmethod
@@ -160,9 +155,7 @@ class Queries(torch.autograd.Function):
 
 
 class SeenStates(torch.autograd.Function):
-    """
-    Gathers the keys or values `(S', K, F)` that each block of a [`Layout`] sees from those of a row `(T, F)`.
-    """
+    """Gathers the keys or values `(S', K, F)` of each block from those of a row `(T, F)`."""
 
     @staticmethod
     def forward(ctx, states, layout):
@@ -183,8 +176,8 @@ class SeenStates(torch.autograd.Function):
 
 def padding_places(mask: torch.Tensor, size: int) -> torch.Tensor:
     """
-    Return places for padding that cycle through the row: with a single place, the backward pass would add thousands of
-    zeros to it sequentially.
+    Return places for padding that cycle through the row: to a single place, the backward pass would add thousands of
+    zeros sequentially.
     """
     return torch.arange(mask.numel(), device=mask.device).view(mask.shape) % size
 
@@ -198,9 +191,9 @@ def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
 
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
     """
-    Return the columns that separate blocks of queries. A block also ends with the longest sequence that has a prefix
-    (0: none), because prompts may be longer. A block of a few queries is merged into the one before: a completion of
-    128 tokens has one more, its prompt's last token.
+    Return the columns that separate blocks of queries. A block also ends with the longest sequence with a prefix (0:
+    none). A block of a few queries is merged into the one before: a completion of 128 tokens has one more, its
+    prompt's last token.
     """
     ends = sorted({longest, longest_with_prefix} - {0})
     bounds = set()
@@ -225,9 +218,9 @@ def prefix_attention(
     Args:
         query (`torch.Tensor` of shape `(1, H, T, D)`): Queries of one row.
         key, value (`torch.Tensor` of shape `(1, H', T, D)`): H' divides H (grouped-query attention).
-        layout ([`Layout`]): Layout of a row of T tokens, on the device of `query`.
+        layout ([`Layout`]): On the device of `query`.
         scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
-        window (`int`, *optional*): Maximum number of keys that a query sees, including itself.
+        window (`int`, *optional*): Maximum keys of a query, including itself.
 
     Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
@@ -262,9 +255,7 @@ def prefix_attention(
 
 @contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
-    """
-    Attend on a GPU without cuDNN: its plan for each new shape took 34 to 63 ms on an H200, and many calls have one.
-    """
+    """Attend on a GPU without cuDNN: its plan for each new shape took 34 to 63 ms on an H200."""
     enabled = device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled()
     if enabled:
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -277,8 +268,8 @@ def without_cudnn(device: torch.device) -> Iterator[None]:
 
 class BackwardByProducts(torch.autograd.Function):
     """
-    Attention in bf16 on a CPU: torch's kernel forward, matrix products backward, three to six times as fast as
-    torch's. Scores and their gradients are in fp32, as in that kernel.
+    Attention in bf16 on a CPU, backward by matrix products: three to six times as fast as torch's. Scores and their
+    gradients are in fp32, as in that kernel.
 
     Queries `(S, H', R, D)`, stacked for the heads that share keys; keys and values `(S, H', K, D)`; an additive mask
     `(S, 1, R, K)`; the factor of the scores.
@@ -311,7 +302,7 @@ class BackwardByProducts(torch.autograd.Function):
 def sdpa_or_prefix_attention(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, prefix_layout=None, **kwargs
 ):
-    """Attention function for transformers: by `prefix_layout` if the model was called with one, else `sdpa`."""
+    """Attend by `prefix_layout` if the model was called with one, else by `sdpa`."""
     if prefix_layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -327,7 +318,7 @@ def sdpa_or_prefix_attention(
 
 
 def slides(module: torch.nn.Module) -> bool:
-    """Return whether the configuration gives an attention layer a window."""
+    """Return whether an attention layer has a window."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -336,10 +327,7 @@ def slides(module: torch.nn.Module) -> bool:
 
 
 def register() -> None:
-    """
-    Make models with `"sdpa"` attention accept `prefix_layout`, permanently: a backward pass that recomputes a forward
-    needs it.
-    """
+    """Make `"sdpa"` accept `prefix_layout`, permanently: a backward pass that recomputes a forward needs it."""
     AttentionInterface.register("sdpa", sdpa_or_prefix_attention)
 
 
@@ -349,8 +337,8 @@ FOLLOWING: set[type] = set()  # classes with a forward that accepts `prefix_layo
 
 class States:
     """
-    State of one layer for S sequences: last inputs `(S, D, K)` of each convolution, and recurrent states `(S, …)`, by
-    number. Like transformers' cache, but never written in place, so gradients flow through it.
+    A layer's state for S sequences: last inputs `(S, D, K)` of each convolution, and recurrent states `(S, …)`, by
+    number. Never written in place, so gradients flow through it.
     """
 
     def __init__(
@@ -362,7 +350,7 @@ class States:
         self.recurrent = recurrent or {}
 
     def select(self, rows: torch.Tensor) -> "States":
-        """Return the states of some sequences `(S',)`, with repetitions."""
+        """Return the states of sequences `(S',)`, with repetitions."""
         convolutions = {number: state.index_select(0, rows) for number, state in self.convolutions.items()}
         recurrent = {number: state.index_select(0, rows) for number, state in self.recurrent.items()}
         return States(convolutions, recurrent)
@@ -376,7 +364,7 @@ class States:
     def update_conv_state(
         self, inputs: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 1, **kwargs
     ) -> torch.Tensor:
-        """Store the last inputs `(S, D, K)` of a convolution, and return them with the new ones."""
+        """Store a convolution's last inputs `(S, D, K)`, and return them with the new ones."""
         before = self.convolutions.get(state_idx)
         if before is None:
             seen = pad(inputs, (max(0, conv_kernel_size - inputs.shape[-1]), 0))
@@ -394,15 +382,15 @@ class States:
 
 class StatePlan(NamedTuple):
     """
-    The calls of a layer for the sequences of a row of T tokens.
+    A layer's calls for a row of T tokens.
 
     Attributes:
-        prompts (`torch.LongTensor` of shape `(P, W)`): Places of the prompts, padded on the left, so that the last
-            column's state is the final one.
+        prompts (`torch.LongTensor` of shape `(P, W)`): Places of the prompts, padded on the left: the last column's
+            state is the final one.
         mask (`torch.LongTensor` of shape `(P, W)`): 0 for padding, else 1.
-        prompt_of (`torch.LongTensor` of shape `(S,)`): The prompt of each other sequence, longest first.
+        prompt_of (`torch.LongTensor` of shape `(S,)`): Of each other sequence, longest first.
         blocks (`list[torch.LongTensor]` of shape `(S', W')`): Places of each block's tokens, padded on the right.
-        order (`torch.LongTensor` of shape `(T,)`): Position of each place of the row among all results.
+        order (`torch.LongTensor` of shape `(T,)`): Position of each place among all results.
     """
 
     prompts: torch.Tensor
@@ -448,7 +436,7 @@ class StatePlan(NamedTuple):
 
 @cache
 def reads_state(kind: type) -> bool:
-    """Return whether a class of layers reads a state from an argument `cache` (transformers ≥ 5.24)."""
+    """Return whether layers read a state from an argument `cache` (transformers ≥ 5.24)."""
     if "cache" not in inspect.signature(kind.forward).parameters:
         return False
     for method in vars(kind).values():
@@ -463,9 +451,7 @@ def has_state(layer: torch.nn.Module) -> bool:
 
 
 def accept_prefixes(model: torch.nn.Module) -> None:
-    """
-    Make the classes (for copies and recomputed forwards) of a model's layers with a state accept `prefix_layout`.
-    """
+    """Make layers with a state accept `prefix_layout`: their classes, for copies and recomputed forwards."""
     for kind in {type(module) for module in model.modules()}:
         if reads_state(kind) and kind not in FOLLOWING:
             kind.forward = compute_by_sequence(kind.forward)

@@ -1,10 +1,9 @@
 """
 The forward of one token, recorded once as a CUDA graph and replayed for later tokens.
 
-A token takes over a thousand kernels, and a fast GPU finishes each before Python launches the next. A graph launches
-all at once. It repeats the same kernels on the same memory, so nothing in it may depend on the length of a row: keys
-and values are read up to the end of a span of tokens, the mask hides unwritten places, and a tensor has the place of
-the new token.
+A token takes over a thousand kernels, and a fast GPU finishes each before Python launches the next. A graph repeats
+the same kernels on the same memory, so nothing in it may depend on a row's length: keys and values are read up to the
+end of a span, the mask hides unwritten places, and a tensor has the place of the new token.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ class RecordingError(RunError):
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a GPU's stream for recording; it is reused, because each stream keeps 33 MiB for cuBLAS."""
+    """Return a GPU's stream for recording, reused: each keeps 33 MiB for cuBLAS."""
     return torch.cuda.Stream(device)
 
 
@@ -35,8 +34,8 @@ class Recording:
     """
     A recorded computation on a GPU.
 
-    `compute` is called once before the recording, because a first call also prepares libraries. `pool` is memory of an
-    earlier recording that is no longer replayed. Raises [`RecordingError`]: it could not be recorded.
+    `compute` is called once before the recording: a first call prepares libraries. `pool` is memory of an earlier
+    recording that is no longer replayed. Raises [`RecordingError`].
     """
 
     def __init__(self, compute: Callable[[], None], device: torch.device, pool):
@@ -72,7 +71,7 @@ class Recording:
 
 class RecordedForward:
     """
-    Computes the logits of the next token of every row, of at most `longest` tokens, by a recording.
+    Computes every row's next logits by a recording.
 
     The cache's layers are empty or can show a span of places ([`~trl_prorl.fast.compact.RoomyLayer`]). `model_kwargs`
     has positions up to the next token.  Finished
@@ -93,7 +92,7 @@ class RecordedForward:
         self._recording: Recording | None = None
 
     def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
-        """Compute the logits `(R, V)` of the token after `written` `(R, length)`. The next call overwrites them."""
+        """Return the logits `(R, V)` of the token after `written` `(R, length)`. The next call overwrites them."""
         if length > self._end:
             self._record(written, length)
         self._token.copy_(written[:, -1:])

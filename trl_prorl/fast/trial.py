@@ -1,7 +1,6 @@
 """
-A trial of a family of models that is not listed (`FAMILIES` in supported.py), on a tiny model of the same class: are
-packed rows and compact samples what they should be? `trl-prorl preflight` makes it, and a trainer for the families of
-`fast_models`.
+A trial of an unlisted family of models, on a tiny model of the same class. `trl-prorl preflight` makes it, and a
+trainer for `fast_models`.
 """
 
 import copy
@@ -24,7 +23,7 @@ from .prefix import accept_prefixes
 
 NOISE = 0.3  # of vectors, which most models initialise to ones and zeros
 SCALE = 5.0  # of matrices: as initialised, every token is nearly as probable as any other
-# Of a configuration: sizes in a tiny model. One that its class does not accept keeps the widths of the given model.
+# Sizes in a tiny model. One that its class does not accept keeps the widths of the given model.
 SIZES = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -44,7 +43,7 @@ SIZES = {
 }
 WIDTHS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")  # what a model of the given widths changes
 
-# Tokens of each prompt. To a model to which absolute positions matter, padding the short ones does.
+# Tokens of each prompt. With absolute positions, padding the short ones matters.
 PROMPTS = (3, 61, 8)
 COMPLETIONS = 2  # of each prompt
 LONGEST = 6  # tokens of a completion
@@ -56,11 +55,8 @@ GRADIENT_UNITS = 64
 
 def trial_obstacle(acceleration: str, policy: PreTrainedModel | PeftModel) -> str | None:
     """
-    Return why an acceleration does not serve a family of models, by a trial in fp32; `None` if it does.
-
-    Args:
-        acceleration (`str`): A field of [`~trl_prorl.supported.Family`].
-        policy (`PreTrainedModel` or `PeftModel`): A model of the family. It is only read.
+    Return why an acceleration (a field of [`~trl_prorl.supported.Family`]) does not support a family of models, by a
+    trial in fp32; `None` if it does. `policy` is only read.
     """
     if acceleration == "graphed":
         return "a family that is not listed is not recorded."
@@ -78,9 +74,7 @@ def trial_obstacle(acceleration: str, policy: PreTrainedModel | PeftModel) -> st
 
 def compare_packed(model: torch.nn.Module) -> str | None:
     """
-    Compare log-probabilities in packed rows, and their gradients, with those of the model's own forward.
-
-    Returns `str` or `None`: A difference that rounding does not explain, in one sentence.
+    Return a difference of packed rows' log-probabilities or gradients that rounding does not explain, in one sentence.
     """
     accept_prefixes(model)
     name = type(model).__name__
@@ -111,7 +105,7 @@ def compare_packed(model: torch.nn.Module) -> str | None:
     largest = max(gradient.norm() for gradient in expected)
     for key, found, right in zip(trained, gradients(packed), expected, strict=True):
         off = (found - right).norm()
-        # A gradient much smaller than the others may be the rest of large parts, which rounding does not cancel.
+        # A small gradient may be the rest of large parts, which rounding does not cancel.
         if not off <= max(max(GRADIENT, GRADIENT_UNITS * unit) * right.norm(), unit * largest):
             return f"the gradient of {key} in packed rows differs from its own forward's by {off / right.norm():.2g}."
     return None
@@ -120,12 +114,8 @@ def compare_packed(model: torch.nn.Module) -> str | None:
 @torch.no_grad()
 def compare_samples(model: PreTrainedModel | PeftModel, replays: bool = False) -> str | None:
     """
-    Compare log-probabilities of compact samples with those of the model's own forward.
-
-    Args:
-        replays (`bool`): Whether the forward of a token is recorded as a CUDA graph.
-
-    Returns `str` or `None`: A difference that rounding does not explain, in one sentence.
+    Return a difference of compact samples' log-probabilities that rounding does not explain, in one sentence.
+    `replays`: whether the forward of a token is recorded as a CUDA graph.
     """
     ends = list(range(0, vocabulary_of(model), ENDING))
     settings = {"max_new_tokens": 2 * ENDING, "do_sample": True, "top_k": 0, "pad_token_id": 0, "eos_token_id": ends}
@@ -145,24 +135,22 @@ def compare_samples(model: PreTrainedModel | PeftModel, replays: bool = False) -
 
 
 def draw_prompts(model: torch.nn.Module) -> list[list[int]]:
-    """Draw prompts of [`PROMPTS`] tokens."""
     return [prompt.tolist() for prompt in draw_tokens(model, sum(PROMPTS)).split(PROMPTS)]
 
 
 def draw_tokens(model: torch.nn.Module, number: int) -> torch.Tensor:
-    """Draw token ids `(number,)`, always the same for a vocabulary."""
+    """Draw the same token ids `(number,)` for each vocabulary size."""
     return torch.randint(vocabulary_of(model), (number,), generator=torch.Generator().manual_seed(0))
 
 
 def vocabulary_of(model: torch.nn.Module) -> int:
-    """Return the size of a model's vocabulary."""
     return model.get_input_embeddings().weight.shape[0]
 
 
 def tiny_model(policy: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftModel:
     """
-    Make a tiny model of a model's class, with every kind of its layers, random weights, TRL's fused head and, if the
-    model has adapters, a LoRA that changes it.
+    Make a tiny model with every kind of layers, random weights, TRL's fused head and, if the model has adapters, a
+    LoRA that changes it.
     """
     given = policy.get_base_model() if isinstance(policy, PeftModel) else policy
     settings = {"dtype": torch.float32, "attn_implementation": given.config._attn_implementation}
@@ -184,7 +172,7 @@ def tiny_model(policy: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftMod
 
 
 def tiny_config(config: PretrainedConfig, names: tuple[str, ...]) -> PretrainedConfig:
-    """Return a copy of a configuration with tiny sizes of these names, and the first layers that have every kind."""
+    """Copy a configuration with tiny sizes of these names, and the first layers of every kind."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     number = text.num_hidden_layers
