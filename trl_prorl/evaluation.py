@@ -40,8 +40,8 @@ def measure_rewards(
     rewards: torch.Tensor, names: Sequence[str], weights: torch.Tensor, group_size: int, aggregation: str
 ) -> dict[str, float]:
     """
-    Compute TRL's reward metrics from all rewards `(N, F)`: standard deviations are not means over batches.
-    `aggregation` is TRL's `multi_objective_aggregation`.
+    Compute TRL's reward metrics from all rewards `(N, F)`, NaN if a function does not apply: standard deviations are
+    not means over batches. `aggregation` is TRL's `multi_objective_aggregation`.
     """
     total = weighted_sum(rewards, weights)
     measured = {"reward": total.nanmean(), "reward_std": nanstd(total)}

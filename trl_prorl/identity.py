@@ -89,8 +89,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
     """
     Return `{key: [then, now]}` for every differing key of both.
 
-    Without keys of only one side (a script has no task keys), "on" and "auto" (but `merge_micro_batches: auto` merges
-    fewer), and keys of evaluations without effect on the training.
+    Keys of only one side do not count (a script has no task keys), nor do "on" and "auto" (but `merge_micro_batches:
+    auto` merges fewer), nor keys of evaluations without effect on the training.
     """
     left_out = {EVALUATIONS_ACT}
     if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):

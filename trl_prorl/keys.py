@@ -224,8 +224,8 @@ class ProlongedKeys:
     Configuration of [`ProRLTrainer`]: all keys of [`~trl.GRPOConfig`], and KL penalties and resets for prolonged RL.
 
     With all keys at their defaults, training is TRL's, bit for bit. Variant A is `beta > 0` (TRL's KL to the reference
-    model) with resets of the reference. B is `beta = 0` and `beta_old > 0`, a *different objective*. C is A with
-    `optimizer_reset`.
+    model) with resets of the reference. B is `beta = 0` and `beta_old > 0`, a *different objective* that needs no
+    reference model. C is A with `optimizer_reset`.
 
     Example:
 

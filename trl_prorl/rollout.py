@@ -261,7 +261,7 @@ def set_advantages(
 
     Args:
         advantages (`torch.Tensor` of shape `(B,)`): Of this process, changed in place.
-        result ([`~trl_prorl.rollout.RolloutResult`]): Of all processes.
+        result ([`~trl_prorl.rollout.RolloutResult`]): Rewards of all processes.
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
         process (`int`): Index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.

@@ -189,8 +189,8 @@ def run(
     Build, train and save a recipe. Ctrl-C prints one line about the saved state.
 
     Raises:
-        [`InputError`]: No step was started: recipe, a file or a package is wrong. [`RunError`]: The run had to stop.
-        Unexpected errors are raised unchanged.
+        [`InputError`]: No step was started: the recipe, a file or a package is wrong. [`RunError`]: The run had to
+        stop. Unexpected errors are raised unchanged.
     """
     trainer = None
     try:

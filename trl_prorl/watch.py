@@ -53,7 +53,8 @@ class Reason:
 
 class Trigger:
     """
-    Base class of reset triggers. A subclass overrides `observe_step`, `observe_evaluation` or both.
+    Base class of reset triggers. A subclass overrides `observe_step`, `observe_evaluation` or both, and returns a
+    [`Reason`] to request a reset.
 
     Values that were not measured are `None`; triggers ignore `None` and NaN. Pass triggers to the trainer in a
     [`ReferenceResetCallback`].
@@ -104,7 +105,7 @@ class Trigger:
         return None
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
-        """Called after each evaluation, with metrics such as `eval_reward`."""
+        """Called after each evaluation, with its metrics by name (`eval_reward`, `eval_pass@1`, …)."""
         return None
 
     def applied(self, step: int) -> None:
@@ -216,7 +217,7 @@ class Watch(Trigger):
 
 class Periodic(Trigger):
     """
-    Fires every `every` optimizer steps (`ref_reset_every`).
+    Fires every `every` optimizer steps (key `ref_reset_every`).
 
     Args:
         every (`int`): Optimizer steps.
@@ -244,7 +245,8 @@ class Periodic(Trigger):
 
 class KLSpike(Watch):
     """
-    Fires when the KL to the reference, averaged over the last `window` steps, exceeds `threshold` (`ref_reset_kl`).
+    Fires when the KL to the reference, averaged over the last `window` steps, exceeds `threshold` (keys
+    `ref_reset_kl`, `ref_reset_kl_window`).
 
     A reset empties the window, because the new reference has another KL.
 
@@ -275,7 +277,7 @@ class KLSpike(Watch):
 
 class Stall(Watch):
     """
-    Fires when a validation metric stops improving (reason `stall`, key `ref_reset_stall`) or falls (`drop`,
+    Fires when a validation metric stops improving (reason `stall`, key `ref_reset_stall`) or falls (reason `drop`, key
     `ref_reset_drop`).
 
     The best value is kept across resets. The count of evaluations without improvement starts again at a reset.
@@ -283,7 +285,8 @@ class Stall(Watch):
     Args:
         metric (`str`): Evaluation metric, such as `"eval_reward"`.
         patience (`int`, *optional*, defaults to `0`): Evaluations without improvement after which it fires. 0: never.
-        drop (`float`, *optional*): Fires when the metric is worse than the best by more than this. `None`: never.
+        drop (`float`, *optional*): Fires when the metric is worse than the best by more than this, in its unit.
+            `None`: never.
         mode (`str`, *optional*, defaults to `"max"`): `"max"` if larger values are better, or `"min"`.
         min_delta (`float`, *optional*, defaults to `0.0`): Differences up to this are no improvement.
 

@@ -91,7 +91,7 @@ def load_model(
     **init,
 ) -> PreTrainedModel | PeftModel:
     """
-    Load a model and an adapter strictly.
+    Load a model, and optionally an adapter; weights that are missing or do not fit raise an error.
 
     transformers and PEFT only warn of missing weights, and fill them with random numbers.
 

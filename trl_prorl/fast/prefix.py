@@ -86,7 +86,8 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     """
     Lay out a row of sequences, each given as first place and length of its prefix, then of itself.
 
-    d x1 x2 | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
+    Sequences are stacked, longest first: their own tokens start at column 0, prefixes end before it. For the row `a b
+    c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
 
         column       -3 -2 -1 |  0  1 |  2  3
         d y1 y2 y3    a  b  c |  d y1 | y2 y3
@@ -388,7 +389,7 @@ class StatePlan(NamedTuple):
         prompts (`torch.LongTensor` of shape `(P, W)`): Places of the prompts, padded on the left: the last column's
             state is the final one.
         mask (`torch.LongTensor` of shape `(P, W)`): 0 for padding, else 1.
-        prompt_of (`torch.LongTensor` of shape `(S,)`): Of each other sequence, longest first.
+        prompt_of (`torch.LongTensor` of shape `(S,)`): The prompt of each other sequence, longest first.
         blocks (`list[torch.LongTensor]` of shape `(S', W')`): Places of each block's tokens, padded on the right.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place among all results.
     """

@@ -74,8 +74,8 @@ class RecordedForward:
     Computes every row's next logits by a recording.
 
     The cache's layers are empty or can show a span of places ([`~trl_prorl.fast.compact.RoomyLayer`]). `model_kwargs`
-    has positions up to the next token.  Finished
-    rows are dropped when less than `kept_share` of the rows is unfinished, because dropping needs another recording.
+    has positions up to the next token. Finished rows are dropped when less than `kept_share` of the rows is
+    unfinished: dropping needs another recording.
     """
 
     kept_share = 0.75

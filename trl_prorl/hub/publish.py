@@ -94,7 +94,8 @@ def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
 def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None, revision: str | None = None) -> None:
     """
     Raise `ValueError` for incomplete tokenizer files, or a vocabulary larger than the model's embedding. Makes no
-    request to the Hub, and runs no code: then nothing is compared.
+    request to the Hub and runs no code: nothing is compared if an adapter's base is not on this machine, or if the
+    tokenizer has its own code.
     """
     model_dir = Path(model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
