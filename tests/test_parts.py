@@ -31,15 +31,16 @@ class Watcher(Part):
     def on_loss(self, found):
         self.calls.append(("micro-batch", found.logps.shape == found.batch["completion_mask"].shape))
 
-    def on_backward(self, model):
-        norm = torch.nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
+    def on_backward(self, parameters):
+        gradients = [param.grad for param in parameters.values() if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
         self.calls.append(("gradients", norm.item()))
 
     def on_pre_optimizer_step(self, step, norm, rate):
         unclipped = self.calls.pop()[1]
         self.calls.append(("next", step, float(norm) == pytest.approx(unclipped, rel=1e-5), rate))
 
-    def on_step_end(self, step, model):
+    def on_step_end(self, step, parameters):
         self.calls.append(("update", step, len(read_rows(self.trainer)), self.trainer.meter.open))
 
     def on_row(self, step, row):

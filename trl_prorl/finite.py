@@ -110,14 +110,14 @@ class FiniteGuard(Part):
         tensors.update(unread.kl_sums)
         return first_nonfinite(tensors) or "loss"
 
-    def on_backward(self, model) -> None:
+    def on_backward(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Find the first tensor of a step that is not finite, before clipping spreads NaN to all gradients."""
         unread_before = self._unread
         self._unread = []
         largest = [unread.largest for unread in unread_before]
         gradients = {}
         if self.accelerator.scaler is None:
-            gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+            gradients = {name: param.grad for name, param in parameters.items() if param.grad is not None}
         if gradients:
             largest.append(largest_value(gradients.values()))
         are_finite = [math.isfinite(value) for value in torch.stack(largest).tolist()]
@@ -146,10 +146,10 @@ class FiniteGuard(Part):
         self.skips += 1
         self.optimizer.zero_grad()  # no update without gradient, not even weight decay
 
-    def on_step_end(self, step: int, model) -> None:
+    def on_step_end(self, step: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
         with self.meter.timer.stage("meter"):
-            trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+            trained = {name: param for name, param in parameters.items() if param.requires_grad}
             if all_finite(trained.values()):
                 return
         finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}

@@ -94,15 +94,15 @@ class Part:
     def on_loss(self, micro_batch: MicroBatch) -> None:
         """Called after the loss of each micro-batch."""
 
-    def on_backward(self, model: "torch.nn.Module") -> None:
-        """Called when the gradients of an update are complete, before they are clipped."""
+    def on_backward(self, parameters: Mapping[str, "torch.nn.Parameter"]) -> None:
+        """Called with the model's parameters when the gradients of an update are complete, before clipping."""
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """
         Called before optimizer step `step`, with the gradient norm before clipping (DeepSpeed may report `None`).
         """
 
-    def on_step_end(self, step: int, model: "torch.nn.Module") -> None:
+    def on_step_end(self, step: int, parameters: Mapping[str, "torch.nn.Parameter"]) -> None:
         """Called after optimizer step `step`. Time spent here counts for that step."""
 
     def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:

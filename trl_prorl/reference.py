@@ -14,7 +14,7 @@ A reference that resets can move starts as the policy.
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,11 @@ import torch
 from accelerate.utils import extract_model_from_parallel, is_peft_model
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
-from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, use_adapter
+from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
@@ -169,6 +170,9 @@ class AnchorModels:
         self.fresh_adapter = fresh_adapter
         self.wrapped_by_trl = wrapped_by_trl
 
+    def of_adapter(self, name: str | None) -> "AdapterReference":
+        return AdapterReference(self.policy, name, self.trainer.modules.all)
+
     def policy_itself(self) -> "Policy":
         return Policy()
 
@@ -194,20 +198,20 @@ class AnchorModels:
         if self.wrapped_by_trl and self.moves:  # TRL's own would be the base model
             frozen_adapter(self.policy, "ref")
         if "ref" not in self.policy.peft_config:
-            return AdapterReference(self.policy, None)
-        reference = AdapterReference(self.policy)
+            return self.of_adapter(None)
+        reference = self.of_adapter("ref")
         reference.move(1.0)  # TRL's copy lacks the factors of embeddings
         return reference
 
     def initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         """Return a model that scores as the policy does now: the base model if the adapter has no effect yet."""
         if is_peft_model(self.policy) and self.fresh_adapter:
-            return AdapterReference(self.policy, None)
+            return self.of_adapter(None)
         return self.copy_of_policy(name)
 
     def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         if is_peft_model(self.policy):
-            return AdapterReference(self.policy, frozen_adapter(self.policy, name))
+            return self.of_adapter(frozen_adapter(self.policy, name))
         copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
         return SnapshotReference(self.policy, self.trainer.accelerator.prepare_model(copy, evaluation_mode=True))
 
@@ -262,12 +266,15 @@ class Reference:
 class AdapterReference(Reference):
     """
     An adapter of a [`~peft.PeftModel`] next to the trained `default`; `None` is the model without an adapter, which
-    cannot be moved.
+    cannot be moved. `modules` returns the model's.
     """
 
-    def __init__(self, model, name: str | None = "ref"):
+    def __init__(
+        self, model, name: str | None = "ref", modules: Callable[[], Iterable[torch.nn.Module]] | None = None
+    ):
         self.model = model
         self.name = name
+        self.modules = modules or model.modules
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         parameters = dict(self.model.named_parameters())
@@ -316,8 +323,27 @@ class AdapterReference(Reference):
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
-        with use_adapter(self.model, adapter_name=self.name):
+        """
+        Let the layers compute with this adapter, for a forward without gradient. PEFT's own switch also changes
+        `requires_grad` of every adapter's parameters: 17 to 40 ms for 28 layers, where this takes 1.
+        """
+        before = []
+        for module in self.modules():
+            if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+                before.append((module, module._active_adapter, module._disable_adapters))
+        try:
+            for module, _, _ in before:
+                if self.name is None:
+                    module._disable_adapters = True
+                elif isinstance(module, AuxiliaryTrainingWrapper) and self.name not in module._adapters:
+                    module._active_adapter = []  # a module of another adapter's `modules_to_save`
+                else:
+                    module._active_adapter = [self.name]
             yield policy
+        finally:
+            for module, adapter, is_disabled in before:
+                module._active_adapter = adapter
+                module._disable_adapters = is_disabled
 
 
 class SnapshotReference(Reference):

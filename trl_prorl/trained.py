@@ -5,6 +5,7 @@ stay.
 
 import logging
 import math
+from collections.abc import Mapping
 
 import torch
 from accelerate.utils import DistributedType
@@ -77,7 +78,7 @@ class TrainedCheck(Part):
             logps.retain_grad()
             self._watched.append(logps)
 
-    def on_backward(self, model) -> None:
+    def on_backward(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Raise [`~trl_prorl.errors.RunError`] if the loss has a gradient, but no parameter of the optimizer does."""
         if not self.is_possible:
             return
@@ -89,11 +90,11 @@ class TrainedCheck(Part):
         if self._has_signal:
             reached = [param for param in reached if bool(param.grad.any())][:1]
         if not reached:
-            raise self._none_reached(model, trained)
-        self._warn_of_parts(model, trained)
+            raise self._none_reached(parameters, trained)
+        self._warn_of_parts(parameters, trained)
 
-    def _none_reached(self, model, trained: list[torch.Tensor]) -> RunError:
-        names = {param: name for name, param in model.named_parameters()}
+    def _none_reached(self, parameters: Mapping[str, torch.nn.Parameter], trained: list[torch.Tensor]) -> RunError:
+        names = {param: name for name, param in parameters.items()}
         first = names.get(trained[0], "a tensor that is not in the model")
         others = [name for param, name in names.items() if param.grad is not None and bool(param.grad.any())]
         reaches = f"; it reaches {others[0]}, which the optimizer does not have" if others else ""
@@ -103,12 +104,12 @@ class TrainedCheck(Part):
             "adapter (model.set_adapter(NAME)), unmerge it, or make the optimizer of the model's own parameters."
         )
 
-    def _warn_of_parts(self, model, trained: list[torch.Tensor]) -> None:
+    def _warn_of_parts(self, parameters: Mapping[str, torch.nn.Parameter], trained: list[torch.Tensor]) -> None:
         """Warn of gradients outside the optimizer and, at the first signal, of its parameters without one."""
         known = set(trained)
         outside = []
         unused = []
-        for name, param in model.named_parameters():
+        for name, param in parameters.items():
             if param not in known and param.grad is not None:
                 outside.append(name)
             if param in known and param.requires_grad and param.grad is None:
@@ -149,16 +150,21 @@ class TrainedCheck(Part):
                 places = _compared_places(param.detach(), param.grad)
                 self._before.append((param, places, param.detach().reshape(-1)[places]))
 
-    def on_step_end(self, step: int, model) -> None:
+    def on_step_end(self, step: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Raises [`~trl_prorl.errors.RunError`]: the first compared update has changed no parameter."""
         before = self._before
         self._before = []
         if before and not self.accelerator.optimizer_step_was_skipped:
-            self._compare(step, before, model)
+            self._compare(step, before, parameters)
         if self._compared > 1:
             self.is_due = (step + 1) % EVERY == 0
 
-    def _compare(self, step: int, before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], model) -> None:
+    def _compare(
+        self,
+        step: int,
+        before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+        parameters: Mapping[str, torch.nn.Parameter],
+    ) -> None:
         changes = [param.detach().reshape(-1)[places] != old for param, places, old in before]
         changed = any(bool(change.any()) for change in changes)
         if not changed and not self._compared:
@@ -173,7 +179,7 @@ class TrainedCheck(Part):
         low = [param.dtype in (torch.bfloat16, torch.float16) for param in params]
         few = [param for param, share, is_low in zip(params, shares, low, strict=True) if share < FEW and is_low]
         if few:
-            names = {param: name for name, param in model.named_parameters()}
+            names = {param: name for name, param in parameters.items()}
             self._warn(
                 "rounded",
                 f"Step {step} changed less than {FEW:.0%} of the weights of {len(few)} of {len(params)} parameters "

@@ -21,9 +21,7 @@ from transformers import (
 )
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
-from trl.models.utils import unwrap_model_for_generation
 
-from .activations import checkpointing_off
 from .anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .assembly import (
     make_dynamic_sampling,
@@ -70,6 +68,7 @@ from .kl import (
     zero_masked,
 )
 from .meter import Means, Meter
+from .modules import Modules, checkpointing_off
 from .parts import MicroBatch, Parts
 from .positions import with_positions
 from .record import Recorder, take
@@ -192,6 +191,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         args = self.args
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
+        self._policy = policy
+        self.modules = Modules(lambda: self.model)
         self._learns_positions = policy.config.get_text_config().model_type in LEARNED_POSITIONS
         self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
@@ -253,6 +254,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             "generation": self.compact,
             "first_batch": self.first_batch,
             "merging": self.merging,
+            "modules": self.modules,
         }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
         for callback in self.resets.callbacks:
@@ -318,11 +320,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def beta(self) -> float:
         """
         Coefficient of the KL to the reference, from which TRL decides whether to build and score a reference. It is 0
-        while TRL computes a loss with our KL terms.
+        while TRL computes a loss with our KL terms, or samples a batch that the reference scores later.
         """
-        if isinstance(self._call, PolicyPass) and self.args.adds_penalty:
+        reference = self.anchors["ref"]
+        call = self._call
+        if isinstance(call, PolicyPass) and self.args.adds_penalty:
             return 0.0
-        return self.anchors["ref"].coefficient
+        if isinstance(call, SamplingCall) and call.in_training and self.scorer.comes_later(reference):
+            return 0.0
+        return reference.coefficient
 
     @beta.setter
     def beta(self, value: float) -> None:
@@ -384,7 +390,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:  # gradients of the whole step, before clipping
             for part in self.parts.values():
-                part.on_backward(model)
+                part.on_backward(self.modules.parameters())
         return loss
 
     def _prepare_inputs(self, generation_batch):
@@ -449,8 +455,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Add a check of lengths, and sample by the run's keys alone: not by the model's generation config."""
         if not self.tools:  # with tools, the prompt contains earlier turns
             self.context.check_longest(prompt_ids)
-        policy = self.accelerator.unwrap_model(self.model)
-        with plain_generation_config(policy), checkpointing_off(policy):
+        with plain_generation_config(self._policy), checkpointing_off(self.modules.all()):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
@@ -462,16 +467,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 return super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
                 )
-        with (
-            profiling_context(self, "transformers.generate"),
-            unwrap_model_for_generation(
-                self.model_wrapped, self.accelerator, generation_kwargs=self.generation_kwargs
-            ) as policy,
-        ):
+        with profiling_context(self, "transformers.generate"):
             sample = self.compact.sample
             settings = (self.generation_config, self.eos_token_ids, self.pad_to_multiple_of)
             completions, logps = self.first_batch.sample(
-                prompt_ids, lambda logps_at: sample(policy, prompt_ids, *settings, logps_at)
+                prompt_ids, lambda logps_at: sample(self._policy, prompt_ids, *settings, logps_at)
             )
         if completions is not None:
             return completions, logps
@@ -493,7 +493,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """Call TRL's method, during which `_calculate_rewards` keeps the result."""
         self._keep_others()
-        with self._calling(SamplingCall(self.model.training)) as call, checkpointing_off(self.model):
+        with self._calling(SamplingCall(self.model.training)) as call, checkpointing_off(self.modules.all()):
             batch = super()._generate_and_score_completions(inputs)
         call.result.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
         return batch, call.result
@@ -563,7 +563,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
         """Return log-probabilities `(B, T)` under an anchor, scored in chunks of `batch_size` rows."""
-        with checkpointing_off(self.model):
+        with checkpointing_off(self.modules.all()):
             return self.scorer.score_anchor(anchor, self._trl_score, self.model, batch, batch_size)
 
     # -------------------------------------------------------------------------------------- a step: its loss
@@ -733,7 +733,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
-            part.on_step_end(step, self.model)
+            part.on_step_end(step, self.modules.parameters())
         take(self._metrics["train"], self.recorder.others)
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():

@@ -20,7 +20,9 @@ from peft.tuners.lora.config import EvaConfig, KasaConfig
 from run_record import read_rows
 from tiny_run import LORA, TOKENS, load_adapter
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from trl.trainer.utils import use_adapter
 
+from trl_prorl.reference import AdapterReference, frozen_adapter
 from trl_prorl.supported import ADAPTERS, OF_ANY_ADAPTER, changed_options
 
 
@@ -133,6 +135,34 @@ def test_compact_samples_are_those_of_generate(make_trainer, model_of, name):
             param.add_(0.1)
     expected = trainer.model.generate(input_ids=PROMPT, max_new_tokens=6, do_sample=False)[0, PROMPT.shape[1] :]
     assert trainer.generate_tokens(PROMPT.tolist(), 6) == [expected.tolist()]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_reference_scores_as_under_pefts_own_switch(model_of, name):
+    """Beside LoRA there is an adapter with a module that the policy and its reference do not have."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_of(name)), EXAMPLES[name]).eval()
+    adapters = ["ref", None] if name != "bias" else [None]  # PEFT adds none beside trained biases
+    if "ref" in adapters:
+        frozen_adapter(model, "ref")
+    if name == "LoRA":
+        model.add_adapter("other", LoraConfig(**LORA, modules_to_save=["norm"]))
+    with torch.no_grad():
+        for adapter, size in (("default", 0.1), ("ref", 0.05)):
+            for param_name, param in model.named_parameters():
+                if f".{adapter}" in param_name and param.is_floating_point():
+                    param.add_(size)
+    policy = outputs(model)
+    trained = [param.requires_grad for param in model.parameters()]
+    found = {}
+    for adapter in adapters:
+        with AdapterReference(model, adapter).active(model):
+            found[adapter] = outputs(model)
+        assert torch.equal(outputs(model), policy)
+    assert [param.requires_grad for param in model.parameters()] == trained
+    for adapter, output in found.items():
+        with use_adapter(model, adapter):
+            assert torch.equal(output, outputs(model))
+        assert far(output, policy) > 1e-4
 
 
 VIRTUAL = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}

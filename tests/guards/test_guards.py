@@ -89,7 +89,7 @@ def test_the_first_micro_batch_of_a_step_that_is_not_finite_is_named_before_the_
         for each in micro_batches:
             recorder.on_loss(each)
             guard.on_loss(each)
-        guard.on_backward(model)
+        guard.on_backward(dict(model.named_parameters()))
         guard.on_pre_optimizer_step(step, 1.0, 0.1)
 
     with pytest.raises(NonFiniteError, match="at step 1: kl_ref in a batch with the prompts 'prompt 2'"):

@@ -38,7 +38,7 @@ class ElasticResets(Part):
         self.requested: int | None = None
 
     @torch.no_grad()
-    def on_step_end(self, step: int, model) -> None:
+    def on_step_end(self, step: int, parameters) -> None:
         for name, param in self.parameters.items():
             self.average[name].lerp_(param.detach().float(), 1.0 - self.decay)
         if step % self.every == 0:

@@ -51,7 +51,7 @@ class Growth(Part):
     def begin(self) -> None:
         self.requested: int | None = None
 
-    def on_step_end(self, step: int, model) -> None:
+    def on_step_end(self, step: int, parameters) -> None:
         if step % self.every == 0 and self.rank < self.largest:
             self.requested = step
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..activations import checkpointing_off
 from ..cli.dropout import evaluation_mode, own_random_state
 from ..errors import InputError
+from ..modules import checkpointing_off
 from ..parts import Part
 from ..positions import with_positions
 from ..supported import LEARNED_POSITIONS, PAGE
@@ -119,7 +119,7 @@ class FirstBatch(Part):
         completion = max(completions, key=len)
         exact = allowed(policy, None)
         rounded = allowed(policy, mixed_dtype(self.accelerator))
-        with own_random_state(), checkpointing_off(policy):
+        with own_random_state(), checkpointing_off(policy.modules()):
             with evaluation_mode(policy):
                 (own,) = own_logps(policy, prompt, [completion], self.temperature)
                 differs = mean_difference(fused_logps(policy, prompt, completion), own)
@@ -187,7 +187,7 @@ class FirstBatch(Part):
         rows = rows_of_a_prompt(prompts, completions)
         if not rows:
             return None
-        with own_random_state(), checkpointing_off(self.policy), evaluation_mode(self.policy):
+        with own_random_state(), checkpointing_off(self.policy.modules()), evaluation_mode(self.policy):
             texts = [completions[row][:LONGEST] for row in rows]
             own = own_logps(self.policy, prompts[rows[0]], texts, self.temperature)
         drawn = [torch.tensor(logps[row][: len(each)]).to(each) for row, each in zip(rows, own, strict=True)]

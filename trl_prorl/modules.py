@@ -1,0 +1,68 @@
+"""The modules of a model, listed once for many readers, and their gradient checkpointing."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .parts import Part
+
+
+class Modules(Part):
+    """
+    The modules and parameters of a model, listed once a generation batch: with LoRA, 28 layers have 2,900 modules, and
+    a walk through them takes 2 to 3 ms.
+
+    They are listed again for every generation batch, because a callback may add an adapter, after a resume, and for a
+    new training. Rank growth keeps them.
+
+    Args:
+        model (`Callable`): Returns the model, which FSDP replaces.
+    """
+
+    def __init__(self, model: Callable[[], torch.nn.Module]):
+        self._model = model
+        self.begin()
+
+    def begin(self) -> None:
+        self._all: list[torch.nn.Module] | None = None
+        self._parameters: dict[str, torch.nn.Parameter] | None = None
+
+    def on_generation(self, step: int) -> None:
+        self.begin()
+
+    def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
+        self.begin()
+
+    def all(self) -> list[torch.nn.Module]:
+        """Return all modules."""
+        if self._all is None:
+            self._all = list(self._model().modules())
+        return self._all
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Return all parameters by name."""
+        if self._parameters is None:
+            self._parameters = dict(self._model().named_parameters())
+        return self._parameters
+
+
+@contextmanager
+def checkpointing_off(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """
+    Switch gradient checkpointing of a model's modules off in this context: sampling and scoring without gradient do
+    not need it.
+
+    TRL switches it by transformers' methods, and each time leaves a hook on the input embeddings. In this context TRL
+    finds it off and does nothing.
+    """
+    owners = [module for module in modules if vars(module).get("gradient_checkpointing")]
+    for module in owners:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in owners:
+            module.gradient_checkpointing = True
