@@ -8,7 +8,7 @@ measured) and NaN. Their state is JSON, and in every checkpoint.
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .parts import Part, make_event
@@ -353,12 +353,14 @@ class Alarm(Watch, Part):
         reason (`str`): The event's reason.
         action (`str`): `"stop"` ends the run, `"reset"` requests a reset; others only write the event.
         warning (`str`, *optional*): Beginning of a warning, such as `"Entropy collapse"`.
+        key (`str`): Key to change if a run that it has stopped is to train on.
     """
 
     reason: str = ""
     action: str = ""
     warning: str = ""
     request: Callable[[Reason], None] | None = None
+    key: str = field(kw_only=True)
 
     def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         event = self.fire(step, row)
@@ -401,6 +403,7 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
             reason=f"entropy below entropy_floor for {args.entropy_patience} steps",
             action="stop" if args.entropy_stop else "log",
             warning="Entropy collapse",
+            key="entropy_stop",
         )
     if args.guard_gap is not None:
         alarms["guard_gap"] = Alarm(
@@ -413,6 +416,7 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
             action=args.guard_gap_action,
             warning="Possible reward hacking",
             request=request,
+            key="guard_gap_action",
         )
     if args.stop_stall:
         alarms["stall_stop"] = Alarm(
@@ -424,6 +428,7 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
             waits_for_reset=args.ref_reset_stall > 0,
             reason=f"no gain in {args.stop_stall} evaluations of {args.ref_reset_metric}",
             action="stop",
+            key="stop_stall",
         )
     return alarms
 

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from trl_prorl import ProRLConfig
 from trl_prorl.checkpoint_files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError
+from trl_prorl.extras.rollback import Rollback
 from trl_prorl.finite import FiniteGuard, all_finite, first_nonfinite
 from trl_prorl.kl import Anchors
 from trl_prorl.meter import Meter
@@ -343,6 +344,15 @@ def test_it_is_an_event_and_may_stop_the_run(run):
         assert event["action"] == ("stop" if stop else "log")
         if stop:
             assert find_newest_checkpoint(trainer.args.output_dir)[0].name == "checkpoint-3"
+
+
+def test_what_stops_a_run_names_a_key_that_is_on():
+    keys = {"entropy_floor": 1.0, "entropy_stop": True, "guard_gap": 0.1, "guard_gap_action": "stop", "stop_stall": 2}
+    keys |= {"rollback": 1, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "best"}
+    args = ProRLConfig(use_cpu=True, bf16=False, **keys)
+    alarms = [*configured_alarms(args, None).values(), Rollback(args, None)]
+    assert [alarm.action for alarm in alarms] == ["stop"] * 4
+    assert all(alarm.key in keys for alarm in alarms)
 
 
 def test_a_run_that_was_stopped_trains_on_only_if_a_key_is_changed(run, resume, capfd):

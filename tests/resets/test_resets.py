@@ -33,6 +33,7 @@ from trl_prorl import (
 )
 from trl_prorl.optimizer import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 from trl_prorl.supported import SCHEDULES
+from trl_prorl.treatments import TREATMENTS
 
 
 def steps(trainer):
@@ -358,21 +359,19 @@ class AdamWitness(TrainerCallback):
         self.states.append([(e["exp_avg"].double(), e["exp_avg_sq"].double(), int(e["step"])) for e in entries])
 
 
-@pytest.mark.parametrize("mode", ["keep", "hard", "soft", "asym", "step"])
+ALPHA = 0.1
+# What is left of m and of v, and the step count of the next update.
+LEFT = {"keep": (1, 1, 4), "hard": (0, 0, 1), "soft": (ALPHA, ALPHA, 4), "asym": (0, 1, 4), "step": (1, 1, 1)}
+
+
+@pytest.mark.parametrize("mode", TREATMENTS)
 def test_the_update_after_a_reset_by_hand(run, mode):
     """From what the step before left of the moments, and this step's gradients."""
     witness = AdamWitness()
-    alpha = 0.1
-    keys = {"optimizer_reset_alpha": alpha} if mode == "soft" else {}
+    keys = {"optimizer_reset_alpha": ALPHA} if mode == "soft" else {}
     keys |= {"beta": 0.1, "ref_reset_every": 3, "max_steps": 4, "num_iterations": 1, "log_update_norm": True}
     trainer = run(optimizer_reset=mode, trainer_kwargs={"callbacks": [witness]}, **keys)
-    on_first, on_second, t = {
-        "keep": (1, 1, 4),
-        "hard": (0, 0, 1),
-        "soft": (alpha, alpha, 4),
-        "asym": (0, 1, 4),
-        "step": (1, 1, 1),
-    }[mode]
+    on_first, on_second, t = LEFT[mode]
     square = 0.0
     for (m, v, before), gradient in zip(witness.states[2], witness.gradients[3], strict=True):
         assert before == 3

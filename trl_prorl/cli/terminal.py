@@ -11,19 +11,10 @@ from transformers import PrinterCallback, ProgressCallback
 from ..anchors import ANCHORS
 from ..keys import TRIGGER_KEYS
 from ..provenance import passk_command
-from ..run_files import (
-    ENTROPY_COLLAPSE,
-    ENV_FILE,
-    GROWTH,
-    GUARD_GAP,
-    NONFINITE,
-    RESET,
-    REWARD_COLLAPSE,
-    STALL,
-    read_json,
-)
+from ..run_files import ENV_FILE, GROWTH, NONFINITE, RESET, STALL, read_json
 from ..text import shell_quote
 from ..variants import DIFFER_BY_RESETS, VARIANTS
+from ..watch import Alarm
 from .prompt_rows import named_sets
 
 
@@ -50,14 +41,6 @@ IN_A_LINE = [
 ]
 REFERENCE_MOVED = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
 OF_AN_EVALUATION = ("_reward", "_in_training")
-
-# The event that has ended a run, and the key to change if the run is to go on.
-STOPPED_BY = {
-    STALL: "stop_stall",
-    ENTROPY_COLLAPSE: "entropy_stop",
-    GUARD_GAP: "guard_gap_action",
-    REWARD_COLLAPSE: "rollback",
-}
 
 
 class Terminal(PrinterCallback):
@@ -106,7 +89,8 @@ class Terminal(PrinterCallback):
         if done >= steps:
             lines.append(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
         elif ended_by is not None:
-            key = STOPPED_BY[ended_by]
+            alarms = [part for part in self.trainer.parts.values() if isinstance(part, Alarm)]
+            (key,) = [alarm.key for alarm in alarms if alarm.name == ended_by]
             lines.append(
                 f"nothing to do: {ended_by} has ended {self.trainer.run_dir} at checkpoint-{done}. To train on, "
                 f"change {key} ({getattr(args, key)}), with allow_config_change: true"

@@ -39,7 +39,7 @@ class Rollback(Alarm):
 
     def __init__(self, args, find_run_dir: Callable[[], Path]):
         reason = "the reward fell below half of its best"
-        super().__init__(REWARD_COLLAPSE, "reward", reason=reason, action="stop")
+        super().__init__(REWARD_COLLAPSE, "reward", reason=reason, action="stop", key="rollback")
         self.max_rollbacks = args.rollback
         self.factor = args.rollback_rate
         self.find_run_dir = find_run_dir
