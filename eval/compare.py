@@ -10,6 +10,7 @@ their seeds, and p-values are corrected for all pairs.
 
 import sys
 from itertools import combinations
+from pathlib import Path
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
@@ -120,13 +121,36 @@ def compare_runs(
     return comparisons, {group.label: group.full_label for group in groups}, [*left_out, *skipped], notes
 
 
+def print_comparisons(
+    comparisons: list[Comparison], labels: dict[str, str], left_out: list[str], notes: list[str], file: Path | None
+) -> None:
+    """
+    Print the answer, a table and notes, and write them to a JSON file.
+
+    Args:
+        comparisons (`list[Comparison]`): At least one; those of an outcome stand together.
+        labels (`dict[str, str]`): The runs or variants by name, each as the answer shows it.
+        left_out (`list[str]`): A line for every run or pair that is left out.
+        notes (`list[str]`): More lines below the table.
+        file (`Path`, *optional*): The JSON file.
+    """
+    notes = [*left_out, *notes]
+    sentence = " ".join(filter(None, [answer(comparisons, labels), left_out_statement(left_out)]))
+    print(visible(sentence), flush=True)
+    console = terminal()
+    console.print("", terminal_table(comparisons), sep="\n")
+    print_bullets(console, notes)
+    if file is not None:
+        rows = comparisons_to_json(comparisons)
+        write_json(file, {"answer": sentence, "comparisons": rows, "notes": notes})
+
+
 @command
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.compare(argv)
     recorded, unreadable = load_runs(args.found.folders)
     left_out = [*args.found.left_out, *unreadable, *(not_evaluated(run) for run in recorded if not run.passk)]
-    console = terminal()
     runs = [run for run in recorded if run.passk]
     if len(runs) > 2:
         runs = sort_runs(runs)
@@ -134,17 +158,10 @@ def main(argv=None) -> None:
         check_two_are_evaluated(recorded)
         comparisons, labels, skipped, notes = compare_runs(runs, args.k)
     except InputError:
-        print_bullets(console, left_out)
+        print_bullets(terminal(), left_out)
         raise
-    left_out += skipped
-    notes = [*left_out, *notes, *parallel_notes(trained_in_parallel(runs))]
-    sentence = " ".join(filter(None, [answer(comparisons, labels), left_out_statement(left_out)]))
-    print(visible(sentence), flush=True)
-    console.print("", terminal_table(comparisons), sep="\n")
-    print_bullets(console, notes)
-    if args.json is not None:
-        rows = comparisons_to_json(comparisons)
-        write_json(args.json, {"answer": sentence, "comparisons": rows, "notes": notes})
+    notes += parallel_notes(trained_in_parallel(runs))
+    print_comparisons(comparisons, labels, [*left_out, *skipped], notes, args.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ The process ends as soon as its parent does, which holds the other end of its st
 import os
 import sys
 import threading
-from functools import partial
 
 from transformers import TrainerCallback
 
@@ -50,23 +49,12 @@ class ContinueTo(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step >= self.until  # every stop saves
-        if state.global_step >= self.until:
-            # Else Trainer would load the best model, perhaps one from before the branch, in place of the last.
-            state.best_model_checkpoint = None
 
 
 class NoStopReason(StopReason):
     """Never remembers that an event has ended the run."""
 
     ended_by = property(lambda self: None, lambda self, event: None)
-
-
-def make_trainer(until: int, reset_at: int, **given) -> ProRLTrainer:
-    """Make the trainer of a trial, from the arguments of [`ProRLTrainer`]."""
-    trainer = ProRLTrainer(**given)
-    trainer.parts["end"] = NoStopReason()
-    trainer.add_callback(ContinueTo(trainer, until, reset_at))
-    return trainer
 
 
 def end_with_parent() -> None:
@@ -82,7 +70,14 @@ def main(argv: list[str]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     with as_bad_input():
         configurations = parse_recipe(check_arguments(None, recipe))
-    run(*configurations, partial(make_trainer, int(until), int(reset_at)))
+
+    def make_trainer(**given) -> ProRLTrainer:
+        trainer = ProRLTrainer(**given)
+        trainer.parts["end"] = NoStopReason()
+        trainer.add_callback(ContinueTo(trainer, int(until), int(reset_at)))
+        return trainer
+
+    run(*configurations, make_trainer)
 
 
 if __name__ == "__main__":

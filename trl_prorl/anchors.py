@@ -157,6 +157,6 @@ class BaseAnchor(Anchor):
         return self.is_on and self.column in batch
 
 
-# In the order in which `kl_target` chooses the active one.
+# In the order in which the primary one is chosen.
 ANCHORS: tuple[type[Anchor], ...] = (ReferenceAnchor, OldPolicyAnchor, BaseAnchor)
 ANCHOR_KEYS = tuple(anchor.key for anchor in ANCHORS)

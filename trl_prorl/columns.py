@@ -118,7 +118,7 @@ METRICS = {
         f"`beta` > 0 and {REUSED}",
     ),
     "kl": RecordKey(
-        TOKEN, "KL of the policy to the active anchor as in the loss, by `kl_estimator`", "an anchor in the loss"
+        TOKEN, "KL of the policy to the primary anchor as in the loss, by `kl_estimator`", "an anchor in the loss"
     ),
     "loss": RecordKey("loss", "the loss, its KL term included"),
     "kl_penalty": RecordKey(
@@ -133,7 +133,7 @@ METRICS = {
     ),
     "rows_skipped": RecordKey("completions", "completions skipped because they give no gradient", "`skip_zero_rows`"),
     "beta": RecordKey(
-        "coefficient", f"current coefficient of the active anchor: {BY_PRECEDENCE}, else 0", logged=True
+        "coefficient", f"current coefficient of the primary anchor: {BY_PRECEDENCE}, else 0", logged=True
     ),
     "lr": RecordKey("learning rate", "learning rate of this update, including a re-warm-up"),
     "grad_norm": RecordKey("norm", "gradient norm before clipping"),

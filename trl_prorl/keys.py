@@ -269,7 +269,7 @@ class ProlongedKeys:
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores the batch in every
             inner pass, with the same result, to compare costs.
         kl_target (`float`, *optional*):
-            Target of the KL of the active penalty (`beta`, else `beta_old`, else `beta_base`), in nats per token; its
+            Target of the KL to the primary anchor (`beta`, else `beta_old`, else `beta_base`), in nats per token; its
             coefficient is adapted (arXiv 1909.08593). `trl-prorl preflight` suggests a value. `None`: a fixed
             coefficient.
         kl_horizon (`int`, *optional*, defaults to `100`):

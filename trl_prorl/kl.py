@@ -245,7 +245,7 @@ class Penalty:
 
 
 class Anchors(Part):
-    """All anchors of a run, in the order in which `kl_target` chooses the active one."""
+    """All anchors of a run, in the order in which the primary one is chosen."""
 
     def __init__(self, args):
         self.args = args
@@ -272,14 +272,14 @@ class Anchors(Part):
         return [anchor for anchor in self if anchor.needs_scoring(generation) and anchor.column not in batch]
 
     @property
-    def active(self) -> Anchor | None:
-        """Return the anchor that is logged and adapted."""
+    def primary(self) -> Anchor | None:
+        """Return the first anchor with a coefficient, which is logged and adapted."""
         for anchor in self:
             if anchor.is_on:
                 return anchor
         return None
 
-    def acting(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
+    def active(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
         """Return the anchors with a KL term in the loss of a batch."""
         if self.args.kl_in == "reward":
             return []
@@ -304,7 +304,7 @@ class Anchors(Part):
     def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
         """Return whether any active anchor's estimate of a token exceeds `kl_clamp`, `(B, T)`."""
         beyond = torch.zeros_like(logps, dtype=torch.bool)
-        for anchor in self.acting(batch):
+        for anchor in self.active(batch):
             beyond |= beyond_clamp(logps, anchor.logps(batch, logps), self.args.kl_estimator, self.args.kl_clamp)
         return beyond
 
@@ -320,8 +320,8 @@ class Anchors(Part):
             level (`str`): TRL's `importance_sampling_level`.
             weights (`torch.Tensor` of shape `(B, T)`): The tokens' weights in the loss.
         """
-        acting = self.acting(batch)
-        if not acting:
+        active = self.active(batch)
+        if not active:
             return None
         args = self.args
         mask = completion_mask(batch)  # (B, T)
@@ -334,27 +334,27 @@ class Anchors(Part):
             old_logps = zero_masked(self["old"].logps(batch, logps), mask)  # (B, T)
             ratio = importance_ratio(policy_logps, old_logps, mask, level)  # (B, T) or (B, 1)
         by_anchor = {}
-        for anchor in acting:
+        for anchor in active:
             anchor_logps = zero_masked(anchor.logps(batch, logps), mask)  # (B, T)
             by_anchor[anchor.name] = kl_penalty(policy_logps, anchor_logps, args.kl_estimator, ratio, args.kl_clamp)
-        weighted = sum(anchor.coefficient * by_anchor[anchor.name] for anchor in acting)  # (B, T)
+        weighted = sum(anchor.coefficient * by_anchor[anchor.name] for anchor in active)  # (B, T)
         return Penalty(by_anchor, (weighted * weights).sum())
 
     def on_row(self, step: int, row: Mapping[str, float]) -> None:
-        active = self.active
-        if active is not None and active.kl_key in row:
-            self._kl_since_generation.append(row[active.kl_key])
+        primary = self.primary
+        if primary is not None and primary.kl_key in row:
+            self._kl_since_generation.append(row[primary.kl_key])
 
     def on_generation(self, step: int) -> None:
-        """Move the active coefficient towards `kl_target`, if set."""
+        """Move the primary anchor's coefficient towards `kl_target`, if set."""
         values = self._kl_since_generation
         self._kl_since_generation = []
         if self.args.kl_target is None or not values:
             return
         mean = sum(values) / len(values)
-        active = self.active
-        active.coefficient = next_coefficient(
-            active.coefficient, mean, self.args.kl_target, len(values), self.args.kl_horizon
+        primary = self.primary
+        primary.coefficient = next_coefficient(
+            primary.coefficient, mean, self.args.kl_target, len(values), self.args.kl_horizon
         )
 
     def state_dict(self) -> dict[str, Any]:

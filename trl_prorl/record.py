@@ -150,9 +150,9 @@ class Recorder(Part):
         if penalty is not None:
             self.meter.add_total("kl_penalty", penalty.loss)
         if penalty is not None and self.args.adds_penalty:  # else TRL has it
-            active = penalty.by_anchor.get(self.anchors.active.name)
-            if active is not None:
-                kls["kl"] = active.detach()
+            primary = penalty.by_anchor.get(self.anchors.primary.name)
+            if primary is not None:
+                kls["kl"] = primary.detach()
         self.meter.add_means(means, mask)
         self.meter.add_means(kls, kl_mask)
         if self.args.kl_clamp is not None:
@@ -180,7 +180,7 @@ class Recorder(Part):
         row = own | {COLUMNS.get(name, name): value for name, value in of_trl.values_by_name().items()}
         row |= measured.values_by_name()
         row |= metered
-        row["beta"] = self.anchors.active.coefficient if self.anchors.active else 0.0
+        row["beta"] = self.anchors.primary.coefficient if self.anchors.primary else 0.0
         row |= self.of_step | own  # other metrics may have the same names
         self._begin_row()
         if self.update_norm is not None:

@@ -668,7 +668,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.model.training:
             # An adaptive entropy bonus and a load-balancing loss need all rows, with any coefficient.
             needs_all = self.args.has_entropy_bonus or self.aux_loss_enabled
-            has_penalty = self.anchors.acting(inputs) != []
+            has_penalty = self.anchors.active(inputs) != []
             if has_penalty and not self.args.drop_zero_rows:
                 needs_all = True
             rows = self.scorer.rows_to_score(inputs, needs_all)

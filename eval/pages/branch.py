@@ -1,10 +1,8 @@
-"""The trials of a branch: their picture, and which one is better than the control."""
+"""The trials of a branch, and their picture."""
 
-from collections import Counter
 from functools import partial
 
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
-from trl_prorl.eval.analysis.pairs import Comparison
 from trl_prorl.eval.pages.comparison import scores_panel
 from trl_prorl.eval.pages.curves import draw_kl, draw_share, draw_smooth
 from trl_prorl.eval.pages.plotting import Picture, steps_panel
@@ -20,22 +18,8 @@ ONE_SEED = "Each trial is one training run: the intervals are over prompts and d
 
 
 def group_trials(runs: list[RecordedRun]) -> list[RunGroup]:
-    """Return each trial as a group of its own, under its name, with its place among those of its colour."""
-    places = Counter()
-    groups = []
-    for row in Frame(runs).rows:
-        groups.append(RunGroup(row.run.name, row.run.name, [row], places[row.run.variant]))
-        places[row.run.variant] += 1
-    return groups
-
-
-def find_winner(comparisons: list[Comparison]) -> str | None:
-    """
-    Return the trial to go on with: of those that are significantly better than the control in the first outcome, the
-    one with the highest score; `None` if there is none.
-    """
-    better = [row for row in comparisons if row.outcome == comparisons[0].outcome and row.favours(row.first)]
-    return max(better, key=lambda row: row.first_value).first if better else None
+    """Return each trial as a group of its own, under its name."""
+    return [RunGroup(row.run.name, row.run.name, [row], place) for place, row in enumerate(Frame(runs).rows)]
 
 
 def branch_picture(groups: list[RunGroup]) -> Picture:

@@ -15,8 +15,6 @@ from run_record import error_lines, hash_files, read_events, read_rows, without_
 
 from trl_prorl.cli.command_line import check_arguments
 from trl_prorl.eval import branch, trial
-from trl_prorl.eval.analysis.pairs import compare_pairs
-from trl_prorl.eval.pages.branch import find_winner, group_trials
 from trl_prorl.run_folder import FolderLock
 from trl_prorl.train import parse_recipe, run
 
@@ -43,8 +41,7 @@ def here(monkeypatch):
     def run_here(command, log):
         words = command[command.index(branch.TRIAL) + 1 :]
         trained.append(Path(words[words.index("--output_dir") + 1]).name)
-        code = trial.main(words)
-        return f"exit code {code}" if code else None
+        return trial.main(words)
 
     monkeypatch.setattr(branch, "run_command", run_here)
     monkeypatch.setattr(trial, "end_with_parent", lambda: None)
@@ -87,25 +84,11 @@ def correct(folder):
     return sum(passk["trained"]["correct"]) / (passk["n"] * passk["prompts"]), passk["greedy"]["trained"]["correct"]
 
 
-def test_a_trial_ends_with_all_that_it_began(tmp_path):
-    """A child that outlives its parent is killed."""
-    child = "import os, time; child = os.fork(); child or time.sleep(600); print(child)"
-    assert branch.run_command([sys.executable, "-c", child], tmp_path / "log") is None
-    pid = int((tmp_path / "log").read_text())
-    for _ in range(200):
-        state = Path(f"/proc/{pid}/stat")
-        if not state.exists() or state.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    raise AssertionError("the child is alive")
-
-
 def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here, tmp_path, capsys):
     change_config(run_dir, push_to_hub=True)
     before = hash_files(run_dir)
     changed = "learning_rate=1e-3"
-    assert try_all(run_dir, [*RESETS, "keep", changed], "--json", tmp_path / "out.json") == 0
+    assert try_all(run_dir, [*RESETS, changed], "--json", tmp_path / "out.json") == 0
     assert hash_files(run_dir) == before
     out = run_dir.with_name("a-branch-2")
     assert here == ["keep", "ref_reset", "ref_reset+optimizer_reset=hard", changed]
@@ -136,9 +119,6 @@ def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here,
         assert row["difference"][0] == pytest.approx(score - control_score, abs=1e-12)
     assert {row["outcome"] for row in result["comparisons"]} == {"pass@1", "greedy"}
     assert (out / "branch.png").is_file()
-    followed = out / result["winner"].replace(" ", "+") if result["winner"] != "keep" else run_dir
-    assert f" {followed}/config.yaml --resume_from_checkpoint True" in result["next"]
-    assert capsys.readouterr().out.rstrip().endswith(result["next"])
 
 
 def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, capsys):
@@ -172,7 +152,7 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
         try:
             return alive(command, log)
         except MemoryError:
-            return "exit code 1"
+            return 1
 
     monkeypatch.setattr(branch, "run_command", dies)
     assert try_all(run_dir, ["ref_reset"]) == 1
@@ -223,25 +203,12 @@ def test_a_run_that_has_stopped_is_continued_and_its_stops_end_no_trial(here, tm
 
 def test_a_trial_with_another_sampling_is_evaluated_as_the_control(run_dir, here, tmp_path):
     result = tmp_path / "result.json"
-    other = "temperature=0.5 max_completion_length=4 chat_template_kwargs='{\"enable_thinking\": false}'"
+    other = 'temperature=0.5 max_completion_length=4 chat_template_kwargs={"enable_thinking":false}'
     assert try_all(run_dir, [other], "--json", result) == 0
     assert [row["outcome"] for row in json.loads(result.read_text())["comparisons"]] == ["pass@1", "greedy"]
     passk = [json.loads(path.read_text()) for path in run_dir.with_name("a-branch-2").glob("*/passk.json")]
     assert [(each["temperature"], each["max_new_tokens"]) for each in passk] == [(1.0, 6)] * 2
     assert not any("chat_template_kwargs" in each for each in passk)
-
-
-def test_ctrl_c_says_what_is_kept(run_dir, monkeypatch, capsys):
-    def interrupt(command, log):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(branch, "run_command", interrupt)
-    before = signal.getsignal(signal.SIGINT)
-    assert try_all(run_dir, ["ref_reset"]) == 130
-    signal.signal(signal.SIGINT, before)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted: ")]
-    assert str(run_dir.with_name("a-branch-2")) in line and f"--at {AT}" in line
-    assert not run_dir.with_name("a-branch-2").joinpath("run.lock").exists()
 
 
 REFUSED = {
@@ -251,8 +218,10 @@ REFUSED = {
     "output_dir": ["--try", "output_dir=elsewhere"],
     "task_level": ["--try", "task_level=4"],
     "--at 3": ["--at", "3", "--try", "ref_reset"],
-    "twice": ["--try", "beta=0", "--try", "beta=0"],
+    "beta=0": ["--try", "beta=0", "--try", "beta=0"],
     "keep": ["--try", "keep"],
+    "beta=1": ["--try", "beta=0 beta=1"],
+    "--try ''": ["--try", ""],
     "--split nope": ["--try", "ref_reset", "--split", "nope"],
 }
 
@@ -280,11 +249,12 @@ def test_runs_that_cannot_be_continued_so(run_dir, here, capsys):
 
 def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp_path):
     out = run_dir.with_name("a-branch-2")
-    lock = FolderLock(out)
+    lock = FolderLock(out / "keep")
     lock.hold()
+    (out / "branch.json").write_text(json.dumps(branch.identify(run_dir, run_dir / "checkpoint-2")))
     assert try_all(run_dir, ["ref_reset"]) == 2
     lock.release()
-    assert here == [] and os.listdir(out) == []
+    assert here == []
     # The run has begun again, and has come to this step once more.
     (out / "branch.json").write_text(json.dumps({**branch.identify(run_dir, run_dir / "checkpoint-2"), "run": "a"}))
     assert try_all(run_dir, ["ref_reset"]) == 2
@@ -292,12 +262,12 @@ def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp
     (tmp_path / "mine" / "notes.txt").touch()
     assert try_all(run_dir, ["ref_reset"], "--out", tmp_path / "mine") == 2
     lines = error_lines(capsys.readouterr().err)
-    for line, said in zip(lines, (str(out), "another checkpoint", "notes.txt"), strict=True):
+    for line, said in zip(lines, (str(out / "keep"), str(out), str(tmp_path / "mine")), strict=True):
         assert said in line
     assert here == []
 
 
-LINKS = ["", "keep", "keep.log", "run.lock", "branch.json", "keep/.hidden/a"]
+LINKS = ["", "keep", "keep.log", "branch.json", "keep/.hidden/a"]
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -312,7 +282,7 @@ def test_nothing_is_written_through_a_link_of_a_stranger(run_dir, here, capsys, 
     path.symlink_to(project / "config.yaml" if "." in link[1:] and "/" not in link else project)
     assert try_all(run_dir, ["ref_reset"]) == 2
     (line,) = error_lines(capsys.readouterr().err)
-    assert "a-branch-2" in line and "link" in line and link in line
+    assert "a-branch-2" in line and link in line
     assert hash_files(project) == before
     assert here == []
 
@@ -324,26 +294,6 @@ def test_a_link_in_a_checkpoint_brings_no_file_of_the_machine_into_a_branch(run_
     assert try_all(run_dir, ["ref_reset"]) == 2
     assert "checkpoint-2/.x/a'" in capsys.readouterr().err
     assert "secret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("a-branch-2/**/a"))
-
-
-def test_better_is_what_differs_after_the_correction(read_run):
-    """20 prompts of 8 samples; the control solves none."""
-    control = read_run("control", trained=[0] * 20, name="keep")
-    trials = {"no": [0] * 20, "lucky": [1] + [0] * 19, "good": [4] * 20, "best": [8] * 20, "bad": [0] * 20}
-    others = [read_run("A", trained=counts, name=name) for name, counts in trials.items()]
-    keep, *groups = group_trials([control, *others])
-    comparisons, _ = compare_pairs([(group, keep) for group in groups], [1, 8])
-    assert find_winner(comparisons) == "best"
-    comparisons, _ = compare_pairs([(group, keep) for group in groups[:2]], [1, 8])
-    assert find_winner(comparisons) is None
-    # Alone its p is below 0.05, among five trials it is not.
-    edge = read_run("A", trained=[1] * 5 + [0] * 15, name="edge")
-    keep, one, *rest = group_trials(
-        [control, edge, *[read_run("A", trained=[0] * 20, name=f"n{i}") for i in range(4)]]
-    )
-    alone, _ = compare_pairs([(one, keep)], [1])
-    among, _ = compare_pairs([(group, keep) for group in (one, *rest)], [1])
-    assert find_winner(alone) == "edge" and find_winner(among) is None
 
 
 def wait_for(found, process):
