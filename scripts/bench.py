@@ -46,7 +46,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.cli.prompts import find_distinct, pad_left
 from trl_prorl.embedded.shipped import byte_tokenizer
-from trl_prorl.fast.compact import repeat_rows
+from trl_prorl.fast.compact import Room, repeat_rows
 from trl_prorl.fast.head import add_frozen_head
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
@@ -369,7 +369,8 @@ class Floor:
         of_prompts = self.watch.read() - began
         name = "cache" if "cache" in outputs else "past_key_values"  # of a model with a state
         cache = outputs[name]
-        repeat_rows(cache, torch.tensor(copies[:unfinished], device=device), ids.shape[1] + TOKENS)
+        room = Room(unfinished, ids.shape[1] + TOKENS, device)
+        repeat_rows(cache, torch.tensor(copies[:unfinished], device=device), room.take)
         token = torch.full((unfinished, 1), FIRST, device=device)
         spent = []
         for _ in range(TOKENS):

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, TrainerCallback
 
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.fast.compact import PaddingMask, compact_sample, draw
+from trl_prorl.fast.recording import Recordings
 from trl_prorl.fast.trial import compare_samples
 from trl_prorl.finite import all_finite
 from trl_prorl.meter import StageTimer, measure_gpu
@@ -54,7 +55,8 @@ def test_probes_leave_the_random_numbers_of_the_gpu_alone(make_trainer):
 def test_tokens_are_drawn_as_often_as_they_are_probable():
     torch.manual_seed(0)
     probabilities = torch.tensor([0.0, 0.5, 0.25, 0.25, 0.0], device="cuda").expand(40_000, 5)
-    counts = torch.bincount(draw(probabilities)[0], minlength=5).cpu() / 40_000
+    numbers = torch.rand(40_000, 1, dtype=torch.float64, device="cuda")
+    counts = torch.bincount(draw(probabilities, numbers)[0], minlength=5).cpu() / 40_000
     assert counts[0] == counts[4] == 0
     assert (counts - probabilities[0].cpu()).abs().max() < 0.015
 
@@ -66,7 +68,8 @@ def greedy(model, replays, padding=7):
     mask[0, :padding] = 0
     settings = GenerationConfig(max_new_tokens=150, do_sample=False, pad_token_id=0, eos_token_id=list(range(60, 80)))
     copies = torch.arange(6, device="cuda").repeat_interleave(4)
-    given = {"copies": copies, "logps_at": 1.0, "replays": replays, "custom_generate": compact_sample}
+    recordings = Recordings() if replays else None
+    given = {"copies": copies, "logps_at": 1.0, "recordings": recordings, "custom_generate": compact_sample}
     return model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
 
 
@@ -87,6 +90,7 @@ def test_a_recorded_forward_gives_the_tokens_of_the_model(tiny_model, dtype, pad
 UNSEEN = """
 import sys, torch
 from transformers import AutoModelForCausalLM
+from trl_prorl.fast.recording import Recordings
 from trl_prorl.fast.trial import compare_samples
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).cuda().eval()

@@ -18,6 +18,7 @@ from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT
 from trl_prorl.fast.compact import compact_sample, contiguous_states
 from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.merged_copy import merge_obstacle
+from trl_prorl.fast.recording import Recordings
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rewards import DeadlineExceeded, call_within
 from trl_prorl.text import visible
@@ -179,7 +180,8 @@ def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, di
     compact = None
     if listing_obstacle(model, "compact") is None:
         on_cuda = next(model.parameters()).device.type == "cuda"
-        compact = {"replays": on_cuda and listing_obstacle(model, "graphed") is None}
+        records = on_cuda and listing_obstacle(model, "graphed") is None
+        compact = {"recordings": Recordings() if records else None}
     exact = all(param.dtype == torch.float32 for param in model.parameters())
     if merge and compact is not None and exact and merge_obstacle(model) is None:
         model = model.merge_and_unload()

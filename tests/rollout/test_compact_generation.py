@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulated_graphs import EmulatedRecording, emulate
 from packed_models import build
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events, read_rows
@@ -20,11 +21,11 @@ from trl_prorl.cli.fp32_head import cast_head_to_fp32
 from trl_prorl.cli.prompts import cut_at_end, find_distinct, pad_left
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.extras.thinking import make_interrupted_rollout
-from trl_prorl.fast.compact import BLOCK, RoomyLayer, compact_sample, draw
+from trl_prorl.fast.compact import BLOCK, Room, RoomyLayer, Rows, compact_sample, draw
 from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.generation import MERGED_BOUND
 from trl_prorl.fast.merged_copy import MergedCopy, merge_obstacle
-from trl_prorl.fast.recording import RecordedForward
+from trl_prorl.fast.recording import RecordedSteps, Recordings
 from trl_prorl.fast.trial import compare_samples
 
 
@@ -42,10 +43,10 @@ def config(**keys):
     return GenerationConfig(**plain | keys)
 
 
-def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, replays=False, **keys):
+def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, recordings=None, **keys):
     """Compact sampling: its result, and its completions alone."""
     ids, mask = pad_left(prompts, 0)
-    given = {"replays": replays} if logps_at is None else {"replays": replays, "logps_at": logps_at}
+    given = {"recordings": recordings} if logps_at is None else {"recordings": recordings, "logps_at": logps_at}
     given |= {"generation_config": config(**keys), "custom_generate": compact_sample, "copies": copies}
     torch.manual_seed(seed)
     result = model.generate(input_ids=ids, attention_mask=mask, **given)
@@ -60,20 +61,9 @@ def seldom(request, monkeypatch):
 
 
 @pytest.fixture
-def recordings(monkeypatch):
-    """The recordings of a token's forward, each replaced by a call; test_on_gpu.py has real ones."""
-    made = []
-
-    class Called:
-        pool = None
-
-        def __init__(self, compute, device, pool):
-            compute()  # once before the recording
-            self.replay = compute
-            made.append(self)
-
-    monkeypatch.setattr("trl_prorl.fast.recording.Recording", Called)
-    return made
+def made(monkeypatch):
+    """The recordings of a token's step, on a CPU; test_on_gpu.py has real ones."""
+    return emulate(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +81,13 @@ def recordings(monkeypatch):
     ids=str,
 )
 @pytest.mark.parametrize("replays", [False, True])
-def test_greedy_tokens_are_those_of_generate(model, keys, seldom, replays, recordings):
+def test_greedy_tokens_are_those_of_generate(model, keys, seldom, replays, made):
     ids, mask = pad_left(PROMPTS, 0)
     settings = config(do_sample=False, **keys)
     theirs = model.generate(input_ids=ids[COPIES], attention_mask=mask[COPIES], generation_config=settings)
-    assert torch.equal(theirs, compact(model, do_sample=False, replays=replays, **keys)[0].ids)
-    assert replays or not recordings
+    recordings = Recordings() if replays else None
+    assert torch.equal(theirs, compact(model, do_sample=False, recordings=recordings, **keys)[0].ids)
+    assert replays or not made
 
 
 class Looks(TorchDispatchMode):
@@ -129,75 +120,175 @@ def test_a_device_is_waited_for_once_in_sixteen_tokens(model, monkeypatch):
     assert looks[1] - looks[0] == 4
 
 
-def test_a_recording_serves_a_span_of_tokens_and_few_rows_that_have_ended(model, recordings):
-    compact(model, prompts=PROMPTS, replays=True, do_sample=False, max_new_tokens=150, min_new_tokens=150)
-    assert len(recordings) == 2  # the rows have 6 + 150 tokens: up to 128, and up to the end
-    recordings.clear()
-    result, _ = compact(
-        model, logps_at=1.0, replays=True, do_sample=True, eos_token_id=list(range(0, 300, 9)), max_new_tokens=60
-    )
-    assert 1 < len(recordings) < 8  # eight rows end one after another
+class Counted(TorchDispatchMode):
+    """Counts operators, but not those of the model's forward."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.number = 0
+        self.outside = True
+        self.handles = [model.register_forward_pre_hook(self.enter), model.register_forward_hook(self.leave)]
+
+    def enter(self, *args):
+        self.outside = False
+
+    def leave(self, *args):
+        self.outside = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += self.outside
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "replays, most", [(False, 60), (True, 2)]
+)  # 82 and 72 while each token had its own bookkeeping
+def test_a_token_has_few_operators_outside_of_the_model(model, made, seldom, monkeypatch, replays, most):
+    monkeypatch.setattr(EmulatedRecording, "replay", lambda recording: None)
+    found = []
+    for tokens in (17, 65):
+        recordings = Recordings() if replays else None
+        with Counted(model) as counted:
+            compact(
+                model,
+                logps_at=0.7,
+                recordings=recordings,
+                do_sample=True,
+                temperature=0.7,
+                top_k=0,
+                max_new_tokens=tokens,
+            )
+        for handle in counted.handles:
+            handle.remove()
+        found.append(counted.number)
+    assert (found[1] - found[0]) / 48 <= most
+
+
+def test_a_recording_serves_a_span_of_tokens_and_some_rows_that_have_ended(model, made):
+    compact(model, recordings=Recordings(), do_sample=False, max_new_tokens=150, min_new_tokens=150)
+    assert len(made) == 2  # the rows have 6 + 150 tokens: up to 128, and up to the end
+    made.clear()
+    ends = list(range(0, 300, 9))
+    copies = COPIES.repeat(3)
+    keys = {"do_sample": True, "top_k": 0, "eos_token_id": ends, "max_new_tokens": 60}
+    result, _ = compact(model, copies=copies, logps_at=1.0, recordings=Recordings(), **keys)
+    assert 1 < len(made) <= 3  # 24 rows end one after another; recorded are 24, 16 and 8
     ids = result.ids[:, :-1]
     mask = (ids != 0).long()
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     logps = model(ids, attention_mask=mask, position_ids=positions).logits.log_softmax(-1)
     wanted = logps[:, 5:].gather(2, result.ids[:, 6:, None])[..., 0]
     drawn = result.logps != 0
-    assert drawn.sum() > 20
+    assert drawn.sum() > 60
     assert torch.allclose(result.logps[drawn], wanted[drawn], atol=1e-4)
 
 
-def test_prompts_of_one_length_are_recorded_too(model, recordings):
-    """`generate` drops a mask without padding."""
-    alike = [[5, 6, 7], [9, 8, 7], [1, 2, 3]]
-    computed, _ = compact(model, alike, logps_at=1.0, do_sample=False)
-    recorded, _ = compact(model, alike, logps_at=1.0, do_sample=False, replays=True)
-    assert (computed.recorded, recorded.recorded, len(recordings)) == (False, True, 1)
+@pytest.fixture
+def numbers_of_rows(monkeypatch):
+    """The random numbers of a row do not depend on how many others there still are."""
+
+    def draw_numbers(rows):
+        numbers = torch.rand(100, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(rows.length))
+        rows.numbers.copy_(numbers[rows.index])
+
+    monkeypatch.setattr(Rows, "draw_numbers", draw_numbers)
+
+
+@pytest.mark.parametrize("keys", [{}, {"top_k": 7}, {"eos_token_id": [3, 4]}, {"do_sample": False}], ids=str)
+def test_recorded_samples_are_those_of_the_same_random_numbers(model, keys, made, numbers_of_rows):
+    """Whether the graph chooses the token, or processors outside of it do."""
+    keys = {"do_sample": True, "top_k": 0, "temperature": 0.7, "max_new_tokens": 140, "logps_at": 0.7} | keys
+    computed, _ = compact(model, **keys)
+    recorded, _ = compact(model, recordings=Recordings(), **keys)
+    assert (computed.recorded, recorded.recorded, len(made)) == (False, True, 2)
     assert torch.equal(computed.ids, recorded.ids)
     assert torch.allclose(computed.logps, recorded.logps, atol=1e-5)
 
 
-def test_other_attention_than_torch_s_is_not_recorded(model, recordings):
+def batch(number):
+    """Prompts, copies and the number of new tokens of one of five different batches."""
+    prompts = [[3 + number, 4, 5] * (1 + 4 * number), [6, 7]]
+    return {"prompts": prompts, "copies": torch.tensor([0] * (6 + number) + [1] * 10), "max_new_tokens": 100 - number}
+
+
+def test_later_batches_are_replayed(model, made, numbers_of_rows):
+    """16 to 20 rows of up to 147 tokens, which end one after another: recorded are 24, 16 and 8 rows, in two spans."""
+    recordings = Recordings()
+    keys = {"do_sample": True, "top_k": 0, "logps_at": 1.0, "eos_token_id": list(range(3, 10))}
+    numbers = []
+    for number in (4, 0, 1, 2, 3):
+        computed, _ = compact(model, **keys, **batch(number), seed=number)
+        before = len(made)
+        recorded, _ = compact(model, recordings=recordings, **keys, **batch(number), seed=number)
+        numbers.append(len(made) - before)
+        assert torch.equal(computed.ids, recorded.ids)
+        torch.testing.assert_close(computed.logps, recorded.logps, atol=1e-5, rtol=0)
+    assert numbers[0] > 3
+    assert not any(numbers[1:])
+
+
+def test_prompts_of_one_length_are_recorded_too(model, made):
+    """`generate` drops a mask without padding."""
+    alike = [[5, 6, 7], [9, 8, 7], [1, 2, 3]]
+    computed, _ = compact(model, alike, logps_at=1.0, do_sample=False)
+    recorded, _ = compact(model, alike, logps_at=1.0, do_sample=False, recordings=Recordings())
+    assert (computed.recorded, recorded.recorded, len(made)) == (False, True, 1)
+    assert torch.equal(computed.ids, recorded.ids)
+    assert torch.allclose(computed.logps, recorded.logps, atol=1e-5)
+
+
+def test_other_attention_than_torch_s_is_not_recorded(model, made):
     other = copy.deepcopy(model)
     other.set_attn_implementation("eager")
-    assert not compact(other, do_sample=False, replays=True)[0].recorded
+    assert not compact(other, do_sample=False, recordings=Recordings())[0].recorded
 
 
 def test_a_recorded_token_is_written_in_the_dtype_of_the_room():
     """Rotation makes keys fp32 under autocast, and before 5.24 transformers keeps values in the dtype of keys."""
     held = torch.zeros(1, 1, 2, 4)
-    layer = RoomyLayer(held, held, torch.tensor([0]), 4)
+    layer = RoomyLayer(held, held, torch.tensor([0]), Room(1, 4, held.device).take)
     layer.show_span(4, torch.tensor([2]))
     _, values = layer.update(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4, dtype=torch.bfloat16))
     assert (values.dtype, values[0, 0].sum(dim=1).tolist()) == (torch.float32, [0, 0, 4, 0])
 
 
-def leaves(name):
-    """A faulty forward of a token, which leaves one of its tensors as it was when it was recorded."""
-    compute = RecordedForward._compute
+def leaves(find):
+    """A faulty step of a token, which leaves a tensor as it was when it was recorded."""
+    compute = RecordedSteps._compute
 
     def faulty(self):
-        before = getattr(self, name).clone()
+        before = find(self).clone()
         compute(self)
-        getattr(self, name).copy_(before)
+        find(self).copy_(before)
 
     return faulty
 
 
-@pytest.mark.parametrize("fault", [None, "_position", "_place", "_seen", "token"])
-def test_a_trial_finds_a_recording_that_repeats_a_token_s_place(recordings, monkeypatch, fault):
+FAULTS = {
+    "none": None,
+    "position": lambda step: step._forward.position,
+    "place": lambda step: step._rows.place,
+    "mask": lambda step: step._forward.mask.span(step._end),
+    "token": lambda step: step._rows.ids,
+    "end": lambda step: step._rows.alive,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_trial_finds_a_recording_that_repeats_a_token_s_place(made, monkeypatch, fault):
     """As one with a number that was read while it was recorded. To this model it matters where a token stands."""
     model = build(num_hidden_layers=6)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.mul_(4)
     model.eval()
-    if fault == "token":
-        monkeypatch.setattr(torch.Tensor, "copy_", lambda tensor, *args: tensor)
-    elif fault is not None:
-        monkeypatch.setattr(RecordedForward, "_compute", leaves(fault))
+    if fault != "none":
+        monkeypatch.setattr(RecordedSteps, "_compute", leaves(FAULTS[fault]))
     obstacle = compare_samples(model, replays=True)
-    assert obstacle is None if fault is None else "differ from its own forward by" in obstacle
+    if fault in ("none", "end"):  # what is written after a row's end is cut
+        assert obstacle is None
+    else:
+        assert "differ from its own forward by" in obstacle
 
 
 def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):
@@ -593,7 +684,8 @@ def test_frequencies_are_the_probabilities(size):
     weights[-1] = 0.2
     probabilities = weights / weights.sum()
     number = 200_000
-    tokens, has_distribution = draw(probabilities.expand(number, size))
+    numbers = torch.rand(number, 1, dtype=torch.float64)
+    tokens, has_distribution = draw(probabilities.expand(number, size), numbers)
     counts = torch.bincount(tokens, minlength=size)
     assert has_distribution.all()
     assert counts[probabilities == 0].sum() == 0
@@ -603,36 +695,35 @@ def test_frequencies_are_the_probabilities(size):
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
-def test_the_ends_of_the_interval(number, monkeypatch):
+def test_the_ends_of_the_interval(number):
     """No number draws a token of probability 0, where zeros come first, last, and fill whole blocks."""
     probabilities = torch.zeros(3, 4 * BLOCK)
     probabilities[0, BLOCK + 5] = 1.0
     probabilities[1, [BLOCK + 5, 2 * BLOCK]] = 0.5
     probabilities[2, [1, 4 * BLOCK - 2]] = torch.tensor([1e-30, 1.0])
-    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: torch.full(shape, number, dtype=dtype))
-    first, second, third = draw(probabilities)[0].tolist()
+    numbers = torch.full((3, 1), number, dtype=torch.float64)
+    first, second, third = draw(probabilities, numbers)[0].tolist()
     assert first == BLOCK + 5
     assert second == (BLOCK + 5 if number < 0.5 else 2 * BLOCK)
     assert third == (1 if number == 0.0 else 4 * BLOCK - 2)
 
 
-def test_a_rare_token_is_as_rare_as_it_should_be(monkeypatch):
+def test_a_rare_token_is_as_rare_as_it_should_be():
     """Of probability 3e-8 behind a thousand others: cumulative sums in fp32 are multiples of 6e-8 there."""
     rare = 3e-8
     probabilities = torch.full((2, 1001), (1 - rare) / 1000)
     probabilities[:, -1] = rare
     numbers = torch.tensor([[1 - 0.9 * rare], [1 - 1.1 * rare]], dtype=torch.float64)
-    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: numbers)
     total = probabilities[0].double().sum()
     assert abs(total - 1) < 1e-7
-    assert draw(probabilities / total)[0].tolist() == [1000, 999]
+    assert draw(probabilities / total, numbers)[0].tolist() == [1000, 999]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 0.0])
 def test_what_has_no_distribution_is_not_drawn(value):
     probabilities = torch.ones(3, 300)
     probabilities[1] = value
-    tokens, has_distribution = draw(probabilities)
+    tokens, has_distribution = draw(probabilities, torch.rand(3, 1, dtype=torch.float64))
     assert has_distribution.tolist() == [True, False, True]
     assert ((tokens >= 0) & (tokens < 300)).all()  # what is read of it lies within every table
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from emulated_graphs import emulate
 from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logps, with_head
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, Qwen3_5Config, Qwen3_5ForConditionalGeneration
@@ -15,6 +16,7 @@ from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
+from trl_prorl.fast.recording import Recordings
 from trl_prorl.fast.trial import compare_samples
 from trl_prorl.positions import with_positions
 from trl_prorl.supported import FAMILIES, LEARNED_POSITIONS, POSITIONS
@@ -97,7 +99,8 @@ def greedy_samples(model, replays=False):
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
     settings = GenerationConfig(eos_token_id=ends, **settings)
     theirs = model.generate(input_ids=ids[copies], attention_mask=mask[copies], generation_config=settings)
-    given = {"copies": copies, "replays": replays, "custom_generate": compact_sample}
+    recordings = Recordings() if replays else None
+    given = {"copies": copies, "recordings": recordings, "custom_generate": compact_sample}
     mine = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
     assert mine.recorded == replays
     return theirs, mine.ids
@@ -169,16 +172,7 @@ def test_compact_samples_are_those_of_generate(kind, attention):
 
 @pytest.mark.parametrize("kind, attention", served("graphed"))
 def test_a_token_s_forward_can_be_repeated(kind, attention, monkeypatch):
-    """A recording is a call here; test_on_gpu.py has real ones."""
-
-    class Called:
-        pool = None
-
-        def __init__(self, compute, device, pool):
-            compute()  # once before the recording
-            self.replay = compute
-
-    monkeypatch.setattr("trl_prorl.fast.recording.Recording", Called)
+    emulate(monkeypatch)
     model = tiny(kind, attention).eval()
     assert listing_obstacle(model, "graphed") is None
     assert torch.equal(*greedy_samples(model, replays=True))

@@ -6,17 +6,17 @@ generation setting keeps its meaning.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
-from transformers import LogitsProcessorList, TemperatureLogitsWarper
+from transformers import EosTokenCriteria, LogitsProcessorList, MaxLengthCriteria, TemperatureLogitsWarper
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from .prefix import ALIGNMENT, without_cudnn
-from .recording import RecordedForward
+from .recording import RecordedSteps, Recordings
 
 
 CHECK_EVERY = 16  # tokens between two checks, each of which synchronizes with the device
@@ -43,7 +43,7 @@ def compact_sample(
     generation_config,
     copies: torch.Tensor,
     logps_at: float | None = None,
-    replays: bool = False,
+    recordings: Recordings | None = None,
     **model_kwargs,
 ) -> Samples:
     """
@@ -55,156 +55,153 @@ def compact_sample(
         copies (`torch.LongTensor` of shape `(R,)`): Index of each completion's prompt.
         logps_at (`float`, *optional*): Also return log-probabilities at this temperature. (An argument `temperature`
             would be `generate`'s own.)
-        replays (`bool`): Whether the token forward may be recorded.
+        recordings ([`Recordings`], *optional*): Records the step of a token and replays it, if the model allows that.
 
     Returns [`Samples`] in the order of `copies`.
     """
     longest = stopping_criteria.max_length
     width = input_ids.shape[1]
-    pad_token = generation_config._pad_token_tensor
     number = len(copies)
-    ids = input_ids.new_full((number, longest), 0 if pad_token is None else int(pad_token))
-    ids[:, :width] = input_ids[copies]
-    logps = None if logps_at is None else ids.new_zeros((number, longest - width), dtype=torch.float32)
-    lengths = torch.full_like(copies, width)
-    logits, forward = _read_prompts(model, input_ids, copies, longest, model_kwargs)
-    recorded = replays and forward.can_be_recorded
+    choice = TokenChoice(logits_processor, stopping_criteria, generation_config, logps_at, input_ids.device)
+    logits, model_kwargs = _read_prompts(model, input_ids, model_kwargs)
+    is_plain = attends_plainly(model, model_kwargs)
+    recorded = recordings is not None and is_plain
     if recorded:
-        forward = forward.recorded(longest)
-    processors = _of_rows(logits_processor, copies)
+        copies = recordings.begin(model, choice.settings, copies, longest)
+    take = recordings.take if recorded else Room(len(copies), longest, input_ids.device).take
 
-    # For each row: its index, its tokens, whether it is unfinished, and whether all its distributions were valid.
-    rows = torch.arange(number, device=ids.device)
-    written = ids[:, :width]
-    alive = torch.ones_like(rows, dtype=torch.bool)
-    sound = torch.ones_like(alive)
+    logits = logits[copies]
+    rows = Rows(take, input_ids[copies], number, choice.of_rows(copies))
+    repeat_rows(cache_among(model_kwargs), copies, take)
+    if is_plain:
+        step = PlainForward(model, model_kwargs, input_ids, copies, rows, take)
+        if recorded:
+            step = RecordedSteps(recordings, step, rows, logits)
+    else:
+        step = TokenForward(model, _select(model_kwargs, copies, len(input_ids)), rows)
+
+    pad_token = 0 if choice.pad_token is None else choice.pad_token
+    ids = input_ids.new_full((len(copies), longest), pad_token)
+    logps = None if logps_at is None else torch.zeros_like(ids, dtype=torch.float32)
+    rows.write(logits)
+    del logits  # as large as those of later tokens
     check_every = tokens_between_checks(ids.device)
+    finished = width
     for length in range(width + 1, longest + 1):
-        tokens, token_logps, has_distribution = _next_tokens(
-            written, logits, processors, generation_config.do_sample, logps_at
-        )
-        sound = sound & (has_distribution | ~alive)
-        if pad_token is not None:
-            tokens = torch.where(alive, tokens, pad_token)
-        ids[rows, length - 1] = tokens
-        if logps is not None:
-            logps[rows, length - 1 - width] = token_logps.where(alive, 0.0)
-        lengths[rows] += alive
-        written = torch.cat([written, tokens[:, None]], dim=1)
-        alive = alive & ~stopping_criteria(written, None)
+        rows.length = length
         if (length - width) % check_every == 0 or length == longest:
             # the only synchronization with the device in this loop
-            still, all_sound = torch.stack([alive, sound]).tolist()
+            still, all_sound, lengths = torch.stack([rows.alive, rows.sound, rows.lengths]).tolist()
             if not all(all_sound):
                 raise RuntimeError(NO_DISTRIBUTION)
-            if not any(still):
+            finished = max(finished, *lengths)
+            kept = step.rows_to_keep(still)
+            ends = length == longest or not any(still)
+            if ends or not all(kept):
+                rows.copy_to(ids, logps)
+            if ends:
                 break
-            if sum(still) < forward.kept_share * len(still):
-                selection = Selection.from_rows(still, ids.device)
-                forward.close_up(selection, len(still))
-                kept = selection.rows
-                processors = _of_rows(processors, kept)
-                rows, written, alive, sound = rows[kept], written[kept], alive[kept], sound[kept]
-        logits = forward(written, length)
-    longest = int(lengths.max())
-    return Samples(ids[:, :longest], None if logps is None else logps[:, : longest - width], recorded)
+            if not all(kept):
+                selection = Selection.from_rows(kept, ids.device)
+                step.close_up(selection, len(kept))
+                rows.close_up(selection)
+        step(length)
+    return Samples(ids[:number, :finished], None if logps is None else logps[:number, width:finished], recorded)
 
 
-def _read_prompts(
-    model, input_ids: torch.Tensor, copies: torch.Tensor, longest: int, model_kwargs: dict
-) -> tuple[torch.Tensor, "TokenForward"]:
-    """Compute every prompt once, and return the first token's logits `(R, V)`."""
+def _read_prompts(model, input_ids: torch.Tensor, model_kwargs: dict) -> tuple[torch.Tensor, dict]:
+    """Compute every prompt once. Returns the first token's logits `(P, V)`, and `model_kwargs` for later tokens."""
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     with without_cudnn(input_ids.device):
         outputs = model(**inputs, return_dict=True)
-    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-    repeat_rows(cache_among(model_kwargs), copies, longest)
-    mask = None
-    if attends_plainly(model, model_kwargs):
-        attention_mask = model_kwargs.pop("attention_mask", None)
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        # The dtype of attention; an fp32 head or autocast gives the logits another.
-        dtype = cache_among(model_kwargs).layers[0].values.dtype
-        mask = PaddingMask(attention_mask, copies, longest, dtype)
-    model_kwargs = _select(model_kwargs, copies, len(input_ids))
-    return outputs.logits[:, -1][copies], TokenForward(model, mask, model_kwargs)
+    return outputs.logits[:, -1], model._update_model_kwargs_for_generation(outputs, model_kwargs)
 
 
-class TokenForward:
+class Room:
+    """Memory for the `rows` of one batch, of up to `length` tokens."""
+
+    def __init__(self, rows: int, length: int, device: torch.device):
+        # a GPU's kernel copies a mask with other strides in every layer
+        self._sizes = {"rows": rows, "length": length + -length % ALIGNMENT}
+        self._device = device
+
+    def take(self, name: str, sizes: tuple[int | str, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros; a size may be `"rows"` or `"length"`."""
+        return torch.zeros([self._sizes.get(size, size) for size in sizes], dtype=dtype, device=self._device)
+
+
+Take = Callable[[str, tuple[int | str, ...], torch.dtype], torch.Tensor]
+
+
+class TokenChoice:
     """
-    Computes every row's next logits, with `mask` if the model needs no other. Finished rows are dropped when less than
-    `kept_share` of the rows is unfinished.
+    How tokens are chosen from logits, and when a row ends.
+
+    Attributes:
+        is_plain (`bool`): Whether that depends on the logits alone, with a temperature and tokens that end a row.
+        settings (`tuple`): All that a recording of it contains as numbers.
+        pad_token (`int`, *optional*): The token after the end of a row.
+        ends (`torch.LongTensor`, *optional*): The tokens that end a row, if nothing else but the length does.
     """
 
-    kept_share = 1.0
+    def __init__(
+        self, processors: LogitsProcessorList, criteria, config, logps_at: float | None, device: torch.device
+    ):
+        self.processors = processors
+        self.samples = config.do_sample
+        self.logps_at = logps_at
+        self.temperature = _temperature_alone(processors)
+        pad_token = config._pad_token_tensor
+        self.pad_token = None if pad_token is None else int(pad_token)
+        self._criteria = criteria
+        ends = _end_tokens(criteria)
+        self.ends = None if ends is None else torch.tensor(ends, dtype=torch.long, device=device)
+        # Without deterministic algorithms for cumulative sums a draw waits for the device.
+        on_device = not torch.are_deterministic_algorithms_enabled()
+        self.is_plain = self.temperature is not None and ends is not None and on_device
+        self.settings = (self.is_plain, self.samples, logps_at, self.temperature, self.pad_token, ends and tuple(ends))
 
-    def __init__(self, model, mask: "PaddingMask | None", model_kwargs: dict):
-        self._model = model
-        self._mask = mask
-        self._model_kwargs = model_kwargs
+    def of_rows(self, rows: torch.Tensor) -> "TokenChoice":
+        """Return it for a selection of rows."""
+        selected = copy.copy(self)
+        selected.processors = _of_rows(self.processors, rows)
+        return selected
 
-    def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
-        """Return the logits `(R, V)` of the token after `written` `(R, length)`."""
-        inputs = self._model.prepare_inputs_for_generation(written, next_sequence_length=1, **self._model_kwargs)
-        if self._mask is not None:
-            inputs["attention_mask"] = self._mask.up_to(length)
-        with without_cudnn(written.device):
-            outputs = self._model(**inputs, return_dict=True)
-        self._model_kwargs = self._model._update_model_kwargs_for_generation(outputs, self._model_kwargs)
-        return outputs.logits[:, -1]
+    def tokens(
+        self, written: torch.Tensor, logits: torch.Tensor, numbers: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """
+        Choose each row's next token from the logits `(R, V)`. Returns token ids, log-probabilities at `logps_at` or
+        `None`, and for a draw whether a row has a distribution, each `(R,)`.
+        """
+        if self.temperature is None:
+            # A processor may write into its argument.
+            scores = self.processors(written, logits.to(torch.float32, copy=self.logps_at is not None))
+        else:
+            scores = _scaled(logits, self.temperature)
+        has_distribution = None
+        if self.samples:
+            probabilities = scores.softmax(dim=-1)
+            tokens, has_distribution = draw(probabilities, numbers)
+        else:
+            tokens = scores.argmax(dim=-1)
+        if self.logps_at is None:
+            return tokens, None, has_distribution
+        if self.samples and self.temperature == self.logps_at:  # a drawn token has a positive probability
+            logps = probabilities.gather(1, tokens[:, None]).log()
+        else:
+            logps = _scaled(logits, self.logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
+        return tokens, logps[:, 0], has_distribution
 
-    def close_up(self, selection: "Selection", number: int) -> None:
-        close_up(cache_among(self._model_kwargs), selection)
-        if self._mask is not None:
-            self._mask.close_up(selection)
-        self._model_kwargs = _select(self._model_kwargs, selection.rows, number)
-
-    @property
-    def can_be_recorded(self) -> bool:
-        """Whether a [`RecordedForward`] supports all its inputs."""
-        tensors = {name for name, value in self._model_kwargs.items() if isinstance(value, torch.Tensor)}
-        return self._mask is not None and tensors == {"position_ids"}
-
-    def recorded(self, longest: int) -> RecordedForward:
-        cache = cache_among(self._model_kwargs)
-        return RecordedForward(self._model, cache, self._mask, self._model_kwargs, longest)
-
-
-def tokens_between_checks(device: torch.device) -> int:
-    """
-    Return the tokens between two checks for finished rows: an asynchronous device computes a few tokens faster than it
-    checks.
-    """
-    return 1 if device.type == "cpu" else CHECK_EVERY
-
-
-def _next_tokens(
-    ids: torch.Tensor, logits: torch.Tensor, processors: LogitsProcessorList, samples: bool, logps_at: float | None
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | bool]:
-    """
-    Return token ids, log-probabilities at `logps_at`, and whether a row has a distribution, each `(R,)`, from logits
-    `(R, V)`.
-    """
-    temperature = _temperature_alone(processors)
-    if temperature is None:
-        # A processor may write into its argument.
-        scores = processors(ids, logits.to(torch.float32, copy=logps_at is not None))
-    else:
-        scores = _scaled(logits, temperature)
-    has_distribution = True
-    if samples:
-        probabilities = scores.softmax(dim=-1)
-        tokens, has_distribution = draw(probabilities)
-    else:
-        tokens = scores.argmax(dim=-1)
-    if logps_at is None:
-        return tokens, None, has_distribution
-    if samples and temperature == logps_at:  # a drawn token has a positive probability
-        logps = probabilities.gather(1, tokens[:, None]).log()
-    else:
-        logps = _scaled(logits, logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
-    return tokens, logps[:, 0], has_distribution
+    def goes_on(self, tokens: torch.Tensor, written: torch.Tensor) -> torch.Tensor | None:
+        """Return whether rows go on after their last token `(R,)`; `None` if all do."""
+        if self.ends is None:
+            return ~self._criteria(written, None)
+        if len(self.ends) == 0:
+            return None
+        if len(self.ends) == 1:
+            return tokens != self.ends
+        return (tokens[:, None] != self.ends).all(dim=1)
 
 
 def _temperature_alone(processors: LogitsProcessorList) -> float | None:
@@ -213,6 +210,175 @@ def _temperature_alone(processors: LogitsProcessorList) -> float | None:
     if len(processors) == 1 and type(processors[0]) is TemperatureLogitsWarper:
         return processors[0].temperature
     return None
+
+
+def _end_tokens(criteria) -> list[int] | None:
+    """Return the tokens that end a row, if nothing else but the length does."""
+    ends = []
+    for criterion in criteria:
+        if type(criterion) is EosTokenCriteria:
+            ends += criterion.eos_token_id.tolist()
+        elif type(criterion) is not MaxLengthCriteria:
+            return None
+    return ends
+
+
+class Rows:
+    """
+    The rows that are decoded, of which the first `number` are wanted, in an order that changes.
+
+    Attributes:
+        ids, logps (`torch.Tensor` of shape `(R, L)`): Tokens and their log-probabilities.
+        length (`int`): Tokens written.
+        place (`torch.LongTensor` of shape `(1,)`): Place of the last token.
+        alive, sound (`torch.BoolTensor` of shape `(R,)`): Whether a row is unfinished, and whether all its
+            distributions were valid.
+        lengths (`torch.LongTensor` of shape `(R,)`): Tokens of a row.
+        numbers (`torch.Tensor` of shape `(R, 1)`): Random numbers from 0 to 1, from which the next tokens are drawn.
+    """
+
+    def __init__(self, take: Take, prompts: torch.Tensor, number: int, choice: TokenChoice):
+        width = prompts.shape[1]
+        self.choice = choice
+        if choice.ends is not None:
+            choice.ends = take("ends", choice.ends.shape, torch.long).copy_(choice.ends)
+        self.ids = take("ids", ("rows", "length"), torch.long)
+        self.ids[:, :width] = prompts
+        self.logps = None
+        if choice.logps_at is not None:
+            self.logps = take("logps", ("rows", "length"), torch.float32)
+        self.place = take("place", (1,), torch.long).fill_(width - 1)
+        self.alive = take("alive", ("rows",), torch.bool)
+        self.alive[:number] = True
+        self.sound = take("sound", ("rows",), torch.bool).fill_(True)
+        self.lengths = take("lengths", ("rows",), torch.long).fill_(width)
+        self.numbers = take("numbers", ("rows", 1), torch.float64)
+        self.length = width
+        self.index = list(range(len(prompts)))  # of each row among the rows at first
+        self.draw_numbers()
+
+    def draw_numbers(self) -> None:
+        if self.choice.samples:
+            self.numbers.uniform_()
+
+    def write(self, logits: torch.Tensor) -> None:
+        """Choose and write every row's next token."""
+        written = self.ids[:, : self.length]
+        tokens, logps, has_distribution = self.choice.tokens(written, logits, self.numbers)
+        done = ~self.alive
+        if has_distribution is not None:
+            self.sound &= has_distribution | done
+        if self.choice.pad_token is not None:
+            tokens.masked_fill_(done, self.choice.pad_token)
+        self.place += 1
+        self.ids.index_copy_(1, self.place, tokens[:, None])
+        if logps is not None:
+            self.logps.index_copy_(1, self.place, logps.masked_fill_(done, 0.0)[:, None])
+        self.lengths += self.alive
+        goes_on = self.choice.goes_on(tokens, self.ids[:, : self.length + 1])
+        if goes_on is not None:
+            self.alive &= goes_on
+
+    def copy_to(self, ids: torch.Tensor, logps: torch.Tensor | None) -> None:
+        """Copy what is written into tensors of all rows, in the order at first."""
+        index = torch.tensor(self.index, device=ids.device)
+        ids[index, : self.length] = self.ids[:, : self.length]
+        if logps is not None:
+            logps[index, : self.length] = self.logps[:, : self.length]
+
+    def close_up(self, selection: "Selection") -> None:
+        self.choice = self.choice.of_rows(selection.rows)
+        self.index = [self.index[row] for row in selection.kept]
+        for name in ("ids", "logps", "alive", "sound", "lengths", "numbers"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, selection.close_up(tensor))
+
+
+class PlainForward:
+    """
+    Computes the logits of every row's next token and writes it, for a model that [`attends_plainly`].
+
+    Attributes:
+        layers (`list[RoomyLayer]`): Of the cache.
+        position (`torch.LongTensor` of shape `(R, 1)`): Position of the next token.
+    """
+
+    def __init__(self, model, model_kwargs: dict, prompts: torch.Tensor, copies: torch.Tensor, rows: Rows, take: Take):
+        self._model = model
+        self._rows = rows
+        cache = cache_among(model_kwargs)
+        self.layers = [layer for layer in cache.layers if isinstance(layer, RoomyLayer)]
+        attention_mask = model_kwargs.pop("attention_mask", None)
+        if attention_mask is None:
+            attention_mask = torch.ones_like(prompts)
+        # The dtype of attention; an fp32 head or autocast gives the logits another.
+        to_add = take("mask", ("rows", 1, 1, "length"), self.layers[0].values.dtype)
+        self.mask = PaddingMask(attention_mask, copies, to_add)
+        self.position = take("position", ("rows", 1), torch.long)
+        self.position.copy_(model_kwargs["position_ids"][copies, -1:])
+        # All that does not change from token to token.
+        self._inputs = model.prepare_inputs_for_generation(prompts, next_sequence_length=1, **model_kwargs)
+
+    def __call__(self, length: int) -> None:
+        """Compute the token after `length` ones."""
+        rows = self._rows
+        rows.draw_numbers()
+        rows.write(self.logits(rows.ids[:, length - 1 : length], self.mask.up_to(length)))
+
+    def logits(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Compute the logits `(R, V)` of the tokens after `tokens` `(R, 1)`."""
+        inputs = self._inputs | {"input_ids": tokens, "position_ids": self.position, "attention_mask": mask}
+        with without_cudnn(tokens.device):
+            logits = self._model(**inputs, return_dict=True).logits[:, -1]
+        self.position += 1
+        return logits
+
+    def rows_to_keep(self, alive: list[bool]) -> list[bool]:
+        """Return whether each row stays in the batch."""
+        return alive
+
+    def close_up(self, selection: "Selection", number: int) -> None:
+        for layer in self.layers:
+            layer.close_up(selection)
+        self.mask.close_up(selection)
+        self.position = selection.close_up(self.position)
+
+
+class TokenForward:
+    """Computes the logits of every row's next token as `generate` does, and writes it."""
+
+    def __init__(self, model, model_kwargs: dict, rows: Rows):
+        self._model = model
+        self._model_kwargs = model_kwargs
+        self._rows = rows
+
+    def __call__(self, length: int) -> None:
+        """Compute the token after `length` ones."""
+        rows = self._rows
+        written = rows.ids[:, :length]
+        inputs = self._model.prepare_inputs_for_generation(written, next_sequence_length=1, **self._model_kwargs)
+        with without_cudnn(written.device):
+            outputs = self._model(**inputs, return_dict=True)
+        self._model_kwargs = self._model._update_model_kwargs_for_generation(outputs, self._model_kwargs)
+        rows.draw_numbers()
+        rows.write(outputs.logits[:, -1])
+
+    def rows_to_keep(self, alive: list[bool]) -> list[bool]:
+        """Return whether each row stays in the batch."""
+        return alive
+
+    def close_up(self, selection: "Selection", number: int) -> None:
+        close_up(cache_among(self._model_kwargs), selection)
+        self._model_kwargs = _select(self._model_kwargs, selection.rows, number)
+
+
+def tokens_between_checks(device: torch.device) -> int:
+    """
+    Return the tokens between two checks for finished rows: an asynchronous device computes a few tokens faster than it
+    checks.
+    """
+    return 1 if device.type == "cpu" else CHECK_EVERY
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -251,19 +417,20 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 
 class RoomyLayer(DynamicLayer):
     """
-    Attention cache with room for `length` tokens, allocated once: growing blocks would fragment a GPU's memory. Starts
+    Attention cache with room for later tokens, allocated once: growing blocks would fragment a GPU's memory. Starts
     with rows of keys and values `(P, H, L, D)`, in any repetition.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, take: Take, name: str = ""):
         super().__init__()
         self.dtype = keys.dtype
         self.device = keys.device
         self.is_initialized = True
         self._room = []
-        for old in (keys, values):
+        for which, old in (("keys", keys), ("values", values)):
             _, heads, filled, size = old.shape
-            room = old.new_zeros((len(rows), heads, max(length, filled), size))  # zeros: no NaN under a mask
+            # zeros: no NaN under a mask
+            room = take(f"{which} {name}", ("rows", heads, "length", size), old.dtype)
             room[:, :, :filled] = old[rows]
             self._room.append(room)
         self._place: torch.Tensor | None = None
@@ -319,6 +486,11 @@ class Selection(NamedTuple):
         all_three = torch.tensor([*rows, *places, *movers], dtype=torch.long).to(device)
         return cls(rows, *all_three.split([left, len(places), len(places)]))
 
+    def close_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Keep some rows of a tensor, in place; only rows that move are copied."""
+        tensor[self.places] = tensor[self.movers]
+        return tensor[: len(self.kept)]
+
 
 def cache_among(values: Mapping[str, Any]) -> Cache:
     """Return a forward's cache, which transformers 5.24 renamed."""
@@ -326,11 +498,11 @@ def cache_among(values: Mapping[str, Any]) -> Cache:
     return values[name]
 
 
-def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
-    """Select rows of a cache, in place, with room for `length` tokens."""
+def repeat_rows(cache: Cache, rows: torch.Tensor, take: Take) -> None:
+    """Select rows of a cache, in place, with room for later tokens."""
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
-            cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
+            cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, take, str(place))
         else:
             select_rows(layer, rows)
 
@@ -358,35 +530,42 @@ class PaddingMask:
     Masks the padding before each prompt, for one query per row. Transformers would make it for every token, with a
     synchronization.
 
-    Made from rows, in any repetition, of `attention_mask` `(P, L)`, for `length` tokens, in the queries' dtype (a
-    GPU's kernel supports no other).
+    Made from rows, in any repetition, of `attention_mask` `(P, L)`, in `to_add`: zeros `(R, 1, 1, L)` in the queries'
+    dtype (a GPU's kernel supports no other).
     """
 
-    def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
+    def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, to_add: torch.Tensor):
         is_padding = attention_mask[rows] == 0
         self._has_padding = is_padding.any(dim=1).tolist()
-        width = length + -length % ALIGNMENT  # other strides are copied by a GPU's kernel in every layer
-        self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
-        self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
+        self._width = is_padding.shape[1]
+        self._to_add = to_add
+        self._to_add[:, 0, 0, : self._width].masked_fill_(is_padding, -torch.inf)
 
     def up_to(self, length: int) -> torch.Tensor | None:
         """Return the additive mask of `length` tokens, `(R, 1, 1, L)`; `None` without padding."""
         return self._to_add[..., :length] if any(self._has_padding) else None
 
-    def hide_from(self, place: int, end: int) -> torch.Tensor:
-        """Hide the places from `place` on; return the additive mask of `end` places."""
-        self._to_add[..., place:] = -torch.inf
+    def hide_later(self) -> None:
+        """Hide all places after the prompts."""
+        self._to_add[..., self._width :] = -torch.inf
+
+    def span(self, end: int) -> torch.Tensor:
+        """Return the term to add for `end` places."""
         return self._to_add[..., :end]
 
     def close_up(self, selection: Selection) -> None:
-        self._to_add = self._to_add[selection.rows]
+        self._to_add = selection.close_up(self._to_add)
         self._has_padding = [self._has_padding[row] for row in selection.kept]
 
 
 def attends_plainly(model, model_kwargs: dict) -> bool:
-    """Return whether every layer attends to all earlier tokens, by SDPA's additive masks."""
+    """
+    Return whether every layer attends to all earlier tokens, by SDPA's additive masks, and only positions change from
+    token to token.
+    """
     config = model.config
     cache = cache_among(model_kwargs)
+    tensors = {name for name, value in model_kwargs.items() if isinstance(value, torch.Tensor)}
     return (
         type(model).__module__.startswith("transformers.")
         and config.get_text_config() is config
@@ -394,8 +573,8 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
         and getattr(config, "rope_parameters", None) is not None
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not getattr(config, "sliding_window", None)
-        and all(type(layer) in (RoomyLayer, DynamicLayer) for layer in cache.layers)  # the latter is empty
-        and model_kwargs.get("position_ids") is not None
+        and all(type(layer) is DynamicLayer for layer in cache.layers)
+        and tensors - {"attention_mask"} == {"position_ids"}
     )
 
 
@@ -423,14 +602,15 @@ BLOCK = 128  # tokens per block; 64 to 512 cost about the same for a vocabulary 
 SHORT_OF_ALL = 1.0 - 1e-12  # keeps a rounded sum before the end of the last token
 
 
-def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(probabilities: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Sample a token per row by inverting its cumulative distribution, first over blocks of tokens and then within one.
 
-    (`torch.multinomial` draws a random number per token of the vocabulary: 40 times as long on a CPU for 16 rows of
-    8,192.) Sums in double precision are exact up to the rounding of `probabilities` `(R, V)`, which need not sum to 1;
-    a token of probability 0 is never drawn. Returns token ids `(R,)`, and whether a row has a distribution `(R,)`; if
-    not, the caller must raise an error (a check here would synchronize).
+    `torch.multinomial` draws a random number for every token of the vocabulary: 40 times as long on a CPU for 16 rows
+    of 8,192. Sums in double precision keep probabilities exact up to the rounding of `probabilities` `(R, V)`, which
+    need not sum to 1; a token of probability 0 is never drawn. `numbers` `(R, 1)` are random, uniform between 0 and 1,
+    in double precision. Returns token ids `(R,)`, and whether a row has a distribution `(R,)`; if not, its token is
+    arbitrary, and the caller must raise an error (a check here would synchronize).
     """
     rows, size = probabilities.shape
     missing = -size % BLOCK
@@ -439,14 +619,13 @@ def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ends = _running_sums(blocks.sum(dim=-1, dtype=torch.float64))
     total = ends[:, -1:]
     has_distribution = (total > 0.0) & (total < torch.inf)
-    wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
-    block = _first_beyond(ends, wanted)
-    end_of_last = ends.gather(1, (block - 1).clamp(min=0))
-    before = torch.where(block > 0, end_of_last, 0.0)
-    tokens_of_block = blocks[torch.arange(rows, device=block.device), block[:, 0]]
-    within = _running_sums(tokens_of_block.double())
-    token = block * BLOCK + _first_beyond(within, wanted - before)
-    return token[:, 0].clamp(max=size - 1), has_distribution[:, 0]
+    wanted = numbers.clamp(max=SHORT_OF_ALL) * total
+    block = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)  # beyond: no distribution
+    before = pad(ends, (1, 0)).gather(1, block)
+    within = _running_sums(blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double())
+    wanted = (wanted - before).minimum(within[:, -1:] * SHORT_OF_ALL)
+    token = torch.add(torch.searchsorted(within, wanted, right=True), block, alpha=BLOCK)
+    return token[:, 0].clamp_(max=size - 1), has_distribution[:, 0]
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
@@ -454,10 +633,3 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)
     return values.cumsum(dim=-1)
-
-
-def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return the index `(R, 1)` of the first sum greater than the wanted value, or than nearly all of the last sum."""
-    largest = ends[:, -1:] * SHORT_OF_ALL
-    found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
-    return found.clamp(max=ends.shape[1] - 1)

@@ -16,6 +16,7 @@ from ..run_files import UNMERGED
 from .choice import Choice
 from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy, merge_obstacle
+from .recording import Recordings
 
 
 # Maximum mean difference between a merged copy and the policy, in nats per token. In fp32 it is about 1e-6. In bf16,
@@ -81,7 +82,7 @@ def sample_at_once(
     config: GenerationConfig,
     multiple: int | None,
     logps_at: float | None,
-    replays: bool = False,
+    recordings: Recordings | None = None,
 ) -> tuple[list[list[int]], list[list[float]] | None]:
     """Sample one completion per prompt, with log-probabilities."""
     different, copies = find_distinct(prompts)
@@ -92,7 +93,7 @@ def sample_at_once(
         attention_mask=mask.to(device),
         copies=torch.tensor(copies, device=device),
         logps_at=logps_at,
-        replays=replays,
+        recordings=recordings,
         generation_config=config,
         custom_generate=compact_sample,
     )
@@ -135,6 +136,7 @@ class CompactGeneration(Part):
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
         self.replayed = replays
+        self._recordings = Recordings() if replays.on else None
         self._mergeable = policy if reason is None else None
         self.measures = False
         # In fp32 a copy differs only by the order of additions: nothing to measure.
@@ -183,13 +185,15 @@ class CompactGeneration(Part):
             with contiguous_states(model):
                 for rows in slice_rows(find_distinct(prompts)[1], self._max_rows):
                     written, written_logps = sample_at_once(
-                        model, [prompts[row] for row in rows], config, multiple, logps_at, self.replayed.on
+                        model, [prompts[row] for row in rows], config, multiple, logps_at, self._recordings
                     )
                     for place, row in enumerate(rows):
                         completions[row] = cut_at_end(written[place], set(ends))
                         if written_logps is not None:
                             logps[row] = written_logps[place][: len(completions[row])]
         finally:
+            if self._recordings is not None:
+                self._recordings.clear()
             if self.copy is not None:
                 self.copy.release()
         return completions, None if logps_at is None else logps

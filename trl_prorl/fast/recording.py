@@ -1,23 +1,28 @@
 """
-The forward of one token, recorded once as a CUDA graph and replayed for later tokens.
+The step of one token, recorded as a CUDA graph and replayed for later tokens and later batches.
 
 A token takes over a thousand kernels, and a fast GPU finishes each before Python launches the next. A graph repeats
 the same kernels on the same memory, so nothing in it may depend on a row's length: keys and values are read up to the
-end of a span, the mask hides unwritten places, and a tensor has the place of the new token.
+end of a span, the mask hides unwritten places, and tensors have the place and position of the new token. Random
+numbers are drawn before a replay.
+
+A later batch gets the same memory, and a replay reads the weights that are then at their addresses.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from ..errors import RunError, first_line
-from .prefix import without_cudnn
 
 
 SPAN = 128  # tokens per recording; recording takes as long as about ten tokens
+MOST = 64  # recordings; at a thousand tokens and 64 rows there are fewer
+TILE = 8  # rows; fewer take a GPU as long
+SPARE = 1.25  # times the room of a batch that may be allocated, so that later ones fit
 
 
 class RecordingError(RunError):
@@ -34,11 +39,11 @@ class Recording:
     """
     A recorded computation on a GPU.
 
-    `compute` is called once before the recording: a first call prepares libraries. `pool` is memory of an earlier
-    recording that is no longer replayed. Raises [`RecordingError`].
+    Before the recording `compute` is called once, which prepares libraries, and then `undo`. Recordings that share a
+    `pool` use the same memory for what they compute. Raises [`RecordingError`].
     """
 
-    def __init__(self, compute: Callable[[], None], device: torch.device, pool):
+    def __init__(self, compute: Callable[[], None], undo: Callable[[], None], device: torch.device, pool):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             current = torch.cuda.current_stream()
@@ -49,6 +54,7 @@ class Recording:
                     compute()
             finally:
                 current.wait_stream(side)  # work started there writes into memory that is reused
+            undo()
             try:
                 # Other threads, such as a data loader's that pins memory, may continue meanwhile.
                 with torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"):
@@ -69,63 +75,178 @@ class Recording:
         self._graph.replay()
 
 
-class RecordedForward:
+class Recordings:
     """
-    Computes every row's next logits by a recording.
+    Recordings of a token's step, by the number of rows and the span of places, and the memory that they use.
 
-    The cache's layers are empty or can show a span of places ([`~trl_prorl.fast.compact.RoomyLayer`]). `model_kwargs`
-    has positions up to the next token. Finished rows are dropped when less than `kept_share` of the rows is
-    unfinished: dropping needs another recording.
+    All are dropped if another model is sampled, or in another way; if a weight has another address; and if a batch
+    does not fit into the memory.
+
+    Attributes:
+        lasts (`bool`): Whether those of the last batch may be replayed in a later one.
     """
 
-    kept_share = 0.75
+    def __init__(self):
+        self.clear()
 
-    def __init__(self, model, cache: Cache, mask, model_kwargs: dict[str, Any], longest: int):
-        self._model = model
-        self._layers = [layer for layer in cache.layers if hasattr(layer, "show_span")]
-        self._mask = mask
-        self._model_kwargs = model_kwargs
-        self._longest = longest
-        self._position = model_kwargs["position_ids"][:, -1:].clone()
-        self._place = torch.zeros(1, dtype=torch.long, device=self._position.device)
+    def clear(self) -> None:
+        """Drop all recordings and their memory."""
+        self._of: tuple | None = None
+        self.lasts = False
+        self._made: OrderedDict[tuple[int, int], Recording] = OrderedDict()
+        self._memory: dict[str, torch.Tensor] = {}
+        self._sizes = {"rows": 0, "length": 0}
+        self._pool_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that they hold on the device."""
+        return self._pool_bytes + sum(tensor.nbytes for tensor in self._memory.values())
+
+    def begin(self, model: torch.nn.Module, settings: tuple, copies: torch.Tensor, longest: int) -> torch.Tensor:
+        """
+        Begin a batch of up to `longest` tokens. Returns `copies` with the last one repeated up to a number of rows for
+        which there may be recordings.
+
+        Args:
+            settings (`tuple`): Numbers, besides the weights, of which a recording consists.
+        """
+        self._device = copies.device
+        rows = row_size(len(copies))
+        fits = {"rows": rows, "length": -(-longest // SPAN) * SPAN}
+        found = fingerprint(model, self._device)
+        of = (settings, found)
+        is_larger = any(fits[name] > self._sizes[name] for name in fits)
+        if of != self._of or is_larger or found is None:
+            spare = {name: max(fits[name], self._sizes[name]) for name in fits}
+            is_spare = spare["rows"] * spare["length"] <= SPARE * fits["rows"] * fits["length"]
+            self.clear()
+            self._of = of
+            self._sizes = spare if is_spare else fits
+        self.lasts = found is not None
+        self._batch = fits
+        return torch.cat([copies, copies[-1:].expand(rows - len(copies))])
+
+    def take(self, name: str, sizes: tuple[int | str, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros, at the same address for every batch; a size may be `"rows"` or `"length"`."""
+        if name not in self._memory:
+            whole = [self._sizes.get(size, size) for size in sizes]
+            self._memory[name] = torch.empty(whole, dtype=dtype, device=self._device)
+        shown = tuple(slice(self._batch.get(size, size)) for size in sizes)
+        return self._memory[name][shown].zero_()
+
+    def replay(self, rows: int, end: int, compute: Callable[[], None], state: list[torch.Tensor]) -> None:
+        """Run `compute`, which advances `state`, for a number of rows and a span of places up to `end`."""
+        recording = self._made.pop((rows, end), None)
+        if recording is None:
+            pool = next(reversed(self._made.values())).pool if self._made else None
+            if len(self._made) == MOST:
+                self._made.popitem(last=False)
+            before = [tensor.clone() for tensor in state]
+
+            def undo() -> None:
+                for tensor, value in zip(state, before, strict=True):
+                    tensor.copy_(value)
+
+            reserved = reserved_bytes(self._device)
+            recording = Recording(compute, undo, self._device, pool)
+            self._pool_bytes += reserved_bytes(self._device) - reserved
+        self._made[rows, end] = recording
+        recording.replay()
+
+
+def row_size(number: int) -> int:
+    """Return the smallest number of rows, at least `number`, for which recordings are made."""
+    if number > TILE:
+        return -(-number // TILE) * TILE
+    return 2 ** (number - 1).bit_length()
+
+
+def smaller_size(number: int) -> int:
+    """Return the rows to which a batch with `number` unfinished ones is closed up: 8, 16, 24, 32, 48, 64, 96, …"""
+    power = 2 ** (number - 1).bit_length()
+    between = power * 3 // 4
+    fits = number <= between and between % TILE == 0
+    return max(TILE, between if fits else power)
+
+
+def fingerprint(model: torch.nn.Module, device: torch.device) -> list | None:
+    """
+    Return what a recording of a model depends on, except the values of its weights; `None` if it is of no use for a
+    later batch, because autocast casts weights for this one.
+    """
+    autocasts = torch.is_autocast_enabled(device.type)
+    found = [id(model), model.training, autocasts, torch.get_autocast_dtype(device.type)]
+    for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                found.append(tensor.data_ptr())
+                if autocasts and tensor.requires_grad and tensor.dtype == torch.float32:
+                    return None
+        if isinstance(module, BaseTunerLayer):
+            found += [*module.active_adapters, module.disable_adapters, *module.merged_adapters]
+            found += getattr(module, "scaling", {}).values()
+    return found
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """Return the bytes that torch has reserved on a GPU; 0 on another device."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+class RecordedSteps:
+    """
+    Computes and writes the next token of every row by recordings.
+
+    Finished rows stay until fewer rows are enough for those that are unfinished, because each number of rows needs
+    recordings of its own.
+    """
+
+    def __init__(self, recordings: Recordings, forward, rows, logits: torch.Tensor):
+        self._recordings = recordings
+        self._forward = forward
+        self._rows = rows
         self._end = 0
-        self._recording: Recording | None = None
+        self._logits: torch.Tensor | None = None  # of a step that does not choose tokens
+        if not rows.choice.is_plain:
+            self._logits = recordings.take("logits", ("rows", logits.shape[1]), logits.dtype)
+        forward.mask.hide_later()
 
-    def __call__(self, written: torch.Tensor, length: int) -> torch.Tensor:
-        """Return the logits `(R, V)` of the token after `written` `(R, length)`. The next call overwrites them."""
+    def __call__(self, length: int) -> None:
+        """Compute the token after `length` ones."""
+        rows = self._rows
         if length > self._end:
-            self._record(written, length)
-        self._token.copy_(written[:, -1:])
-        self._recording.replay()
-        return self._logits
-
-    def _record(self, written: torch.Tensor, length: int) -> None:
-        place = length - 1
-        self._end = min(self._longest, place - place % SPAN + SPAN)
-        self._token = written[:, -1:].clone()
-        self._place.fill_(place)
-        position = self._position.clone()
-        for layer in self._layers:
-            layer.show_span(self._end, self._place)
-        self._seen = self._mask.hide_from(place, self._end)
-        # Torch requires shared memory to be in use: the last recording lives until the next one is made.
-        pool = None if self._recording is None else self._recording.pool
-        self._recording = Recording(self._compute, self._token.device, pool)
-        self._place.fill_(place)  # the call before the recording has advanced them
-        self._position.copy_(position)
+            self._end = -(-length // SPAN) * SPAN
+            for layer in self._forward.layers:
+                layer.show_span(self._end, rows.place)
+        rows.draw_numbers()
+        state = [rows.place, rows.alive, rows.sound, rows.lengths, self._forward.position]
+        self._recordings.replay(len(rows.ids), self._end, self._compute, state)
+        if self._logits is not None:
+            rows.write(self._logits[: len(rows.ids)])
 
     def _compute(self) -> None:
-        self._seen.index_fill_(3, self._place, 0.0)
-        inputs = self._model.prepare_inputs_for_generation(self._token, next_sequence_length=1, **self._model_kwargs)
-        inputs |= {"position_ids": self._position, "attention_mask": self._seen, "input_ids": self._token}
-        with without_cudnn(self._token.device):
-            self._logits = self._model(**inputs, return_dict=True).logits[:, -1]
-        self._place += 1
-        self._position += 1
+        rows = self._rows
+        mask = self._forward.mask.span(self._end)
+        mask.index_fill_(3, rows.place, 0.0)
+        logits = self._forward.logits(rows.ids.index_select(1, rows.place), mask)
+        if self._logits is None:
+            rows.write(logits)
+        else:
+            self._logits[: len(rows.ids)].copy_(logits)
+
+    def rows_to_keep(self, alive: list[bool]) -> list[bool]:
+        """Return whether each row stays in the batch: the unfinished ones, and finished ones up to a size."""
+        unfinished = sum(alive)
+        size = smaller_size(unfinished)
+        if size >= len(alive):
+            return [True] * len(alive)
+        spare = size - unfinished
+        kept = []
+        for is_alive in alive:
+            kept.append(is_alive or spare > 0)
+            spare -= not is_alive
+        return kept
 
     def close_up(self, selection, number: int) -> None:
-        for layer in self._layers:
-            layer.close_up(selection)
-        self._mask.close_up(selection)
-        self._position = self._position[selection.rows]
-        self._end = 0  # the next call records
+        self._forward.close_up(selection, number)

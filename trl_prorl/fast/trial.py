@@ -19,6 +19,7 @@ from .lean_lora import lean_layers
 from .own_forward import allowed, coarsest_unit, mean_difference, own_logps
 from .packing import packed_logps
 from .prefix import accept_prefixes
+from .recording import Recordings
 
 
 NOISE = 0.3  # of vectors, which most models initialise to ones and zeros
@@ -122,7 +123,7 @@ def compare_samples(model: PreTrainedModel | PeftModel, replays: bool = False) -
     prompts = [prompt for prompt in draw_prompts(model) for _ in range(COMPLETIONS)]
     with plain_generation_config(model), contiguous_states(model):
         config = GenerationConfig(**settings, disable_compile=True)
-        drawn, logps = sample_at_once(model, prompts, config, None, 1.0, replays)
+        drawn, logps = sample_at_once(model, prompts, config, None, 1.0, Recordings() if replays else None)
     found, expected = [], []
     for prompt, row, values in zip(prompts, drawn, logps, strict=True):
         completion = cut_at_end(row, set(ends))

@@ -11,7 +11,7 @@ from trl_prorl.weights import load_model
 NEW_TOKENS = 6
 
 
-@pytest.fixture(params=[None, {"replays": False}], ids=["generate", "compact"])
+@pytest.fixture(params=[None, {"recordings": None}], ids=["generate", "compact"])
 def draw(request, task):
     """`sample` by either loop: what is said here holds of each."""
 
@@ -89,6 +89,6 @@ def test_an_adapter_is_sampled_compactly_and_merged(base, task):
     slow = said(model)
     assert slow != plain  # the adapter does something
     merged, compact = prepare_for_sampling(model)
-    assert compact == {"replays": False}  # not on a GPU
+    assert compact == {"recordings": None}  # not on a GPU
     assert not isinstance(merged, PeftModel)
     assert said(merged, compact=compact) == slow
