@@ -82,6 +82,7 @@ VARIANTS = {
     BASELINE: {"beta": 0.02},
     "TRL, no KL": {"beta": 0.0},
     "no KL": {"fast": True},
+    "no KL, merged": {"fast": True, "merge_micro_batches": "on"},
     "A": {"fast": True, "beta": 0.02, "ref_reset_every": 200},
     "A, merged": {"fast": True, "beta": 0.02, "ref_reset_every": 200, "merge_micro_batches": "on"},
     "B": {"fast": True, "beta_old": 0.02},
@@ -279,8 +280,9 @@ class Trained:
                 "logprobs": [[0.0] * len(c) for c in completions],
             }
 
-        def reward(completion_ids, **columns):  # differs within every group
-            return [float(sum(ids) % 7) + row % 2 for row, ids in enumerate(completion_ids)]
+        def reward(completion_ids, **columns):  # differs within every group but the first `--solved`
+            solved = args.solved * args.num_generations
+            return [float(sum(ids) % 7) + row % 2 if row >= solved else 1.0 for row, ids in enumerate(completion_ids)]
 
         keys = {
             "output_dir": f"{folder}/{name}",
@@ -483,6 +485,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name, values in choices.items():
         parser.add_argument(f"--{name}", choices=values, default=values[gpu and name in ("device", "dtype")])
     numbers = {"prompts": 4, "num_generations": 8, "micro_batch": 8, "longest": 2048, "iterations": 2, "rank": 16}
+    numbers["solved"] = 0  # prompts of a batch whose completions all have the same reward
     for name, value in (numbers | {"scale": 1.0, "rounds": 5, "threads": 1}).items():
         parser.add_argument(f"--{name}", type=type(value), default=value, metavar="N")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")

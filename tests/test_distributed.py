@@ -111,6 +111,26 @@ def test_processes_join_micro_batches_and_train_as_without(forks, tiny_model, tm
     assert max((weights[name] - joined_weights[name]).abs().max() for name in weights) < 1e-6
 
 
+def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp_path):
+    """Each has a group of two a step, of one token: its rewards are often equal. Then it computes one row."""
+    keys = {"fast": True, "compact_generation": "off", "max_completion_length": 1, "num_iterations": 2}
+    keys |= {"per_device_train_batch_size": 2, "num_generations": 2, "max_steps": 6}
+    keys |= {"ddp_find_unused_parameters": False, "optim": "sgd", "learning_rate": 0.1}
+    found = {}
+    for skips in (False, None):
+        out = tmp_path / str(skips)
+        given = {"model": tiny_model, "out": str(out), "lora": True, "prompts": 8}
+        forks.start(run="training", log=str(tmp_path / "log"), ranks=2, keys=keys | {"skip_zero_rows": skips}, **given)
+        assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
+        found[skips] = (read_rows(out), load_file(out / "adapter_model.safetensors"))
+    (rows, weights), (less, trained) = found.values()
+    assert 1 in {row["rows_skipped"] for row in less} <= {0, 1, 2}
+    for mine, theirs in zip(less, rows, strict=True):
+        assert mine["policy_forward_calls"] == 2
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4, abs=1e-6)
+    assert max((weights[name] - trained[name]).abs().max() for name in weights) < 1e-6
+
+
 SOFT = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.5, "ref_reset_mix": 0.25}
 
 

@@ -50,6 +50,39 @@ def test_what_the_keys_change(keys, changed):
         assert getattr(args, name) == (name in changed.split()), name
 
 
+SKIPS = [
+    ({}, False),
+    ({"skip_zero_rows": True}, True),
+    ({"fast": True}, True),
+    ({"fast": True, "skip_zero_rows": False}, False),
+    ({"fast": True, "beta": 0.1}, False),
+    ({"fast": True, "beta": 0.1, "drop_zero_rows": True}, True),
+    ({"fast": True, "beta": 0.1, "kl_in": "reward", "advantage_estimator": "rloo"}, True),
+    ({"fast": True, "beta_old": 0.1}, False),
+    ({"fast": True, "beta_base": 0.1}, False),
+    ({"fast": True, "beta_base": 0.1, "base_anchor_every": 2}, True),
+    ({"fast": True, "entropy_coef": 0.1}, False),
+    ({"fast": True, "use_adaptive_entropy": True, "entropy_target": 0.1}, False),
+    ({"fast": True, "top_entropy_quantile": 0.5}, False),
+    ({"fast": True, "entropy_floor": 0.1}, False),
+    ({"skip_zero_rows": True, "entropy_floor": 0.1}, True),
+]
+
+
+@pytest.mark.parametrize("keys, skips", SKIPS, ids=str)
+def test_rows_without_a_gradient_are_skipped_where_nothing_needs_them(keys, skips):
+    args = ProRLConfig(**BASE, **keys)
+    assert args.skips_zero_rows == skips
+    args.disabled_reason = "an active dropout"  # which draws other numbers for fewer rows
+    assert args.skips_zero_rows == (skips and "skip_zero_rows" in keys)
+
+
+def test_skipping_is_a_change_even_alone():
+    off = {"reuse_old_logps": False, "pack_groups": "off", "merge_micro_batches": "off", "compact_generation": "off"}
+    assert not ProRLConfig(**BASE, fast=True, **off).is_trl
+    assert ProRLConfig(**BASE, fast=True, skip_zero_rows=False, **off).is_trl
+
+
 def test_what_the_keys_change_follows_a_key_that_is_set_later():
     args = ProRLConfig(**BASE, beta=0.1)
     assert args.is_trl

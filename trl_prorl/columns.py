@@ -102,7 +102,7 @@ METRICS = {
     "prompts_solved": RecordKey(
         "share", "share of prompts whose pass rate has reached `prompt_pool_retire`", f"{POOL}; {VERIFIER}"
     ),
-    "entropy": RecordKey(TOKEN, "mean entropy of the policy"),
+    "entropy": RecordKey(TOKEN, "mean entropy of the policy, over the completions that are not in `rows_skipped`"),
     **{
         anchor.kl_key: RecordKey(
             TOKEN,
@@ -131,7 +131,11 @@ METRICS = {
     "clip_region_mean": RecordKey(
         "share", "share of tokens without policy gradient because of the ratio's clip, or of the `trust_region`"
     ),
-    "rows_skipped": RecordKey("completions", "completions skipped because they give no gradient", "`skip_zero_rows`"),
+    "rows_skipped": RecordKey(
+        "completions",
+        "completions skipped because they give no gradient; no mean of the policy is over them",
+        "`skip_zero_rows`",
+    ),
     "beta": RecordKey(
         "coefficient", f"current coefficient of the primary anchor: {BY_PRECEDENCE}, else 0", logged=True
     ),

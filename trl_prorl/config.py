@@ -127,6 +127,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         for key in FAST:
             if self.is_disabled(key):
                 del in_use[key]
+        in_use["skip_zero_rows"] = self.skips_zero_rows or None
         return effects(in_use)
 
     @property
@@ -172,6 +173,26 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     def is_disabled(self, key: str) -> bool:
         """Return whether the model does not support an acceleration of `fast`."""
         return self.disabled_reason is not None and getattr(self, key) == FAST[key]
+
+    @property
+    def zero_rows_obstacle(self) -> str | None:
+        """Why rows with an advantage of 0 cannot be skipped (`skip_zero_rows`); `None` if they can."""
+        if self.top_entropy_quantile < 1.0:
+            return f"top_entropy_quantile={self.top_entropy_quantile} needs the entropies of all rows."
+        if self.has_entropy_bonus:
+            return "an entropy bonus acts on every row."
+        acts_always = self.beta != 0.0 or self.beta_old != 0.0 or self.base_anchor_every == 1
+        if self.anchored and acts_always and self.kl_in == "loss" and not self.drop_zero_rows:
+            return "a KL acts on every row."
+        return None
+
+    @property
+    def skips_zero_rows(self) -> bool:
+        """Whether rows without gradient are skipped, as far as a micro-batch has any."""
+        if self.skip_zero_rows is not None:
+            return self.skip_zero_rows
+        is_possible = self.disabled_reason is None and self.zero_rows_obstacle is None
+        return self.fast and is_possible and self.entropy_floor is None
 
     # Times of sampling and of use.
 

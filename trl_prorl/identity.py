@@ -56,6 +56,7 @@ BATCH_KEYS = (
     "processes",
 )
 SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
+ROWS_NOT_SCORED = "its half-used generation batch has no log-probabilities of π_old for rows without gradient"
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
 
@@ -122,6 +123,12 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         fixed |= dict.fromkeys(BATCH_KEYS, SPLIT_BATCH)
         if switched_on(changed, "beta"):
             fixed["beta"] = "its half-used generation batch has no log-probabilities of the reference"
+        then = now | {key: old for key, (old, _) in changed.items()}
+        if then.get("reuse_old_logps") and then.get("skip_zero_rows") is not False:
+            if switched_on(changed, "beta_old"):
+                fixed["beta_old"] = ROWS_NOT_SCORED
+            if switched_off(changed, "drop_zero_rows"):
+                fixed["drop_zero_rows"] = ROWS_NOT_SCORED
     for key, (old, new) in changed.items():
         if key in fixed:
             raise ValueError(

@@ -347,6 +347,7 @@ class ProlongedKeys:
             auto` and `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
             `TrlParser` passes all keys, so with it only other values are kept.) Accelerations that a run does not
             support are skipped; a line at startup and `env.json` give the reason.
+            It also skips rows without gradient (`skip_zero_rows`), so `entropy` is a mean over the other rows.
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
             Take π_old's log-probabilities from the first inner pass instead of a separate forward pass. The forward
             pass stays, with the reason in `env.json`, if an update comes before the end of that pass
@@ -391,10 +392,12 @@ class ProlongedKeys:
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
             Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: TRL merges the
             adapter and sends all weights.
-        skip_zero_rows (`bool`, *optional*, defaults to `False`):
-            Skip rows without gradient: those of groups with equal rewards, if no KL penalty acts on them. Gradient and
-            normalisation do not change. `rows_skipped` counts them, and logged means over tokens cover only the
-            computed rows.
+        skip_zero_rows (`bool`, *optional*):
+            Skip rows without gradient: those of groups with equal rewards, if no KL penalty acts on them. The other
+            rows are packed without them; gradient and normalisation do not change. `rows_skipped` counts them. Logged
+            means of the policy (`entropy`, `mean_abs_dlogp`, `kl_old`) are over the tokens of the computed rows; to
+            `vespo/phi_seq_mean` a skipped row adds 1, to `clip_region_mean` nothing. `None`: with `fast`, unless
+            `entropy_floor` needs the entropy of all rows.
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
             Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them. The normalisation
             still counts them. *This changes the objective*: the KL no longer acts on prompts that are always or never
@@ -549,7 +552,7 @@ class ProlongedKeys:
     compact_max_rows: Annotated[int | None, Key(ge=1, needs=needs("compact_generation"))] = None
     compact_merge: Annotated[bool, Key(needs=needs("compact_generation"))] = True
     vllm_enable_lora: Annotated[bool, Key(needs=needs("use_vllm"))] = False
-    skip_zero_rows: Annotated[bool, Key(changes=Effect.STEP)] = False
+    skip_zero_rows: Annotated[bool | None, Key(changes=Effect.STEP)] = None
     drop_zero_rows: Annotated[bool, Key(changes=Effect.KL, needs=AN_ANCHOR)] = False
 
     dynamic_sampling_rounds: Annotated[int, Key(ge=0, changes=Effect.STEP)] = 0

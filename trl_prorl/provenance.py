@@ -80,6 +80,8 @@ def write_env(
         "loss": "trl + added penalty" if args.adds_penalty else "trl",
         **execution,
     }
+    if args.fast or args.skips_zero_rows:
+        execution["zero_rows"] = "skipped" if args.skips_zero_rows else "computed"
     env = _describe_run(args, model, args.variant, base, run_id)
     _write_env(run_dir, {**env, "execution": execution, "precision": args.precision_reason})
 

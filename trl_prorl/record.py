@@ -133,7 +133,7 @@ class Recorder(Part):
         if self.args.drop_zero_rows:
             kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
         means = {}
-        if self.args.skip_zero_rows:  # TRL's own counts rows that were not computed
+        if self.args.skips_zero_rows:  # TRL's own counts rows that were not computed
             means["entropy"] = micro_batch.entropies
         if old is not None:
             means["mean_abs_dlogp"] = (logps - old).abs()

@@ -496,21 +496,14 @@ class Scorer:
 
     def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
         """
-        Return the rows of a training micro-batch to compute, indices `(R,)`: with `skip_zero_rows` those with a
-        gradient.
-        `None` means all.
+        Return the rows of a training micro-batch to compute, indices `(R,)`: those with a gradient, if the run skips
+        the others. `None` means all. The choice is kept with the batch.
         """
-        if not self.args.skip_zero_rows:
+        if needs_all or not (self.args.skips_zero_rows and self.text_only):
             return None
         advantages = batch["advantages"]
-        if needs_all:
-            has_gradient = torch.ones_like(advantages, dtype=torch.bool)
-        else:
-            has_gradient = rows_with_gradient(batch)
-        self.meter.add_count("rows_skipped", (~has_gradient).sum())
-        if needs_all:
-            return None
         if advantages not in self._rows:
+            has_gradient = rows_with_gradient(batch)
             number = int(has_gradient.sum())
             rows = None
             if number < len(advantages):

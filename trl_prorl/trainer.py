@@ -662,18 +662,27 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self.compact.take_logps(inputs)
         return None
 
+    def rows_to_compute(self, inputs) -> torch.Tensor | None:
+        """Choose the rows `(R,)` of a training micro-batch that the policy computes; `None` means all."""
+        # An adaptive entropy bonus and a load-balancing loss need all rows, with any coefficient.
+        needs_all = self.args.has_entropy_bonus or self.aux_loss_enabled
+        if self.anchors.active(inputs) and not self.args.drop_zero_rows:
+            needs_all = True
+        if self.args.skip_zero_rows is None and self.own_method is not None:  # a loss that may act on every row
+            needs_all = True
+        return self.scorer.rows_to_score(inputs, needs_all)
+
     def _plan_policy_pass(self, inputs) -> PolicyPass:
         rows = None
         fill = None
         if self.model.training:
-            # An adaptive entropy bonus and a load-balancing loss need all rows, with any coefficient.
-            needs_all = self.args.has_entropy_bonus or self.aux_loss_enabled
-            has_penalty = self.anchors.active(inputs) != []
-            if has_penalty and not self.args.drop_zero_rows:
-                needs_all = True
-            rows = self.scorer.rows_to_score(inputs, needs_all)
+            rows = self.rows_to_compute(inputs)
         if rows is not None:
             fill = inputs.get(OldPolicyAnchor.column)
+        if self.model.training and self.args.skips_zero_rows:
+            advantages = inputs["advantages"]
+            skipped = 0 if rows is None else len(advantages) - len(rows)
+            self.meter.add_count("rows_skipped", advantages.new_full((), skipped, dtype=torch.long))
         plan_key = inputs["completion_mask"] if rows is None else rows
         return PolicyPass(completion_mask(inputs), rows, plan_key, fill)
 
@@ -697,6 +706,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             args.trust_region, threshold, logps, sampler_of(batch, logps), advantages, policy_pass.mask
         )
         batch["advantages"] = advantages.unsqueeze(1) * ~masked
+        rows = policy_pass.rows
+        if rows is not None:  # the others have no log-probabilities
+            masked = torch.zeros_like(masked).index_copy(0, rows, masked[rows])
         policy_pass.outside = masked
 
     # ------------------------------------------------------------------------- a step: its update, and its row

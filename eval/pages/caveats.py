@@ -133,18 +133,15 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
             more = f"and {len(listed) - MAX_SETTINGS} more that only some runs set (see their `config.yaml`)"
             listed = [*listed[:MAX_SETTINGS], more]
         lines.append(f"The runs also differ in {', '.join(listed)}.")
-    for key in (
-        "packing",
-        "merging",
-        "old_logps",
-        "ref_compute",
-    ):  # the loss, and having a reference, define a variant
+    step_times = dict.fromkeys(("packing", "merging", "old_logps", "ref_compute"), "step times")
+    # The loss, and having a reference, define a variant.
+    for key, numbers in (step_times | {"zero_rows": "`entropy` and step times"}).items():
         values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))
         values = [value for value in values if value not in (None, "none")]
         if len(values) > 1:
             lines.append(
-                f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): step "
-                "times also reflect these ways of computing."
+                f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): "
+                f"{numbers} also reflect these ways of computing."
             )
     for key in ("hardware", "versions"):
         if len(_distinct(runs, lambda run, key=key: repr(run.env.get(key)))) > 1:

@@ -198,6 +198,9 @@ INSIDE = {
     "num_iterations": (2, 1),
     "processes": (1, 2),
     "beta": (0.0, 0.3),
+    # π_old of skipped rows is unknown.
+    "beta_old": (0.0, 0.3),
+    "drop_zero_rows": (True, False),
 }
 
 
@@ -205,11 +208,18 @@ INSIDE = {
 def test_what_cannot_act_is_refused(tmp_path, key):
     old, new = (REFUSED | INSIDE)[key]
     now = {"beta": 0.3, key: new} | ({"lr_scheduler_type": "reduce_lr_on_plateau"} if key == "learning_rate" else {})
+    now["reuse_old_logps"] = True
     if key in INSIDE:
         check_change({key: [old, new]}, now, tmp_path / "checkpoint-2")  # at its end it acts
         (tmp_path / "buffer-0.safetensors").touch()
     with pytest.raises(ValueError, match=f"{key}: "):
         check_change({key: [old, new]}, now, tmp_path)
+
+
+def test_a_half_used_batch_that_was_scored_whole_gets_an_anchor_at_pi_old(tmp_path):
+    (tmp_path / "buffer-0.safetensors").touch()
+    for now in ({"reuse_old_logps": True, "skip_zero_rows": False}, {"reuse_old_logps": False}):
+        check_change({"beta_old": [0.0, 0.3]}, {"beta_old": 0.3, **now}, tmp_path)
 
 
 def test_a_refusal_comes_before_a_model_is_loaded_and_in_own_scripts_too(begun, make_trainer):

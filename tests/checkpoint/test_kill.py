@@ -167,6 +167,20 @@ def test_merged_micro_batches_go_on_between_two_passes(train):
     assert_same_run(out, control)
 
 
+@pytest.mark.parametrize("merge", ["off", "on"])
+def test_rows_that_are_skipped_stay_so_between_two_passes(train, merge):
+    """The checkpoint has no log-probabilities of theirs. Completions of one token often have equal rewards."""
+    keys = {"fast": True, "merge_micro_batches": merge, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
+    keys |= {"num_iterations": 3, "max_completion_length": 1, "num_generations": 2, "max_steps": 6}
+    spec = {"lora": True, "prompts": 4, "keys": keys}
+    control = train("control", spec)
+    assert sum(row["rows_skipped"] for row in read_rows(control)[4:]) > 0
+    out = train("run", spec, KILLED, kill_at_step=5)
+    assert find_newest_checkpoint(out)[0].name == "checkpoint-4"  # after the first of three passes
+    train("run", spec, resume=True)
+    assert_same_run(out, control)
+
+
 TWO = {"per_device_train_batch_size": 2, "save_total_limit": None, "ddp_find_unused_parameters": False}
 TWO_PROCESSES = {
     # A generation serves two steps: 3 is inside its batch, 4 is at its end.

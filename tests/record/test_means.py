@@ -69,7 +69,7 @@ class Watch(Part):
     [
         {"beta": 0.1},
         {"beta": 0.1, "ref_reset_every": 1, "kl_estimator": "k3"},
-        {"fast": True, "skip_zero_rows": True},
+        {"fast": True},
     ],
     ids=["TRL's loss", "A", "fast"],
 )

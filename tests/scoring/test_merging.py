@@ -100,6 +100,25 @@ def solved(completions, prompts, **columns):
     return [1.0 if same else reward for same, reward in zip(alike, vowels(completions), strict=True)]
 
 
+# How many rows of a group without a gradient are skipped: joined all, apart all but one. bnpo leaves groups apart.
+SKIPPED = [("dapo", "off", 3), ("dapo", "on", 4), ("grpo", "on", 4), ("dr_grpo", "off", 3), ("bnpo", "off", None)]
+
+
+@pytest.mark.parametrize("loss_type, merge, skipped", SKIPPED)
+def test_fast_computes_no_row_without_a_gradient_and_has_trl_s(gradients, loss_type, merge, skipped):
+    keys = ALL | {"reward": solved, "loss_type": loss_type}
+    theirs, _ = gradients(GRPOTrainer, **keys)
+    fast = {"fast": True, "compact_generation": "off", "merge_micro_batches": merge}
+    mine, trainer = gradients(**fast, **keys)
+    assert_same(mine, theirs)
+    _, whole = gradients(**fast, **keys, skip_zero_rows=False)
+    for row, of_all in zip(read_rows(trainer), read_rows(whole), strict=True):
+        assert 0 < row["rows_skipped"] < 16
+        assert skipped is None or row["rows_skipped"] % skipped == 0
+        assert row["tokens_processed_policy"] < of_all["tokens_processed_policy"]
+        assert row["policy_forward_calls"] == of_all["policy_forward_calls"] == (1 if merge == "on" else 4)
+
+
 TWO_LARGE = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
 ARMS = {
     "A": {"beta": 0.3, "ref_reset_every": 3, "loss_type": "grpo"},
@@ -159,10 +178,10 @@ def micro_batch(prompts, lengths, width=4, prompt_width=3):
     }
 
 
-def merging(packs=True, processes=1, gather=None, **keys):
+def merging(packs=True, processes=1, gather=None, rows=lambda batch: None, **keys):
     args = {"merge_micro_batches": "on", "merge_tokens": None, "gradient_checkpointing": False} | keys
     accelerator = SimpleNamespace(num_processes=processes, gather=gather, device="cpu")
-    return Merging(SimpleNamespace(**args), accelerator, lambda: packs)
+    return Merging(SimpleNamespace(**args), accelerator, lambda: packs, rows)
 
 
 def taken(joins, buffer, updates=()):
@@ -175,6 +194,11 @@ def taken(joins, buffer, updates=()):
 ONE = partial(micro_batch, [[5, 6], [5, 6]], [2, 4])
 # Two prompts: 1 + 2 and 2 + 1 tokens, and completions of 1 and 0: 3 + 1 = 1 + (1 + 1) + 2 + (1 + 0).
 TWO = partial(micro_batch, [[5, 6], [7, 8, 9]], [1, 0])
+
+
+def first(batch):
+    """Of each micro-batch the first row alone is computed."""
+    return torch.tensor([0])
 
 
 @pytest.mark.parametrize(
@@ -190,6 +214,10 @@ TWO = partial(micro_batch, [[5, 6], [7, 8, 9]], [1, 0])
         ({"merge_tokens": 5}, (3,), [1, 1, 1, 1]),
         ({"merge_tokens": 28, "packs": False}, (3,), [None, 2, None, 2]),
         ({"merge_tokens": 27, "packs": False}, (3,), [1, 1, 1, 1]),
+        ({"merge_tokens": 14, "rows": first}, (3,), [None, None, None, 4]),  # 1 + 3 tokens, twice 1 + 2, and 1 + 3
+        ({"merge_tokens": 13, "rows": first}, (3,), [None, None, 3, 1]),
+        ({"merge_tokens": 28, "rows": first, "packs": False}, (3,), [None, None, None, 4]),  # 7 positions each
+        ({"merge_tokens": 27, "rows": first, "packs": False}, (3,), [None, None, 3, 1]),
         ({"merge_micro_batches": "auto"}, (3,), [1, 1, 1, 1]),  # 10.5 tokens
         ({"merge_micro_batches": "auto", "gradient_checkpointing": True}, (3,), [1, None, 2, 1]),  # 14 tokens
         ({"merge_micro_batches": "auto", "gradient_checkpointing": True, "packs": False}, (3,), [1, 1, 1, 1]),

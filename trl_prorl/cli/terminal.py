@@ -103,13 +103,10 @@ class Terminal(PrinterCallback):
 
     def _warn_of_what_has_no_effect(self, args, steps: int) -> None:
         """Warn of keys for which a run is too short."""
-        skips = not args.anchored or args.kl_in == "reward" or args.drop_zero_rows
-        if args.beta == 0.0 and args.beta_old == 0.0 and args.base_anchor_every > 1:
-            skips = True
-        if args.skip_zero_rows and not skips:
+        if args.skip_zero_rows and args.zero_rows_obstacle is not None:
             logger.warning(
-                "skip_zero_rows=True skips no row, because a KL acts on every row. Set drop_zero_rows: true (which "
-                "changes the objective), or remove skip_zero_rows."
+                f"skip_zero_rows=True skips no row: {args.zero_rows_obstacle} Remove skip_zero_rows, or for a KL set "
+                "drop_zero_rows: true (which changes the objective)."
             )
         keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
         resets_by_steps_alone = keys == ["ref_reset_every"] and args.guard_gap_action != "reset"

@@ -104,7 +104,7 @@ class Acceleration:
             logger.warning(unsupported)
         made = cls(packing, generation, merging, score, compact, lean)
         if merging.on:
-            made.merge = Merging(args, trainer.accelerator, packs=lambda: made.packs)
+            made.merge = Merging(args, trainer.accelerator, lambda: made.packs, trainer.rows_to_compute)
         return made
 
     def switch_off(self, reasons: Mapping[str, str]) -> dict[str, str]:

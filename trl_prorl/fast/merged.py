@@ -32,18 +32,26 @@ class Merging(Part):
     """
     Holds micro-batches back, and joins them.
 
-    The choice depends on lengths, not on free memory, so a resume makes the same.
+    The choice depends on lengths and advantages, not on free memory, so a resume makes the same.
 
     Args:
         args ([`ProRLConfig`]): The configuration.
         accelerator ([`~accelerate.Accelerator`]): All processes join the same micro-batches.
         packs (`Callable`): Returns whether scoring packs groups.
+        rows (`Callable`): Returns the rows of a micro-batch that are computed; `None` means all.
     """
 
-    def __init__(self, args, accelerator, packs: Callable[[], bool]):
+    def __init__(
+        self,
+        args,
+        accelerator,
+        packs: Callable[[], bool],
+        rows: Callable[[MicroBatch], torch.Tensor | None],
+    ):
         self.args = args
         self.accelerator = accelerator
         self.packs = packs
+        self.rows = rows
         self.begin()
 
     def begin(self) -> None:
@@ -106,7 +114,8 @@ class Merging(Part):
         if limit is None:
             limit = padded_positions(buffer[0]) * (SHARE_CHECKPOINTED if self.args.gradient_checkpointing else SHARE)
         tokens = packed_tokens if self.packs() else padded_positions
-        sizes = torch.tensor([tokens(micro_batch) / limit for micro_batch in buffer], dtype=torch.float64)
+        computed = [select(micro_batch, self.rows(micro_batch)) for micro_batch in buffer]
+        sizes = torch.tensor([tokens(micro_batch) / limit for micro_batch in computed], dtype=torch.float64)
         if self.accelerator.num_processes > 1:  # each runs as many forwards as the others, or they wait forever
             of_all = self.accelerator.gather(sizes.float().to(self.accelerator.device))
             sizes = of_all.view(-1, len(buffer)).amax(0)
@@ -123,6 +132,12 @@ def join(micro_batches: list[MicroBatch]) -> MicroBatch:
     for name, value in micro_batches[0].items():
         joined[name] = torch.cat([one[name] for one in micro_batches]) if has_rows(value) else value
     return joined
+
+
+def select(batch: MicroBatch, rows: torch.Tensor | None) -> MicroBatch:
+    """Return the tokens and masks of some rows of a batch; `None` means all."""
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    return {name: batch[name] if rows is None else batch[name][rows] for name in names}
 
 
 def padded_positions(batch: MicroBatch) -> int:
