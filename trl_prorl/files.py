@@ -101,8 +101,8 @@ def _find_blobs(root: Path) -> str | None:
 @contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
-    Yield a temporary path that replaces `path` at the end; after a failure the old file stays. Of two processes the
-    last one wins. A link is replaced, not followed.
+    Yield a temporary path that replaces `path` at the end: readers never see a partial file, and after a failure the
+    old one stays. Of two processes the last one wins. A link is replaced, not followed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")

@@ -1,6 +1,6 @@
 """
 A callback may request a reset. At the next generation boundary, [`Resets`] moves the reference and treats the
-optimizer.
+optimizer. An unknown optimizer state raises an error before anything is changed.
 """
 
 from collections.abc import Iterable, Mapping

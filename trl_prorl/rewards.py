@@ -126,8 +126,8 @@ def treat_nonfinite(
     functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
 ) -> torch.Tensor:
     """
-    Treat NaN and infinity of reward models as [`guard_reward`] does, in rewards `(N, F)`. Raises
-    [`NonFiniteRewardError`] with `nonfinite="stop"`.
+    Treat NaN and infinity of reward models as [`guard_reward`] does, in rewards `(N, F)`: TRL would read a model's NaN
+    as `None`. Raises [`NonFiniteRewardError`] with `nonfinite="stop"`.
     """
     for place, (function, name) in enumerate(zip(functions, names, strict=True)):
         broken = ~torch.isfinite(rewards[:, place])

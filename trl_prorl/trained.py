@@ -33,8 +33,8 @@ class TrainedCheck(Part):
 
     Gradients are checked at every update: a callback may switch or merge adapters. Values are compared for the first
     two updates with a gradient (LoRA's A has none at the first), and then every 100th: weights in bf16 grow, and
-    learning rates fall, until an update is rounded away. Not checked: sharded weights, and optimizers that update in
-    the backward pass.
+    learning rates fall, until an update is rounded away. If only some parameters do not train, it warns. Not checked:
+    sharded weights, and optimizers that update in the backward pass.
     """
 
     def __init__(self, accelerator):

@@ -280,7 +280,7 @@ def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_p
 
 
 def _insisting_on_adapter(load_adapter):
-    """Wrap `PeftModel.load_adapter`."""
+    """Wrap `PeftModel.load_adapter`, also called by `PeftModel.from_pretrained` and a Trainer's resume."""
 
     @functools.wraps(load_adapter)
     def load(self, model_id, adapter_name, *args, **kwargs):

@@ -19,8 +19,8 @@ def decoder_dtype(model: nn.Module) -> torch.dtype:
 
 def cast_head_to_fp32(model: nn.Module) -> None:
     """
-    Make the head of an unwrapped [`~transformers.PreTrainedModel`] compute in fp32, in place. Embeddings that share
-    its weight keep returning their present dtype.
+    Make the head of a [`~transformers.PreTrainedModel`] (with adapters, but without a wrapper) compute in fp32, in
+    place. Embeddings that share its weight keep returning their present dtype.
     """
     head = model.get_output_embeddings()
     embeddings = model.get_input_embeddings()

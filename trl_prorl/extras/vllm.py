@@ -101,7 +101,7 @@ def _with_seed(sampling_params, seed: int):
 def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
     """
     Return whether a CPU engine may split a prompt, and so rewind a request's generator, which torch supports on GPUs
-    only.
+    only. Without seeds it uses torch's generator, which checkpoints contain.
     """
     if generation.accelerator.device.type != "cpu":
         return False

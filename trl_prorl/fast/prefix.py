@@ -86,8 +86,8 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     """
     Lay out a row of sequences, each given as first place and length of its prefix, then of itself.
 
-    Sequences are stacked, longest first: their own tokens start at column 0, prefixes end before it. For the row `a b
-    c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
+    Sequences are stacked, longest first: their own tokens start at column 0, prefixes end before it. Example: the row
+    `a b c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
 
         column       -3 -2 -1 |  0  1 |  2  3
         d y1 y2 y3    a  b  c |  d y1 | y2 y3
@@ -193,8 +193,8 @@ def order_of(places: list[torch.Tensor], size: int) -> torch.Tensor:
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
     """
     Return the columns that separate blocks of queries. A block also ends with the longest sequence with a prefix (0:
-    none). A block of a few queries is merged into the one before: a completion of 128 tokens has one more, its
-    prompt's last token.
+    none), because prompts may be longer. A block of a few queries is merged into the one before: a completion of 128
+    tokens has one more, its prompt's last token.
     """
     ends = sorted({longest, longest_with_prefix} - {0})
     bounds = set()
