@@ -7,9 +7,9 @@ from trl_prorl.cli import ending
 
 
 # Samples are written as they are drawn, and results atomically.
-KEPT = "finished samples are kept, and no result is half-written. Run the same command again to continue."
+SAMPLES_KEPT = "finished samples are kept, and no result is half-written. Run the same command again to continue."
 
-command = functools.partial(ending.command, kept=KEPT)
+command = functools.partial(ending.command, kept=SAMPLES_KEPT)
 
 
 def program_name(module: str) -> str:

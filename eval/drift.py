@@ -23,12 +23,13 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.drift_curves import drift_picture, points_tables
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.table import terminal
-from trl_prorl.eval.run_folder.reading import DRIFT_FILE, write_json, writing
+from trl_prorl.eval.run_folder.reading import write_json, writing
 from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
+from trl_prorl.run_files import DRIFT_FILE
 from trl_prorl.tasks.plugin import OWN
 
 

@@ -22,7 +22,6 @@ import torch
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.fitted_rate import rates
 from trl_prorl.eval.analysis.sampled_scores import (
-    SIDES,
     by_task_and_level,
     complete_result,
     gain,
@@ -45,12 +44,13 @@ from trl_prorl.eval.pages.score_sections import (
     write_pictures,
 )
 from trl_prorl.eval.pages.table import terminal
-from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_evaluation, write_json, writing
+from trl_prorl.eval.run_folder.reading import read_evaluation, write_json, writing
 from trl_prorl.eval.samples.model_held_out import ModelHeldOut, as_trainer
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
+from trl_prorl.run_files import PASSK_FILE, SIDES
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 

@@ -24,10 +24,10 @@ from trl_prorl.hub.publish import check_tokenizer_files, files_to_push, make_api
 from trl_prorl.text import visible
 
 
-KEPT = "the run folder is complete. Run the same command to push again."
+RUN_KEPT = "the run folder is complete. Run the same command to push again."
 
 
-@functools.partial(command, kept=KEPT)
+@functools.partial(command, kept=RUN_KEPT)
 @as_bad_input()
 def main(argv=None) -> None:
     """Entry point."""

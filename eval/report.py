@@ -106,8 +106,8 @@ def write_report(report: Report, out: Path) -> str:
         plots = f" with {len(pictures)} plots (PNG and SVG)" if pictures else ""
         written = f"Wrote {out / 'report.html'}, and report.md{plots}."
     for path, text in texts.items():
-        with replaced(path) as aside:
-            aside.write_text(text, encoding="utf-8")
+        with replaced(path) as staging:
+            staging.write_text(text, encoding="utf-8")
     return written
 
 

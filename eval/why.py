@@ -21,9 +21,9 @@ from trl_prorl.watch import GUARD_WINDOW
 
 
 SHORT, LONG = 10, 20  # steps of a moving average
-SOLVED = 0.9  # accuracy from which on a run has little left to learn
-EQUAL_GROUPS = 0.95  # share of groups
-CUT = 0.9  # share of completions
+MAX_ACCURACY = 0.9  # accuracy from which on a run has little left to learn
+ALL_EQUAL = 0.95  # share of groups
+TRUNCATED = 0.9  # share of completions
 FALL = 0.1  # of the accuracy
 NO_ENTROPY = 0.005  # nats per token
 CLIPPED = 0.1  # share of tokens
@@ -66,7 +66,7 @@ def average(run: RecordedRun, key: str, steps: int) -> pd.Series:
 def unsolved(run: RecordedRun, values: pd.Series) -> pd.Series:
     """Leave out the steps at which the run solves its prompts."""
     accuracy = average(run, "accuracy", SHORT)
-    solved = accuracy[accuracy >= SOLVED].index
+    solved = accuracy[accuracy >= MAX_ACCURACY].index
     return values.drop(values.index.intersection(solved))
 
 
@@ -87,7 +87,7 @@ def above(column: str, limit: float, steps: int, evidence: str) -> Callable[[Rec
 
 def no_signal(run: RecordedRun) -> Found | None:
     share = unsolved(run, average(run, "frac_reward_zero_std", LONG))
-    return first(share[share >= EQUAL_GROUPS], "in {:.0%} of the groups all completions got the same reward")
+    return first(share[share >= ALL_EQUAL], "in {:.0%} of the groups all completions got the same reward")
 
 
 def apart(run: RecordedRun) -> Found | None:
@@ -167,7 +167,7 @@ RULES = (
     ),
     Rule(
         "completions are cut",
-        above("truncated_fraction", CUT, SHORT, "{:.0%} of the completions are cut at max_completion_length"),
+        above("truncated_fraction", TRUNCATED, SHORT, "{:.0%} of the completions are cut at max_completion_length"),
         "raise max_completion_length; check the end token and the chat template",
     ),
     Rule(

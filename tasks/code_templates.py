@@ -26,7 +26,7 @@ class Step(NamedTuple):
         return self.text.format(k=k), self.source.format(k=k)
 
 
-class Family(NamedTuple):
+class InputKind(NamedTuple):
     """
     Functions with the same type of argument.
 
@@ -56,7 +56,7 @@ def sample_text(rng: Random) -> str:
     return " ".join(words)
 
 
-NUMBERS = Family(
+NUMBERS = InputKind(
     argument="a list of integers",
     name="numbers",
     steps=(
@@ -99,7 +99,7 @@ NUMBERS = Family(
     sample=sample_numbers,
 )
 
-TEXT = Family(
+TEXT = InputKind(
     argument="a string of words separated by single spaces",
     name="text",
     steps=(
@@ -174,7 +174,7 @@ def sample_function(rng: Random, level: int) -> tuple[str, str, str, list[str]]:
             return text, entry_point, source, tests
 
 
-def sample_arguments(rng: Random, family: Family) -> list:
+def sample_arguments(rng: Random, family: InputKind) -> list:
     """Return different arguments, including the empty one, which solutions often forget."""
     found = []
     while len(found) < NUM_TESTS - 1:

@@ -3,7 +3,7 @@
 import logging
 import warnings
 
-from trl_prorl.quiet import KERNEL_HINT, KERNEL_LOGGER, hold_old_names
+from trl_prorl.quiet import KERNEL_HINT, KERNEL_LOGGER, ignore_old_names
 
 
 HINT = f"{KERNEL_HINT}: %s. Please make sure you already `pip install kernels` and the kernels >= 0.11.1"
@@ -21,7 +21,7 @@ def test_other_words_of_bitsandbytes_are_shown(caplog):
 def test_only_the_old_names_are_passed_over():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        hold_old_names()
+        ignore_old_names()
         warnings.warn("`gradient_checkpointing` is deprecated and will be removed", FutureWarning)
         warnings.warn("`is_gradient_checkpointing` is deprecated and will be removed", FutureWarning)
         warnings.warn("`warmup_ratio` is deprecated and will be removed", FutureWarning)

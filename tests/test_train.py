@@ -13,7 +13,7 @@ import torch
 import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
-from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.checkpoint_files import unusable_reason
 from trl_prorl.train import task_reward
 
 
@@ -151,7 +151,7 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     status, written = recipe(f"{SAVES} {AUTO}")
     assert status == 0
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
-    assert why_unusable(out / "checkpoint-3") is None
+    assert unusable_reason(out / "checkpoint-3") is None
     event = read_events(out, "resume")[-1]
     assert (event["checkpoint"], event["step_applied"]) == ("checkpoint-2", 2)
     assert "checkpoint-3" in event["skipped"]

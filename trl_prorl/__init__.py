@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .quiet import drop_kernel_hint, hold_old_names
+from .quiet import drop_kernel_hint, ignore_old_names
 
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 drop_kernel_hint()
-hold_old_names()
+ignore_old_names()
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {

@@ -100,22 +100,22 @@ class WholeCheckpoint:
         if gives_name:
             shutil.rmtree(self.folder, ignore_errors=True)
         error = CheckpointError(messages[0])
-        error.said_elsewhere = not accelerator.is_main_process
+        error.already_reported = not accelerator.is_main_process
         raise error from self.failure
 
 
-def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
+def name_checkpoint(staging: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Write the manifest of `aside` and rename it to `final` (same file system). Replaces an older checkpoint; renames a
-    folder without a manifest.
+    Write the manifest of `staging` and rename it to `final` (same file system). Replaces an older checkpoint; renames
+    a folder without a manifest.
     """
     files = {}
-    for path in sorted(aside.rglob("*")):
+    for path in sorted(staging.rglob("*")):
         if path.is_file():
-            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+            files[str(path.relative_to(staging))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     manifest = {"layout": LAYOUT, "step": step, "resumable": resumable, "files": files}
-    (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
-    for path in [*aside.rglob("*"), aside]:
+    (staging / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+    for path in [*staging.rglob("*"), staging]:
         sync(path)
     old = None
     if final.exists():
@@ -124,7 +124,7 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
         else:
             now = rename_abandoned(final)
             logger.warning("%s was written by no run. It was renamed to %s.", final, now.name)
-    aside.rename(final)  # after a kill before this line, `adopt_unnamed` renames `aside`
+    staging.rename(final)  # after a kill before this line, `adopt_unnamed` renames `staging`
     sync(final.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
@@ -179,7 +179,7 @@ def find_checkpoint(
             f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: the folder does not exist."
         )
     check_contents(path, f"resume_from_checkpoint={str(resume_from)!r}")
-    reason = why_unusable(path, content)
+    reason = unusable_reason(path, content)
     if reason is not None:
         raise ValueError(
             f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Choose another "
@@ -226,7 +226,7 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
             skipped[path.name] = "the run ended while it was being written"
     steps = {**unnamed, **steps_of(folder)}
     for path in sorted(steps, key=steps.get, reverse=True):
-        reason = why_unusable(path, content)
+        reason = unusable_reason(path, content)
         if reason is None:
             return path, skipped
         skipped[path.name] = reason
@@ -240,41 +240,41 @@ def find_unnamed(output_dir: Path) -> dict[Path, int]:
     """
     found = {}
     for folder in find_named(output_dir, UNNAMED):
-        for aside, step in steps_of(folder).items():
-            is_free = not os.path.lexists(output_dir / aside.name)
-            if is_free and why_incomplete(aside, content=False) is None:
-                found[aside] = step
+        for staging, step in steps_of(folder).items():
+            is_free = not os.path.lexists(output_dir / staging.name)
+            if is_free and incomplete_reason(staging, content=False) is None:
+                found[staging] = step
     return found
 
 
 def adopt_unnamed(output_dir: Path) -> None:
     """Rename the checkpoints of [`find_unnamed`], with the folder's lock."""
-    for aside in find_unnamed(output_dir):
-        name_staged(aside, output_dir)
-        logger.warning("The run was killed before %s had its name; it is complete, and has it now.", aside.name)
+    for staging in find_unnamed(output_dir):
+        name_staged(staging, output_dir)
+        logger.warning("The run was killed before %s had its name; it is complete, and has it now.", staging.name)
 
 
-def name_staged(aside: Path, output_dir: Path) -> Path:
-    named = aside.rename(output_dir / aside.name)
+def name_staged(staging: Path, output_dir: Path) -> Path:
+    named = staging.rename(output_dir / staging.name)
     sync(output_dir)
-    aside.parent.rmdir()
+    staging.parent.rmdir()
     return named
 
 
-def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
+def unusable_reason(checkpoint: Path, content: bool = True) -> str | None:
     """
     Return why a run cannot be resumed from a folder, or `None`. Without `content`, only hashes of small files, and
     sizes, are compared.
     """
-    reason = why_incomplete(checkpoint, content=False)
+    reason = incomplete_reason(checkpoint, content=False)
     if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:
         reason = "it was saved with save_only_model, without optimizer and random states"
     if reason is None and content:
-        reason = why_incomplete(checkpoint)
+        reason = incomplete_reason(checkpoint)
     return reason
 
 
-def why_incomplete(checkpoint: Path, content: bool = True) -> str | None:
+def incomplete_reason(checkpoint: Path, content: bool = True) -> str | None:
     """Return the first mismatch with a checkpoint's manifest, or `None`."""
     try:
         if not (checkpoint / MANIFEST_FILE).exists():

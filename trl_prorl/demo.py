@@ -18,11 +18,11 @@ from .files import open_own
 COMMAND = [sys.executable, "-m", "trl_prorl"]
 RECIPES = ("control", "variantA", "variantB", "variantC", "plain")
 TRAINING = "--disable_tqdm true --save_strategy steps --save_steps 0.25 --resume_from_checkpoint auto".split()
-KEPT = "finished runs, checkpoints and samples are kept. Repeat the same command to continue."
+RUNS_KEPT = "finished runs, checkpoints and samples are kept. Repeat the same command to continue."
 
 
 def main() -> None:
-    with in_one_line(KEPT, debug=DEBUG in sys.argv):
+    with in_one_line(RUNS_KEPT, debug=DEBUG in sys.argv):
         description = "Train five variants, evaluate them and write a report. Other options are keys of a recipe."
         parser = Parser(prog="trl-prorl demo", description=description)
         parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder")

@@ -105,12 +105,12 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
     old one stays. Of two processes the last one wins. A link is replaced, not followed.
     """
     path = Path(path)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    staging = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        yield aside
-        os.replace(aside, path)
+        yield staging
+        os.replace(staging, path)
     finally:
-        aside.unlink(missing_ok=True)
+        staging.unlink(missing_ok=True)
 
 
 def open_own(path: str | os.PathLike, mode: str) -> IO[str]:

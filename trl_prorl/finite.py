@@ -41,7 +41,7 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
     return None
 
 
-class Unread(NamedTuple):
+class PendingCheck(NamedTuple):
     """
     A micro-batch on the device: `logps` `(B, T)`, the sums of its KLs, and the [`largest_value`] of loss and sums.
     """
@@ -76,7 +76,7 @@ class FiniteGuard(Part):
     def begin(self) -> None:
         self._found: dict[str, Any] | None = None
         self._skipped: dict[str, Any] | None = None
-        self._unread: list[Unread] = []
+        self._pending: list[PendingCheck] = []
         self.skips = 0
 
     @contextmanager
@@ -96,9 +96,9 @@ class FiniteGuard(Part):
         # `kl_clamp` bounds an overflowing KL; the loss still shows a log-probability that is not finite.
         kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
         largest = largest_value([micro_batch.loss, *kl_sums.values()])
-        self._unread.append(Unread(largest, micro_batch.batch, micro_batch.logps, kl_sums))
+        self._pending.append(PendingCheck(largest, micro_batch.batch, micro_batch.logps, kl_sums))
 
-    def _name_first(self, unread: Unread) -> str:
+    def _name_first(self, unread: PendingCheck) -> str:
         batch = unread.batch
         mask = completion_mask(batch)
         # In the order of computation.
@@ -112,8 +112,8 @@ class FiniteGuard(Part):
 
     def on_backward(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Find the first tensor of a step that is not finite, before clipping spreads NaN to all gradients."""
-        unread_before = self._unread
-        self._unread = []
+        unread_before = self._pending
+        self._pending = []
         largest = [unread.largest for unread in unread_before]
         gradients = {}
         if self.accelerator.scaler is None:

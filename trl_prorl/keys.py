@@ -194,7 +194,7 @@ IN_LOSS = Requirement(
 )
 IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop", "stop_stall")
-GROWTH = needs("lora_growth_every")
+RANK_GROWTH = needs("lora_growth_every")
 COSINE = needs("length_reward", value="cosine")
 # a script may have registered treatments
 AN_ALPHA = Requirement(lambda values: values.get("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
@@ -538,8 +538,8 @@ class ProlongedKeys:
             label="growth every {}",
         ),
     ] = 0
-    lora_growth_step: Annotated[int, Key(ge=1, needs=GROWTH, label="by {} ranks")] = 4
-    lora_growth_max_rank: Annotated[int, Key(ge=1, needs=GROWTH, label="up to {}")] = 64
+    lora_growth_step: Annotated[int, Key(ge=1, needs=RANK_GROWTH, label="by {} ranks")] = 4
+    lora_growth_max_rank: Annotated[int, Key(ge=1, needs=RANK_GROWTH, label="up to {}")] = 64
 
     fast: Annotated[bool, Key(free=True)] = False
     reuse_old_logps: Annotated[bool, Key(changes=Effect.STEP, fast=True)] = False

@@ -19,7 +19,7 @@ from .kl import zero_masked
 
 logger = logging.getLogger(__name__)
 
-IN_LOSS = "tokens_in_loss"  # a count, not an entry of the row
+TOKENS_IN_LOSS = "tokens_in_loss"  # a count, not an entry of the row
 TOKENS_OF = "tokens of "  # prefix for the number of tokens of a mean
 
 
@@ -120,7 +120,7 @@ class Meter:
                 row[name] = total / tokens
         for name in self._totals:
             row[name] = sums.pop(name) / processes
-        in_loss = sums.pop(IN_LOSS, 0)
+        in_loss = sums.pop(TOKENS_IN_LOSS, 0)
         row.update({name: int(count) for name, count in sums.items()})
 
         spent = self.timer.seconds
@@ -145,7 +145,7 @@ class Meter:
         scalars = [scalar.double() for of_entry in self._scalars.values() for scalar in of_entry]
         numbers = iter(torch.stack(scalars).tolist() if scalars else [])
         values = {name: [next(numbers) for _ in of_entry] for name, of_entry in self._scalars.items()}
-        tokens = values.get(IN_LOSS, [])
+        tokens = values.get(TOKENS_IN_LOSS, [])
         sums = {name: sum(of_entry) for name, of_entry in values.items()} | self._forwards
         if processes > 1:
             here = torch.tensor([*sums.values(), *tokens], dtype=torch.float64, device=self.device)

@@ -66,7 +66,7 @@ class Part:
     remembers: tuple[str, ...] = ()
 
     # Whether a resumed run may have it although the interrupted run, with the same keys, did not.
-    may_join = False
+    optional_on_resume = False
 
     # Before the first step.
 
@@ -162,7 +162,7 @@ class Parts(dict[str, Part]):
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Restore all states; a part that a changed key enables, or that `may_join`, starts empty."""
+        """Restore all states; a part that a changed key enables, or that `optional_on_resume`, starts empty."""
         another_version = "because another version wrote it. Resume with that version, or start a new run."
         for name, part in self.items():
             if name in state:
@@ -171,6 +171,6 @@ class Parts(dict[str, Part]):
                 except KeyError as missing:
                     raise ValueError(f"the checkpoint has no {missing} of {name!r}, {another_version}") from None
                 continue
-            may_begin = changed or part.may_join or not part.state_dict()
+            may_begin = changed or part.optional_on_resume or not part.state_dict()
             if not may_begin:
                 raise ValueError(f"the checkpoint has no state of {name!r}, {another_version}")

@@ -58,8 +58,8 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
         keys.pop("generation_batch_size", None)  # TRL derives it, and rejects both
     path = Path(run_dir) / CONFIG_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as aside:
-        aside.write_text(yaml.safe_dump(keys, sort_keys=True))
+    with replaced(path) as staging:
+        staging.write_text(yaml.safe_dump(keys, sort_keys=True))
 
 
 def write_env(

@@ -24,7 +24,7 @@ def drop_kernel_hint() -> None:
     logging.getLogger(KERNEL_LOGGER).addFilter(_leaves_out(KERNEL_HINT))
 
 
-def hold_old_names() -> None:
+def ignore_old_names() -> None:
     """Suppress unavoidable warnings about old names."""
     warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
 

@@ -16,7 +16,7 @@ from . import kl
 from .anchors import OldPolicyAnchor, ReferenceAnchor
 from .columns import METRICS
 from .kl import Anchors, completion_mask
-from .meter import IN_LOSS, Means, Meter
+from .meter import TOKENS_IN_LOSS, Means, Meter
 from .parts import MicroBatch, Part
 from .rollout import RolloutResult
 from .run_files import (
@@ -124,7 +124,7 @@ class Recorder(Part):
         old = batch.get(OldPolicyAnchor.column)
         ref = batch.get(ReferenceAnchor.column)
         mask = completion_mask(batch)
-        self.meter.add_count(IN_LOSS, mask.sum())  # computed or not
+        self.meter.add_count(TOKENS_IN_LOSS, mask.sum())  # computed or not
         self.meter.add_total("loss", micro_batch.loss.float())
         if micro_batch.rows is not None:
             mask = torch.zeros_like(mask).index_copy(0, micro_batch.rows, mask[micro_batch.rows])

@@ -392,7 +392,7 @@ class InitialAdapter:
         self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def as_initial_policy(self) -> Iterator[None]:
         trained = dict(self.policy.named_parameters())
         now = {name: trained[name].data for name in self.values}
         self._set(trained, {name: value.to(now[name].device) for name, value in self.values.items()})
@@ -417,7 +417,7 @@ class InitialAdapter:
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
-        with self.in_place():
+        with self.as_initial_policy():
             self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
 
 

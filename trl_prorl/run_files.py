@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "*.bin")
 CONFIG_FILE = "config.yaml"
+PASSK_FILE = "passk.json"
+DRIFT_FILE = "drift.json"
+SIDES = ("base", "trained")  # of an evaluation
 ENV_FILE = "env.json"
 BASE_ADAPTER = "base_adapter"  # folder with the starting adapter of a run from a trained one
 METRICS_FILE = "metrics.jsonl"
@@ -184,8 +187,8 @@ class JsonLines:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(exist_ok=not begins)
         if self.path.stat().st_nlink > 1:  # hard-linked copies must not change
-            with replaced(self.path) as aside:
-                shutil.copyfile(self.path, aside)
+            with replaced(self.path) as staging:
+                shutil.copyfile(self.path, staging)
         with open(self.path, "rb+") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return
@@ -207,11 +210,11 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
     if run_id is None:
         path.unlink(missing_ok=True)
     else:
-        with replaced(path) as aside:
+        with replaced(path) as staging:
             content = {RUN_ID: run_id}
             if step is not None:
                 content[STEP_OF_WEIGHTS] = step
-            aside.write_text(json.dumps(content) + "\n")
+            staging.write_text(json.dumps(content) + "\n")
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:

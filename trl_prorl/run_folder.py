@@ -262,7 +262,7 @@ def on_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
             found = [error]
     broadcast_object_list(found)
     if isinstance(found[0], Exception):
-        found[0].said_elsewhere = not is_main
+        found[0].already_reported = not is_main
         raise found[0]
     return found[0]
 

@@ -199,7 +199,7 @@ def run(
         train(trainer, resume)
     except KeyboardInterrupt:
         same = "the same command and --resume_from_checkpoint True"
-        begun = trainer is not None and trainer.has_begun
+        begun = trainer is not None and trainer.has_started
         kept = describe_saved_state(args.output_dir, begun, same, same)
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
     except FinishedError as error:
@@ -211,7 +211,7 @@ def run(
     except (RunError, BrokenPipeError):
         raise
     except Exception as error:
-        if trainer is None or not trainer.has_begun:
+        if trainer is None or not trainer.has_started:
             with as_bad_input():
                 raise
         if trainer.state.global_step == 0 and is_refusal_of_library(error):

@@ -163,7 +163,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "prorl"]
-    has_begun = False
+    has_started = False
     resets: Resets | None = None  # None until TRL's trainer is made
     _call: SamplingCall | PolicyPass | None = None  # what TRL computes for us: a generation batch, or a loss
 
@@ -348,7 +348,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         except KeyboardInterrupt as error:
             if not self.recipe:  # a recipe's command line prints it
                 go_on = "train(resume_from_checkpoint=True)"
-                kept = describe_saved_state(self.args.output_dir, self.has_begun, go_on, anew="train()")
+                kept = describe_saved_state(self.args.output_dir, self.has_started, go_on, anew="train()")
                 warn_interrupted(error, kept, tell=self.is_world_process_zero())
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
         except RewardError as error:
@@ -384,7 +384,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Add the clock of a step, and `on_backward` of the parts after its last micro-batch."""
-        self.has_begun = True
+        self.has_started = True
         if not self.meter.open:
             self.meter.begin_step()
         loss = super().training_step(model, inputs, num_items_in_batch)

@@ -58,13 +58,13 @@ CASES = [(loss_type, level, *rest) for loss_type, level, rest in product(LOSS_TY
 # Two groups: rows beyond the bounds of the ratio, below and above without a clip, truncated and without a reward, with
 # a tool's tokens. This process is the second of two.
 LENGTHS = (5, 4, 5, 3, 2, 5)
-COMPLETIONS = [[length] * length for length in LENGTHS]
+COMPLETION_IDS = [[length] * length for length in LENGTHS]
 ENDS = [3, 4, 5]
 TOOL_MASKS = [*([1] * length for length in LENGTHS[:5]), [1, 0, 0, 1, 1]]
 MASK = pad_sequence([torch.tensor(mask) for mask in TOOL_MASKS], batch_first=True)
 MASK[4] = 0
 REWARDS = torch.tensor([[1, 1]] * 6 + [[2, 0], [0, 1], [1, 2], [0, 1], [math.nan, math.nan], [3, 2]])
-WEIGHTS = torch.tensor([1.0, 0.5])  # of two functions
+REWARD_WEIGHTS = torch.tensor([1.0, 0.5])  # of two functions
 NOISE = torch.sin(torch.arange(90.0, dtype=torch.float64)).view(3, 6, 5)
 LOGPS = NOISE[0] - 1.5
 OLD_LOGPS = LOGPS + 0.1 * NOISE[1] - torch.tensor([1.0, -0.5, -0.5, 1.0, 0.4, 0.1])[:, None]
@@ -128,7 +128,7 @@ def _make_trainer(grpo: type, keys: dict[str, Any]) -> Any:
         aux_loss_enabled=False,
         reward_funcs=["accuracy", "format"],
         reward_func_names=[],
-        reward_weights=WEIGHTS,
+        reward_weights=REWARD_WEIGHTS,
         eos_token_ids=ENDS,
         tools=None,
         environments=None,
@@ -139,7 +139,7 @@ def _make_trainer(grpo: type, keys: dict[str, Any]) -> Any:
         _logs=defaultdict(list),
         _pending_extra_logs={},
         _pending_metrics={},
-        _generate=lambda _: ([[3]] * 6, COMPLETIONS, TOOL_MASKS, ["text"] * 6, None, {}, None, []),
+        _generate=lambda _: ([[3]] * 6, COMPLETION_IDS, TOOL_MASKS, ["text"] * 6, None, {}, None, []),
         _calculate_rewards=lambda *_: REWARDS,
         _get_per_token_logps_and_entropies=lambda model, *_, **__: (model.logps, torch.ones(6, 5), None),
     )
@@ -160,7 +160,7 @@ def _compute(trainer: Any) -> dict[str, Any]:
 def _expect(args: SimpleNamespace) -> dict[str, Any]:
     """Return the closed forms of the same numbers."""
     # Advantages, over the groups of both processes. A completion without a reward has none.
-    rewards = weighted_sum(REWARDS, WEIGHTS).view(4, 3)
+    rewards = weighted_sum(REWARDS, REWARD_WEIGHTS).view(4, 3)
     centered = rewards - rewards.nanmean(1, keepdim=True)
     group = centered.square().nansum(1, keepdim=True) / ((~rewards.isnan()).sum(1, keepdim=True) - 1)
     batch = rewards[~rewards.isnan()].var()

@@ -436,7 +436,7 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
 class StopReason(Part):
     """Remembers the event that ended the run (`ended_by`): a resume does not continue it."""
 
-    may_join = True
+    optional_on_resume = True
     remembers = ("ended_by",)
 
     def __init__(self):

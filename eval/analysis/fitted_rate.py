@@ -7,11 +7,10 @@ import numpy as np
 from scipy.optimize import leastsq
 
 from trl_prorl.eval.analysis.sampled_scores import ends, per_prompt
-from trl_prorl.eval.analysis.statistics import Estimate, pass_at_k_per_prompt
+from trl_prorl.eval.analysis.statistics import ERROR_RATE, Estimate, pass_at_k_per_prompt
 
 
 MIN_CHECKPOINTS = 3
-ERROR_RATE = 0.05
 TOLERANCE = 1e-12  # of the fit, relative
 RESAMPLES = 500
 

@@ -9,10 +9,10 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, paired_difference, pass_at_k_per_prompt, prompt_interval
 from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.run_files import SIDES
 from trl_prorl.text import shell_quote
 
 
-SIDES = ("base", "trained")
 # Settings of the samples in `passk.json`, by the names of the options of `passk`. If one differs, two runs differ in
 # more than the model.
 SAMPLING = ("n", "temperature", "max_new_tokens")

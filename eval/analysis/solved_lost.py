@@ -7,11 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import fisher_exact
 
-from trl_prorl.eval.analysis.sampled_scores import SIDES
-from trl_prorl.eval.analysis.statistics import holm, mcnemar_p_value
-
-
-ERROR_RATE = 0.05
+from trl_prorl.eval.analysis.statistics import ERROR_RATE, holm, mcnemar_p_value
+from trl_prorl.run_files import SIDES
 
 
 class PromptChange(NamedTuple):

@@ -151,16 +151,16 @@ class Picture:
 
     def write_png(self, folder: Path) -> Path:
         """Write the PNG into a folder; return the file."""
-        with replaced(folder / self.file) as aside:
-            self.image.save(aside, format="png")
+        with replaced(folder / self.file) as staging:
+            self.image.save(staging, format="png")
         return folder / self.file
 
     def write(self, folder: Path) -> None:
         """Write the PNG and the same picture as SVG, with selectable text, into a folder."""
         path = self.write_png(folder).with_suffix(".svg")
         # The same bytes for the same numbers.
-        with replaced(path) as aside, rc_context({"svg.fonttype": "none", "svg.hashsalt": "trl-prorl"}):
-            self.figure.savefig(aside, format="svg", metadata={"Date": None, "Creator": None})
+        with replaced(path) as staging, rc_context({"svg.fonttype": "none", "svg.hashsalt": "trl-prorl"}):
+            self.figure.savefig(staging, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def wrap(text: str, letters: int) -> str:

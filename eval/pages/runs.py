@@ -6,7 +6,7 @@ import numpy as np
 
 from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
-from trl_prorl.eval.analysis.sampled_scores import SIDES, score
+from trl_prorl.eval.analysis.sampled_scores import score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
 from trl_prorl.eval.analysis.timing import parallel_notes
 from trl_prorl.eval.pages.curves import obstacle_to_curves
@@ -22,6 +22,7 @@ from trl_prorl.eval.pages.table import (
     sides_cell,
     table_of,
 )
+from trl_prorl.run_files import SIDES
 from trl_prorl.variants import VARIANTS
 
 
@@ -71,13 +72,13 @@ def _anchor(row: Row) -> str:
     return VARIANTS["control"].anchor if row.run.without_reset else row.run.kind.anchor
 
 
-RESETS = Column("resets", lambda row: NOT_MEASURED if row.resets is None else str(row.resets))
+RESETS_COLUMN = Column("resets", lambda row: NOT_MEASURED if row.resets is None else str(row.resets))
 
 LEARNED = [
     Column("run", lambda row: row.run.name),
     Column("variant", lambda row: row.run.kind.label),
     Column("anchor", _anchor),
-    RESETS,
+    RESETS_COLUMN,
     Column("steps", lambda row: str(row.run.last_step)),
     Column("training reward, first 5 % → last 10 %", _reward),
     Column("held-out pass@1, base → trained [95 %]", lambda row: sides_cell(row.base, row.trained, ".3f")),
@@ -95,7 +96,7 @@ LEARNED = [
 OVERVIEW = [
     Column("run", lambda row: row.run.name if says_variant(row.run.name, row.run.variant) else run_label(row.run)),
     Column("pass@1, base → trained", lambda row: sides_cell(row.base, row.trained, ".2f")),
-    RESETS,
+    RESETS_COLUMN,
     Column("ref calls", lambda row: cell(row.reference_calls, ",.0f")),
     Column("ref %", lambda row: cell(row.reference_share and 100 * row.reference_share, ".0f")),
     Column("s/step", lambda row: cell(row.seconds, ".2f")),

@@ -10,7 +10,6 @@ import numpy as np
 from trl_prorl.eval.analysis.fitted_rate import ConstantRate, rates
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.sampled_scores import (
-    SIDES,
     checkpoint_curve,
     checkpoint_ks,
     ends,
@@ -36,7 +35,7 @@ from trl_prorl.eval.pages.plotting import (
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
-from trl_prorl.run_files import training_note
+from trl_prorl.run_files import SIDES, training_note
 from trl_prorl.text import visible
 
 

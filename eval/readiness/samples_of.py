@@ -15,14 +15,14 @@ TIMED = {"_generate_and_score_completions": "time_rollout", "_calculate_rewards"
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledRows:
     """
     Completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
 
     Attributes:
         completions (`list`): As reward functions get them: texts, or lists of messages.
         ids (`list[list[int]]`): Their tokens, the end token included.
-        cut (`list[bool]`): Whether each was cut at the greatest length instead of ending.
+        truncated (`list[bool]`): Whether each was truncated at the greatest length instead of ending.
         rewards (`torch.Tensor` of shape `(N, F)`): By reward function; NaN if it does not apply.
         total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
         correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
@@ -31,7 +31,7 @@ class Sampled:
 
     completions: list
     ids: list[list[int]]
-    cut: list[bool]
+    truncated: list[bool]
     rewards: torch.Tensor
     total: torch.Tensor
     correct: list[bool]
@@ -50,7 +50,7 @@ def watch(owner, name: str, see: Callable) -> None:
 
 
 @torch.no_grad()
-def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -> Sampled:
+def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -> SampledRows:
     """
     Sample and reward rows of the training set as a step does, `num_generations` completions each. Own rewards see the
     step that is done last; `verify(completion, row) -> bool` decides which completions are correct, or else the
@@ -75,10 +75,10 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
         del trainer._calculate_rewards
     rewards, inputs, prompts, completions, ids = seen
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
-    return Sampled(
+    return SampledRows(
         completions=completions,
         ids=ids,
-        cut=[not tokens or tokens[-1] not in ends for tokens in ids],
+        truncated=[not tokens or tokens[-1] not in ends for tokens in ids],
         rewards=rewards.cpu(),
         total=weighted_sum(rewards, trainer.reward_weights).cpu(),
         correct=Verdicts(judges(verify, trainer.reward_funcs), 1, None).judge(inputs, prompts, completions),

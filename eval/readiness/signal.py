@@ -106,7 +106,7 @@ def sample_starting_model(
         found.batch = found.batch or sampled.batch
         row_of_each = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
-        found.truncated += sampled.cut
+        found.truncated += sampled.truncated
         found.lengths += [len(ids) for ids in sampled.ids]
         texts = [text if isinstance(text, str) else last_text(text) for text in sampled.completions]
         found.texts += texts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trl_prorl import run_files
 from trl_prorl.errors import InputError
 from trl_prorl.files import check_contents, replaced
+from trl_prorl.run_files import DRIFT_FILE, PASSK_FILE
 from trl_prorl.run_folder import SET_ASIDE, exclusive
 from trl_prorl.run_shapes import MAX_NUMBER, read_shaped, read_shaped_rows
 from trl_prorl.text import cut, visible
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-PASSK_FILE = "passk.json"
-DRIFT_FILE = "drift.json"
 MAX_COLUMNS = 2000  # of a table of rows; a run with many rewards has some 200
 MAX_CELLS = 10**8
 MAX_REASONS = 3  # in one sentence
@@ -39,8 +38,8 @@ PLAIN_RUN = (
 
 def write_json(path: Path, content: dict) -> None:
     """Write a JSON file atomically; NaN, which JSON lacks, becomes null."""
-    with replaced(path) as aside:
-        aside.write_text(json.dumps(_without_nan(content)) + "\n")
+    with replaced(path) as staging:
+        staging.write_text(json.dumps(_without_nan(content)) + "\n")
 
 
 def writing(path: Path) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from trl_prorl.cli.environment import installed
 from trl_prorl.cli.prompt_rows import check_prompts
 from trl_prorl.cli.training_prompts import TrainingPrompts
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.eval.run_folder.reading import PASSK_FILE, load_config, read_env, read_evaluation
+from trl_prorl.eval.run_folder.reading import load_config, read_env, read_evaluation
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import (
     Point,
@@ -42,6 +42,7 @@ from trl_prorl.eval.samples.store import COLUMNS, SAMPLES_FOLDER, SampleStore, c
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
 from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
+from trl_prorl.run_files import PASSK_FILE
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible

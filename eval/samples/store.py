@@ -153,8 +153,8 @@ class SampleStore:
         return sorted(files, key=lambda path: (path.name != WHOLE, path.name))
 
     def _write(self, frame: pd.DataFrame, name: str) -> None:
-        with replaced(self.folder / name) as aside:
-            frame.to_parquet(aside, index=False)
+        with replaced(self.folder / name) as staging:
+            frame.to_parquet(staging, index=False)
 
 
 def _read(path: Path) -> pd.DataFrame:

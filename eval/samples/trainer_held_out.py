@@ -130,7 +130,7 @@ class TrainerHeldOut(HeldOut):
             return
         as_base = self.policy.disable_adapter()
         if self.initial_adapter is not None:
-            as_base = self.initial_adapter.in_place()
+            as_base = self.initial_adapter.as_initial_policy()
         with as_base:
             yield
 

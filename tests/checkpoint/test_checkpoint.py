@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback
 from trl_prorl import checkpoint_files as on_disk
 from trl_prorl import evaluate
 from trl_prorl.checkpoint import completions_to_json
-from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
+from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, unusable_reason
 from trl_prorl.errors import CheckpointError, InputError
 from trl_prorl.files import file_sha256
 from trl_prorl.run_files import JsonLines, recorded_run_id, saved_run_id
@@ -37,7 +37,7 @@ def write(folder, step, resumable=True, **files):
 
 def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     checkpoint = write(tmp_path, 5)
-    assert why_unusable(checkpoint) is None
+    assert unusable_reason(checkpoint) is None
     assert os.listdir(tmp_path) == ["checkpoint-5"]
     manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
     assert manifest["step"] == 5
@@ -49,7 +49,7 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     checkpoint = write(tmp_path, 10)
     (tmp_path / "checkpoint-best").mkdir()
     assert find_newest_checkpoint(tmp_path) == (checkpoint, {})
-    assert "save_only_model" in why_unusable(write(tmp_path, 11, resumable=False))  # weights alone
+    assert "save_only_model" in unusable_reason(write(tmp_path, 11, resumable=False))  # weights alone
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     newer = write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
     (newer / "weights").write_text("w" * 29 + "x")
     assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {})
-    assert "damaged" in why_unusable(newer)
+    assert "damaged" in unusable_reason(newer)
     (newer / "identity.json").write_bytes(b'{"seed"\0\0\0\0')
     found, skipped = find_checkpoint(True, str(tmp_path), content=False)
     assert found == older
@@ -260,7 +260,7 @@ def test_a_second_save_of_a_step_that_is_killed_at_any_rename_leaves_a_copy(tmp_
     RunFolder(tmp_path).clear_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-5"]
     assert (tmp_path / "checkpoint-5/weights").read_text() == ("old" if killed_at == 1 else "new")
-    assert on_disk.why_incomplete(tmp_path / "checkpoint-5") is None
+    assert on_disk.incomplete_reason(tmp_path / "checkpoint-5") is None
 
 
 def test_a_checkpoint_that_was_written_in_part_gets_no_name(tmp_path):
@@ -328,7 +328,7 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
         back.train(resume_from_checkpoint=str(out / "checkpoint-2"))
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["abandoned-checkpoint-4", "checkpoint-2"]
     assert "abandoned-checkpoint-4" in caplog.text
-    assert why_unusable(out / "abandoned-checkpoint-4") is None  # nothing of it is lost
+    assert unusable_reason(out / "abandoned-checkpoint-4") is None  # nothing of it is lost
     make_trainer(**keys).train(resume_from_checkpoint=True)
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
     found = [(event["checkpoint"], event["abandoned"]) for event in read_events(out, "resume")]
@@ -407,7 +407,7 @@ def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trai
     trainer.train(resume_from_checkpoint=True)
     trainer.save_model()
     assert (out / file).is_file()
-    assert why_unusable(out / "checkpoint-4") is None
+    assert unusable_reason(out / "checkpoint-4") is None
     assert saved_run_id(out) is not None
     trainer._save = cannot
     with pytest.raises(CheckpointError):

@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "soak"))
 
 from same_run import differences  # noqa: E402
 
-from trl_prorl.checkpoint_files import find_newest_checkpoint, why_incomplete  # noqa: E402
+from trl_prorl.checkpoint_files import find_newest_checkpoint, incomplete_reason  # noqa: E402
 
 
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of one process, and of several
@@ -204,7 +204,7 @@ class Trials:
 def complete(folder):
     """The steps of the complete checkpoints of a run and of what was set aside, named or not."""
     manifests = [path for run in folder.glob("run*") for path in run.rglob("checkpoint-*/manifest.json")]
-    return {json.loads(path.read_text())["step"] for path in manifests if why_incomplete(path.parent) is None}
+    return {json.loads(path.read_text())["step"] for path in manifests if incomplete_reason(path.parent) is None}
 
 
 def spread(count, kills):

@@ -18,7 +18,7 @@ from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import embedded_model
-from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.checkpoint_files import unusable_reason
 from trl_prorl.cli.plan import Plan
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
@@ -160,7 +160,7 @@ def test_a_pushed_checkpoint_can_be_resumed_from(online, run, tmp_path, strategy
         return
     down = Path(snapshot_download("someone/whole", cache_dir=tmp_path / "cache"))
     for folder in folders:
-        assert why_unusable(down / folder) is None
+        assert unusable_reason(down / folder) is None
     assert names(down / folders[-1]) == names(Path(trainer.args.output_dir, "checkpoint-2"))
 
 

@@ -103,7 +103,7 @@ def test_a_signal_that_the_mask_of_truncated_completions_took_is_told_apart(capl
         watch.observe(torch.tensor(rewards), torch.tensor(counts))
     watch.warn(9)
     assert ("mask_truncated_completions" in caplog.text, "same reward" in caplog.text) == (cut > 0, cut < watch.silent)
-    assert watch.cut == cut
+    assert watch.truncated == cut
     again = Watch()
     again.load_state_dict(watch.state_dict(), {})
     assert vars(again).keys() == vars(watch).keys()

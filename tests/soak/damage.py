@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.checkpoint_files import unusable_reason
 from trl_prorl.run_files import AT_BOUNDARY, STARTS
 from trl_prorl.run_folder import CHECKPOINT
 
@@ -16,7 +16,7 @@ def step_of(checkpoint: Path) -> int:
 def complete(out: Path) -> list[Path]:
     """The checkpoints of a run that can be resumed from, oldest first."""
     named = [path for path in out.glob("checkpoint-*") if path.is_dir() and CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in named if why_unusable(path) is None), key=step_of)
+    return sorted((path for path in named if unusable_reason(path) is None), key=step_of)
 
 
 def synced(line: bytes, step: int) -> bool:

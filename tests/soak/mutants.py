@@ -80,7 +80,7 @@ def record():
 
 def hashes():
     """Whatever is called a checkpoint is taken for whole."""
-    checkpoint.why_unusable = lambda folder, content=True: None
+    checkpoint.unusable_reason = lambda folder, content=True: None
 
 
 def future():

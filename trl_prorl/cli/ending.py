@@ -73,7 +73,7 @@ def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
         is_of_file = not isinstance(error, OSError) or error.filename is not None  # a full disk, a folder in its place
         if debug or not is_of_file:
             raise
-        if not any(getattr(one, "said_elsewhere", False) for one in (error, error.__cause__)):
+        if not any(getattr(one, "already_reported", False) for one in (error, error.__cause__)):
             print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
         raise Ended(BAD_INPUT if isinstance(error, InputError) else STOPPED) from None
     finally:

@@ -14,7 +14,7 @@ from ..text import cut
 
 
 # These stay: the tokens at which a text begins and ends, and how a model is computed.
-KEPT = (
+SPECIAL_TOKENS = (
     "bos_token_id",
     "decoder_start_token_id",
     "eos_token_id",
@@ -24,16 +24,16 @@ KEPT = (
     "prefill_chunk_size",
     "use_cache",
 )
-NO_SETTING = (*KEPT, "_from_model_config", "transformers_version")
+NO_SETTING = (*SPECIAL_TOKENS, "_from_model_config", "transformers_version")
 
 
 def kept_defaults(own: GenerationConfig) -> GenerationConfig:
-    return GenerationConfig(**{name: getattr(own, name, None) for name in KEPT})
+    return GenerationConfig(**{name: getattr(own, name, None) for name in SPECIAL_TOKENS})
 
 
 @contextmanager
 def plain_generation_config(model) -> Iterator[None]:
-    """Remove a model's generation config in this context, except for `KEPT`."""
+    """Remove a model's generation config in this context, except for `SPECIAL_TOKENS`."""
     owners = [model]
     if hasattr(model, "get_base_model"):  # a PeftModel hands the config on to the model below it
         owners.append(model.get_base_model())

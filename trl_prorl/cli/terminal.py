@@ -39,7 +39,7 @@ IN_A_LINE = [
     "frac_reward_zero_std",
     *KLS,
 ]
-REFERENCE_MOVED = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
+REFERENCE_NOW = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
 OF_AN_EVALUATION = ("_reward", "_in_training")
 
 
@@ -293,7 +293,7 @@ def write_event_line(event: Mapping[str, Any]) -> str:
     parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
         moved = f"the reference moved by {event['ref_reset_mix']:g} towards the policy"
-        parts.append(REFERENCE_MOVED.get(event["ref_reset_mix"], moved))
+        parts.append(REFERENCE_NOW.get(event["ref_reset_mix"], moved))
         parts.append(f"optimizer {event['optimizer_reset']}")
         if event.get("kl_before") is not None:
             parts.append(f"kl_ref was {event['kl_before']:.4g}")

@@ -23,7 +23,7 @@ DEFAULT = "embedded:reverse_digits:0"
 FOLDER = Path(__file__).with_name("models")
 SMOLLM2 = "smollm2"
 SMOLLM2_FOLDER = Path(HF_HOME, "trl_prorl", SMOLLM2)
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 MADE_WITH = "made_with.json"
 HASHES = "SHA256SUMS"  # in the format of `sha256sum --check`
 
@@ -106,8 +106,8 @@ def weights_sha256(name: str) -> str | None:
     Return the SHA-256 of an embedded model's weights, or of a folder made by scripts/embedded_bases.py; else `None`.
     """
     folder = _folder(name) or Path(name)
-    there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()
-    return file_sha256(folder / WEIGHTS) if there else None
+    there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS_FILE).is_file()
+    return file_sha256(folder / WEIGHTS_FILE) if there else None
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -196,10 +196,10 @@ logger = logging.getLogger(__name__)
 PATIENCE = 20  # generation batches
 UNSCORED_PATIENCE = 3  # generation batches
 EQUAL = "in every group all completions got the same reward, so the rewards give no gradient"
-LOOK = (
+INSPECT = (
     "Look at the completions (log_completions: true), the rewards they get, and the pass rate (trl-prorl preflight)."
 )
-CUT = (
+ALL_TRUNCATED = (
     "mask_truncated_completions=True left out of the loss every completion that could give a gradient, because it was "
     "cut at max_completion_length"
 )
@@ -213,8 +213,8 @@ class SignalWatch(Part):
     `nonfinite` is `"skip"`.
     """
 
-    may_join = True
-    remembers = ("batches", "silent", "cut", "unscored")
+    optional_on_resume = True
+    remembers = ("batches", "silent", "truncated", "unscored")
 
     def __init__(self, args, accelerator, names: Sequence[str], weights: torch.Tensor, group_size: int):
         self.args = args
@@ -227,7 +227,7 @@ class SignalWatch(Part):
     def begin(self) -> None:
         self.batches = 0
         self.silent = 0  # newest batches in a row without signal
-        self.cut = 0  # silent because of `mask_truncated_completions`
+        self.truncated = 0  # silent because of `mask_truncated_completions`
         self.unscored = 0  # newest batches in a row without any reward
         self._is_due = False
 
@@ -251,10 +251,10 @@ class SignalWatch(Part):
         self.batches += 1
         if (counts & differs).any():
             self.silent = 0
-            self.cut = 0
+            self.truncated = 0
         else:
             self.silent += 1
-            self.cut += int(differs.any() or not counts.any())
+            self.truncated += int(differs.any() or not counts.any())
         doublings = self.silent / PATIENCE
         self._is_due = doublings >= 1 and doublings.is_integer() and int(doublings).bit_count() == 1
 
@@ -277,11 +277,14 @@ class SignalWatch(Part):
 
     def _explain(self) -> tuple[str, str]:
         """Return the reason for the missing signal, and the cure."""
-        if self.cut == 0:
-            return EQUAL, LOOK
-        if self.cut == self.silent:
-            return CUT, RAISE
-        return f"in {self.cut} of them {CUT}; in the others {EQUAL.removeprefix('in ')}", f"{RAISE} {LOOK}"
+        if self.truncated == 0:
+            return EQUAL, INSPECT
+        if self.truncated == self.silent:
+            return ALL_TRUNCATED, RAISE
+        return (
+            f"in {self.truncated} of them {ALL_TRUNCATED}; in the others {EQUAL.removeprefix('in ')}",
+            f"{RAISE} {INSPECT}",
+        )
 
     def warn(self, step: int) -> None:
         batches = "the generation batch" if self.silent == 1 else f"{self.silent} generation batches in a row"

@@ -102,9 +102,9 @@ class Growth(Part):
 
     def before_load(self, checkpoint: Path) -> None:
         """Set rank and frozen values to a checkpoint's. Raises `ValueError`: the adapter cannot grow into it."""
-        if not (checkpoint / CONFIG_FILE).is_file():
+        if not (checkpoint / ADAPTER_CONFIG).is_file():
             return
-        saved = read_json(checkpoint / CONFIG_FILE)
+        saved = read_json(checkpoint / ADAPTER_CONFIG)
         mine = self.policy.peft_config["default"]
         scaling = mine.lora_alpha / (math.sqrt(mine.r) if mine.use_rslora else mine.r)
         alpha = alpha_for(scaling, saved["r"], mine.use_rslora)
@@ -142,7 +142,7 @@ class Growth(Part):
 # Tensors are stored by rows: copying a state to the start of a longer one (as `realloc` does) is correct only for A.
 
 
-CONFIG_FILE = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)

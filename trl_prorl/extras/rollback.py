@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ..checkpoint import last_rollback
-from ..checkpoint_files import why_unusable
+from ..checkpoint_files import unusable_reason
 from ..run_files import REWARD_COLLAPSE, ROLLBACK
 from ..run_folder import steps_of
 from ..watch import Alarm, Reason
@@ -78,7 +78,7 @@ class Rollback(Alarm):
         made = count_rollbacks(self.find_run_dir())
         steps = steps_of(self.find_run_dir())
         good = sorted((path for path in steps if steps[path] <= event["last_good"]), key=steps.get, reverse=True)
-        checkpoint = next((path for path in good if why_unusable(path) is None), None)
+        checkpoint = next((path for path in good if unusable_reason(path) is None), None)
         if made >= self.max_rollbacks or checkpoint is None:
             return None
         return {

@@ -56,7 +56,7 @@ class FirstBatch(Part):
         noise (`str`): Why no acceleration serves: the policy is random in training mode.
     """
 
-    may_join = True
+    optional_on_resume = True
     remembers = ("score", "samples", "noise")
 
     def __init__(

@@ -121,7 +121,7 @@ class CompactGeneration(Part):
             sampler.
     """
 
-    may_join = True  # "auto" may be possible here although not at the start of the run
+    optional_on_resume = True  # "auto" may be possible here although not at the start of the run
 
     def __init__(
         self,

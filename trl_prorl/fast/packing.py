@@ -63,7 +63,7 @@ def packed_logps(
     `compute_entropy`), exactly 0 at masked tokens, like TRL's. Raises `ValueError`: the mask has another form, or a
     prompt with one completion exceeds `max_tokens`.
     """
-    plan = Plan.from_batch(input_ids, attention_mask, logits_to_keep, max_tokens)
+    plan = PackedBatch.from_batch(input_ids, attention_mask, logits_to_keep, max_tokens)
     return plan.score(model, compute_entropy, autocast)
 
 
@@ -102,7 +102,7 @@ class PackedScorer:
         if size not in plans_by_size:  # all plans before the first forward, because planning synchronizes
             batches = zip(input_ids.split(size), attention_mask.split(size), strict=True)
             plans_by_size[size] = [
-                Plan.from_batch(ids, mask, logits_to_keep, self.max_tokens) for ids, mask in batches
+                PackedBatch.from_batch(ids, mask, logits_to_keep, self.max_tokens) for ids, mask in batches
             ]
         scored = [plan.score(model, compute_entropy, self.autocast) for plan in plans_by_size[size]]
         logps = torch.cat([logps for logps, _ in scored])
@@ -129,7 +129,7 @@ class PackedCall:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackedBatch:
     """A packed batch of `shape` (B, C), for every model that scores it."""
 
     calls: list[PackedCall]
@@ -138,7 +138,7 @@ class Plan:
     @classmethod
     def from_batch(
         cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
-    ) -> "Plan":
+    ) -> "PackedBatch":
         """Arguments as in [`packed_logps`]. Synchronizes with the device; scoring does not."""
         batch, width = input_ids.shape
         prompt_width = width - logits_to_keep

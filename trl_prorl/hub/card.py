@@ -30,7 +30,9 @@ from ..run_files import (
     ENV_FILE,
     EVENTS_FILE,
     METRICS_FILE,
+    PASSK_FILE,
     RESETS,
+    SIDES,
     training_note,
 )
 from ..run_shapes import read_shaped, read_shaped_rows
@@ -40,8 +42,6 @@ from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
 CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-PASSK_FILE = "passk.json"
-SIDES = ("base", "trained")
 # Tensors of an adapter that changes embeddings or LM head.
 OF_EMBEDDINGS = re.compile(r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_head|embed_out)\..*lora_")
 
@@ -273,8 +273,8 @@ def _interval(ends: list[float], spec: str = ".3f") -> str:
 def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
     path = Path(folder) / CARD_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as aside:
-        aside.write_text(str(card), encoding="utf-8")
+    with replaced(path) as staging:
+        staging.write_text(str(card), encoding="utf-8")
     return path
 
 

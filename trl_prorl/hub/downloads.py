@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ..checkpoint_files import adopt_unnamed, find_newest_checkpoint, name_staged, why_incomplete, why_unusable
+from ..checkpoint_files import adopt_unnamed, find_newest_checkpoint, incomplete_reason, name_staged, unusable_reason
 from ..errors import InputError
 from ..files import check_contents, replaced
 from ..run_files import BASE_ADAPTER, ENV_FILE, TRAINER_STATE, read_json, recorded_run_id
@@ -43,7 +43,7 @@ def fetch_run(
         for name in sorted(steps, key=steps.get, reverse=True):
             down = Path(api.snapshot_download(repo, revision=commit, allow_patterns=[f"{name}/*", *RECORD]))
             check_contents(down)
-            if why_unusable(down / name) is None:
+            if unusable_reason(down / name) is None:
                 checkpoint = down / name
                 best = Path(read_json(checkpoint / TRAINER_STATE)["best_model_checkpoint"] or "").name
                 if best in steps:
@@ -69,14 +69,14 @@ def fetch_run(
     else:
         folder.check_new()
     _copy_record(down, folder.path)
-    if best in steps and steps[best] < step and why_incomplete(down / best) is None:
+    if best in steps and steps[best] < step and incomplete_reason(down / best) is None:
         _copy_checkpoint(down / best, folder.path, steps[best])
     return _copy_checkpoint(checkpoint, folder.path, step)
 
 
 def _copy_record(down: Path, folder: Path) -> None:
-    with replaced(folder / ENV_FILE) as aside:
-        shutil.copyfile(down / ENV_FILE, aside)  # first: it identifies the run of the other files
+    with replaced(folder / ENV_FILE) as staging:
+        shutil.copyfile(down / ENV_FILE, staging)  # first: it identifies the run of the other files
     for pattern in RECORD:
         for path in down.glob(pattern):
             target = folder / path.relative_to(down)
@@ -85,6 +85,6 @@ def _copy_record(down: Path, folder: Path) -> None:
 
 
 def _copy_checkpoint(checkpoint: Path, folder: Path, step: int) -> Path:
-    aside = folder / f"{WRITING}{step}" / f"checkpoint-{step}"
-    shutil.copytree(checkpoint, aside)
-    return name_staged(aside, folder)
+    staging = folder / f"{WRITING}{step}" / f"checkpoint-{step}"
+    shutil.copytree(checkpoint, staging)
+    return name_staged(staging, folder)

@@ -18,15 +18,17 @@ from ..files import check_contents, link_or_copy
 from ..provenance import identify
 from ..run_files import (
     CONFIG_FILE,
+    DRIFT_FILE,
     ENV_FILE,
     LOG_FILES,
+    PASSK_FILE,
     read_yaml,
 )
 from ..run_shapes import INDEX_FILES, read_shaped
 from ..text import shell_quote
 from ..vocabulary import check_tokenizer, embedding_rows, load_tokenizer
 from ..weights import check_files, refuse_code
-from .card import CARD_FILE, PASSK_FILE, remove_secrets
+from .card import CARD_FILE, remove_secrets
 
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -42,7 +44,7 @@ TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json vocab.json "
     "vocab.txt merges.txt spiece.model chat_template.jinja preprocessor_config.json processor_config.json"
 ).split()
-RECORD_FILES = (CONFIG_FILE, ENV_FILE, *LOG_FILES, PASSK_FILE, "drift.json")
+RECORD_FILES = (CONFIG_FILE, ENV_FILE, *LOG_FILES, PASSK_FILE, DRIFT_FILE)
 REFERENCE_FOLDER = "ref"
 LINKED = (".safetensors", ".pt", ".bin")  # weights, which never change
 EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
