@@ -154,7 +154,7 @@ def check(
     # Random, because evenly spaced rows of a mixture could all belong to one task.
     places = random.Random(trainer.args.seed).sample(range(available), min(prompts, available))
     rows = [trainer.train_dataset[place] for place in places]
-    tell(console, f"reference answers, splits and lengths of {available} prompts")
+    print_progress(console, f"reference answers, splits and lengths of {available} prompts")
     findings = [Finding("gold answers verify", NOT_MEASURED, NO_TASK)]
     tells = None
     gold_lengths = []
@@ -176,14 +176,14 @@ def check(
     memory = generation_findings(trainer, max(lengths))
     for finding in memory:
         if finding.change:  # at once, because a process that runs out of memory on a CPU is killed without a table
-            tell(console, f"{finding.label}: {finding.number}: {finding.change}")
+            print_progress(console, f"{finding.label}: {finding.number}: {finding.change}")
     if not isinstance(trainer, ProRLTrainer):
         memory = [Finding("checks that need ProRLTrainer", NOT_MEASURED, OURS_ONLY)]
     gold_length = max(gold_lengths, default=None)
     return findings + memory + look_at_model(trainer, rows, task, gold_length, tells, console, verify)
 
 
-def tell(console: Console | None, line: str) -> None:
+def print_progress(console: Console | None, line: str) -> None:
     """Print a progress line, if there is a console."""
     if console is not None:
         console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -217,15 +217,15 @@ def look_at_model(
     """
     args = trainer.args
     completions = trainer.num_generations * len(rows)
-    tell(console, f"samples: {trainer.num_generations} completions for each of {len(rows)} prompts")
+    print_progress(console, f"samples: {trainer.num_generations} completions for each of {len(rows)} prompts")
     findings = []
     try:
         with nullcontext() if console is None else progress(completions, "preflight") as bar:
             samples = sample_starting_model(trainer, rows, task, bar, verify)
         findings += signal_findings(samples, gold_length, tells)
-        tell(console, "first steps")
+        print_progress(console, "first steps")
         before = policy_logps(trainer, samples.batch)
-        steps, trained = first_steps(trainer, functools.partial(tell, console))
+        steps, trained = first_steps(trainer, functools.partial(print_progress, console))
         after = policy_logps(trainer, samples.batch)
     except torch.OutOfMemoryError:
         return [*findings, out_of_memory(args.per_device_train_batch_size)]

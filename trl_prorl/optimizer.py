@@ -224,10 +224,7 @@ class Rewarmup:
     def _after(self, optimizer, args, kwargs) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
-        if self.updates is not None and _has_gradient(optimizer):
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        is_skipped = all(param.grad is None for param in params)
+        if self.updates is not None and not is_skipped:
             self.updates += 1
-
-
-def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """A skipped step has no gradient."""
-    return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])

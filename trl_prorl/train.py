@@ -199,9 +199,9 @@ def run(
         train(trainer, resume)
     except KeyboardInterrupt:
         same = "the same command and --resume_from_checkpoint True"
-        begun = trainer is not None and trainer.has_started
-        kept = describe_saved_state(args.output_dir, begun, same, same)
-        end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
+        has_started = trainer is not None and trainer.has_started
+        kept = describe_saved_state(args.output_dir, has_started, same, same)
+        end_interrupted(kept, prints=args.process_index == 0, processes=args.world_size)
     except FinishedError as error:
         if args.resume_from_checkpoint != AUTO_RESUME:
             raise InputError(str(error)) from error

@@ -348,8 +348,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         except KeyboardInterrupt as error:
             if not self.recipe:  # a recipe's command line prints it
                 go_on = "train(resume_from_checkpoint=True)"
-                kept = describe_saved_state(self.args.output_dir, self.has_started, go_on, anew="train()")
-                warn_interrupted(error, kept, tell=self.is_world_process_zero())
+                kept = describe_saved_state(self.args.output_dir, self.has_started, go_on, restart="train()")
+                warn_interrupted(error, kept, prints=self.is_world_process_zero())
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
         except RewardError as error:
             # The informative frames are those of its cause, which it keeps.

@@ -24,10 +24,6 @@ def _kl_cell(point: dict) -> str:
     return interval_cell(Estimate(point["kl_to_base"], *point["interval"]), ".4f")
 
 
-def _entropy_cell(point: dict) -> str:
-    return f"{point['base_entropy']:.3f} → {cell(point['entropy'], '.3f')}"
-
-
 def _step_cell(point: dict, unknown: str) -> str:
     return unknown if point["step"] is None else str(point["step"])
 
@@ -51,7 +47,7 @@ RUN_COLUMNS = [
     Column("step", lambda row: _step_cell(row[1], NOT_MEASURED)),
     Column("KL to base [95 %]", lambda row: _kl_cell(row[1])),
     Column("agreement", lambda row: cell(row[1]["token_agreement"], ".3f")),
-    Column("entropy, base → trained", lambda row: _entropy_cell(row[1])),
+    Column("entropy, base → trained", lambda row: f"{row[1]['base_entropy']:.3f} → {cell(row[1]['entropy'], '.3f')}"),
     Column("tokens per sample", lambda row: cell(row[1]["mean_tokens"], ".1f")),
 ]
 

@@ -39,9 +39,9 @@ class StopAfter(TrainerCallback):
         reached (`set[str]`): The parameters that got a gradient.
     """
 
-    def __init__(self, steps: int, tell: Callable[[str], None]):
+    def __init__(self, steps: int, report: Callable[[str], None]):
         self.steps = steps
-        self.tell = tell
+        self.report = report
         self.rows: list[dict[str, float]] = []
         self.reached: set[str] = set()
         self._seconds = dict.fromkeys(TIMED.values(), 0.0)
@@ -62,7 +62,7 @@ class StopAfter(TrainerCallback):
         self.reached |= {name for name, param in model.named_parameters() if param.grad is not None}
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.tell(f"step {state.global_step} of {self.steps} is done")
+        self.report(f"step {state.global_step} of {self.steps} is done")
         row = dict(self._seconds)
         if torch.cuda.is_available():
             row["peak_memory_gib"] = torch.cuda.max_memory_allocated() / GIB
@@ -71,13 +71,13 @@ class StopAfter(TrainerCallback):
             control.should_training_stop = True
 
 
-def first_steps(trainer, tell: Callable[[str], None]) -> tuple[list[dict], Finding]:
+def first_steps(trainer, report: Callable[[str], None]) -> tuple[list[dict], Finding]:
     """
     Train the first [`STEPS`], and return their rows of `metrics.jsonl`, and the finding about trained parameters;
-    `tell` gets a line after each step. The trainer neither saves nor evaluates, and the caller deletes its
+    `report` gets a line after each step. The trainer neither saves nor evaluates, and the caller deletes its
     `output_dir`.
     """
-    stop = StopAfter(STEPS, tell)
+    stop = StopAfter(STEPS, report)
     trainer.add_callback(stop)
     if not hasattr(trainer, "run_dir"):  # TRL's, which writes no log files
         trainer.add_callback(RunRecorder())

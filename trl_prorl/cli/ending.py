@@ -172,17 +172,17 @@ def interrupt_as_usual() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoReturn:
+def end_interrupted(kept: str, prints: bool = True, processes: int = 1) -> NoReturn:
     """
     End the process after Ctrl-C: one line on stderr, and exit code 130.
 
     Args:
         kept (`str`): What was saved, and how to continue.
-        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
+        prints (`bool`, *optional*, defaults to `True`): Whether this process prints it.
         processes (`int`, *optional*, defaults to `1`): Several processes do not wait for each other: some may be gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # print the line even if Ctrl-C is pressed again
-    if tell:
+    if prints:
         print(interrupted_line(kept), end="", file=sys.stderr)
     if processes > 1:
         sys.stdout.flush()
@@ -192,7 +192,7 @@ def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoRetur
     raise Ended(INTERRUPTED) from None
 
 
-def warn_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> None:
+def warn_interrupted(error: KeyboardInterrupt, kept: str, prints: bool = True) -> None:
     """
     Print one line instead of the traceback of a `KeyboardInterrupt` in a user's own script.
 
@@ -201,9 +201,9 @@ def warn_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> 
     Args:
         error (`KeyboardInterrupt`): The error.
         kept (`str`): What was saved, and how to continue.
-        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
+        prints (`bool`, *optional*, defaults to `True`): Whether this process prints it.
     """
-    if tell:
+    if prints:
         print(interrupted_line(kept), end="", file=sys.stderr)
     others = sys.excepthook
 
@@ -215,21 +215,21 @@ def warn_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> 
     sys.excepthook = end_without_traceback
 
 
-def describe_saved_state(output_dir: str | os.PathLike, begun: bool, go_on: str, anew: str) -> str:
+def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on: str, restart: str) -> str:
     """
     Describe in one line what an interrupted run has saved.
 
     Args:
         output_dir (`str` or `os.PathLike`): Folder of the run.
-        begun (`bool`): Whether this process started a step.
+        has_started (`bool`): Whether this process started a step.
         go_on (`str`): How to continue from a checkpoint.
-        anew (`str`): How to start again without a checkpoint.
+        restart (`str`): How to start again without a checkpoint.
     """
     from ..checkpoint_files import find_newest_checkpoint  # a command that only reads need not import it
 
     checkpoint, _ = find_newest_checkpoint(output_dir, content=False)
     if checkpoint is not None:
         return f"{checkpoint} and the log files up to it are saved. Continue with {go_on}."
-    if begun:
-        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {anew}."
+    if has_started:
+        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {restart}."
     return NOTHING_BEGUN

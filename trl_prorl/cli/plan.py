@@ -257,7 +257,7 @@ def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> No
     stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else None
     if stage is not None:
         check_distribution(f"DeepSpeed ZeRO-{stage}", needed, f" (zero_stage={stage})")
-    elif _uses_fsdp(args):
+    elif args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         check_distribution("FSDP", needed)
     elif args.world_size > 1:
         check_distribution("DDP", needed, f" ({args.world_size} processes)")
@@ -266,10 +266,6 @@ def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> No
             f"lora_growth_every={args.lora_growth_every} is not supported with torch_compile=True: the adapter "
             "changes its shape. Train in one process without torch_compile, or remove lora_growth_every."
         )
-
-
-def _uses_fsdp(args: ProRLConfig) -> bool:
-    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def _check_growth(args: ProRLConfig, config, optimizer) -> None:
