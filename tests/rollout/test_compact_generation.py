@@ -398,6 +398,8 @@ def test_equal_prompts_are_found():
 
 ADAPTERS = {
     "plain": LORA,
+    "all linear": {**LORA, "target_modules": "all-linear"},
+    "dora, all linear": {**LORA, "target_modules": "all-linear", "use_dora": True},
     "rslora": {**LORA, "use_rslora": True},
     "dora": {**LORA, "use_dora": True},
     "bias": {**LORA, "lora_bias": True, "target_modules": ["q_proj", "k_proj"]},
@@ -405,17 +407,6 @@ ADAPTERS = {
     "saved modules": {**LORA, "modules_to_save": ["norm"]},
     "ranks by layer": {**LORA, "rank_pattern": {"layers.0.*": 2}},
 }
-
-
-def holds_merged_weights(merged):
-    """Whether any adapted layer of the copy has weights other than the policy's own."""
-    for layer in merged._layers:
-        if layer._packed is not None and layer._packed._packed is not None:
-            return True
-        originals = layer._originals.items()
-        if any(getattr(layer._weights, key).data_ptr() != original.data_ptr() for key, original in originals):
-            return True
-    return False
 
 
 @torch.no_grad()
@@ -435,9 +426,9 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
         mine = merged.model(tokens).logits.log_softmax(-1)
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
         assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
-        assert holds_merged_weights(merged)
+        assert merged.holds_merged
         merged.release()
-        assert not holds_merged_weights(merged)
+        assert not merged.holds_merged
         for name, param in policy.named_parameters():
             if "lora_" in name or "modules_to_save" in name:  # an update
                 param.add_(torch.randn_like(param) * 0.05)
@@ -465,11 +456,11 @@ def test_the_merged_weights_are_gone_when_the_update_begins(make_trainer):
     forward = copy.model.forward
 
     def forward_of_copy(*args, **kwargs):
-        held_while["sampling"].append(holds_merged_weights(copy))
+        held_while["sampling"].append(copy.holds_merged)
         return forward(*args, **kwargs)
 
     def compute_loss(*args, **kwargs):
-        held_while["updating"].append(holds_merged_weights(copy))
+        held_while["updating"].append(copy.holds_merged)
         return type(trainer).compute_loss(trainer, *args, **kwargs)
 
     copy.model.forward = forward_of_copy
@@ -477,6 +468,43 @@ def test_the_merged_weights_are_gone_when_the_update_begins(make_trainer):
     trainer.train()
     assert {*held_while["sampling"]} == {True}
     assert {*held_while["updating"]} == {False}
+
+
+def products(model, tokens):
+    """The matrix products of a forward."""
+    counts = Counter()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counts[func.overloadpacket.__name__] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Products(), torch.no_grad():
+        model(tokens)
+    return counts["mm"] + counts["addmm"] + counts["_linear_pointwise"]
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_layers_with_the_same_input_are_one_product(tiny_model, packs, monkeypatch):
+    """Of seven in a layer four are left: q, k and v; o; gate and up; down. Then the head."""
+    if not packs:
+        monkeypatch.setattr("trl_prorl.fast.merged_copy.can_be_packed", lambda layer: False)
+    policy = load_with_new_adapter(tiny_model, **{**LORA, "target_modules": "all-linear"})
+    tokens = torch.arange(24).view(2, 12)
+    layers = policy.config.num_hidden_layers
+    assert products(policy.get_base_model().model.layers[0].mlp, torch.ones(1, 1, 32)) == 9  # with the adapter's
+    merged = MergedCopy(policy)
+    merged.refresh()
+    assert products(merged.model, tokens) == 4 * layers + 1
+    part = merged.model.model.layers[0].self_attn.q_proj
+    other = merged.model.model.layers[0].self_attn.v_proj
+    first, second = torch.randn(2, 1, 3, 32)
+    expected = [part(first), other(first)]
+    assert not part.waiting.keys() - {"states", 1}
+    with torch.no_grad():  # in another order, and with other states between
+        found = [other(first), part(second), part(first)]
+    torch.testing.assert_close([found[2], found[0]], expected)
+    assert not torch.allclose(found[1], expected[0])
 
 
 def test_what_is_quantised_or_no_lora_is_not_merged(tiny_model):
