@@ -13,7 +13,7 @@ from run_record import without_times
 from transformers import TrainerCallback
 
 from trl_prorl import meter as meter_module
-from trl_prorl.meter import IN_LOSS, Meter, StageTimer, Utilization, measure_gpu
+from trl_prorl.meter import TOKENS_IN_LOSS, Meter, StageTimer, Utilization, measure_gpu
 from trl_prorl.record import UpdateNorm
 
 
@@ -73,7 +73,7 @@ def test_row_of_a_step(clock, processes):
     meter.add_total("kl_penalty", torch.tensor(0.5))
     meter.add_total("kl_penalty", torch.tensor(0.25))
     for tokens in (3, 5):  # of a micro-batch, and of another
-        meter.add_count(IN_LOSS, torch.tensor(tokens))
+        meter.add_count(TOKENS_IN_LOSS, torch.tensor(tokens))
     meter.add_count("rows_skipped", torch.tensor(2))
     clock.now += 1
     row = meter.end_step(lambda tensor: processes * tensor, processes)

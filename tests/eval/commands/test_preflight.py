@@ -85,7 +85,7 @@ def test_it_samples_as_a_step_does(tmp_path):
     groups = sampled.total.view(4, 4)
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
     assert torch.allclose(advantages.flatten(), batch["advantages"], atol=1e-5)
-    assert sampled.cut == [ids[-1] not in trainer.eos_token_ids for ids in sampled.ids]
+    assert sampled.truncated == [ids[-1] not in trainer.eos_token_ids for ids in sampled.ids]
 
 
 @pytest.fixture
