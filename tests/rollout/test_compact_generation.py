@@ -21,9 +21,10 @@ from trl_prorl.cli.fp32_head import cast_head_to_fp32
 from trl_prorl.cli.prompts import cut_at_end, find_distinct, pad_left
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.extras.thinking import make_interrupted_rollout
+from trl_prorl.fast.choice import Choice
 from trl_prorl.fast.compact import BLOCK, Room, RoomyLayer, Rows, compact_sample, draw
 from trl_prorl.fast.families import listing_obstacle
-from trl_prorl.fast.generation import MERGED_BOUND
+from trl_prorl.fast.generation import MERGED_BOUND, CompactGeneration
 from trl_prorl.fast.merged_copy import MergedCopy, merge_obstacle
 from trl_prorl.fast.recording import RecordedSteps, Recordings
 from trl_prorl.fast.trial import compare_samples
@@ -225,6 +226,133 @@ def test_later_batches_are_replayed(model, made, numbers_of_rows):
         torch.testing.assert_close(computed.logps, recorded.logps, atol=1e-5, rtol=0)
     assert numbers[0] > 3
     assert not any(numbers[1:])
+
+
+def test_a_recording_sees_new_weights_and_ends_with_another_model(model, made, numbers_of_rows):
+    """Values change in place; or another tensor takes a weight's place, as by a load; or training mode."""
+    model = copy.deepcopy(model)
+    recordings = Recordings()
+    keys = {"do_sample": True, "top_k": 0, "max_new_tokens": 20}
+
+    def new_recordings():
+        computed, _ = compact(model, **keys)
+        before = len(made)
+        recorded, _ = compact(model, recordings=recordings, **keys)
+        assert torch.equal(computed.ids, recorded.ids)
+        results.append(recorded.ids)
+        return len(made) - before
+
+    results = []
+    weight = model.model.layers[1].mlp.down_proj.weight
+    assert new_recordings() == 1
+    with torch.no_grad():
+        weight.mul_(-2)
+    assert new_recordings() == 0
+    weight.data = weight.data * -2
+    assert new_recordings() == 1
+    model.train()
+    assert new_recordings() == 1
+    keys["temperature"] = 2.0
+    assert new_recordings() == 1
+    keys["max_new_tokens"] = 200
+    assert new_recordings() == 2
+    keys["max_new_tokens"] = 20
+    assert new_recordings() == 0
+    assert len({str(ids.tolist()) for ids in results[:3]}) == 3
+
+
+def test_what_autocast_casts_for_a_batch_is_not_kept(model, made):
+    recordings = Recordings()
+    for is_trained, lasts in ((True, False), (False, True)):
+        narrow = copy.deepcopy(model).requires_grad_(is_trained)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            compact(narrow, recordings=recordings, max_new_tokens=3)
+        assert recordings.lasts == lasts
+
+
+@pytest.fixture
+def as_on_a_gpu(made, numbers_of_rows, monkeypatch):
+    """Recorded, with nothing packed, on a device with room for graphs, and whose largest step is known."""
+    monkeypatch.setattr("trl_prorl.fast.merged_copy.can_be_packed", lambda layer: False)
+    monkeypatch.setattr("trl_prorl.fast.generation.usable_bytes", lambda device: 100 * 2**20)
+
+    def record(trainer):
+        trainer.compact._recordings = Recordings()
+        trainer.compact._peak = 0.0
+        return trainer
+
+    return record
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_training_whose_graphs_are_kept_is_that_without_graphs(
+    make_trainer, as_on_a_gpu, made, lora, largest_difference
+):
+    """Over updates, resets of the reference and of the optimizer; rows and prompts differ from batch to batch."""
+    keys = {**A, "lora": lora, "max_steps": 8, "optimizer_reset": "hard", "learning_rate": 1e-2}
+    plain = make_trainer(**keys)
+    plain.train()
+    trainer = as_on_a_gpu(make_trainer(**keys))
+    numbers = []
+    sample = trainer.compact.sample
+
+    def counted(*args):
+        before = len(made)
+        result = sample(*args)
+        numbers.append(len(made) - before)
+        return result
+
+    trainer.compact.sample = counted
+    trainer.train()
+    assert numbers == [1, 1, 0, 0]  # the first batch also measures log-probabilities
+    assert trainer.compact._held > 0
+    assert largest_difference(plain, trainer) == 0.0
+
+
+def test_graphs_are_kept_if_the_largest_step_leaves_room(tiny_model, made, monkeypatch):
+    monkeypatch.setattr("trl_prorl.fast.merged_copy.can_be_packed", lambda layer: False)
+    policy = load_with_new_adapter(tiny_model, **LORA).eval()
+    size = 2**30
+
+    def part(**keys):
+        made = CompactGeneration(policy, 1.0, replays=Choice(True), **keys)
+        monkeypatch.setattr("trl_prorl.fast.generation.usable_bytes", lambda device: size)
+        return made
+
+    def keeps(part):
+        part.sample(policy, PROMPTS, config(), [])
+        held = part._recordings.bytes
+        assert (held > 0) == part.copy.holds_merged == (part._held > 0)
+        if held:
+            assert part._held == held + part.copy.bytes
+        return part._held
+
+    part_with_room = part()
+    assert not keeps(part_with_room)  # no step is known
+    part_with_room.on_row(1, {"peak_memory_gib": 0.5})
+    held = keeps(part_with_room)
+    assert held
+    part_with_room.on_row(2, {"peak_memory_gib": 0.5 + held / 2**30})  # what is kept is part of it
+    assert keeps(part_with_room)
+    part_with_room.on_row(3, {"peak_memory_gib": 0.95})
+    assert not keeps(part_with_room)
+    without = part(keeps=False)
+    without.on_row(1, {"peak_memory_gib": 0.1})
+    assert not keeps(without)
+
+
+def test_a_batch_that_fails_leaves_no_graphs(tiny_model, made, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    part = CompactGeneration(model, 1.0, replays=Choice(True))
+    monkeypatch.setattr("trl_prorl.fast.generation.usable_bytes", lambda device: 2**30)
+    part.on_row(1, {"peak_memory_gib": 0.1})
+    part.sample(model, PROMPTS, config(do_sample=True), [])
+    assert part._recordings.bytes
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="nan"):
+        part.sample(model, PROMPTS, config(do_sample=True), [])
+    assert not part._recordings.bytes
 
 
 def test_prompts_of_one_length_are_recorded_too(model, made):

@@ -96,6 +96,7 @@ class Acceleration:
                 args.compact_max_rows,
                 args.compact_merge,
                 Choice.unless(obstacle),
+                keeps=args.torch_empty_cache_steps is None,
             )
             if on_cuda:
                 reasons["a CUDA graph"] = obstacle

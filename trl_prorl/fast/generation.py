@@ -16,7 +16,7 @@ from ..run_files import UNMERGED
 from .choice import Choice
 from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy, merge_obstacle
-from .recording import Recordings
+from .recording import Recordings, usable_bytes
 
 
 # Maximum mean difference between a merged copy and the policy, in nats per token. In fp32 it is about 1e-6. In bf16,
@@ -26,6 +26,7 @@ from .recording import Recordings
 MERGED_BOUND = 0.05
 MORE_THAN_POLICY = 1.5
 NEVER_RECORDED = Choice(False)
+KEPT_SHARE = 0.9  # of the memory that a process can use, filled in the largest step
 # Settings that the compact loop supports. Others need another loop, or state per row besides the cache.
 PLAIN_SETTINGS = {
     "encoder_repetition_penalty": (None, 1),
@@ -105,6 +106,9 @@ class CompactGeneration(Part):
     """
     Samples completions, from a merged copy of the policy if possible.
 
+    CUDA graphs, and the cache and merged weights that they read, stay in memory for the next generation if the largest
+    step leaves room for them.
+
     A copy that rounds is measured in every step. If it is too far from the policy, the policy samples one generation
     to measure its own rounding, which decides whether the copy is used again.
 
@@ -113,7 +117,8 @@ class CompactGeneration(Part):
         autocasts (`bool`): Whether scoring uses a lower precision than the policy's weights.
         max_rows (`int`, *optional*): Maximum completions decoded at once.
         merges (`bool`): Whether a merged copy is allowed.
-        replays (`Choice`): Whether the forward of a token is recorded as a CUDA graph.
+        replays (`Choice`): Whether the step of a token is recorded as a CUDA graph.
+        keeps (`bool`): Whether graphs may stay in memory for the next generation.
 
     Attributes:
         merged (`Choice`): Whether the copy is sampled, or why not.
@@ -131,12 +136,16 @@ class CompactGeneration(Part):
         max_rows: int | None = None,
         merges: bool = True,
         replays: Choice = NEVER_RECORDED,
+        keeps: bool = True,
     ):
         reason = merge_obstacle(policy) if merges else "compact_merge=False"
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
         self.replayed = replays
         self._recordings = Recordings() if replays.on else None
+        self._may_keep = keeps
+        self._held = 0  # bytes that stay until the next generation
+        self._peak: float | None = None  # bytes of the largest step, without those
         self._mergeable = policy if reason is None else None
         self.measures = False
         # In fp32 a copy differs only by the order of additions: nothing to measure.
@@ -181,6 +190,7 @@ class CompactGeneration(Part):
             self.copy.model.generation_config = model.generation_config
             self.copy.model.train(model.training)
             model = self.copy.model
+        self._held = 0
         try:
             with contiguous_states(model):
                 for rows in slice_rows(find_distinct(prompts)[1], self._max_rows):
@@ -191,12 +201,25 @@ class CompactGeneration(Part):
                         completions[row] = cut_at_end(written[place], set(ends))
                         if written_logps is not None:
                             logps[row] = written_logps[place][: len(completions[row])]
+            self._held = self._bytes_to_keep(next(model.parameters()).device)
         finally:
-            if self._recordings is not None:
-                self._recordings.clear()
-            if self.copy is not None:
-                self.copy.release()
+            if not self._held:
+                self._release()
         return completions, None if logps_at is None else logps
+
+    def _bytes_to_keep(self, device: torch.device) -> int:
+        """Return the bytes of graphs, cache and merged weights if they may stay for the next generation, else 0."""
+        if self._recordings is None or not (self._may_keep and self._recordings.lasts) or self._peak is None:
+            return 0
+        held = self._recordings.bytes + (0 if self.copy is None else self.copy.bytes)
+        return held if self._peak + held <= KEPT_SHARE * usable_bytes(device) else 0
+
+    def _release(self) -> None:
+        self._held = 0
+        if self._recordings is not None:
+            self._recordings.clear()
+        if self.copy is not None:
+            self.copy.release()
 
     def kept_logps(self, logps: list[list[float]]) -> list[list[float]] | None:
         """Return the last log-probabilities if they measure the merged copy."""
@@ -209,7 +232,9 @@ class CompactGeneration(Part):
         return batch.pop("sampling_per_token_logps", None)
 
     def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        """Sample from the policy if the copy is too far from it, by `mean_abs_dlogp_sampler`."""
+        """Note the memory of a step. Sample from the policy if `mean_abs_dlogp_sampler` is too large for the copy."""
+        if "peak_memory_gib" in row:
+            self._peak = max(self._peak or 0.0, row["peak_memory_gib"] * 2**30 - self._held)
         difference = row.get("mean_abs_dlogp_sampler")
         if self.copy is None or difference is None:
             return None
@@ -229,6 +254,7 @@ class CompactGeneration(Part):
         return make_event(UNMERGED, step, step, "copy_off_policy", of_copy, self._bound)
 
     def _unmerge(self, reason: str) -> None:
+        self._release()
         self.copy = None
         self.merged = Choice(False, reason)
 

@@ -194,6 +194,13 @@ def reserved_bytes(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
+def usable_bytes(device: torch.device) -> int:
+    """Return the bytes that this process can use on a GPU, without those of other processes; 0 on another device."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
 class RecordedSteps:
     """
     Computes and writes the next token of every row by recordings.
