@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from trl_prorl.fast import prefix as module
-from trl_prorl.fast.prefix import layout, prefix_attention, sdpa_or_prefix_attention
+from trl_prorl.fast.prefix import layout, prefix_attention, sdpa_or_prefix_attention, to_add
 
 
-def dense(sequences):
+def dense(sequences, window=None):
     """The mask over the whole row, place by place."""
     size = sum(length for *_, length in sequences)
     mask = torch.zeros(size, size, dtype=torch.bool)
     for prefix, prefix_length, start, length in sequences:
-        for place in range(start, start + length):
-            mask[place, prefix : prefix + prefix_length] = True
-            mask[place, start : place + 1] = True
+        for own in range(length):
+            seen = [*range(prefix, prefix + prefix_length), *range(start, start + own + 1)]
+            mask[start + own, seen[-(window or size) :]] = True
     return mask
 
 
@@ -48,20 +48,23 @@ def in_one(query, key, value, mask, scale=None):
     block=st.sampled_from([1, 3, 8, 16, 128]),
     heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
     scale=st.sampled_from([None, 0.3]),
+    window=st.sampled_from([None, 4]),
+    many_keys=st.sampled_from([0, module.MANY_KEYS]),
 )
-def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, scale):
+def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, scale, window, many_keys):
     sequences = row_of(groups)
-    mask = dense(sequences)
+    mask = dense(sequences, window)
     torch.manual_seed(0)
     states = [torch.randn(1, count, len(mask), 8, dtype=torch.float64) for count in (heads[0], heads[1], heads[1])]
     weights = torch.randn(1, len(mask), heads[0], 8, dtype=torch.float64)
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "QUERY_BLOCK", block)
+        patch.setattr(module, "MANY_KEYS", many_keys)
         for blocks in (True, False):
             query, key, value = (state.clone().requires_grad_() for state in states)
             if blocks:
-                result = prefix_attention(query, key, value, layout(sequences), scale=scale)
+                result = prefix_attention(query, key, value, layout(sequences), scale, window)
             else:
                 result = in_one(query, key, value, mask, scale)
             (result * weights).sum().backward()
@@ -73,10 +76,39 @@ def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, sc
 def test_the_work_does_not_grow_with_the_square_of_the_row():
     """Scores computed for 8 completions of a prompt: of a dense mask's an eighth, and little above what is seen."""
     sequences = row_of([(100, [600] * 8)])
-    scores = sum(mask.numel() for mask in layout(sequences).masks)
+    scores = sum(block.sequences * block.size * block.keys for block in layout(sequences).blocks)
     mask = dense(sequences)
     assert scores < mask.numel() / 6
     assert scores < 1.3 * mask.sum()
+
+
+def mask_bytes(sequences, groups, window=None):
+    """Bytes of a row's masks in bf16, additive ones and those they are made of."""
+    row = layout(sequences)
+    masks = [to_add(row, block, torch.bfloat16, groups, window) for block in row.blocks]
+    masks += [block.mask for block in row.blocks if block.mask is not None]
+    return sum({mask.untyped_storage().data_ptr(): mask.untyped_storage().nbytes() for mask in masks}.values())
+
+
+@pytest.mark.parametrize("window", [None, 512])
+@pytest.mark.parametrize("prompts", [[100], [100, 131]])
+def test_masks_grow_with_the_length_not_with_its_square(prompts, window):
+    """Six heads share keys: 128 queries times 6 heads times the keys, in at most one mask for each alignment."""
+    sizes = []
+    for length in (2048, 4096):
+        groups = [(prompt, [length, length - 5, length - 300]) for prompt in prompts]
+        sizes.append(mask_bytes(row_of(groups), 6, window))
+        assert sizes[-1] <= 2 * 8 * (128 + 8) * 6 * (length + 200)
+    assert sizes[1] <= 2 * sizes[0]
+
+
+def test_a_shared_mask_begins_where_a_gpu_s_kernel_reads():
+    """Offset and strides are multiples of eight, and the same mask serves all sequences of a block."""
+    row = layout(row_of([(101, [3000, 2000]), (63, [2500])]))
+    for block in row.blocks:
+        mask = to_add(row, block, torch.bfloat16, 2)
+        assert mask.shape == (1, 1, 2 * block.size, block.keys)
+        assert mask.storage_offset() % 8 == mask.stride(-2) % 8 == 0 and mask.stride(-1) == 1
 
 
 def test_what_it_cannot_compute_is_refused():
@@ -87,9 +119,10 @@ def test_what_it_cannot_compute_is_refused():
             sdpa_or_prefix_attention(torch.nn.Module(), states, states, states, None, **given)
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
-def test_in_bf16_its_backward_errs_as_torchs_does(heads):
+@pytest.mark.parametrize("heads, many_keys", [((4, 4), module.MANY_KEYS), ((6, 2), module.MANY_KEYS), ((6, 2), 0)])
+def test_in_bf16_its_backward_errs_as_torchs_does(heads, many_keys, monkeypatch):
     """Against a dense mask in double precision; torch's kernel under the same mask is the control."""
+    monkeypatch.setattr(module, "MANY_KEYS", many_keys)
     sequences = row_of([(9, [5, 30, 2]), (20, [3, 7])])
     mask = dense(sequences)
 

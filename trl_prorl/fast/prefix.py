@@ -33,8 +33,37 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # Queries of a sequence in one block. On a CPU 128 to 512 differ by 10 %.
 QUERY_BLOCK = 128
-# Mask stride of torch's memory-efficient GPU kernel; other strides are copied in every layer.
+# Mask stride and offset of torch's memory-efficient GPU kernel; other strides are copied in every layer.
 ALIGNMENT = 8
+# Keys in a mask for each query, above which a block has only sequences with equally long prefixes: these share a mask,
+# but there are more blocks.
+MANY_KEYS = 1024
+
+
+class Block(NamedTuple):
+    """
+    Queries of some sequences: their next Q tokens.
+
+    Attributes:
+        rows (`slice`): The S' sequences, of [`Layout.keys`].
+        seen (`slice`): The K columns that they see, of which the last Q are the queries.
+        size (`int`): Q.
+        mask (`torch.BoolTensor` of shape `(S', 1, Q, K)`, *optional*):
+            Visible keys; `None`: each query sees the columns up to its own.
+    """
+
+    rows: slice
+    seen: slice
+    size: int
+    mask: torch.Tensor | None
+
+    @property
+    def sequences(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def keys(self) -> int:
+        return self.seen.stop - self.seen.start
 
 
 class Layout(NamedTuple):
@@ -43,9 +72,8 @@ class Layout(NamedTuple):
 
     Attributes:
         keys (`torch.LongTensor` of shape `(S, W)`): Places of every sequence's prefix, right-aligned, and of its own
-            tokens; longest sequence first.
-        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): Visible keys for each block of queries: the last Q
-            of the first K keys of the first S' sequences.
+            tokens.
+        blocks (`list[Block]`): All queries.
         queries (`torch.LongTensor` of shape `(N,)`): Places of the queries of all blocks, padding included.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place among these queries.
         sequences (`list[tuple[int, int, int, int]]`): As given to [`layout`], longest first.
@@ -54,7 +82,7 @@ class Layout(NamedTuple):
     """
 
     keys: torch.Tensor
-    masks: list[torch.Tensor]
+    blocks: list[Block]
     queries: torch.Tensor
     order: torch.Tensor
     sequences: list[tuple[int, int, int, int]]
@@ -62,14 +90,18 @@ class Layout(NamedTuple):
     added: dict
 
 
-def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, window: int | None = None) -> torch.Tensor:
+def to_add(
+    layout: Layout, block: Block, dtype: torch.dtype, groups: int = 1, window: int | None = None
+) -> torch.Tensor:
     """
-    Return a block's additive mask `(S', 1, Q·G, K)` for G heads that share keys (`groups`). A query sees at most
-    `window` keys, including itself.
+    Return a block's additive mask `(S', 1, Q·G, K)`, or one `(1, 1, Q·G, K)` for all its sequences, for G heads that
+    share keys (`groups`). A query sees at most `window` keys, including itself.
     """
-    name = (block, dtype, groups, window)
+    if block.mask is None:
+        return _shared_to_add(layout, block, dtype, groups, window)
+    name = (block.rows.start, block.seen.stop, dtype, groups, window)
     if name not in layout.added:
-        mask = layout.masks[block]
+        mask = block.mask
         rows, _, queries, seen = mask.shape
         if window is not None:
             # Columns of a sequence and its prefix count positions without a gap.
@@ -80,6 +112,30 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, wind
         added[..., :seen].masked_fill_(~mask[..., None, :], -torch.inf)
         layout.added[name] = added.view(rows, 1, queries * groups, width)[..., :seen]
     return layout.added[name]
+
+
+def _shared_to_add(layout: Layout, block: Block, dtype: torch.dtype, groups: int, window: int | None) -> torch.Tensor:
+    """
+    Return the additive mask of a block whose mask is `None`: the last rows and columns of a larger one, which all
+    blocks with the same remainder of K share.
+    """
+    remainder = -block.keys % ALIGNMENT  # so many columns on the right are not used, and the first one is aligned
+    name = (remainder, dtype, groups, window)
+    if name not in layout.added:
+        device = layout.keys.device
+        queries = max(one.size for one in layout.blocks)
+        width = max(one.keys for one in layout.blocks) + 2 * ALIGNMENT
+        width -= width % ALIGNMENT
+        column = torch.arange(width, device=device)
+        own = torch.arange(queries, device=device)[:, None] + width - remainder - queries  # column of each query
+        hides = column > own
+        if window is not None:
+            hides |= column <= own - window
+        added = torch.zeros((queries, groups, width), dtype=dtype, device=device)
+        layout.added[name] = added.masked_fill_(hides[:, None], -torch.inf).view(1, 1, queries * groups, width)
+    added = layout.added[name]
+    end = added.shape[-1] - remainder
+    return added[:, :, -block.size * groups :, end - block.keys : end]
 
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
@@ -95,34 +151,52 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         d x1 x2       a  b  c |  d x1 | x2  .
                               block 1 | block 2: from its first column on, sequences that are longer than 2
 
-    A block's queries see the keys to their left, in their own line, except padding.
+    A block's queries see the keys to their left, in their own line, except padding. A large row has a stack for each
+    length of a prefix, without padding before it.
     """
     longest_first = sorted(sequences, key=lambda sequence: sequence[3], reverse=True)
     longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
-    lengths = [length for _, _, _, length in longest_first]
-    prefix, prefix_length, start, length = torch.tensor(longest_first).T.unsqueeze(-1).to(device)  # (S, 1) each
+    scores = sum(rows * (end - first) * (longest_prefix + end) for rows, first, end in spans(longest_first))
+    size = sum(own for _, _, _, own in sequences)
+    is_large = scores > MANY_KEYS * size
+    stacks: dict[int, list[tuple[int, int, int, int]]] = {}
+    for sequence in longest_first:
+        stacks.setdefault(sequence[1] if is_large else longest_prefix, []).append(sequence)
+    stacked = [sequence for stack in stacks.values() for sequence in stack]
+    prefix, prefix_length, start, length = torch.tensor(stacked).T.unsqueeze(-1).to(device)  # (S, 1) each
 
-    size = sum(lengths)
-    column = torch.arange(-longest_prefix, lengths[0], device=device)
+    column = torch.arange(-longest_prefix, longest_first[0][3], device=device)
     is_token = (column >= -prefix_length) & (column < length)
     place = torch.where(column < 0, prefix + prefix_length + column, start + column)
     keys = torch.where(is_token, place, padding_places(is_token, size))
 
-    masks = []
+    blocks = []
     query_places = []
     found = []
-    longest_with_prefix = max((own for _, before, _, own in sequences if before > 0), default=0)
-    for first, end in pairwise(block_bounds(lengths[0], longest_with_prefix)):
-        rows = sum(length > first for length in lengths)
-        seen = slice(0, longest_prefix + end)
-        queries = slice(longest_prefix + first, longest_prefix + end)
-        is_before = column[seen] <= column[queries, None]
-        masks.append(is_token[:rows, None, None, seen] & is_before)
-        query_places.append(keys[:rows, queries].flatten())
-        # padding goes to a place after the row
-        found.append(keys[:rows, queries].where(is_token[:rows, queries], size).flatten())
+    top = 0
+    for before, stack in stacks.items():
+        for number, first, end in spans(stack):
+            rows = slice(top, top + number)
+            seen = slice(longest_prefix - before, longest_prefix + end)
+            queries = slice(longest_prefix + first, longest_prefix + end)
+            mask = None
+            if not is_large:
+                is_before = column[seen] <= column[queries, None]
+                mask = is_token[rows, None, None, seen] & is_before
+            blocks.append(Block(rows, seen, end - first, mask))
+            query_places.append(keys[rows, queries].flatten())
+            # padding goes to a place after the row
+            found.append(keys[rows, queries].where(is_token[rows, queries], size).flatten())
+        top += len(stack)
 
-    return Layout(keys, masks, torch.cat(query_places), order_of(found, size), longest_first, {}, {})
+    return Layout(keys, blocks, torch.cat(query_places), order_of(found, size), longest_first, {}, {})
+
+
+def spans(stack: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Yield the blocks of queries of sequences, longest first: how many have one, its first column and its end."""
+    longest_with_prefix = max((own for _, before, _, own in stack if before > 0), default=0)
+    for first, end in pairwise(block_bounds(stack[0][3], longest_with_prefix)):
+        yield sum(own > first for _, _, _, own in stack), first, end
 
 
 def stacked_queries(layout: Layout, heads: int, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,13 +236,13 @@ class SeenStates(torch.autograd.Function):
     def forward(ctx, states, layout):
         ctx.layout = layout
         stacked = states.index_select(0, layout.keys.flatten()).unflatten(0, layout.keys.shape)
-        return tuple(stacked[: mask.shape[0], : mask.shape[-1]] for mask in layout.masks)
+        return tuple(stacked[block.rows, block.seen] for block in layout.blocks)
 
     @staticmethod
     def backward(ctx, *gradients):
-        keys, masks, _, order, *_, kept, _ = ctx.layout
+        keys, blocks, _, order, *_, kept, _ = ctx.layout
         if "seen" not in kept:
-            kept["seen"] = [keys[: mask.shape[0], : mask.shape[-1]].flatten() for mask in masks]
+            kept["seen"] = [keys[block.rows, block.seen].flatten() for block in blocks]
         total = gradients[0].new_zeros(len(order), gradients[0].shape[-1])
         for places, gradient in zip(kept["seen"], gradients, strict=True):
             total.index_add_(0, places, gradient.flatten(0, 1))
@@ -235,22 +309,22 @@ def prefix_attention(
     # A GPU's kernel with a mask needs as many heads of keys: those that share one are stacked, as queries of one head.
     places, order = stacked_queries(layout, heads, groups) if groups > 1 else (layout.queries, layout.order)
     queries = Queries.apply(query.transpose(1, 2).reshape(len(order), -1), places, order)
-    in_blocks = queries.split([len(order) // length * mask[:, 0, :, 0].numel() for mask in layout.masks])
+    in_blocks = queries.split([len(order) // length * block.sequences * block.size for block in layout.blocks])
     keys, values = (SeenStates.apply(states.transpose(1, 2).reshape(length, -1), layout) for states in (key, value))
     results = []
     with without_cudnn(query.device):
-        for block, mask in enumerate(layout.masks):
-            stacked = in_blocks[block].view(len(mask), -1, shared_heads * size)
+        for number, block in enumerate(layout.blocks):
+            stacked = in_blocks[number].view(block.sequences, -1, shared_heads * size)
             by_head = [
                 states.unflatten(-1, (shared_heads, -1)).transpose(1, 2)
-                for states in (stacked, keys[block], values[block])
+                for states in (stacked, keys[number], values[number])
             ]
             added = to_add(layout, block, query.dtype, groups, window)
             if by_products:
                 result = BackwardByProducts.apply(*by_head, added, scale or size**-0.5)
             else:
                 result = scaled_dot_product_attention(*by_head, attn_mask=added, scale=scale)
-            results.append(result.transpose(1, 2).reshape(len(in_blocks[block]), -1))
+            results.append(result.transpose(1, 2).reshape(len(in_blocks[number]), -1))
     return torch.cat(results).index_select(0, order).view(1, length, heads, -1)
 
 
@@ -389,7 +463,7 @@ class StatePlan(NamedTuple):
         prompts (`torch.LongTensor` of shape `(P, W)`): Places of the prompts, padded on the left: the last column's
             state is the final one.
         mask (`torch.LongTensor` of shape `(P, W)`): 0 for padding, else 1.
-        prompt_of (`torch.LongTensor` of shape `(S,)`): The prompt of each other sequence, longest first.
+        prompt_of (`torch.LongTensor` of shape `(S,)`): Of each other sequence, longest first.
         blocks (`list[torch.LongTensor]` of shape `(S', W')`): Places of each block's tokens, padded on the right.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place among all results.
     """
