@@ -139,7 +139,6 @@ def sync(path: Path) -> None:
 
 
 def is_failed_write(error: Exception) -> bool:
-    """Return whether a library's error means a failed write."""
     # tokenizers raises plain `Exception`.
     return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 

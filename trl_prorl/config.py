@@ -144,7 +144,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def resets(self) -> bool:
-        """Whether a reset can be requested."""
         return Effect.RESET in self.effect or self.has_own_triggers
 
     @property

@@ -57,7 +57,6 @@ def train(run: Path, keys: list[str]) -> None:
 
 
 def evaluate_and_report(runs: list[Path], prompts: int) -> None:
-    """Evaluate on held-out prompts, and write the report."""
     options = ["--checkpoints", "all"]
     for run in runs:
         options += ["--run", str(run)]

@@ -15,7 +15,6 @@ class InputError(ValueError):
 
 
 def first_line(error: Exception) -> str:
-    """Return an error's kind and the beginning of its message."""
     lines = str(error).strip().splitlines()
     line = lines[0][:160].rstrip(".") if lines else ""
     return f"{type(error).__name__}: {line}"

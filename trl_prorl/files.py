@@ -87,7 +87,6 @@ def _check_size(path: str | os.PathLike) -> None:
 
 
 def _find_blobs(root: Path) -> str | None:
-    """Return the blob folder of a snapshot in the Hub's cache."""
     for folder in (root, *root.parents):
         repo = folder.parent.parent
         if folder.parent.name == "snapshots" and repo.name.startswith("models--"):

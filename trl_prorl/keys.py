@@ -266,15 +266,14 @@ class ProlongedKeys:
             reward (k1, as in REINFORCE++, arXiv 2501.03262); this needs an `advantage_estimator` and a forward pass of
             π_old.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
-            `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores the batch in every
-            inner pass, with the same result, to compare costs.
+            `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: in every inner pass, with the
+            same result, to compare costs.
         kl_target (`float`, *optional*):
             Target of the KL to the primary anchor (`beta`, else `beta_old`, else `beta_base`), in nats per token; its
             coefficient is adapted (arXiv 1909.08593). `trl-prorl preflight` suggests a value. `None`: a fixed
             coefficient.
         kl_horizon (`int`, *optional*, defaults to `100`):
-            Optimizer steps in which `kl_target` changes the coefficient by about 20 %, while the KL is at least 20 %
-            off the target.
+            Optimizer steps in which `kl_target` changes the coefficient by about 20 %, if the KL is at least 20 % off.
 
         > Resets of the reference and the optimizer
 
@@ -295,7 +294,7 @@ class ProlongedKeys:
             `eval_pass@2`, `eval_pass@4` … up to the number of completions per prompt, by the task's `verify`;
             `eval_pass@1/TASK` for one of several tasks; or any other evaluation metric.
         ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
-            `"max"` if a larger value of the metric is better, `"min"` if a smaller one is.
+            `"max"` if larger values of the metric are better, or `"min"`.
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
             Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
@@ -346,8 +345,8 @@ class ProlongedKeys:
             distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto`, `merge_micro_batches:
             auto` and `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
             `TrlParser` passes all keys, so with it only other values are kept.) Accelerations that a run does not
-            support are skipped; a line at startup and `env.json` give the reason.
-            It also skips rows without gradient (`skip_zero_rows`), so `entropy` is a mean over the other rows.
+            support are skipped; a line at startup and `env.json` give the reason. It also skips rows without gradient
+            (`skip_zero_rows`), so `entropy` is a mean over the other rows.
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
             Take π_old's log-probabilities from the first inner pass instead of a separate forward pass. The forward
             pass stays, with the reason in `env.json`, if an update comes before the end of that pass
@@ -361,8 +360,8 @@ class ProlongedKeys:
             `"on"`: every scoring forward pass computes each prompt once for all its completions, without padding. Each
             update uses the same rows as in TRL; rows of a group are moved into one micro-batch as far as possible. At
             the first batch a row's score is compared with the policy's own forward. A difference, or a model
-            (docs/supported.md) or task that cannot be packed, raises an error. `"auto"`: such a run is computed as in
-            TRL, and `env.json` gives the reason.
+            (docs/supported.md) or task that cannot be packed, raises an error. `"auto"`: TRL's computation instead,
+            with the reason in `env.json`.
         pack_max_tokens (`int`, *optional*):
             Maximum tokens per packed forward pass, to limit memory; at least the longest prompt plus
             `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
@@ -370,8 +369,7 @@ class ProlongedKeys:
             `"on"`: the micro-batches of an update are computed in one forward and one backward pass, if they are of
             one generation batch or fit into `merge_tokens`. The gradient is the same, up to rounding. A loss that
             averages over the tokens of each micro-batch raises an error. `"auto"`: only on a CUDA GPU, and only as
-            many as need no more memory than one of TRL's; else an update is computed as in TRL, and `env.json` gives
-            the reason.
+            many as need no more memory than one of TRL's; else TRL's computation, with the reason in `env.json`.
         merge_tokens (`int`, *optional*):
             Maximum tokens of a forward pass over merged micro-batches: of their packed row, or without `pack_groups`
             of their padded rows. A larger micro-batch is computed alone. It changes results by rounding. `None`: no
@@ -381,8 +379,8 @@ class ProlongedKeys:
             `"on"`: generation computes each prompt once for all its completions, drops finished completions, and
             samples from a copy of the policy with LoRA merged. At the first batch the log-probabilities of a prompt's
             completions are compared with the policy's own forward. A difference, or a model (docs/supported.md) or
-            setting that does not support it, raises an error; with `"auto"`, transformers' `generate` is used, and
-            `env.json` gives the reason.
+            setting that does not support it, raises an error. `"auto"`: transformers' `generate` instead, with the
+            reason in `env.json`.
         compact_max_rows (`int`, *optional*):
             Maximum completions that are decoded at once, to limit memory; groups that fit stay together. Sampled
             tokens depend on it. `trl-prorl preflight` prints how many fit. `None`: the whole generation batch.

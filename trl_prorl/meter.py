@@ -93,7 +93,6 @@ class Meter:
         self._scalars[name].append(value.detach())
 
     def add_count(self, name: str, count: torch.Tensor) -> None:
-        """Add to a count over micro-batches and processes."""
         self._scalars[name].append(count)
 
     def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:

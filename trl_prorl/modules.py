@@ -1,4 +1,4 @@
-"""The modules of a model, listed once for many readers, and their gradient checkpointing."""
+"""A model's modules, listed once, and their gradient checkpointing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ class Modules(Part):
     The modules and parameters of a model, listed once a generation batch: with LoRA, 28 layers have 2,900 modules, and
     a walk through them takes 2 to 3 ms.
 
-    They are listed again for every generation batch, because a callback may add an adapter, after a resume, and for a
-    new training. Rank growth keeps them.
+    They are listed again for each generation batch (a callback may add an adapter), resume and training. Rank growth
+    keeps them.
 
     Args:
         model (`Callable`): Returns the model, which FSDP replaces.
@@ -37,13 +37,11 @@ class Modules(Part):
         self.begin()
 
     def all(self) -> list[torch.nn.Module]:
-        """Return all modules."""
         if self._all is None:
             self._all = list(self._model().modules())
         return self._all
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Return all parameters by name."""
         if self._parameters is None:
             self._parameters = dict(self._model().named_parameters())
         return self._parameters
@@ -52,8 +50,7 @@ class Modules(Part):
 @contextmanager
 def checkpointing_off(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """
-    Switch gradient checkpointing of a model's modules off in this context: sampling and scoring without gradient do
-    not need it.
+    Switch gradient checkpointing off in this context, for sampling and scoring without gradient.
 
     TRL switches it by transformers' methods, and each time leaves a hook on the input embeddings. In this context TRL
     finds it off and does nothing.

@@ -166,7 +166,6 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    """Return the state of a schedule before its first step."""
     rates = [group["lr"] for group in scheduler.optimizer.param_groups]
     return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
 

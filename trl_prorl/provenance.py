@@ -191,7 +191,6 @@ def fingerprint(name: str) -> str | None:
 
 
 def hub_commit(name: str, revision: str | None = None) -> str | None:
-    """Return the commit of a Hub model in the client's cache."""
     if not is_hub_name(name):
         return None
     from huggingface_hub import try_to_load_from_cache  # deferred: a report does not need it
@@ -295,7 +294,6 @@ def script_of(env: dict[str, Any]) -> str:
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
-    """Return the command that evaluates a run, or the function for a script."""
     command = code_span(passk_command(config, env, run_dir))
     if config.get("task"):
         return command

@@ -118,7 +118,6 @@ class Recorder(Part):
         self._batches.append((result.means(measured), result.means(result.of_trl)))
 
     def on_loss(self, micro_batch: MicroBatch) -> None:
-        """Add one micro-batch to the means over tokens."""
         batch = micro_batch.batch
         logps = micro_batch.logps
         old = batch.get(OldPolicyAnchor.column)
@@ -207,13 +206,11 @@ class Recorder(Part):
         return joined
 
     def take_log(self) -> dict[str, float]:
-        """Return the means of the rows since the last log."""
         values = self.since_log.values_by_name()
         self.since_log = Means()
         return values
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Write an event with the KL before it."""
         if event["event"] == ROLLBACK:
             self.attempt += 1
         event[ATTEMPT] = self.attempt
@@ -225,7 +222,6 @@ class Recorder(Part):
             self.events.write(event)
 
     def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """Write the metrics of one evaluation and its duration in seconds."""
         if self.evaluations is None:
             return
         row = {"step": step, ATTEMPT: self.attempt}
@@ -237,7 +233,6 @@ class Recorder(Part):
     # Files, on the main process only.
 
     def open(self, folder: Path, resumes: bool = False) -> None:
-        """Open new log files, or a new attempt in those of a resumed run."""
         self.attempt = next_attempt(folder) if resumes else 0
         self.metrics = JsonLines(folder / METRICS_FILE, begins=not resumes)
         self.events = JsonLines(folder / EVENTS_FILE, begins=not resumes)

@@ -61,15 +61,15 @@ def refuse_resets(args: "ProRLConfig") -> None:
 
     - `ref_reset_every` or another trigger (`ref_reset_kl`, `ref_reset_stall`, `ref_reset_drop`, `guard_gap_action:
       reset`, a callback's) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only
-          the optimizer.
+      the optimizer.
     - `ref_reset_every` or another trigger with TRL's `sync_ref_model`: both move the reference.
     - `ref_reset_every` or another trigger, `lora_growth_every` and `elastic_reset_every`, unless one of
       `gradient_accumulation_steps` and `steps_per_generation` · `num_iterations` is a multiple of the other: a batch
       would be generated in the middle of gradient accumulation.
     - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
     - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
-    - `optimizer_reset: hard`, or `optimizer_reset_schedule: restart`, with an `lr_scheduler_type` that [cannot be
-      restarted](supported.md#learning-rate-schedules).
+    - `optimizer_reset: hard`, or `optimizer_reset_schedule: restart`, with an `lr_scheduler_type` that
+      [cannot be restarted](supported.md#learning-rate-schedules).
     - `ref_reset_stall`, `ref_reset_drop` or `stop_stall` with `eval_strategy: "no"`, or with a `ref_reset_metric` that
       no evaluation measures.
     """

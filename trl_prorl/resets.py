@@ -65,7 +65,6 @@ class ReferenceResetCallback(TrainerCallback):
             self._request(step, [trigger.observe_evaluation(step, metrics or {}) for trigger in self.triggers])
 
     def observe_row(self, step: int, row: Mapping[str, float]) -> None:
-        """Observe the row of a step."""
         self._request(step, [trigger.observe_step(step, row.get(trigger.watches)) for trigger in self.triggers])
 
     def _request(self, step: int, reasons: Iterable[Reason | None]) -> None:
@@ -80,7 +79,6 @@ class ReferenceResetCallback(TrainerCallback):
             trigger.applied(step)
 
     def metrics(self) -> list[str]:
-        """Return the evaluation metrics that its triggers watch."""
         return [trigger.metric for trigger in self.triggers if hasattr(trigger, "metric")]
 
     @property
@@ -250,7 +248,6 @@ class Resets(Part):
 
     @property
     def _saves_reference(self) -> bool:
-        """Whether the reference may differ from the initial one."""
         return self.reference is not None and (self.possible or self.args.sync_ref_model)
 
     def begin(self) -> None:

@@ -173,7 +173,6 @@ class RunFolder:
         return found or uuid.uuid4().hex  # draws from no generator that a run uses
 
     def clear_leftovers(self) -> None:
-        """Remove the remains of interrupted operations."""
         for path in find_named(self.path, LEFT_BEHIND):
             shutil.rmtree(path)
         for path in self.path.glob(PART):

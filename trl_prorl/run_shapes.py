@@ -172,7 +172,6 @@ def side(part: dict, prompts: int | None = None) -> Shape:
 
 
 def greedy(prompts: int) -> Shape:
-    """Accept greedy decoding on this number of prompts."""
     correct = items(count(0, 1), prompts, prompts)
     one = record({"accuracy": number(0, 1), "interval": INTERVAL, "correct": correct})
     return record({"gain": GAIN, "base": one, "trained": one})
@@ -186,7 +185,6 @@ PART = record({"split": text}, task=text, level=scalar)
 
 
 def sampled(value: Any) -> None:
-    """Accept an evaluation's numbers on one task."""
     NUMBERS(value)
     record(k=items(count(1, value["n"])))(value)
     SETTINGS(value)

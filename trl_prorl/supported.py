@@ -378,7 +378,6 @@ def check_distribution(name: str, needed: Mapping[str, str], details: str = "") 
 
 
 def changed_options(config: Any) -> dict[str, Any]:
-    """Return the options that differ from their defaults."""
     changed = {}
     for field in fields(config):
         default = field.default if field.default_factory is MISSING else field.default_factory()

@@ -74,7 +74,6 @@ def spell_again(command: str) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """Return Markdown that shows a text literally."""
     return _MARKS.sub(r"\\\1", visible(text))
 
 

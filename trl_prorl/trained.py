@@ -128,7 +128,6 @@ class TrainedCheck(Part):
             )
 
     def _warn(self, kind: str, line: str) -> None:
-        """Warn once in a run."""
         if kind not in self._said and self.accelerator.is_main_process:
             logger.warning(line)
         self._said.add(kind)

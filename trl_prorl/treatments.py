@@ -75,7 +75,6 @@ SCALE_FORMS = "scale(F, G)", "scale(F, G, step)"  # with factors in [0, 1]
 
 
 def _scale(name: str) -> Treatment | None:
-    """Make the treatment with the factors in its name."""
     match = SCALE.fullmatch(name)
     try:
         first = float(match["first"])
@@ -102,6 +101,5 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
-    """Return the factors on m and v, and whether the step count is cleared."""
     treatment = treatment_of(name, alpha)
     return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

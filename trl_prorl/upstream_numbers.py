@@ -96,7 +96,6 @@ def find_incompatibility(grpo: type, config: type) -> str | None:
 
 
 def _make_trainer(grpo: type, keys: dict[str, Any]) -> Any:
-    """Make TRL's trainer with its configuration and the batch, without a model."""
     args = SimpleNamespace(**keys)
     vars(args).update(
         steps_per_generation=2,
@@ -147,7 +146,6 @@ def _make_trainer(grpo: type, keys: dict[str, Any]) -> Any:
 
 
 def _compute(trainer: Any) -> dict[str, Any]:
-    """Return TRL's columns of the batch, loss, gradient and metrics."""
     batch = trainer._generate_and_score_completions([{"prompt": "text"}] * 6)
     logps = LOGPS.clone().requires_grad_()
     trainer.model.logps = logps
@@ -158,7 +156,6 @@ def _compute(trainer: Any) -> dict[str, Any]:
 
 
 def _expect(args: SimpleNamespace) -> dict[str, Any]:
-    """Return the closed forms of the same numbers."""
     # Advantages, over the groups of both processes. A completion without a reward has none.
     rewards = weighted_sum(REWARDS, REWARD_WEIGHTS).view(4, 3)
     centered = rewards - rewards.nanmean(1, keepdim=True)

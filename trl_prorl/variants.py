@@ -48,7 +48,6 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Its label, with the letter that pages use."""
         return f"{self.short} ({self.name})" if len(self.name) == 1 else self.short
 
 

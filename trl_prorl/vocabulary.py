@@ -77,7 +77,6 @@ def _is_of_loader(error: Exception) -> bool:
 
 
 def _find_pointer(folder: Path) -> Path | None:
-    """Return the first Git LFS pointer among configuration and tokenizer files."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not file.name.startswith(NAMES) or not file.is_file() or file.stat().st_size > POINTER_BYTES:
             continue
@@ -87,7 +86,6 @@ def _find_pointer(folder: Path) -> Path | None:
 
 
 def _damaged_file(folder: Path) -> Path | None:
-    """Return a folder's first unreadable JSON file."""
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         if not file.name.startswith(NAMES):
             continue

@@ -367,7 +367,6 @@ class Alarm(Watch, Part):
         return None if event is None else {**event, "last_good": self.best_step}
 
     def fire(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-        """Return the event if the watch fires."""
         fired = self.observe(step, metrics)
         if fired is None:
             return None

@@ -190,6 +190,5 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
 
 
 def shards_weights(trainer) -> bool:
-    """Return whether no process has all weights."""
     plugin = trainer.args.deepspeed_plugin
     return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)

@@ -20,7 +20,6 @@ VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_"
 
 
 def main() -> None:
-    """Print TRL's list of versions, and ours."""
     argparse.ArgumentParser("trl-prorl env", description="Print versions and hardware, for a bug report.").parse_args()
     from trl.scripts.env import print_env
 

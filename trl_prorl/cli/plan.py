@@ -285,7 +285,6 @@ def _largest_rank(args: ProRLConfig, config) -> int:
 
 
 def _check_requests(args: ProRLConfig, config) -> None:
-    """Raise an error for an adapter that vLLM does not support."""
     check_options(config, "vllm_enable_lora", True)
     rank = _largest_rank(args, config)
     if rank > RANKS[-1]:

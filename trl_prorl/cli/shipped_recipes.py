@@ -91,7 +91,6 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
 
 
 def short_list() -> str:
-    """Return families, variants and the command that lists the rest."""
     families = [f"  {family:<11}{text}" for family, text in FAMILIES.items()]
     variants = [f"  {name:<11}{VARIANTS[variant].recipe}" for name, variant in SHOWN.items()]
     lines = [

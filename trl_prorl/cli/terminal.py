@@ -102,7 +102,6 @@ class Terminal(PrinterCallback):
                 self.say(line)
 
     def _warn_of_what_has_no_effect(self, args, steps: int) -> None:
-        """Warn of keys for which a run is too short."""
         if args.skip_zero_rows and args.zero_rows_obstacle is not None:
             logger.warning(
                 f"skip_zero_rows=True skips no row: {args.zero_rows_obstacle} Remove skip_zero_rows, or for a KL set "

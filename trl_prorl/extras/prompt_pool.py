@@ -196,7 +196,6 @@ class PromptPool(Part):
         return self._hashes[index]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each memory with the prompt's index and hash."""
         known = [[index, self._hash(index), *astuple(memory)] for index, memory in self.memories.items()]
         return {"drawn": self.drawn, "prompts": known}
 

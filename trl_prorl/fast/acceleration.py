@@ -128,7 +128,6 @@ class Acceleration:
 
 
 def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
-    """Return a line of disabled accelerations, each with its reason."""
     keys_by_reason: dict[str, list[str]] = {}
     for key, reason in reasons.items():
         if reason:

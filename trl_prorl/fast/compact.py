@@ -138,10 +138,10 @@ class TokenChoice:
     How tokens are chosen from logits, and when a row ends.
 
     Attributes:
-        is_plain (`bool`): Whether that depends on the logits alone, with a temperature and tokens that end a row.
-        settings (`tuple`): All that a recording of it contains as numbers.
+        is_plain (`bool`): Whether it needs only logits, a temperature and `ends`.
+        settings (`tuple`): The numbers in a recording of it.
         pad_token (`int`, *optional*): The token after the end of a row.
-        ends (`torch.LongTensor`, *optional*): The tokens that end a row, if nothing else but the length does.
+        ends (`torch.LongTensor`, *optional*): The tokens that end a row, if only these and the length do.
     """
 
     def __init__(
@@ -162,7 +162,6 @@ class TokenChoice:
         self.settings = (self.is_plain, self.samples, logps_at, self.temperature, self.pad_token, ends and tuple(ends))
 
     def of_rows(self, rows: torch.Tensor) -> "TokenChoice":
-        """Return it for a selection of rows."""
         selected = copy.copy(self)
         selected.processors = _of_rows(self.processors, rows)
         return selected
@@ -171,8 +170,8 @@ class TokenChoice:
         self, written: torch.Tensor, logits: torch.Tensor, numbers: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """
-        Choose each row's next token from the logits `(R, V)`. Returns token ids, log-probabilities at `logps_at` or
-        `None`, and for a draw whether a row has a distribution, each `(R,)`.
+        Return token ids, log-probabilities at `logps_at`, and for a draw whether a row has a distribution, each
+        `(R,)`, from logits `(R, V)`.
         """
         if self.temperature is None:
             # A processor may write into its argument.
@@ -213,7 +212,6 @@ def _temperature_alone(processors: LogitsProcessorList) -> float | None:
 
 
 def _end_tokens(criteria) -> list[int] | None:
-    """Return the tokens that end a row, if nothing else but the length does."""
     ends = []
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
@@ -225,7 +223,7 @@ def _end_tokens(criteria) -> list[int] | None:
 
 class Rows:
     """
-    The rows that are decoded, of which the first `number` are wanted, in an order that changes.
+    The decoded rows, in an order that changes; the first `number` are wanted.
 
     Attributes:
         ids, logps (`torch.Tensor` of shape `(R, L)`): Tokens and their log-probabilities.
@@ -234,7 +232,7 @@ class Rows:
         alive, sound (`torch.BoolTensor` of shape `(R,)`): Whether a row is unfinished, and whether all its
             distributions were valid.
         lengths (`torch.LongTensor` of shape `(R,)`): Tokens of a row.
-        numbers (`torch.Tensor` of shape `(R, 1)`): Random numbers from 0 to 1, from which the next tokens are drawn.
+        numbers (`torch.Tensor` of shape `(R, 1)`): Random numbers from 0 to 1 for the next tokens.
     """
 
     def __init__(self, take: Take, prompts: torch.Tensor, number: int, choice: TokenChoice):
@@ -262,7 +260,6 @@ class Rows:
             self.numbers.uniform_()
 
     def write(self, logits: torch.Tensor) -> None:
-        """Choose and write every row's next token."""
         written = self.ids[:, : self.length]
         tokens, logps, has_distribution = self.choice.tokens(written, logits, self.numbers)
         done = ~self.alive
@@ -280,7 +277,7 @@ class Rows:
             self.alive &= goes_on
 
     def copy_to(self, ids: torch.Tensor, logps: torch.Tensor | None) -> None:
-        """Copy what is written into tensors of all rows, in the order at first."""
+        """Copy the written tokens in the first order."""
         index = torch.tensor(self.index, device=ids.device)
         ids[index, : self.length] = self.ids[:, : self.length]
         if logps is not None:
@@ -297,7 +294,7 @@ class Rows:
 
 class PlainForward:
     """
-    Computes the logits of every row's next token and writes it, for a model that [`attends_plainly`].
+    Writes every row's next token, for a model that [`attends_plainly`].
 
     Attributes:
         layers (`list[RoomyLayer]`): Of the cache.
@@ -321,13 +318,12 @@ class PlainForward:
         self._inputs = model.prepare_inputs_for_generation(prompts, next_sequence_length=1, **model_kwargs)
 
     def __call__(self, length: int) -> None:
-        """Compute the token after `length` ones."""
         rows = self._rows
         rows.draw_numbers()
         rows.write(self.logits(rows.ids[:, length - 1 : length], self.mask.up_to(length)))
 
     def logits(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Compute the logits `(R, V)` of the tokens after `tokens` `(R, 1)`."""
+        """Return the logits `(R, V)` after `tokens` `(R, 1)`."""
         inputs = self._inputs | {"input_ids": tokens, "position_ids": self.position, "attention_mask": mask}
         with without_cudnn(tokens.device):
             logits = self._model(**inputs, return_dict=True).logits[:, -1]
@@ -335,7 +331,6 @@ class PlainForward:
         return logits
 
     def rows_to_keep(self, alive: list[bool]) -> list[bool]:
-        """Return whether each row stays in the batch."""
         return alive
 
     def close_up(self, selection: "Selection", number: int) -> None:
@@ -346,7 +341,7 @@ class PlainForward:
 
 
 class TokenForward:
-    """Computes the logits of every row's next token as `generate` does, and writes it."""
+    """Writes every row's next token as `generate` does."""
 
     def __init__(self, model, model_kwargs: dict, rows: Rows):
         self._model = model
@@ -354,7 +349,6 @@ class TokenForward:
         self._rows = rows
 
     def __call__(self, length: int) -> None:
-        """Compute the token after `length` ones."""
         rows = self._rows
         written = rows.ids[:, :length]
         inputs = self._model.prepare_inputs_for_generation(written, next_sequence_length=1, **self._model_kwargs)
@@ -365,7 +359,6 @@ class TokenForward:
         rows.write(outputs.logits[:, -1])
 
     def rows_to_keep(self, alive: list[bool]) -> list[bool]:
-        """Return whether each row stays in the batch."""
         return alive
 
     def close_up(self, selection: "Selection", number: int) -> None:
@@ -487,7 +480,6 @@ class Selection(NamedTuple):
         return cls(rows, *all_three.split([left, len(places), len(places)]))
 
     def close_up(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keep some rows of a tensor, in place; only rows that move are copied."""
         tensor[self.places] = tensor[self.movers]
         return tensor[: len(self.kept)]
 
@@ -550,7 +542,7 @@ class PaddingMask:
         self._to_add[..., self._width :] = -torch.inf
 
     def span(self, end: int) -> torch.Tensor:
-        """Return the term to add for `end` places."""
+        """Return the additive mask of `end` places."""
         return self._to_add[..., :end]
 
     def close_up(self, selection: Selection) -> None:
@@ -560,8 +552,7 @@ class PaddingMask:
 
 def attends_plainly(model, model_kwargs: dict) -> bool:
     """
-    Return whether every layer attends to all earlier tokens, by SDPA's additive masks, and only positions change from
-    token to token.
+    Return whether every layer attends to all earlier tokens, by SDPA's additive masks, and only positions change.
     """
     config = model.config
     cache = cache_among(model_kwargs)
@@ -606,11 +597,11 @@ def draw(probabilities: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tens
     """
     Sample a token per row by inverting its cumulative distribution, first over blocks of tokens and then within one.
 
-    `torch.multinomial` draws a random number for every token of the vocabulary: 40 times as long on a CPU for 16 rows
-    of 8,192. Sums in double precision keep probabilities exact up to the rounding of `probabilities` `(R, V)`, which
-    need not sum to 1; a token of probability 0 is never drawn. `numbers` `(R, 1)` are random, uniform between 0 and 1,
-    in double precision. Returns token ids `(R,)`, and whether a row has a distribution `(R,)`; if not, its token is
-    arbitrary, and the caller must raise an error (a check here would synchronize).
+    (`torch.multinomial` draws a random number per token of the vocabulary: 40 times as long on a CPU for 16 rows of
+    8,192.) Sums in double precision are exact up to the rounding of `probabilities` `(R, V)`, which need not sum to 1;
+    a token of probability 0 is never drawn. `numbers` `(R, 1)` are uniform between 0 and 1, in double precision.
+    Returns token ids `(R,)`, and whether a row has a distribution `(R,)`; if not, the caller must raise an error (a
+    check here would synchronize).
     """
     rows, size = probabilities.shape
     missing = -size % BLOCK

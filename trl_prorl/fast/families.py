@@ -39,7 +39,6 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
 
 
 def adapter_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    """Return why a model's adapters cannot be packed."""
     if not isinstance(model, PeftModel):
         return None
     kinds = {config.peft_type.value for config in model.peft_config.values()} - {*PACKED_ADAPTERS}

@@ -269,7 +269,6 @@ def fused_logps(policy: torch.nn.Module, prompt: list[int], completion: list[int
 
 @contextmanager
 def training_mode(policy: torch.nn.Module) -> Iterator[None]:
-    """Put every module into training mode, and restore each module's mode afterwards."""
     with evaluation_mode(policy):
         policy.train()
         yield

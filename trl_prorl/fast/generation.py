@@ -85,7 +85,6 @@ def sample_at_once(
     logps_at: float | None,
     recordings: Recordings | None = None,
 ) -> tuple[list[list[int]], list[list[float]] | None]:
-    """Sample one completion per prompt, with log-probabilities."""
     different, copies = find_distinct(prompts)
     device = next(model.parameters()).device
     ids, mask = pad_left(different, config.pad_token_id, multiple)

@@ -320,7 +320,6 @@ def merge_obstacle(policy: torch.nn.Module) -> str | None:
 
 
 def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
-    """Return the name of a module with a replaced forward."""
     if "forward" in vars(model.get_submodule(name).get_base_layer()):
         return name
     parts = name.split(".")

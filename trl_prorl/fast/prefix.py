@@ -393,7 +393,6 @@ def sdpa_or_prefix_attention(
 
 
 def slides(module: torch.nn.Module) -> bool:
-    """Return whether an attention layer has a window."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

@@ -77,10 +77,9 @@ class Recording:
 
 class Recordings:
     """
-    Recordings of a token's step, by the number of rows and the span of places, and the memory that they use.
+    Recordings of a token's step, by number of rows and span of places, and their memory.
 
-    All are dropped if another model is sampled, or in another way; if a weight has another address; and if a batch
-    does not fit into the memory.
+    They are dropped for another model, another sampling, another address of a weight, or a larger batch.
 
     Attributes:
         lasts (`bool`): Whether those of the last batch may be replayed in a later one.
@@ -90,7 +89,6 @@ class Recordings:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all recordings and their memory."""
         self._of: tuple | None = None
         self.lasts = False
         self._made: OrderedDict[tuple[int, int], Recording] = OrderedDict()
@@ -100,7 +98,7 @@ class Recordings:
 
     @property
     def bytes(self) -> int:
-        """Bytes that they hold on the device."""
+        """Their memory on the device."""
         return self._pool_bytes + sum(tensor.nbytes for tensor in self._memory.values())
 
     def begin(self, model: torch.nn.Module, settings: tuple, copies: torch.Tensor, longest: int) -> torch.Tensor:
@@ -136,7 +134,7 @@ class Recordings:
         return self._memory[name][shown].zero_()
 
     def replay(self, rows: int, end: int, compute: Callable[[], None], state: list[torch.Tensor]) -> None:
-        """Run `compute`, which advances `state`, for a number of rows and a span of places up to `end`."""
+        """Run `compute`, which advances `state`, for a span of places up to `end`."""
         recording = self._made.pop((rows, end), None)
         if recording is None:
             pool = next(reversed(self._made.values())).pool if self._made else None
@@ -163,7 +161,7 @@ def row_size(number: int) -> int:
 
 
 def smaller_size(number: int) -> int:
-    """Return the rows to which a batch with `number` unfinished ones is closed up: 8, 16, 24, 32, 48, 64, 96, …"""
+    """Return the rows of a batch with `number` unfinished ones: 8, 16, 24, 32, 48, 64, 96, … …"""
     power = 2 ** (number - 1).bit_length()
     between = power * 3 // 4
     fits = number <= between and between % TILE == 0
@@ -172,8 +170,8 @@ def smaller_size(number: int) -> int:
 
 def fingerprint(model: torch.nn.Module, device: torch.device) -> list | None:
     """
-    Return what a recording of a model depends on, except the values of its weights; `None` if it is of no use for a
-    later batch, because autocast casts weights for this one.
+    Return all that a recording depends on besides values of weights; `None` under autocast, which casts weights for
+    one batch.
     """
     autocasts = torch.is_autocast_enabled(device.type)
     found = [id(model), model.training, autocasts, torch.get_autocast_dtype(device.type)]
@@ -190,7 +188,6 @@ def fingerprint(model: torch.nn.Module, device: torch.device) -> list | None:
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Return the bytes that torch has reserved on a GPU; 0 on another device."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
@@ -203,10 +200,9 @@ def usable_bytes(device: torch.device) -> int:
 
 class RecordedSteps:
     """
-    Computes and writes the next token of every row by recordings.
+    Writes every row's next token by recordings.
 
-    Finished rows stay until fewer rows are enough for those that are unfinished, because each number of rows needs
-    recordings of its own.
+    Finished rows stay until a smaller size fits: each size needs its own recordings.
     """
 
     def __init__(self, recordings: Recordings, forward, rows, logits: torch.Tensor):
@@ -220,7 +216,6 @@ class RecordedSteps:
         forward.mask.hide_later()
 
     def __call__(self, length: int) -> None:
-        """Compute the token after `length` ones."""
         rows = self._rows
         if length > self._end:
             self._end = -(-length // SPAN) * SPAN
@@ -243,7 +238,7 @@ class RecordedSteps:
             self._logits[: len(rows.ids)].copy_(logits)
 
     def rows_to_keep(self, alive: list[bool]) -> list[bool]:
-        """Return whether each row stays in the batch: the unfinished ones, and finished ones up to a size."""
+        """Return whether each row stays: unfinished ones, and finished ones up to a size."""
         unfinished = sum(alive)
         size = smaller_size(unfinished)
         if size >= len(alive):

@@ -119,7 +119,6 @@ def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None,
 
 
 def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: dict[str, Any]) -> int | None:
-    """Return the rows of a saved model's embedding, if known."""
     name: str | Path = model_dir
     adapter = model_dir / ADAPTER_CONFIG
     rows = 0
@@ -135,7 +134,6 @@ def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: 
 
 
 def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
-    """Yield the rows of complete embeddings in an adapter's file."""
     for file in model_dir.glob("adapter_model*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - it is no dict
