@@ -44,7 +44,8 @@ def test_the_entry_is_a_task_of_that_name(name):
 
 
 @pytest.mark.parametrize(
-    "number, numeral", [(1, "I"), (4, "IV"), (1994, "MCMXCIV"), (1888, "MDCCCLXXXVIII"), (2421, "MMCDXXI"), (3999, "MMMCMXCIX")]
+    "number, numeral",
+    [(1, "I"), (4, "IV"), (1994, "MCMXCIV"), (1888, "MDCCCLXXXVIII"), (2421, "MMCDXXI"), (3999, "MMMCMXCIX")],
 )
 def test_known_numerals(number, numeral):
     from roman import roman
