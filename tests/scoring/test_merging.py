@@ -196,10 +196,11 @@ def micro_batch(prompts, lengths, width=4, prompt_width=3):
     }
 
 
-def merging(packs=True, processes=1, gather=None, rows=lambda batch: None, **keys):
+def merging(packs=True, processes=1, gather=None, computed=None, **keys):
     args = {"merge_micro_batches": "on", "merge_tokens": None, "gradient_checkpointing": False} | keys
     accelerator = SimpleNamespace(num_processes=processes, gather=gather, device="cpu")
-    return Merging(SimpleNamespace(**args), accelerator, lambda: packs, rows)
+    rows = computed and torch.tensor(computed)
+    return Merging(SimpleNamespace(**args), accelerator, lambda: packs, lambda batch: rows)
 
 
 def taken(joins, buffer, updates=()):
@@ -212,11 +213,6 @@ def taken(joins, buffer, updates=()):
 ONE = partial(micro_batch, [[5, 6], [5, 6]], [2, 4])
 # Two prompts: 1 + 2 and 2 + 1 tokens, and completions of 1 and 0: 3 + 1 = 1 + (1 + 1) + 2 + (1 + 0).
 TWO = partial(micro_batch, [[5, 6], [7, 8, 9]], [1, 0])
-
-
-def first(batch):
-    """Of each micro-batch the first row alone is computed."""
-    return torch.tensor([0])
 
 
 @pytest.mark.parametrize(
@@ -232,10 +228,10 @@ def first(batch):
         ({"merge_tokens": 5}, (3,), [1, 1, 1, 1]),
         ({"merge_tokens": 28, "packs": False}, (3,), [None, 2, None, 2]),
         ({"merge_tokens": 27, "packs": False}, (3,), [1, 1, 1, 1]),
-        ({"merge_tokens": 14, "rows": first}, (3,), [None, None, None, 4]),  # 1 + 3 tokens, twice 1 + 2, and 1 + 3
-        ({"merge_tokens": 13, "rows": first}, (3,), [None, None, 3, 1]),
-        ({"merge_tokens": 28, "rows": first, "packs": False}, (3,), [None, None, None, 4]),  # 7 positions each
-        ({"merge_tokens": 27, "rows": first, "packs": False}, (3,), [None, None, 3, 1]),
+        ({"merge_tokens": 14, "computed": [0]}, (3,), [None, None, None, 4]),  # 1 + 3 tokens, twice 1 + 2, and 1 + 3
+        ({"merge_tokens": 13, "computed": [0]}, (3,), [None, None, 3, 1]),
+        ({"merge_tokens": 28, "computed": [0], "packs": False}, (3,), [None, None, None, 4]),  # 7 positions each
+        ({"merge_tokens": 27, "computed": [0], "packs": False}, (3,), [None, None, 3, 1]),
         ({"merge_micro_batches": "auto"}, (3,), [1, 1, 1, 1]),  # 10.5 tokens
         ({"merge_micro_batches": "auto", "gradient_checkpointing": True}, (3,), [1, None, 2, 1]),  # 14 tokens
         ({"merge_micro_batches": "auto", "gradient_checkpointing": True, "packs": False}, (3,), [1, 1, 1, 1]),
