@@ -78,10 +78,9 @@ def write_env(
         "old_logps": old_logps,
         "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
         "loss": "trl + added penalty" if args.adds_penalty else "trl",
+        "zero_rows": "skipped" if args.skips_zero_rows else "computed",
         **execution,
     }
-    if args.fast or args.skips_zero_rows:
-        execution["zero_rows"] = "skipped" if args.skips_zero_rows else "computed"
     env = _describe_run(args, model, args.variant, base, run_id)
     _write_env(run_dir, {**env, "execution": execution, "precision": args.precision_reason})
 

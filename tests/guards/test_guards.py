@@ -76,7 +76,7 @@ def test_the_first_micro_batch_of_a_step_that_is_not_finite_is_named_before_the_
         return MicroBatch(batch=batch, loss=torch.tensor(loss), logps=ones, entropies=ones)
 
     accelerator = SimpleNamespace(scaler=None, num_processes=1, reduce=lambda tensor, reduction: tensor)
-    args = SimpleNamespace(nonfinite="stop", kl_clamp=None, drop_zero_rows=False, skip_zero_rows=False)
+    args = SimpleNamespace(nonfinite="stop", kl_clamp=None, drop_zero_rows=False, skips_zero_rows=False)
     args.log_update_norm = False
     args.importance_sampling_level = "token"
     meter = Meter(torch.device("cpu"))

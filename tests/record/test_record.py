@@ -69,7 +69,7 @@ def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     assert env["seed"] == 5
     assert env["parameters"] == 9
     ways = {"old_logps": "first_pass", "ref_compute": "none", "packing": "off"}
-    assert env["execution"] == {"loss": "trl + added penalty", **ways}
+    assert env["execution"] == {"loss": "trl + added penalty", "zero_rows": "computed", **ways}
     assert env["versions"]["torch"] == torch.__version__
 
 
