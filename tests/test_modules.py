@@ -2,25 +2,13 @@
 
 import pytest
 import torch
+from forks.training import AtStep
 from peft import LoraConfig
 from tiny_run import LORA
-from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.parts import Part
-
-
-class FromStep(TrainerCallback):
-    """Empties a list at the beginning of a step."""
-
-    def __init__(self, step, seen):
-        self.step = step
-        self.seen = seen
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            self.seen.clear()
 
 
 @pytest.fixture
@@ -37,7 +25,13 @@ def count_walks(run, monkeypatch):
             return original(module, memo, *args, **kwargs)
 
         monkeypatch.setattr(torch.nn.Module, "named_modules", named_modules)
-        run(cls, num_iterations=2, max_steps=4, trainer_kwargs={"callbacks": [FromStep(2, sizes)]}, **keys)
+        run(
+            cls,
+            num_iterations=2,
+            max_steps=4,
+            trainer_kwargs={"callbacks": [AtStep(2, lambda args: sizes.clear())]},
+            **keys,
+        )
         return len(sizes)
 
     return count
@@ -51,17 +45,6 @@ def test_a_generation_batch_needs_three_walks_more_than_trls(count_walks):
     anchored = {"beta": 0.1, "ref_reset_every": 100, "ref_compute": "naive_epoch", "gradient_checkpointing": True}
     ours = count_walks(ProRLTrainer, **anchored, **TWO_MICRO_BATCHES)
     assert ours <= count_walks(GRPOTrainer, **TWO_MICRO_BATCHES) + 3
-
-
-class AddsAdapter(TrainerCallback):
-    """Adds an adapter to the model after a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step == self.step:
-            model.add_adapter("other", LoraConfig(**LORA))
 
 
 class Compared(Part):
@@ -85,7 +68,8 @@ class Compared(Part):
 def test_parts_get_the_parameters_of_adapters_that_were_added(make_trainer):
     """By a callback after a generation batch; and before a resume within one, when they were listed already."""
     keys = {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 3}
-    trainer = make_trainer(**keys, trainer_kwargs={"callbacks": [AddsAdapter(2)]})
+    trainer = make_trainer(**keys)
+    trainer.add_callback(AtStep(2, lambda args: trainer.model.add_adapter("other", LoraConfig(**LORA))))
     part = trainer.parts["compared"] = Compared(trainer)
     trainer.train()
     assert part.same[4:] == [True] * 4

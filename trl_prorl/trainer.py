@@ -3,6 +3,13 @@
 
 TRL's overrides are in the order of a step; checkpoint.py has those of a checkpoint, evaluation.py those of an
 evaluation.
+
+    a generation batch   `on_generation` of every part: resets.py moves the reference, optimizer.py treats Adam's state
+                         TRL samples and rewards (rollout.py, rewards.py)
+                         reference.py scores the batch under its missing anchors; advantages.py
+    a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
+    an update            `on_backward`, `on_pre_optimizer_step` and `on_step_end` of every part
+    its row              record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
 """
 
 import math

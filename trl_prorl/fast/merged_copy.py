@@ -44,10 +44,6 @@ class PackedLinear(torch.nn.Module):
     def pack(self) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
 
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
     def release(self) -> None:
         self._packed = None
         self._of = None
@@ -132,11 +128,6 @@ class MergedLayer:
         if self._packed is not None:
             self._packed.release()
 
-    @property
-    def holds_merged(self) -> bool:
-        """Whether it has merged weights."""
-        return bool(self._memory) or (self._packed is not None and self._packed.is_packed)
-
 
 class FusedLayers:
     """Merged linear layers with the same input: `modules` replace them, and the first called multiplies for all."""
@@ -182,11 +173,6 @@ class FusedLayers:
             self._free(name)
         if self._packed is not None:
             self._packed.release()
-
-    @property
-    def holds_merged(self) -> bool:
-        """Whether it has merged weights."""
-        return self._fused.weight.numel() > 0 or (self._packed is not None and self._packed.is_packed)
 
 
 class FusedPart(torch.nn.Module):
@@ -282,11 +268,6 @@ class MergedCopy:
             layer.refresh()
         if self._head is not None:
             self._head.refresh()
-
-    @property
-    def holds_merged(self) -> bool:
-        """Whether it has merged weights."""
-        return any(layer.holds_merged for layer in self._layers)
 
     def release(self) -> None:
         """Free the merged weights. The head stays, because training does not change it."""

@@ -161,7 +161,7 @@ def row_size(number: int) -> int:
 
 
 def smaller_size(number: int) -> int:
-    """Return the rows of a batch with `number` unfinished ones: 8, 16, 24, 32, 48, 64, 96, … …"""
+    """Return the rows of a batch with `number` unfinished ones: 8, 16, 24, 32, 48, 64, 96, …"""
     power = 2 ** (number - 1).bit_length()
     between = power * 3 // 4
     fits = number <= between and between % TILE == 0
