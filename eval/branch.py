@@ -119,7 +119,9 @@ def identify(run_dir: Path, start: Path) -> dict[str, str | None]:
 
 
 def check_out(out: Path, branch: dict[str, str | None]) -> None:
-    """Raise `InputError` for a folder that contains something else than this branch, or a link out of it."""
+    """Raise `InputError` for a link, and for a folder with something else than this branch or a link out of it."""
+    if out.is_symlink():
+        raise InputError(f"'{out}' is a link, to '{out.resolve()}': give the folder itself, or remove the link")
     check_contents(out)
     file = out / BRANCH_FILE
     found = read_json(file) if file.is_file() else None

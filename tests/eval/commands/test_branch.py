@@ -287,6 +287,17 @@ def test_nothing_is_written_through_a_link_of_a_stranger(run_dir, here, capsys, 
     assert here == []
 
 
+def test_a_folder_that_is_a_link_is_refused(run_dir, here, capsys, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for target in (empty, tmp_path / "nowhere"):
+        out = run_dir.with_name(f"to-{target.name}")
+        out.symlink_to(target)
+        assert try_all(run_dir, ["ref_reset"], "--out", out) == 2
+        assert f"'{out}' is a link, to '{target}'" in capsys.readouterr().err
+    assert not any(empty.iterdir())
+
+
 def test_a_link_in_a_checkpoint_brings_no_file_of_the_machine_into_a_branch(run_dir, here, capsys, tmp_path):
     (tmp_path / "id_rsa").write_text("secret")
     (run_dir / "checkpoint-2" / ".x").mkdir()
