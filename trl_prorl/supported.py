@@ -70,35 +70,36 @@ class Family(NamedTuple):
 SDPA = ("sdpa",)
 BOTH = ("sdpa", "eager")
 ATTENDING = Family(SDPA, BOTH)
-FULLY_ATTENDING = Family(SDPA, BOTH, graphed=SDPA)
+GRAPHED = Family(SDPA, BOTH, graphed=SDPA)
 WITH_STATE = Family(SDPA, BOTH, has_state=True)
+GRAPHED_STATE = Family(SDPA, BOTH, graphed=SDPA, has_state=True)
 # By `model_type` of the model itself, as its configuration has it.
 FAMILIES = {
-    "gemma": FULLY_ATTENDING,
+    "gemma": GRAPHED,
     "gemma2": Family(compact=("eager",)),
-    "gemma3_text": ATTENDING,
-    "gemma4_text": ATTENDING,
-    "glm4": ATTENDING,
+    "gemma3_text": GRAPHED,
+    "gemma4_text": GRAPHED,
+    "glm4": GRAPHED,
     "gpt2": Family(compact=BOTH),
-    "granite": FULLY_ATTENDING,
+    "granite": GRAPHED,
     "granitemoehybrid": WITH_STATE,
-    "lfm2": WITH_STATE,
-    "llama": FULLY_ATTENDING,
+    "lfm2": GRAPHED_STATE,
+    "llama": GRAPHED,
     "mamba": Family(compact=("eager",), has_state=True),
-    "ministral3": ATTENDING,
-    "mistral": ATTENDING,
+    "ministral3": GRAPHED,
+    "mistral": GRAPHED,
     "mixtral": ATTENDING,
-    "olmo2": ATTENDING,
-    "olmo3": ATTENDING,
-    "phi3": ATTENDING,
-    "qwen2": FULLY_ATTENDING,
+    "olmo2": GRAPHED,
+    "olmo3": GRAPHED,
+    "phi3": GRAPHED,
+    "qwen2": GRAPHED,
     "qwen2_moe": ATTENDING,
-    "qwen3": FULLY_ATTENDING,
-    "qwen3_5": WITH_STATE,
-    "qwen3_5_text": WITH_STATE,
+    "qwen3": GRAPHED,
+    "qwen3_5": GRAPHED_STATE,
+    "qwen3_5_text": GRAPHED_STATE,
     "qwen3_moe": ATTENDING,
     "qwen3_next": WITH_STATE,
-    "smollm3": ATTENDING,
+    "smollm3": GRAPHED,
 }
 # Learned positions, which TRL does not pass.
 LEARNED_POSITIONS = ("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "xglm")

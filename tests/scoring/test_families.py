@@ -88,21 +88,23 @@ def tiny(kind, attention=None):
     return build(kind, attention, **SIZES_OF.get(kind, {}))
 
 
-def greedy_samples(model, replays=False):
-    """Greedy tokens of `generate` and of compact generation; rows end after different numbers of tokens."""
+def greedy_samples(model, lengths=(3, 9, 8, 4), copies=(0, 0, 1, 2, 2, 3), recordings=None, ending=8):
+    """
+    Greedy tokens of `generate` and of compact generation; rows end after different numbers of tokens, at every token
+    that `ending` divides.
+    """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in (3, 9, 8, 4)]
+    prompts = [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
     ids, mask = pad_left(prompts, 0)
-    copies = torch.tensor([0, 0, 1, 2, 2, 3])
-    ends = list(range(0, vocabulary, 8))
+    copies = torch.tensor(copies)
+    ends = list(range(0, vocabulary, ending))
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
     settings = GenerationConfig(eos_token_id=ends, **settings)
     theirs = model.generate(input_ids=ids[copies], attention_mask=mask[copies], generation_config=settings)
-    recordings = Recordings() if replays else None
     given = {"copies": copies, "recordings": recordings, "custom_generate": compact_sample}
     mine = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
-    assert mine.recorded == replays
+    assert mine.recorded == (recordings is not None)
     return theirs, mine.ids
 
 
@@ -172,10 +174,19 @@ def test_compact_samples_are_those_of_generate(kind, attention):
 
 @pytest.mark.parametrize("kind, attention", served("graphed"))
 def test_a_token_s_forward_can_be_repeated(kind, attention, monkeypatch):
-    emulate(monkeypatch)
+    """Across the end of a span of 128 tokens, after rows have ended, and in later batches."""
+    made = emulate(monkeypatch)
     model = tiny(kind, attention).eval()
     assert listing_obstacle(model, "graphed") is None
-    assert torch.equal(*greedy_samples(model, replays=True))
+    recordings = Recordings()
+    keys = {"copies": [row % 18 for row in range(26)], "recordings": recordings, "ending": 3}
+    lengths = (3, 126, 8, 4, 60, 30) * 3
+    assert torch.equal(*greedy_samples(model, lengths, **keys))
+    assert {end for _, end in recordings._made} == {128, 256}
+    assert torch.equal(*greedy_samples(model, (126, 5, 9, 3, 77, 6) * 3, **keys))
+    number = len(made)
+    assert torch.equal(*greedy_samples(model, lengths, **keys))
+    assert len(made) == number  # replayed
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

@@ -134,8 +134,9 @@ def test_a_family_of_fast_models_is_served_where_the_trial_succeeds(run, make_tr
     keys = {"lora": False, "max_steps": 2, "learning_rate": 1e-3}
     with pytest.raises(ValueError, match=r"pack_groups='on'.*fast_models: \[starcoder2\]"):
         make_trainer(model=unlisted("starcoder2"), pack_groups="on", **keys)
-    plain = run(model=unlisted("starcoder2"), **keys)
-    packed = run(model=unlisted("starcoder2"), pack_groups="on", fast_models=["starcoder2"], **keys)
+    # in float64, because Adam's first steps blow rounding up
+    plain = run(model=unlisted("starcoder2").double(), **keys)
+    packed = run(model=unlisted("starcoder2").double(), pack_groups="on", fast_models=["starcoder2"], **keys)
     assert packed.acceleration.packing.on
     assert 0.0 < largest_difference(plain, packed) < 1e-5
 

@@ -6,17 +6,25 @@ generation setting keeps its meaning.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 from transformers import EosTokenCriteria, LogitsProcessorList, MaxLengthCriteria, TemperatureLogitsWarper
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
+from .families import is_listed
 from .prefix import ALIGNMENT, without_cudnn
-from .recording import RecordedSteps, Recordings
+from .recording import AtMost, RecordedSteps, Recordings, Take, number_of
 
 
 CHECK_EVERY = 16  # tokens between two checks, each of which synchronizes with the device
@@ -72,7 +80,7 @@ def compact_sample(
 
     logits = logits[copies]
     rows = Rows(take, input_ids[copies], number, choice.of_rows(copies))
-    repeat_rows(cache_among(model_kwargs), copies, take)
+    repeat_rows(cache_among(model_kwargs), copies, take, is_plain)
     if is_plain:
         step = PlainForward(model, model_kwargs, input_ids, copies, rows, take)
         if recorded:
@@ -125,12 +133,9 @@ class Room:
         self._sizes = {"rows": rows, "length": length + -length % ALIGNMENT}
         self._device = device
 
-    def take(self, name: str, sizes: tuple[int | str, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(self, name: str, sizes: tuple[int | str | AtMost, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return zeros; a size may be `"rows"` or `"length"`."""
-        return torch.zeros([self._sizes.get(size, size) for size in sizes], dtype=dtype, device=self._device)
-
-
-Take = Callable[[str, tuple[int | str, ...], torch.dtype], torch.Tensor]
+        return torch.zeros([number_of(size, self._sizes) for size in sizes], dtype=dtype, device=self._device)
 
 
 class TokenChoice:
@@ -297,33 +302,70 @@ class PlainForward:
     Writes every row's next token, for a model that [`attends_plainly`].
 
     Attributes:
-        layers (`list[RoomyLayer]`): Of the cache.
+        masks (`dict`): The mask of layers with a window (`None`: of layers without), by window.
         position (`torch.LongTensor` of shape `(R, 1)`): Position of the next token.
+        advancing (`list[torch.Tensor]`): What a forward advances.
     """
 
     def __init__(self, model, model_kwargs: dict, prompts: torch.Tensor, copies: torch.Tensor, rows: Rows, take: Take):
         self._model = model
         self._rows = rows
-        cache = cache_among(model_kwargs)
-        self.layers = [layer for layer in cache.layers if isinstance(layer, RoomyLayer)]
+        self._cache = cache_among(model_kwargs)
+        self._attending = [layer for layer in self._cache.layers if isinstance(layer, RoomyLayer)]
         attention_mask = model_kwargs.pop("attention_mask", None)
         if attention_mask is None:
             attention_mask = torch.ones_like(prompts)
-        # The dtype of attention; an fp32 head or autocast gives the logits another.
-        to_add = take("mask", ("rows", 1, 1, "length"), self.layers[0].values.dtype)
-        self.mask = PaddingMask(attention_mask, copies, to_add)
+        dtype = self._attending[0].values.dtype  # of attention; an fp32 head or autocast gives the logits another
+        self.masks: dict[int | None, PaddingMask] = {}
+        self._rings: dict[int, torch.Tensor] = {}  # the place of the last token in each ring
+        for window in {layer.window: None for layer in self._attending}:
+            to_add = take(f"mask {window}", ("rows", 1, 1, room_of(window)), dtype)
+            self.masks[window] = PaddingMask(attention_mask, copies, to_add, window)
+            if window is not None:
+                self._rings[window] = take(f"ring {window}", (1,), torch.long)
+        self._windows = windows_by_kind(model, self._cache)
+        position = model_kwargs["position_ids"]
+        if position.dim() == 3:  # a text has the same positions on every axis of a picture
+            position = model_kwargs["position_ids"] = position[0]
         self.position = take("position", ("rows", 1), torch.long)
-        self.position.copy_(model_kwargs["position_ids"][copies, -1:])
+        self.position.copy_(position[copies, -1:])
         # All that does not change from token to token.
         self._inputs = model.prepare_inputs_for_generation(prompts, next_sequence_length=1, **model_kwargs)
+        self._note_advancing()
+
+    def _note_advancing(self) -> None:
+        states = [layer.states for layer in self._cache.layers if isinstance(layer, RoomyState)]
+        self.advancing = [self.position, *(tensor for one in states for tensor in one)]
 
     def __call__(self, length: int) -> None:
         rows = self._rows
         rows.draw_numbers()
-        rows.write(self.logits(rows.ids[:, length - 1 : length], self.mask.up_to(length)))
+        masks = {window: mask.up_to(length) for window, mask in self.masks.items()}
+        rows.write(self._logits(rows.ids[:, length - 1 : length], masks))
 
-    def logits(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def begin_recording(self) -> None:
+        for mask in self.masks.values():
+            mask.hide_later()
+
+    def show_span(self, end: int) -> None:
+        """Let recordings read the first `end` places."""
+        for layer in self._attending:
+            layer.show_span(end, self._rings.get(layer.window, self._rows.place))
+
+    def recorded_logits(self, end: int) -> torch.Tensor:
+        """Return the logits `(R, V)` after the last token by tensors alone, with `end` places shown."""
+        place = self._rows.place
+        for window, ring in self._rings.items():
+            torch.remainder(place, window, out=ring)
+        masks = {window: mask.span(end, self._rings.get(window, place)) for window, mask in self.masks.items()}
+        return self._logits(self._rows.ids.index_select(1, place), masks)
+
+    def _logits(self, tokens: torch.Tensor, masks: dict[int | None, torch.Tensor | None]) -> torch.Tensor:
         """Return the logits `(R, V)` after `tokens` `(R, 1)`."""
+        if len(masks) == 1:
+            mask = next(iter(masks.values()))
+        else:
+            mask = {kind: masks[window] for kind, window in self._windows.items()}
         inputs = self._inputs | {"input_ids": tokens, "position_ids": self.position, "attention_mask": mask}
         with without_cudnn(tokens.device):
             logits = self._model(**inputs, return_dict=True).logits[:, -1]
@@ -334,10 +376,11 @@ class PlainForward:
         return alive
 
     def close_up(self, selection: "Selection", number: int) -> None:
-        for layer in self.layers:
-            layer.close_up(selection)
-        self.mask.close_up(selection)
+        close_up(self._cache, selection)
+        for mask in self.masks.values():
+            mask.close_up(selection)
         self.position = selection.close_up(self.position)
+        self._note_advancing()
 
 
 class TokenForward:
@@ -408,26 +451,47 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 # ------------------------------------------------------------------------------------------ rows of the cache
 
 
+def room_of(window: int | None) -> str | AtMost:
+    """Return the places of a row in a layer with a window, as a size to take."""
+    return "length" if window is None else AtMost("length", window)
+
+
+def kept_places(length: int, kept: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Return where the last `kept` of `length` tokens are, `(kept,)`: a window's places are a ring."""
+    places = torch.arange(length - kept, length, device=device)
+    return places if window is None else places % window
+
+
 class RoomyLayer(DynamicLayer):
     """
     Attention cache with room for later tokens, allocated once: growing blocks would fragment a GPU's memory. Starts
-    with rows of keys and values `(P, H, L, D)`, in any repetition.
+    with rows, in any repetition, of a layer's keys and values `(P, H, L, D)`.
+
+    With a sliding window, a token takes the place of the one that leaves the window. (Keys are rotated already, and
+    attention does not depend on their order.)
+
+    Attributes:
+        window (`int`, *optional*): Tokens that attention reads, if not all.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, take: Take, name: str = ""):
+    def __init__(self, layer: DynamicLayer, rows: torch.Tensor, take: Take, name: str = ""):
         super().__init__()
-        self.dtype = keys.dtype
-        self.device = keys.device
+        self.dtype = layer.keys.dtype
+        self.device = layer.keys.device
         self.is_initialized = True
+        self.window: int | None = getattr(layer, "sliding_window", None)
         self._room = []
-        for which, old in (("keys", keys), ("values", values)):
-            _, heads, filled, size = old.shape
+        self._length = layer.get_seq_length()
+        kept = layer.keys.shape[-2]
+        places = kept_places(self._length, kept, self.window, self.device)
+        for which, old in (("keys", layer.keys), ("values", layer.values)):
+            _, heads, _, size = old.shape
             # zeros: no NaN under a mask
-            room = take(f"{which} {name}", ("rows", heads, "length", size), old.dtype)
-            room[:, :, :filled] = old[rows]
+            room = take(f"{which} {name}", ("rows", heads, room_of(self.window), size), old.dtype)
+            room[:, :, places] = old[rows]
             self._room.append(room)
         self._place: torch.Tensor | None = None
-        self._show(filled)
+        self._show(self._length)
 
     def show_span(self, end: int, place: torch.Tensor) -> None:
         """Show the first `end` places of every row, and write the next token into `place` `(1,)`."""
@@ -440,15 +504,16 @@ class RoomyLayer(DynamicLayer):
         self.values = values[:, :, :length]
 
     def update(self, key_states, value_states, *args, **kwargs):
+        """Write a token of each row, `(R, H, 1, D)`. Returns the keys and values that are shown."""
         if self._place is not None:
             for shown, new in zip((self.keys, self.values), (key_states, value_states), strict=True):
                 shown.index_copy_(2, self._place, new.to(shown.dtype))  # rotation makes keys fp32 under autocast
             return self.keys, self.values
-        length = self.keys.shape[-2]
-        end = length + key_states.shape[-2]
+        place = self._length if self.window is None else self._length % self.window
         for room, new in zip(self._room, (key_states, value_states), strict=True):
-            room[:, :, length:end] = new
-        self._show(end)
+            room[:, :, place : place + 1] = new
+        self._length += 1
+        self._show(self._length)
         return self.keys, self.values
 
     def close_up(self, selection: "Selection") -> None:
@@ -458,6 +523,35 @@ class RoomyLayer(DynamicLayer):
             room[selection.places, :, :length] = room[selection.movers, :, :length]
             self._room[place] = room[: len(selection.rows)]
         self._show(length)
+
+
+class RoomyState(LinearAttentionLayer):
+    """
+    A layer's state in memory that stays, with rows in any repetition. Transformers' layers write into it.
+
+    Attributes:
+        states (`list[torch.Tensor]`): All of it, each of shape `(R, …)`.
+    """
+
+    def __init__(self, layer: LinearAttentionLayer, rows: torch.Tensor, take: Take, name: str):
+        super().__init__()
+        vars(self).update(vars(layer))
+        self._held = [self.conv_states, self.recurrent_states]
+        for which, held in enumerate(self._held):
+            for place, state in held.items():
+                if state is not None:
+                    held[place] = take(f"state {name} {which} {place}", ("rows", *state.shape[1:]), state.dtype)
+                    held[place].copy_(state[rows])
+
+    @property
+    def states(self) -> list[torch.Tensor]:
+        return [state for held in self._held for state in held.values() if state is not None]
+
+    def close_up(self, selection: "Selection") -> None:
+        for held in self._held:
+            for place, state in held.items():
+                if state is not None:
+                    held[place] = selection.close_up(state)
 
 
 class Selection(NamedTuple):
@@ -490,18 +584,24 @@ def cache_among(values: Mapping[str, Any]) -> Cache:
     return values[name]
 
 
-def repeat_rows(cache: Cache, rows: torch.Tensor, take: Take) -> None:
-    """Select rows of a cache, in place, with room for later tokens."""
+def repeat_rows(cache: Cache, rows: torch.Tensor, take: Take, makes_rings: bool) -> None:
+    """
+    Select rows of a cache, in place, with room for later tokens. `makes_rings`: whether layers with a sliding window
+    get a ring, for which transformers makes no mask.
+    """
     for place, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
-            cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, take, str(place))
+        is_window = type(layer) is DynamicSlidingWindowLayer and makes_rings
+        if (type(layer) is DynamicLayer or is_window) and layer.get_seq_length() > 0:
+            cache.layers[place] = RoomyLayer(layer, rows, take, str(place))
+        elif type(layer) is LinearAttentionLayer:
+            cache.layers[place] = RoomyState(layer, rows, take, str(place))
         else:
             select_rows(layer, rows)
 
 
 def close_up(cache: Cache, selection: Selection) -> None:
     for layer in cache.layers:
-        if isinstance(layer, RoomyLayer):
+        if isinstance(layer, (RoomyLayer, RoomyState)):
             layer.close_up(selection)
         else:
             select_rows(layer, selection.rows)
@@ -523,50 +623,81 @@ class PaddingMask:
     synchronization.
 
     Made from rows, in any repetition, of `attention_mask` `(P, L)`, in `to_add`: zeros `(R, 1, 1, L)` in the queries'
-    dtype (a GPU's kernel supports no other).
+    dtype (a GPU's kernel supports no other), or `(R, 1, 1, W)` for the ring of a window.
     """
 
-    def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, to_add: torch.Tensor):
-        is_padding = attention_mask[rows] == 0
+    def __init__(
+        self, attention_mask: torch.Tensor, rows: torch.Tensor, to_add: torch.Tensor, window: int | None = None
+    ):
+        width = attention_mask.shape[1]
+        kept = width if window is None else min(width, window)
+        is_padding = attention_mask[rows, width - kept :] == 0
+        self._window = window
         self._has_padding = is_padding.any(dim=1).tolist()
-        self._width = is_padding.shape[1]
+        self._places = kept_places(width, kept, window, to_add.device)  # of the prompts
         self._to_add = to_add
-        self._to_add[:, 0, 0, : self._width].masked_fill_(is_padding, -torch.inf)
+        self._to_add[:, 0, 0, self._places] = to_add.new_zeros(is_padding.shape).masked_fill_(is_padding, -torch.inf)
 
     def up_to(self, length: int) -> torch.Tensor | None:
-        """Return the additive mask of `length` tokens, `(R, 1, 1, L)`; `None` without padding."""
-        return self._to_add[..., :length] if any(self._has_padding) else None
+        """Return the additive mask of `length` tokens, `(R, 1, 1, L)`; `None` without padding and window."""
+        if self._window is not None:
+            self._to_add[..., (length - 1) % self._window] = 0.0
+        elif not any(self._has_padding):
+            return None
+        return self._to_add[..., :length]
 
     def hide_later(self) -> None:
-        """Hide all places after the prompts."""
-        self._to_add[..., self._width :] = -torch.inf
+        """Hide all places besides the prompts'."""
+        of_prompts = self._to_add[..., self._places]
+        self._to_add.fill_(-torch.inf)
+        self._to_add[..., self._places] = of_prompts
 
-    def span(self, end: int) -> torch.Tensor:
-        """Return the additive mask of `end` places."""
-        return self._to_add[..., :end]
+    def span(self, end: int, place: torch.Tensor) -> torch.Tensor:
+        """Return the additive mask of `end` places, with the token at `place` `(1,)` and earlier ones shown."""
+        mask = self._to_add[..., :end]
+        return mask.index_fill_(3, place, 0.0)
 
     def close_up(self, selection: Selection) -> None:
         self._to_add = selection.close_up(self._to_add)
         self._has_padding = [self._has_padding[row] for row in selection.kept]
 
 
+# The layers of a cache that one query per row may read as [`PlainForward`] has them, with the kinds of transformers'
+# `layer_types` that they serve.
+PLAIN_LAYERS = {
+    DynamicLayer: ("full_attention",),
+    DynamicSlidingWindowLayer: ("sliding_attention",),
+    LinearAttentionLayer: ("linear_attention", "conv"),
+}
+
+
 def attends_plainly(model, model_kwargs: dict) -> bool:
     """
-    Return whether every layer attends to all earlier tokens, by SDPA's additive masks, and only positions change.
+    Return whether every layer attends to all earlier tokens or those of a window, by SDPA's additive masks, or has a
+    state, and only positions change.
     """
-    config = model.config
-    cache = cache_among(model_kwargs)
+    config = model.config.get_text_config()
+    layers = cache_among(model_kwargs).layers
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"] * len(layers)
     tensors = {name for name, value in model_kwargs.items() if isinstance(value, torch.Tensor)}
     return (
         type(model).__module__.startswith("transformers.")
-        and config.get_text_config() is config
+        and (config is model.config or is_listed(model))
         and config._attn_implementation == "sdpa"
         and getattr(config, "rope_parameters", None) is not None
-        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
-        and not getattr(config, "sliding_window", None)
-        and all(type(layer) is DynamicLayer for layer in cache.layers)
+        and all(kind in PLAIN_LAYERS.get(type(layer), ()) for kind, layer in zip(kinds, layers, strict=False))
+        and any(isinstance(layer, DynamicLayer) for layer in layers)
         and tensors - {"attention_mask"} == {"position_ids"}
     )
+
+
+def windows_by_kind(model, cache: Cache) -> dict[str, int | None]:
+    """Return the window of each kind of attention in a model's `layer_types`."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    of_layers = zip(kinds, cache.layers, strict=False)  # later layers may share a cache
+    return {kind: layer.window for kind, layer in of_layers if isinstance(layer, RoomyLayer)}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ A later batch gets the same memory, and a replay reads the weights that are then
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -23,6 +24,22 @@ SPAN = 128  # tokens per recording; recording takes as long as about ten tokens
 MOST = 64  # recordings; at a thousand tokens and 64 rows there are fewer
 TILE = 8  # rows; fewer take a GPU as long
 SPARE = 1.25  # times the room of a batch that may be allocated, so that later ones fit
+
+
+class AtMost(NamedTuple):
+    """A size of a batch (`name`), or `most` if that is less."""
+
+    name: str
+    most: int
+
+
+Take = Callable[[str, tuple[int | str | AtMost, ...], torch.dtype], torch.Tensor]
+
+
+def number_of(size: int | str | AtMost, sizes: dict[str, int]) -> int:
+    if isinstance(size, AtMost):
+        return min(sizes[size.name], size.most)
+    return sizes.get(size, size)
 
 
 class RecordingError(RunError):
@@ -125,12 +142,12 @@ class Recordings:
         self._batch = fits
         return torch.cat([copies, copies[-1:].expand(rows - len(copies))])
 
-    def take(self, name: str, sizes: tuple[int | str, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(self, name: str, sizes: tuple[int | str | AtMost, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return zeros, at the same address for every batch; a size may be `"rows"` or `"length"`."""
         if name not in self._memory:
-            whole = [self._sizes.get(size, size) for size in sizes]
+            whole = [number_of(size, self._sizes) for size in sizes]
             self._memory[name] = torch.empty(whole, dtype=dtype, device=self._device)
-        shown = tuple(slice(self._batch.get(size, size)) for size in sizes)
+        shown = tuple(slice(number_of(size, self._batch)) for size in sizes)
         return self._memory[name][shown].zero_()
 
     def replay(self, rows: int, end: int, compute: Callable[[], None], state: list[torch.Tensor]) -> None:
@@ -213,25 +230,22 @@ class RecordedSteps:
         self._logits: torch.Tensor | None = None  # of a step that does not choose tokens
         if not rows.choice.is_plain:
             self._logits = recordings.take("logits", ("rows", logits.shape[1]), logits.dtype)
-        forward.mask.hide_later()
+        forward.begin_recording()
 
     def __call__(self, length: int) -> None:
         rows = self._rows
         if length > self._end:
             self._end = -(-length // SPAN) * SPAN
-            for layer in self._forward.layers:
-                layer.show_span(self._end, rows.place)
+            self._forward.show_span(self._end)
         rows.draw_numbers()
-        state = [rows.place, rows.alive, rows.sound, rows.lengths, self._forward.position]
+        state = [rows.place, rows.alive, rows.sound, rows.lengths, *self._forward.advancing]
         self._recordings.replay(len(rows.ids), self._end, self._compute, state)
         if self._logits is not None:
             rows.write(self._logits[: len(rows.ids)])
 
     def _compute(self) -> None:
         rows = self._rows
-        mask = self._forward.mask.span(self._end)
-        mask.index_fill_(3, rows.place, 0.0)
-        logits = self._forward.logits(rows.ids.index_select(1, rows.place), mask)
+        logits = self._forward.recorded_logits(self._end)
         if self._logits is None:
             rows.write(logits)
         else:
