@@ -1,9 +1,13 @@
-"""Does a generation batch fit into memory? Predicted from shapes, before anything is sampled."""
+"""Does a generation batch fit into memory? Predicted from one token, before anything is sampled."""
 
 import psutil
 import torch
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from trl_prorl.eval.readiness.finding import Finding, make_finding
+from trl_prorl.fast.compact import cache_among
+from trl_prorl.fast.own_forward import plain_model
+from trl_prorl.fast.recording import SPAN, full_size, row_size
 
 
 USABLE = 0.9  # share of the memory; the rest is lost to fragmentation
@@ -12,24 +16,28 @@ MIB = 2**20
 GIB = 2**30
 
 
-def row_bytes(config, dtype: torch.dtype, tokens: int) -> tuple[int, int]:
+@torch.no_grad()
+def row_bytes(model: torch.nn.Module, tokens: int) -> tuple[int, int]:
     """
-    Predict the bytes that compact sampling needs for one completion.
+    Return the bytes that compact sampling needs for one completion: of keys, values and states in all layers, as a
+    forward of one token has them; and of the next token's logits, and its scores and probabilities in fp32.
 
     Args:
-        config (`PreTrainedConfig`): Configuration of the text model.
-        dtype (`torch.dtype`): Data type of its weights.
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy.
         tokens (`int`): Length of the completion with its prompt.
-
-    Returns:
-        The bytes of keys and values in all layers, of which layers with a sliding window need no more; and of the next
-        token's logits, and its scores and probabilities in fp32.
     """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache = 2 * config.num_hidden_layers * heads * size * dtype.itemsize
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    outputs = plain_model(model)(input_ids=token, use_cache=True)
+    cache = 0
+    for layer in cache_among(outputs).layers:
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            window = getattr(layer, "sliding_window", None) or tokens
+            cache += min(tokens, window) * (layer.keys.nbytes + layer.values.nbytes)
+        if isinstance(layer, LinearAttentionLayer):
+            states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+            cache += sum(state.nbytes for state in states if state is not None)
     in_fp32 = 2 * torch.float32.itemsize
-    return cache * tokens, config.vocab_size * (dtype.itemsize + in_fp32)
+    return cache, outputs.logits.nbytes + outputs.logits.shape[-1] * in_fp32
 
 
 def whole_groups(rows: int, fits: int, group: int) -> int:
@@ -62,7 +70,9 @@ def readable(size: float) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
-def rows_that_fit(row: int, copy: int, room: float, rows: int, group: int) -> tuple[int, int, str]:
+def rows_that_fit(
+    row: int, copy: int, room: float, rows: int, group: int, recorded: bool = False
+) -> tuple[int, int, str]:
     """
     Return the number of completions that fit at once, the number of `rows` to decode at once, and the cure.
 
@@ -72,9 +82,12 @@ def rows_that_fit(row: int, copy: int, room: float, rows: int, group: int) -> tu
         room (`float`): Bytes that are free.
         rows (`int`): Completions of a generation batch.
         group (`int`): Completions of a prompt.
+        recorded (`bool`, *optional*, defaults to `False`): Whether sizes are those of recordings.
     """
     fits = max(0, int((room - copy) // row))
     unmerged = int(room // row)
+    if recorded:
+        fits, unmerged = full_size(fits), full_size(unmerged)
     if fits < group and unmerged > fits:
         advised = whole_groups(rows, unmerged, group)
         change = (
@@ -100,17 +113,19 @@ def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     copy = 0 if trainer.compact.copy is None else trainer.compact.copy.bytes
     tokens = longest_prompt + args.max_completion_length
-    cache, logits = row_bytes(model.config.get_text_config(), model.dtype, tokens)
+    recorded = trainer.compact.replayed.on
+    cache, logits = row_bytes(model, -(-tokens // SPAN) * SPAN if recorded else tokens)
     held, total = process_share(trainer.accelerator.device)
     trained = sum(param.numel() * param.element_size() for param in model.parameters() if param.requires_grad)
     room = max(0.0, USABLE * total - held - MOMENTS * trained)
     rows = args.generation_batch_size
-    fits, advised, change = rows_that_fit(cache + logits, copy, room, rows, trainer.num_generations)
+    fits, advised, change = rows_that_fit(cache + logits, copy, room, rows, trainer.num_generations, recorded)
     at_once = min(rows, args.compact_max_rows or rows)
-    needed = (cache + logits) * at_once + copy
+    held_rows = row_size(at_once) if recorded else at_once
+    needed = (cache + logits) * held_rows + copy
     number = (
         f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {tokens} tokens (cache "
-        f"{readable(cache * at_once)}, logits {readable(logits * at_once)}, merged copy {readable(copy)}); {fits:,} "
+        f"{readable(cache * held_rows)}, logits {readable(logits * held_rows)}, merged copy {readable(copy)}); {fits:,} "
         "would fit"
     )
     values = {"needed_gib": needed / GIB, "room_gib": room / GIB, "rows": at_once, "fits": fits, "advised": advised}

@@ -6,6 +6,7 @@ import psutil
 import pytest
 import torch
 from live_bytes import LiveBytes
+from packed_models import needs_states
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
@@ -18,8 +19,10 @@ from trl_prorl.eval.readiness.memory import (
     rows_that_fit,
     whole_groups,
 )
+from trl_prorl.fast.choice import Choice
 from trl_prorl.fast.generation import CompactGeneration
 from trl_prorl.fast.merged_copy import MergedCopy
+from trl_prorl.fast.recording import full_size, row_size
 
 
 QWEN = {
@@ -35,19 +38,33 @@ BF16 = torch.bfloat16
 FP32 = torch.float32
 
 
+GEMMA = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
+QWEN35 = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256}
+STATE = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128}
+# Convolutions of 4 tokens of keys, queries and values; the states of 16 heads in fp32
+QWEN35_STATE = 3 * 16 * 128 * 4 * 2 + 16 * 128 * 128 * 4
+SMALL = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64}
+
+
+@needs_states
 @pytest.mark.parametrize(
-    "config, dtype, cache, logits",
+    "kind, sizes, dtype, cache, logits",
     [
         # Keys and values, 28 layers of 2 heads × 128; logits, scores and probabilities of 151,936 tokens.
-        (Qwen2Config(**QWEN), BF16, 2 * 28 * 2 * 128 * 2, 151_936 * (2 + 4 + 4)),
-        (Qwen2Config(**QWEN), FP32, 2 * 28 * 2 * 128 * 4, 151_936 * (4 + 4 + 4)),
+        ("qwen2", QWEN, BF16, 640 * 2 * 28 * 2 * 128 * 2, 151_936 * (2 + 4 + 4)),
+        ("qwen2", QWEN, FP32, 640 * 2 * 28 * 2 * 128 * 4, 151_936 * (4 + 4 + 4)),
         # Without grouped heads; with heads of another size than the model's width gives.
-        (AutoConfig.for_model("gpt2", n_embd=32, n_layer=3, n_head=2), BF16, 2 * 3 * 32 * 2, 50_257 * 10),
-        (AutoConfig.for_model("qwen3", **QWEN, head_dim=64), BF16, 2 * 28 * 2 * 64 * 2, 151_936 * 10),
+        ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 2}, BF16, 640 * 2 * 3 * 32 * 2, 50_257 * 10),
+        ("qwen3", {**QWEN, "head_dim": 64}, BF16, 640 * 2 * 28 * 2 * 64 * 2, 151_936 * 10),
+        # Five layers with a window of 512 tokens, and one without; three with a state, and one without.
+        ("gemma3_text", {**SMALL, **GEMMA, "sliding_window": 512}, BF16, 2 * 256 * 2 * (5 * 512 + 640), 1000 * 10),
+        ("qwen3_5_text", {**SMALL, **QWEN35, **STATE}, BF16, 640 * 2 * 2 * 256 * 2 + 3 * QWEN35_STATE, 1000 * 10),
     ],
 )
-def test_bytes_of_a_completion_by_hand(config, dtype, cache, logits):
-    assert row_bytes(config, dtype, 640) == (640 * cache, logits)
+def test_bytes_of_a_completion_by_hand(kind, sizes, dtype, cache, logits):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), dtype=dtype)
+    assert row_bytes(model, 640) == (cache, logits)
 
 
 def test_the_merged_copy_of_qwen_1_5b_by_hand():
@@ -72,7 +89,7 @@ def test_what_is_predicted_is_what_sampling_holds_at_once(dtype, most):
     plain = {"max_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None, "disable_compile": True}
     settings = GenerationConfig(**plain, do_sample=True, temperature=0.7, top_k=0)
     prompts = [[5] * 100] * 16 + [[6] * 90] * 16
-    predicted = sum(row_bytes(config, dtype, 100 + 24)) * (most or 32)
+    predicted = sum(row_bytes(model, 100 + 24)) * (most or 32)
     part = CompactGeneration(model, 0.7, max_rows=most)
     with LiveBytes(*model.parameters(), *model.buffers()) as live:
         part.sample(model, prompts, settings, [])
@@ -108,6 +125,14 @@ def test_what_is_advised_for_32_completions_in_groups_of_8(room, fits, at_once, 
     assert change in advice
 
 
+def test_a_recording_fits_with_all_its_rows():
+    for rows in range(1, 100):
+        fits = full_size(rows)
+        assert row_size(fits) <= rows < row_size(fits + 1)
+    assert rows_that_fit(GIB, 2 * GIB, 20.5 * GIB, 32, 8, recorded=True)[0] == full_size(18)
+    assert full_size(0) == 0
+
+
 def test_the_memory_of_a_process(monkeypatch):
     """On a card of 24 GiB we hold 6 of 9 that we have asked for, another process 10, and 5 are free."""
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 6 * GIB)
@@ -124,8 +149,9 @@ def test_the_room_of_a_trainer(make_trainer, monkeypatch):
     """Of 1,000,000 bytes nine tenths, less what is held and Adam's two moments of what is trained."""
     monkeypatch.setattr("trl_prorl.eval.readiness.memory.process_share", lambda device: (100_000, 1_000_000))
 
-    def measured(**keys):
+    def measured(recorded=False, **keys):
         trainer = make_trainer(compact_generation="on", gradient_accumulation_steps=2, **keys)
+        trainer.compact.replayed = Choice(recorded)
         (finding,) = generation_findings(trainer, 20)
         assert (finding.level == LOOK) == (finding.values["needed_gib"] > finding.values["room_gib"])
         return trainer, finding.values["needed_gib"] * GIB, finding.values["room_gib"] * GIB
@@ -138,4 +164,7 @@ def test_the_room_of_a_trainer(make_trainer, monkeypatch):
     assert needed == pytest.approx(of_rows + trainer.compact.copy.bytes)
     _, needed, _ = measured(compact_max_rows=3, compact_merge=False)
     assert needed == pytest.approx(of_rows * 3 / 16)
+    # A recording has 128 places, and four rows for three.
+    _, needed, _ = measured(recorded=True, compact_max_rows=3, compact_merge=False)
+    assert needed == pytest.approx(4 * (128 * 2 * 2 * 32 * 4 + 261 * 12))
     assert generation_findings(make_trainer(compact_generation="off"), 20) == []
