@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulated_graphs import EmulatedRecording, emulate
-from packed_models import build
+from packed_models import build, needs_states
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
@@ -647,6 +647,21 @@ def test_layers_with_the_same_input_are_one_product(tiny_model, packs, monkeypat
         found = [other(first), part(second), part(first)]
     torch.testing.assert_close([found[2], found[0]], expected)
     assert not torch.allclose(found[1], expected[0])
+
+
+@needs_states
+def test_projections_of_a_state_are_one_product():
+    """Of a layer with a state four are left, too: into it, out of it, and two of its feed-forward layers."""
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_hidden_layers": 4}
+    model = build("qwen3_5_text", head_dim=8, **heads, **sizes)
+    assert model.config.layer_types.count("linear_attention") == 3
+    policy = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).eval()
+    merged = MergedCopy(policy)
+    merged.refresh()
+    tokens = torch.arange(24).view(2, 12)
+    assert products(merged.model, tokens) == 4 * model.config.num_hidden_layers + 1
+    torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=0)
 
 
 def test_what_is_quantised_or_no_lora_is_not_merged(tiny_model):

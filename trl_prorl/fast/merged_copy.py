@@ -17,7 +17,11 @@ from ..supported import other_options
 
 ROWS = 8  # input rows for which oneDNN chooses the order; any number works
 # Layers of a module that multiply the same states.
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)
 
 
 class PackedLinear(torch.nn.Module):
