@@ -372,7 +372,7 @@ class Floor:
         name = "cache" if "cache" in outputs else "past_key_values"  # of a model with a state
         cache = outputs[name]
         room = Room(unfinished, ids.shape[1] + TOKENS, device)
-        repeat_rows(cache, torch.tensor(copies[:unfinished], device=device), room.take)
+        repeat_rows(cache, torch.tensor(copies[:unfinished], device=device), room.take, makes_rings=False)
         token = torch.full((unfinished, 1), FIRST, device=device)
         spent = []
         for _ in range(TOKENS):
