@@ -19,12 +19,15 @@ GIB = 2**30
 @torch.no_grad()
 def row_bytes(model: torch.nn.Module, tokens: int) -> tuple[int, int]:
     """
-    Return the bytes that compact sampling needs for one completion: of keys, values and states in all layers, as a
-    forward of one token has them; and of the next token's logits, and its scores and probabilities in fp32.
+    Return the bytes that compact sampling needs for one completion, as a forward of one token shows them.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy.
         tokens (`int`): Length of the completion with its prompt.
+
+    Returns:
+        The bytes of keys, values and states in all layers; and those of the next token's logits, with its scores and
+        probabilities in fp32.
     """
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     outputs = plain_model(model)(input_ids=token, use_cache=True)
@@ -114,7 +117,8 @@ def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     copy = 0 if trainer.compact.copy is None else trainer.compact.copy.bytes
     tokens = longest_prompt + args.max_completion_length
     recorded = trainer.compact.replayed.on
-    cache, logits = row_bytes(model, -(-tokens // SPAN) * SPAN if recorded else tokens)
+    places = -(-tokens // SPAN) * SPAN if recorded else tokens
+    cache, logits = row_bytes(model, places)
     held, total = process_share(trainer.accelerator.device)
     trained = sum(param.numel() * param.element_size() for param in model.parameters() if param.requires_grad)
     room = max(0.0, USABLE * total - held - MOMENTS * trained)
@@ -123,8 +127,9 @@ def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     at_once = min(rows, args.compact_max_rows or rows)
     held_rows = row_size(at_once) if recorded else at_once
     needed = (cache + logits) * held_rows + copy
+    of_recording = f", recorded as {held_rows} of {places}" if recorded else ""
     number = (
-        f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {tokens} tokens (cache "
+        f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {tokens} tokens{of_recording} (cache "
         f"{readable(cache * held_rows)}, logits {readable(logits * held_rows)}, merged copy {readable(copy)}); {fits:,} "
         "would fit"
     )

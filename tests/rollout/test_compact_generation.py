@@ -384,6 +384,17 @@ def test_other_attention_than_torch_s_is_not_recorded(model, made):
     assert not compact(other, do_sample=False, recordings=Recordings())[0].recorded
 
 
+def test_sampling_without_a_recording_is_reported(model, monkeypatch, made, caplog):
+    other = copy.deepcopy(model)
+    other.set_attn_implementation("eager")
+    part = CompactGeneration(other, 1.0, replays=Choice(True))
+    for _ in range(2):
+        part.sample(other, PROMPTS, config(), [])
+    assert not made
+    assert part.facts()["cuda_graph"] == "off: the cache of this model cannot be recorded"
+    assert len(caplog.messages) == 1
+
+
 def test_a_recorded_token_is_written_in_the_dtype_of_the_room():
     """Rotation makes keys fp32 under autocast, and before 5.24 transformers keeps values in the dtype of keys."""
     filled = DynamicLayer()
@@ -410,7 +421,7 @@ FAULTS = {
     "none": None,
     "position": lambda step: step._forward.position,
     "place": lambda step: step._rows.place,
-    "mask": lambda step: step._forward.masks[None]._to_add,
+    "mask": lambda step: step._forward.masks["full_attention"]._to_add,
     "token": lambda step: step._rows.ids,
     "end": lambda step: step._rows.alive,
 }

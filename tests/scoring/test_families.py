@@ -60,7 +60,8 @@ SIZES_OF = {
     "gemma4_text": {
         "head_dim": 8,
         "global_head_dim": 8,
-        "num_kv_shared_layers": 0,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
         "num_hidden_layers": 6,
         "sliding_window": 8,
         "hidden_size_per_layer_input": 8,
@@ -187,6 +188,15 @@ def test_a_token_s_forward_can_be_repeated(kind, attention, monkeypatch):
     number = len(made)
     assert torch.equal(*greedy_samples(model, lengths, **keys))
     assert len(made) == number  # replayed
+
+
+@needs_states
+@pytest.mark.parametrize("replays", [False, True])
+def test_windows_states_and_full_attention_in_one_model(replays, monkeypatch):
+    emulate(monkeypatch)
+    types = ["conv", "sliding_attention", "full_attention"]
+    model = build("lfm3", layer_types=types, num_hidden_layers=3, sliding_window=8).eval()
+    assert torch.equal(*greedy_samples(model, recordings=Recordings() if replays else None))
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

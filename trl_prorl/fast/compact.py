@@ -302,9 +302,9 @@ class PlainForward:
     Writes every row's next token, for a model that [`attends_plainly`].
 
     Attributes:
-        masks (`dict`): The mask of layers with a window (`None`: of layers without), by window.
+        masks (`dict[str, PaddingMask]`): The mask of each kind of attention (of transformers' `layer_types`).
         position (`torch.LongTensor` of shape `(R, 1)`): Position of the next token.
-        advancing (`list[torch.Tensor]`): What a forward advances.
+        advancing (`list[torch.Tensor]`): Positions and states of all rows at first, which every forward advances.
     """
 
     def __init__(self, model, model_kwargs: dict, prompts: torch.Tensor, copies: torch.Tensor, rows: Rows, take: Take):
@@ -316,14 +316,16 @@ class PlainForward:
         if attention_mask is None:
             attention_mask = torch.ones_like(prompts)
         dtype = self._attending[0].values.dtype  # of attention; an fp32 head or autocast gives the logits another
-        self.masks: dict[int | None, PaddingMask] = {}
-        self._rings: dict[int, torch.Tensor] = {}  # the place of the last token in each ring
-        for window in {layer.window: None for layer in self._attending}:
-            to_add = take(f"mask {window}", ("rows", 1, 1, room_of(window)), dtype)
-            self.masks[window] = PaddingMask(attention_mask, copies, to_add, window)
-            if window is not None:
-                self._rings[window] = take(f"ring {window}", (1,), torch.long)
-        self._windows = windows_by_kind(model, self._cache)
+        self.masks: dict[str, PaddingMask] = {}
+        self._window: int | None = None
+        for layer in self._attending:
+            if layer.kind not in self.masks:
+                to_add = take(f"mask of {layer.kind}", ("rows", 1, 1, places_of(layer.window)), dtype)
+                self.masks[layer.kind] = PaddingMask(attention_mask, copies, to_add, layer.window)
+                self._window = layer.window or self._window
+        # Where each kind of attention has the last token; in a ring it follows from the other one.
+        self._places = {FULL: rows.place, SLIDING: take("place in the ring", (1,), torch.long)}
+        self._kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
         position = model_kwargs["position_ids"]
         if position.dim() == 3:  # a text has the same positions on every axis of a picture
             position = model_kwargs["position_ids"] = position[0]
@@ -331,16 +333,13 @@ class PlainForward:
         self.position.copy_(position[copies, -1:])
         # All that does not change from token to token.
         self._inputs = model.prepare_inputs_for_generation(prompts, next_sequence_length=1, **model_kwargs)
-        self._note_advancing()
-
-    def _note_advancing(self) -> None:
         states = [layer.states for layer in self._cache.layers if isinstance(layer, RoomyState)]
         self.advancing = [self.position, *(tensor for one in states for tensor in one)]
 
     def __call__(self, length: int) -> None:
         rows = self._rows
         rows.draw_numbers()
-        masks = {window: mask.up_to(length) for window, mask in self.masks.items()}
+        masks = {kind: mask.up_to(length) for kind, mask in self.masks.items()}
         rows.write(self._logits(rows.ids[:, length - 1 : length], masks))
 
     def begin_recording(self) -> None:
@@ -350,22 +349,22 @@ class PlainForward:
     def show_span(self, end: int) -> None:
         """Let recordings read the first `end` places."""
         for layer in self._attending:
-            layer.show_span(end, self._rings.get(layer.window, self._rows.place))
+            layer.show_span(end, self._places[layer.kind])
 
     def recorded_logits(self, end: int) -> torch.Tensor:
-        """Return the logits `(R, V)` after the last token by tensors alone, with `end` places shown."""
+        """Return the logits `(R, V)` after the last token, computed from tensors alone, with `end` places shown."""
         place = self._rows.place
-        for window, ring in self._rings.items():
-            torch.remainder(place, window, out=ring)
-        masks = {window: mask.span(end, self._rings.get(window, place)) for window, mask in self.masks.items()}
+        if self._window is not None:
+            torch.remainder(place, self._window, out=self._places[SLIDING])
+        masks = {kind: mask.show(self._places[kind], end) for kind, mask in self.masks.items()}
         return self._logits(self._rows.ids.index_select(1, place), masks)
 
-    def _logits(self, tokens: torch.Tensor, masks: dict[int | None, torch.Tensor | None]) -> torch.Tensor:
+    def _logits(self, tokens: torch.Tensor, masks: dict[str, torch.Tensor | None]) -> torch.Tensor:
         """Return the logits `(R, V)` after `tokens` `(R, 1)`."""
         if len(masks) == 1:
             mask = next(iter(masks.values()))
         else:
-            mask = {kind: masks[window] for kind, window in self._windows.items()}
+            mask = dict.fromkeys(self._kinds) | masks  # layers with a state have none
         inputs = self._inputs | {"input_ids": tokens, "position_ids": self.position, "attention_mask": mask}
         with without_cudnn(tokens.device):
             logits = self._model(**inputs, return_dict=True).logits[:, -1]
@@ -380,7 +379,6 @@ class PlainForward:
         for mask in self.masks.values():
             mask.close_up(selection)
         self.position = selection.close_up(self.position)
-        self._note_advancing()
 
 
 class TokenForward:
@@ -451,8 +449,11 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 # ------------------------------------------------------------------------------------------ rows of the cache
 
 
-def room_of(window: int | None) -> str | AtMost:
-    """Return the places of a row in a layer with a window, as a size to take."""
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of transformers' `layer_types`
+
+
+def places_of(window: int | None) -> str | AtMost:
+    """Return a row's places in a layer, as a size to take."""
     return "length" if window is None else AtMost("length", window)
 
 
@@ -472,6 +473,7 @@ class RoomyLayer(DynamicLayer):
 
     Attributes:
         window (`int`, *optional*): Tokens that attention reads, if not all.
+        kind (`str`): Kind of attention, as in transformers' `layer_types`.
     """
 
     def __init__(self, layer: DynamicLayer, rows: torch.Tensor, take: Take, name: str = ""):
@@ -480,6 +482,7 @@ class RoomyLayer(DynamicLayer):
         self.device = layer.keys.device
         self.is_initialized = True
         self.window: int | None = getattr(layer, "sliding_window", None)
+        self.kind = FULL if self.window is None else SLIDING
         self._room = []
         self._length = layer.get_seq_length()
         kept = layer.keys.shape[-2]
@@ -487,7 +490,7 @@ class RoomyLayer(DynamicLayer):
         for which, old in (("keys", layer.keys), ("values", layer.values)):
             _, heads, _, size = old.shape
             # zeros: no NaN under a mask
-            room = take(f"{which} {name}", ("rows", heads, room_of(self.window), size), old.dtype)
+            room = take(f"{which} {name}", ("rows", heads, places_of(self.window), size), old.dtype)
             room[:, :, places] = old[rows]
             self._room.append(room)
         self._place: torch.Tensor | None = None
@@ -527,7 +530,7 @@ class RoomyLayer(DynamicLayer):
 
 class RoomyState(LinearAttentionLayer):
     """
-    A layer's state in memory that stays, with rows in any repetition. Transformers' layers write into it.
+    A layer's state in memory that stays, with rows in any repetition. Transformers' models write into it in place.
 
     Attributes:
         states (`list[torch.Tensor]`): All of it, each of shape `(R, …)`.
@@ -535,23 +538,30 @@ class RoomyState(LinearAttentionLayer):
 
     def __init__(self, layer: LinearAttentionLayer, rows: torch.Tensor, take: Take, name: str):
         super().__init__()
-        vars(self).update(vars(layer))
-        self._held = [self.conv_states, self.recurrent_states]
-        for which, held in enumerate(self._held):
-            for place, state in held.items():
-                if state is not None:
-                    held[place] = take(f"state {name} {which} {place}", ("rows", *state.shape[1:]), state.dtype)
-                    held[place].copy_(state[rows])
+        vars(self).update(vars(layer))  # also of which kinds there are states
+
+        def in_room(state: torch.Tensor, which: str) -> torch.Tensor:
+            return take(f"{which} {name}", ("rows", *state.shape[1:]), state.dtype).copy_(state[rows])
+
+        self.conv_states = {
+            place: state if state is None else in_room(state, f"convolution {place}")
+            for place, state in layer.conv_states.items()
+        }
+        self.recurrent_states = {
+            place: state if state is None else in_room(state, f"state {place}")
+            for place, state in layer.recurrent_states.items()
+        }
 
     @property
     def states(self) -> list[torch.Tensor]:
-        return [state for held in self._held for state in held.values() if state is not None]
+        states = (*self.conv_states.values(), *self.recurrent_states.values())
+        return [state for state in states if state is not None]
 
     def close_up(self, selection: "Selection") -> None:
-        for held in self._held:
-            for place, state in held.items():
+        for states in (self.conv_states, self.recurrent_states):
+            for place, state in states.items():
                 if state is not None:
-                    held[place] = selection.close_up(state)
+                    states[place] = selection.close_up(state)
 
 
 class Selection(NamedTuple):
@@ -586,8 +596,8 @@ def cache_among(values: Mapping[str, Any]) -> Cache:
 
 def repeat_rows(cache: Cache, rows: torch.Tensor, take: Take, makes_rings: bool) -> None:
     """
-    Select rows of a cache, in place, with room for later tokens. `makes_rings`: whether layers with a sliding window
-    get a ring, for which transformers makes no mask.
+    Select rows of a cache, in place, with room for later tokens. `makes_rings` must be `False` if transformers makes
+    the masks: it expects the keys of a sliding window in their order.
     """
     for place, layer in enumerate(cache.layers):
         is_window = type(layer) is DynamicSlidingWindowLayer and makes_rings
@@ -639,7 +649,7 @@ class PaddingMask:
         self._to_add[:, 0, 0, self._places] = to_add.new_zeros(is_padding.shape).masked_fill_(is_padding, -torch.inf)
 
     def up_to(self, length: int) -> torch.Tensor | None:
-        """Return the additive mask of `length` tokens, `(R, 1, 1, L)`; `None` without padding and window."""
+        """Show the last of `length` tokens; return the additive mask `(R, 1, 1, L)`, `None` if it hides nothing."""
         if self._window is not None:
             self._to_add[..., (length - 1) % self._window] = 0.0
         elif not any(self._has_padding):
@@ -652,22 +662,21 @@ class PaddingMask:
         self._to_add.fill_(-torch.inf)
         self._to_add[..., self._places] = of_prompts
 
-    def span(self, end: int, place: torch.Tensor) -> torch.Tensor:
-        """Return the additive mask of `end` places, with the token at `place` `(1,)` and earlier ones shown."""
-        mask = self._to_add[..., :end]
-        return mask.index_fill_(3, place, 0.0)
+    def show(self, place: torch.Tensor, end: int) -> torch.Tensor:
+        """Show the token at `place` `(1,)`; return the additive mask of `end` places."""
+        return self._to_add[..., :end].index_fill_(3, place, 0.0)
 
     def close_up(self, selection: Selection) -> None:
         self._to_add = selection.close_up(self._to_add)
         self._has_padding = [self._has_padding[row] for row in selection.kept]
 
 
-# The layers of a cache that one query per row may read as [`PlainForward`] has them, with the kinds of transformers'
-# `layer_types` that they serve.
+# Layers of a cache for which [`PlainForward`] makes the masks, with their kinds in transformers' `layer_types`.
 PLAIN_LAYERS = {
-    DynamicLayer: ("full_attention",),
-    DynamicSlidingWindowLayer: ("sliding_attention",),
-    LinearAttentionLayer: ("linear_attention", "conv"),
+    "DynamicLayer": (FULL,),
+    "DynamicSlidingWindowLayer": (SLIDING,),
+    "DummyLayer": (FULL, SLIDING),  # of a layer that reads the keys of an earlier one, since transformers 5.24
+    "LinearAttentionLayer": ("linear_attention", "conv"),
 }
 
 
@@ -680,24 +689,21 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
     layers = cache_among(model_kwargs).layers
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"] * len(layers)
+        kinds = [SLIDING if getattr(config, "sliding_window", None) else FULL] * len(layers)
+    windows = {layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)}
+    # strict=False: before transformers 5.24, layers that read the keys of earlier ones have no place in a cache
+    are_plain = [kind in PLAIN_LAYERS.get(type(one).__name__, ()) for kind, one in zip(kinds, layers, strict=False)]
     tensors = {name for name, value in model_kwargs.items() if isinstance(value, torch.Tensor)}
     return (
         type(model).__module__.startswith("transformers.")
         and (config is model.config or is_listed(model))
         and config._attn_implementation == "sdpa"
         and getattr(config, "rope_parameters", None) is not None
-        and all(kind in PLAIN_LAYERS.get(type(layer), ()) for kind, layer in zip(kinds, layers, strict=False))
+        and all(are_plain)
         and any(isinstance(layer, DynamicLayer) for layer in layers)
+        and len(windows) <= 1
         and tensors - {"attention_mask"} == {"position_ids"}
     )
-
-
-def windows_by_kind(model, cache: Cache) -> dict[str, int | None]:
-    """Return the window of each kind of attention in a model's `layer_types`."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    of_layers = zip(kinds, cache.layers, strict=False)  # later layers may share a cache
-    return {kind: layer.window for kind, layer in of_layers if isinstance(layer, RoomyLayer)}
 
 
 @contextmanager

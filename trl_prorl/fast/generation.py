@@ -1,6 +1,7 @@
 """Sample rollouts by `generate` or by the compact loop, from the policy or its merged copy."""
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from .compact import compact_sample, contiguous_states
 from .merged_copy import MergedCopy, merge_obstacle
 from .recording import Recordings, usable_bytes
 
+
+logger = logging.getLogger(__name__)
 
 # Maximum mean difference between a merged copy and the policy, in nats per token. In fp32 it is about 1e-6. In bf16,
 # weights round by up to 0.4 %; 0.01 to 0.02 between vLLM and trainers are reported as harmless. Beyond the bound, a
@@ -200,6 +203,10 @@ class CompactGeneration(Part):
                         completions[row] = cut_at_end(written[place], set(ends))
                         if written_logps is not None:
                             logps[row] = written_logps[place][: len(completions[row])]
+            if self._recordings is not None and not self._recordings.bytes:
+                self._recordings = None
+                self.replayed = Choice(False, "the cache of this model cannot be recorded")
+                logger.warning("No CUDA graph: %s.", self.replayed.reason)
             self._held = self._bytes_to_keep(next(model.parameters()).device)
         finally:
             if not self._held:

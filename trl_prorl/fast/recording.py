@@ -37,6 +37,7 @@ Take = Callable[[str, tuple[int | str | AtMost, ...], torch.dtype], torch.Tensor
 
 
 def number_of(size: int | str | AtMost, sizes: dict[str, int]) -> int:
+    """Return a size as a number, by the `sizes` of a batch."""
     if isinstance(size, AtMost):
         return min(sizes[size.name], size.most)
     return sizes.get(size, size)
