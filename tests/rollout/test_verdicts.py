@@ -232,6 +232,22 @@ def test_what_a_callback_of_one_s_own_watches_is_refused_then_too(make_trainer):
         trainer.train()
 
 
+def test_two_verifiers_are_refused_unless_one_is_given(make_trainer):
+    def first(completions, **columns):
+        return [0.0] * len(completions)
+
+    def second(completions, **columns):
+        return [1.0] * len(completions)
+
+    first.batch_verifier = second.batch_verifier = lambda completions, **columns: [True] * len(completions)
+    make_trainer(reward=[first, second])  # the same
+    second.batch_verifier = lambda completions, **columns: [False] * len(completions)
+    with pytest.raises(ValueError, match="2 reward functions have a batch_verifier"):
+        make_trainer(model="no model is loaded", reward=[first, second])
+    given = {"verify": lambda completion, row: True}
+    make_trainer(reward=[first, second], trainer_kwargs=given)
+
+
 def test_an_asynchronous_verifier_is_refused(make_trainer):
     async def verifier(completions, **columns):
         return [True] * len(completions)

@@ -10,7 +10,7 @@ from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable
 
 from ..errors import InputError
-from ..evaluation import find_verifier, pass_k_values
+from ..evaluation import OneByOne, find_verifier, pass_k_values
 from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
 
@@ -71,9 +71,20 @@ def check_reward_names(names: Sequence[str]) -> None:
         )
 
 
-def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if keys need a `batch_verifier` that no reward function has, or that is asynchronous."""
+def check_verifier(functions: Sequence[Any], needs_verdicts: Mapping[str, Any]) -> None:
+    """
+    Raise `ValueError` if keys need a `batch_verifier` that no reward function has, if functions have several, or if it
+    is asynchronous.
+    """
     verifier = find_verifier(functions)
+    found = [one for function in functions if (one := find_verifier([function])) is not None]
+    is_given = bool(functions) and isinstance(functions[0], OneByOne)
+    if not is_given and any(one != verifier for one in found):
+        raise ValueError(
+            f"{len(found)} reward functions have a batch_verifier of their own, and one decides which completions are "
+            "correct. Remove the others, or give the trainer verify=is_correct, where is_correct(completion, row) "
+            "returns a bool."
+        )
     if verifier is None and needs_verdicts:
         key, value = next(iter(needs_verdicts.items()))
         raise ValueError(
