@@ -14,15 +14,21 @@ import torch
 import trainings
 from bench import Operators
 from datasets import Dataset
+from packed_models import build
 from peft import LoraConfig, get_peft_model
 from pretend import DEVICE, NAME, copies, generator
 from torch import nn
 from trainings import ARMS, RESETS, make_trainer, save_model
+from transformers import GenerationConfig
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.cli.prompts import pad_left
+from trl_prorl.fast import recording
+from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.lean_lora import LeanLinear, lean_layers
 from trl_prorl.fast.prefix import layout, prefix_attention
+from trl_prorl.fast.recording import Recordings
 
 
 CHECKS = {}
@@ -122,6 +128,41 @@ def packed_attention_narrows_before_its_blocks():
     assert inside == len(copies)  # with the two that narrow outside
     gradients = torch.autograd.grad(result.float().square().sum(), [query, key])
     assert [one.dtype for one in gradients] == [torch.float32] * 2
+
+
+class Repeated:
+    """In place of a CUDA graph: computes again."""
+
+    def __init__(self, compute, undo, device, pool):
+        compute()
+        undo()
+        self.pool = pool
+        self.replay = compute
+
+
+@quick
+def tokens_with_windows_and_states_are_those_of_a_cpu():
+    """Greedy, computed and recorded: every tensor of a mask, of a ring and of a state is on the device."""
+    recording.Recording = Repeated
+    for kind, sizes in {
+        "gemma3_text": {"num_hidden_layers": 7, "sliding_window": 8},
+        "qwen3_5_text": {"num_hidden_layers": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    }.items():
+        found = []
+        for device in ("cpu", DEVICE, DEVICE):
+            model = build(kind, head_dim=8, **sizes).to(device).eval()
+            recordings = Recordings() if len(found) == 2 else None
+            ends = list(range(0, 48, 5))
+            settings = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=ends)
+            ids, mask = pad_left([[5, 6, 7], [9, 8, 7] * 5, [11] * 9], 0)
+            copies_of = torch.tensor([0, 0, 1, 1, 2], device=device)
+            given = {"copies": copies_of, "recordings": recordings, "custom_generate": compact_sample}
+            ids, mask = ids.to(device), mask.to(device)
+            sampled = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
+            assert sampled.recorded == (recordings is not None)
+            found.append(sampled.ids.cpu())
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
 
 
 @quick

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,9 +119,22 @@ def compute(op, *args, **kwargs):
     return _tell(op, args, kwargs, _compute(op, *args, **kwargs))
 
 
+def _convolution_backward(gradient, states, weight, stride, *args):
+    """As for a device of outside, without the sizes of a bias."""
+    return torch.ops.aten.convolution_backward.default(gradient, states, weight, [len(weight)], stride, *args)
+
+
+# What torch calls on a device of outside for an operator of the host.
+OF_HOST = {
+    "aten::convolution_overrideable": torch.ops.aten.convolution.default,
+    "aten::convolution_backward_overrideable": _convolution_backward,
+}
+
+
 def _compute(op, *args, **kwargs):
     signature = _signature(op)
     name = signature.name
+    op = OF_HOST.get(name, op)
     if name == "aten::_copy_from":
         return _copy(*args, **kwargs)
     if name == "aten::set_":
@@ -408,6 +421,8 @@ def _register() -> list[torch.library.Library]:
     kernels = torch.library.Library("aten", "IMPL")
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         kernels.impl("aten::scaled_dot_product_attention", attend, key)
+    for name in OF_HOST:  # torch has kernels for every device that raise an error
+        kernels.impl(name, partial(compute, _overload(name.removeprefix("aten::"))), "PrivateUse1")
     calls = {
         "LOWER_PRECISION_FP": _call_lowered,
         "FP32": _call_widened,
