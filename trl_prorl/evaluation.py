@@ -78,8 +78,8 @@ class OneByOne:
 
 
 def judges(verify: Callable | None, functions: Iterable[Any]) -> list:
-    """Return the objects that may have a `batch_verifier`, in order."""
-    return [*functions] if verify is None else [OneByOne(verify), *functions]
+    """Return the objects that may have a `batch_verifier`: the reward functions, unless `verify` takes their place."""
+    return [*functions] if verify is None else [OneByOne(verify)]
 
 
 def pass_k_values(n: int) -> list[int]:

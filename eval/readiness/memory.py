@@ -5,7 +5,7 @@ import torch
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from trl_prorl.eval.readiness.finding import Finding, make_finding
-from trl_prorl.fast.compact import cache_among
+from trl_prorl.fast.compact import cache_among, states_of
 from trl_prorl.fast.own_forward import plain_model
 from trl_prorl.fast.recording import SPAN, full_size, row_size
 
@@ -37,8 +37,7 @@ def row_bytes(model: torch.nn.Module, tokens: int) -> tuple[int, int]:
             window = getattr(layer, "sliding_window", None) or tokens
             cache += min(tokens, window) * (layer.keys.nbytes + layer.values.nbytes)
         if isinstance(layer, LinearAttentionLayer):
-            states = (*layer.conv_states.values(), *layer.recurrent_states.values())
-            cache += sum(state.nbytes for state in states if state is not None)
+            cache += sum(state.nbytes for state in states_of(layer))
     in_fp32 = 2 * torch.float32.itemsize
     return cache, outputs.logits.nbytes + outputs.logits.shape[-1] * in_fp32
 
@@ -129,9 +128,9 @@ def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     needed = (cache + logits) * held_rows + copy
     of_recording = f", recorded as {held_rows} of {places}" if recorded else ""
     number = (
-        f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {tokens} tokens{of_recording} (cache "
-        f"{readable(cache * held_rows)}, logits {readable(logits * held_rows)}, merged copy {readable(copy)}); {fits:,} "
-        "would fit"
+        f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {tokens} "
+        f"tokens{of_recording} (cache {readable(cache * held_rows)}, logits {readable(logits * held_rows)}, merged copy "
+        f"{readable(copy)}); {fits:,} would fit"
     )
     values = {"needed_gib": needed / GIB, "room_gib": room / GIB, "rows": at_once, "fits": fits, "advised": advised}
     return [make_finding("memory of a generation batch", number, needed > room, change, **values)]

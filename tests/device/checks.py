@@ -8,6 +8,7 @@ import os
 import tempfile
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import pretend
 import torch
@@ -143,26 +144,29 @@ class Repeated:
 @quick
 def tokens_with_windows_and_states_are_those_of_a_cpu():
     """Greedy, computed and recorded: every tensor of a mask, of a ring and of a state is on the device."""
-    recording.Recording = Repeated
-    for kind, sizes in {
+    families = {
         "gemma3_text": {"num_hidden_layers": 7, "sliding_window": 8},
         "qwen3_5_text": {"num_hidden_layers": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-    }.items():
-        found = []
-        for device in ("cpu", DEVICE, DEVICE):
-            model = build(kind, head_dim=8, **sizes).to(device).eval()
-            recordings = Recordings() if len(found) == 2 else None
-            ends = list(range(0, 48, 5))
-            settings = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=ends)
-            ids, mask = pad_left([[5, 6, 7], [9, 8, 7] * 5, [11] * 9], 0)
-            copies_of = torch.tensor([0, 0, 1, 1, 2], device=device)
-            given = {"copies": copies_of, "recordings": recordings, "custom_generate": compact_sample}
-            ids, mask = ids.to(device), mask.to(device)
-            sampled = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **given)
-            assert sampled.recorded == (recordings is not None)
-            found.append(sampled.ids.cpu())
-        assert torch.equal(found[0], found[1])
-        assert torch.equal(found[0], found[2])
+    }
+    ids, mask = pad_left([[5, 6, 7], [9, 8, 7] * 5, [11] * 9], 0)
+    ends = list(range(0, 48, 5))
+    settings = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=ends)
+
+    def sample(model, recordings=None):
+        device = model.device
+        given = {"copies": torch.tensor([0, 0, 1, 1, 2], device=device), "custom_generate": compact_sample}
+        given |= {"generation_config": settings, "recordings": recordings}
+        sampled = model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), **given)
+        assert sampled.recorded == (recordings is not None)
+        return sampled.ids.cpu()
+
+    for kind, sizes in families.items():
+        model = build(kind, head_dim=8, **sizes).eval()
+        expected = sample(model)
+        model.to(DEVICE)
+        assert torch.equal(sample(model), expected)
+        with mock.patch.object(recording, "Recording", Repeated):
+            assert torch.equal(sample(model, Recordings()), expected)
 
 
 @quick

@@ -384,7 +384,7 @@ def test_other_attention_than_torch_s_is_not_recorded(model, made):
     assert not compact(other, do_sample=False, recordings=Recordings())[0].recorded
 
 
-def test_sampling_without_a_recording_is_reported(model, monkeypatch, made, caplog):
+def test_sampling_without_a_recording_is_reported(model, made, caplog):
     other = copy.deepcopy(model)
     other.set_attn_implementation("eager")
     part = CompactGeneration(other, 1.0, replays=Choice(True))

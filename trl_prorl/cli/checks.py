@@ -10,7 +10,7 @@ from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable
 
 from ..errors import InputError
-from ..evaluation import OneByOne, find_verifier, pass_k_values
+from ..evaluation import find_verifier, pass_k_values
 from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
 
@@ -77,13 +77,13 @@ def check_verifier(functions: Sequence[Any], needs_verdicts: Mapping[str, Any]) 
     is asynchronous.
     """
     verifier = find_verifier(functions)
-    found = [one for function in functions if (one := find_verifier([function])) is not None]
-    is_given = bool(functions) and isinstance(functions[0], OneByOne)
-    if not is_given and any(one != verifier for one in found):
+    of_functions = [find_verifier([function]) for function in functions]
+    others = [one for one in of_functions if one not in (None, verifier)]
+    if others:
         raise ValueError(
-            f"{len(found)} reward functions have a batch_verifier of their own, and one decides which completions are "
-            "correct. Remove the others, or give the trainer verify=is_correct, where is_correct(completion, row) "
-            "returns a bool."
+            f"{1 + len(others)} reward functions have a batch_verifier of their own, and one decides which "
+            "completions are correct. Remove the others, or give the trainer verify=is_correct, where "
+            "is_correct(completion, row) returns a bool."
         )
     if verifier is None and needs_verdicts:
         key, value = next(iter(needs_verdicts.items()))

@@ -29,6 +29,8 @@ from .recording import AtMost, RecordedSteps, Recordings, Take, number_of
 
 CHECK_EVERY = 16  # tokens between two checks, each of which synchronizes with the device
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of transformers' `layer_types`
+
 NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 0"  # torch's message
 
 
@@ -333,8 +335,10 @@ class PlainForward:
         self.position.copy_(position[copies, -1:])
         # All that does not change from token to token.
         self._inputs = model.prepare_inputs_for_generation(prompts, next_sequence_length=1, **model_kwargs)
-        states = [layer.states for layer in self._cache.layers if isinstance(layer, RoomyState)]
-        self.advancing = [self.position, *(tensor for one in states for tensor in one)]
+        self.advancing = [self.position]
+        for layer in self._cache.layers:
+            if isinstance(layer, RoomyState):
+                self.advancing += states_of(layer)
 
     def __call__(self, length: int) -> None:
         rows = self._rows
@@ -449,9 +453,6 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 # ------------------------------------------------------------------------------------------ rows of the cache
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of transformers' `layer_types`
-
-
 def places_of(window: int | None) -> str | AtMost:
     """Return a row's places in a layer, as a size to take."""
     return "length" if window is None else AtMost("length", window)
@@ -531,9 +532,6 @@ class RoomyLayer(DynamicLayer):
 class RoomyState(LinearAttentionLayer):
     """
     A layer's state in memory that stays, with rows in any repetition. Transformers' models write into it in place.
-
-    Attributes:
-        states (`list[torch.Tensor]`): All of it, each of shape `(R, …)`.
     """
 
     def __init__(self, layer: LinearAttentionLayer, rows: torch.Tensor, take: Take, name: str):
@@ -552,16 +550,17 @@ class RoomyState(LinearAttentionLayer):
             for place, state in layer.recurrent_states.items()
         }
 
-    @property
-    def states(self) -> list[torch.Tensor]:
-        states = (*self.conv_states.values(), *self.recurrent_states.values())
-        return [state for state in states if state is not None]
-
     def close_up(self, selection: "Selection") -> None:
         for states in (self.conv_states, self.recurrent_states):
             for place, state in states.items():
                 if state is not None:
                     states[place] = selection.close_up(state)
+
+
+def states_of(layer: LinearAttentionLayer) -> list[torch.Tensor]:
+    """Return all of a layer's state, each of shape `(R, …)`."""
+    states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+    return [state for state in states if state is not None]
 
 
 class Selection(NamedTuple):
