@@ -129,8 +129,8 @@ def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     of_recording = f", recorded as {held_rows} of {places}" if recorded else ""
     number = (
         f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {tokens} "
-        f"tokens{of_recording} (cache {readable(cache * held_rows)}, logits {readable(logits * held_rows)}, merged copy "
-        f"{readable(copy)}); {fits:,} would fit"
+        f"tokens{of_recording} (cache {readable(cache * held_rows)}, logits {readable(logits * held_rows)}, merged "
+        f"copy {readable(copy)}); {fits:,} would fit"
     )
     values = {"needed_gib": needed / GIB, "room_gib": room / GIB, "rows": at_once, "fits": fits, "advised": advised}
     return [make_finding("memory of a generation batch", number, needed > room, change, **values)]
