@@ -2,7 +2,8 @@
 The fifth protocol's runs, table, tests and picture. study/protocols/protocol5.md says what they are for.
 
     python study/protocol5.py run FOLDER exact        # trains what is missing; a row is committed as its run ends
-    python study/protocol5.py table                   # tests and picture, from study/tables/protocol5*.csv
+    python study/protocol5.py questions FOLDER        # keeps SmolLM2's scores by question
+    python study/protocol5.py table                   # tests, predictions, picture, from study/tables/protocol5*.csv
 
 FOLDER keeps the runs. Parts: `tuning`, `exact`, `smollm2`. Options of `run`: --jobs 2, --only 5 (so many runs),
 --tables STUDY/TABLES of another checkout.
@@ -37,6 +38,7 @@ STUDY = Path(__file__).resolve().parent
 TABLES = STUDY / "tables"
 NAMES = {part: f"protocol5_{part}.csv" for part in ("tuning", "exact", "smollm2")}
 CURVES = "protocol5_curves.csv"
+QUESTIONS = "protocol5_questions.csv"  # SmolLM2's scores by question
 STARTING = "protocol5_bases"
 LOGS = "protocol5_logs"  # a run's metrics.jsonl, 4 digits, without times
 
@@ -50,6 +52,28 @@ WITHIN = 0.01  # of the best accuracy: the largest such β is chosen
 RESETS = {"ref_reset_every": 300}
 TEMPERATURES = (0.3, 0.7, 1.0)
 MARGIN = 0.03
+# A difference of two variants, its score, and the bounds between which its mean is predicted
+PREDICTIONS = (
+    ("E1", "A", "no_kl", "sampled", -MARGIN, MARGIN),
+    ("E2", "A", "no_kl", "greedy", -MARGIN, MARGIN),
+    ("E3", "C_hard", "A", "sampled", -MARGIN, MARGIN),
+    ("E4", "C_hard", "A", "greedy", -MARGIN, MARGIN),
+    ("E5", "fixed", "no_kl", "sampled", -np.inf, 0.0),
+    ("E6", "A", "fixed", "sampled", 0.0, np.inf),
+    ("E7", "A", "no_kl", "pass@64", 0.0, np.inf),
+)
+SMOLLM2_PREDICTIONS = (
+    ("S1", "KL − no KL, sampled", 0.0, np.inf),
+    ("S2", "KL − no KL, greedy", 0.0, np.inf),
+    ("S3", "KL − untrained, sampled", 0.0, np.inf),
+    ("S4", "KL − no KL, stopped, sampled", -0.08, 0.08),
+)
+LABELS = {
+    "no_kl": "no KL",
+    "fixed": "fixed reference",
+    "A": "moving reference (A)",
+    "C_hard": "A, Adam's state cleared (C)",
+}
 SMOLLM2_SEEDS = range(11, 17)
 SMOLLM2 = {"no_kl": {"save_strategy": "steps", "save_steps": 20}, "kl_target": {"beta": 0.3, "kl_target": 0.066}}
 DROPPED = ("time_", "tokens_per_", "positions_per_", "peak_memory", "gpu_")
@@ -174,17 +198,22 @@ def strict(held_out: HeldOut, model, samples: int, **temperature) -> float:
     return float(held_out.samples(model, samples, **temperature).apply(makes_sense, axis=1).mean())
 
 
-def smollm2_scores(output: Path, prompts: int) -> dict[str, float]:
-    """Return the stricter score of a run's end, its starting model, and the checkpoint that validation chooses."""
-    test = HeldOut(output, "test", prompts)
+def smollm2_models(output: Path, test: HeldOut, prompts: int) -> dict:
+    """Return a run's end, its starting model, and the checkpoint that validation chooses, if it kept checkpoints."""
     validation = HeldOut(output, "validation", prompts)
     models = {"": test.trained, "base_": test.base}
     before = checkpoint_points(output, test.config, ["all"]) if any(output.glob("checkpoint-*")) else []
     if before:
         candidates = [*before, test.trained]
         models["stopped_"] = max(candidates, key=lambda model: strict(validation, model, 2))
+    return models
+
+
+def smollm2_scores(output: Path, prompts: int) -> dict[str, float]:
+    """Return the stricter scores of a run's models."""
+    test = HeldOut(output, "test", prompts)
     scores = {}
-    for prefix, model in models.items():
+    for prefix, model in smollm2_models(output, test, prompts).items():
         scores[f"{prefix}step"] = model.step
         scores[f"{prefix}sampled"] = strict(test, model, 8)
         scores[f"{prefix}greedy"] = strict(test, model, 1, temperature=0.0)
@@ -284,8 +313,45 @@ def tested(name: str, values: pd.Series) -> dict:
     }
 
 
+def answer(test: pd.Series) -> str:
+    """Return the protocol's answer for a registered test, which can be two of three."""
+    answers = []
+    if test["p (Holm)"] < 0.05:
+        answers.append("different")
+    if test["within margin"]:
+        answers.append("equivalent within 3 points")
+    return " and ".join(answers) or "open"
+
+
+def graded(name: str, values: pd.Series, low: float, high: float) -> dict:
+    """Grade a prediction that a mean lies between two bounds: it is refuted if the 95 % interval lies outside."""
+    mean, interval_low, interval_high = t_interval(values)
+    return {
+        "prediction": name,
+        "mean": mean,
+        "low": interval_low,
+        "high": interval_high,
+        "met": low < mean < high,
+        "refuted": interval_low > high or interval_high < low,
+    }
+
+
+def exact_predictions(table: pd.DataFrame) -> pd.DataFrame:
+    """Grade the predictions E1 to E8."""
+    found = []
+    for name, first, second, score, low, high in PREDICTIONS:
+        values = difference(table, "base", first, second, score)
+        found.append(graded(f"{name} {first} − {second}, {score}", values, low, high))
+    sampled = abs(difference(table, "base", "A", "no_kl", "sampled").mean())
+    at_best = difference(table, "base", "A", "no_kl", "at_best")
+    # Refuted as soon as the mean is farther from 0: E8 has no interval.
+    nearer = graded(f"E8 A − no_kl, at_best, within ±{sampled:.4f}", at_best, -sampled, sampled)
+    found.append(nearer | {"refuted": abs(nearer["mean"]) > sampled})
+    return pd.DataFrame(found)
+
+
 def exact_tests(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the registered tests, with Holm's p, and the secondary differences."""
+    """Return the registered tests, with Holm's p and the answer, and the secondary differences."""
     found = []
     for pairs, scores in (
         ((("A", "no_kl"), ("C_hard", "A")), ("sampled", "greedy")),
@@ -300,6 +366,7 @@ def exact_tests(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     frame = pd.DataFrame(found)
     registered = frame.iloc[:4].copy()
     registered["p (Holm)"] = holm(registered["p"])
+    registered["answer"] = registered.apply(answer, axis=1)
     return registered, frame.iloc[4:]
 
 
@@ -320,15 +387,58 @@ def slopes(curves: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def smollm2_tests(table: pd.DataFrame) -> pd.DataFrame:
-    wide = table.set_index(["seed", "variant"]).unstack("variant")
-    found = []
-    for score in ("sampled", "greedy"):
-        kl = wide[score, "kl_target"]
-        others = {"no KL": wide[score, "no_kl"], "untrained": wide[f"base_{score}", "kl_target"]}
-        others["no KL, stopped"] = wide[f"stopped_{score}", "no_kl"]
-        found += [tested(f"KL − {name}, {score}", (kl - other).dropna()) for name, other in others.items()]
-    return pd.DataFrame(found)
+def smollm2_differences(table: pd.DataFrame, unit: str) -> dict[str, pd.Series]:
+    """Return the differences of SmolLM2's scores by unit, seeds or questions: four registered, then early stopping."""
+    means = table.groupby([unit, "variant"]).mean(numeric_only=True).unstack("variant")
+    others = {"no KL": ("", "no_kl"), "untrained": ("base_", "kl_target"), "no KL, stopped": ("stopped_", "no_kl")}
+    return {
+        f"KL − {name}, {score}": (means[score, "kl_target"] - means[f"{prefix}{score}", variant]).dropna()
+        for name, (prefix, variant) in others.items()
+        for score in ("sampled", "greedy")
+    }
+
+
+def smollm2_tests(table: pd.DataFrame, questions: pd.DataFrame) -> pd.DataFrame:
+    """
+    Return SmolLM2's differences: the unit is the seed, intervals over questions (means over seeds) stand beside, and
+    Holm's p is over the four registered ones.
+    """
+    by_question = smollm2_differences(questions, "question")
+    rows = []
+    for name, values in smollm2_differences(table, "seed").items():
+        over_questions = t_interval(by_question[name])
+        rows.append(tested(name, values) | {"low, questions": over_questions[1], "high, questions": over_questions[2]})
+    found = pd.DataFrame(rows)
+    found.loc[:3, "p (Holm)"] = holm(found["p"].iloc[:4])
+    return found.drop(columns="within margin")
+
+
+def smollm2_predictions(table: pd.DataFrame) -> pd.DataFrame:
+    """Grade the predictions S1 to S4."""
+    values = smollm2_differences(table, "seed")
+    return pd.DataFrame(
+        graded(f"{key} {name}", values[name], low, high) for key, name, low, high in SMOLLM2_PREDICTIONS
+    )
+
+
+def keep_questions(folder: Path, tables: Path) -> None:
+    """
+    Keep the scores of finished SmolLM2 runs by question: shares of correct samples, of the model's end, its starting
+    model and the chosen checkpoint. The samples are in the runs' folders; a missing one would be drawn again.
+    """
+    prompts = 256
+    for run in smollm2_runs():
+        output = folder / run.part / run.name
+        if not (folder / "logs" / f"{run.name}.json").exists():
+            continue
+        test = HeldOut(output, "test", prompts)
+        table = pd.DataFrame({"question": test.prompt_ids})
+        for prefix, model in smollm2_models(output, test, prompts).items():
+            for score, n, settings in (("sampled", 8, {}), ("greedy", 1, {"temperature": 0.0})):
+                drawn = test.samples(model, n, **settings)
+                correct = drawn.apply(makes_sense, axis=1).groupby(drawn["prompt_id"]).mean()
+                table[f"{prefix}{score}"] = table["question"].map(correct)
+        append(tables / QUESTIONS, table.assign(seed=run.seed, variant=run.variant), ["seed", "variant", "question"])
 
 
 def draw(curves: pd.DataFrame, path: Path) -> None:
@@ -337,8 +447,9 @@ def draw(curves: pd.DataFrame, path: Path) -> None:
     curves = curves.assign(task=parts[1], variant=parts[3])[parts[0] == "exact"]
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     for axes, (task, rows) in zip(figure.subplots(1, 2), curves.groupby("task"), strict=True):
-        for variant, points in rows.groupby("variant"):
-            axes.plot(points.groupby("step")["eval_pass@1"].mean(), label=variant)
+        for variant, label in LABELS.items():
+            points = rows[rows["variant"] == variant]
+            axes.plot(points.groupby("step")["eval_pass@1"].mean(), label=label)
         axes.set(title=task, xlabel="step", ylabel="held-out pass@1")
     axes.legend()
     figure.savefig(path, dpi=120)
@@ -349,13 +460,16 @@ def table(tables: Path) -> None:
     print(tuning.groupby(["task", "variant"])[["sampled", "greedy", "kl_ref_end"]].mean().to_string())
     exact = pd.read_csv(tables / NAMES["exact"])
     print(exact.groupby(["task", "variant"]).mean(numeric_only=True).to_string())
-    for tests in exact_tests(exact):
+    for tests in (*exact_tests(exact), exact_predictions(exact)):
         print(tests.to_string(index=False))
     curves = pd.read_csv(tables / CURVES)
     print(slopes(curves[curves["run"].str.startswith("exact")]).groupby(["task", "variant"]).mean(numeric_only=True))
     draw(curves, STUDY / "pictures" / "protocol5.png")
     if (tables / NAMES["smollm2"]).exists():
-        print(smollm2_tests(pd.read_csv(tables / NAMES["smollm2"])).to_string(index=False))
+        smollm2 = pd.read_csv(tables / NAMES["smollm2"])
+        questions = pd.read_csv(tables / QUESTIONS)
+        for tests in (smollm2_tests(smollm2, questions), smollm2_predictions(smollm2)):
+            print(tests.to_string(index=False))
 
 
 def run_part(folder: Path, part: str, tables: Path, jobs: int, only: int | None) -> None:
@@ -375,7 +489,7 @@ def run_part(folder: Path, part: str, tables: Path, jobs: int, only: int | None)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "one", "table"))
+    parser.add_argument("command", choices=("run", "one", "questions", "table"))
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", type=int)
@@ -385,6 +499,9 @@ def main() -> None:
         table(args.tables)
         return
     folder = Path(args.rest[0]).resolve()
+    if args.command == "questions":
+        keep_questions(folder, args.tables.resolve())
+        return
     if args.command == "one":
         one(folder, args.rest[1], args.tables.resolve())
         return

@@ -49,3 +49,77 @@ def test_tasks_of_a_starting_model_are_averaged_before_the_test(protocol5):
 
 def test_a_narrow_interval_lies_within_the_margin(protocol5):
     assert protocol5.tested("C − A", pd.Series([0.01, 0.00, 0.005]))["within margin"]
+
+
+def rows_of(by_variant: dict[str, tuple], tasks=("sums",)) -> pd.DataFrame:
+    """Return a table with every score of a variant set to the given values, one for each starting model."""
+    rows = []
+    for variant, values in by_variant.items():
+        for base, value in enumerate(values, start=11):
+            scores = dict.fromkeys(("sampled", "greedy", "at_best", "pass@64"), value)
+            rows += [{"base": base, "task": task, "variant": variant} | scores for task in tasks]
+    return pd.DataFrame(rows)
+
+
+def test_a_registered_difference_gets_one_of_three_answers_or_two(protocol5):
+    table = rows_of(
+        {"no_kl": (0.5, 0.5, 0.5), "A": (0.51, 0.52, 0.51), "C_hard": (0.6, 0.4, 0.51), "fixed": (0.4, 0.5, 0.6)}
+    )
+    registered, _ = protocol5.exact_tests(table)
+    answers = registered.set_index("name")["answer"]
+    # A: 1.33 points, standard error 0.33, p 0.057 alone and 0.23 of four. C: a spread of 20 points.
+    assert answers["A − no_kl, sampled"] == "equivalent within 3 points"
+    assert answers["C_hard − A, greedy"] == "open"
+    far = table.assign(sampled=table["sampled"] + 0.1 * (table["variant"] == "A"))
+    registered, _ = protocol5.exact_tests(far)
+    assert registered.set_index("name").loc["A − no_kl, sampled", "answer"] == "different"
+
+
+@pytest.mark.parametrize(
+    ("moving", "met", "refuted"),
+    [
+        ((0.50, 0.51, 0.505), {"E1", "E3", "E7"}, set()),
+        ((0.45, 0.46, 0.455), set(), {"E1", "E7"}),  # −4.5 points, 95 % interval −5.7 to −3.3
+        ((0.40, 0.56, 0.48), {"E1", "E3"}, set()),  # −2 points, and an interval of ±20
+    ],
+)
+def test_a_prediction_is_refuted_by_an_interval_that_lies_outside(protocol5, moving, met, refuted):
+    table = rows_of({"no_kl": (0.5,) * 3, "fixed": (0.4, 0.5, 0.45), "A": moving, "C_hard": moving})
+    found = protocol5.exact_predictions(table)
+    found = found.set_index(found["prediction"].str[:2]).loc[["E1", "E3", "E7"]]
+    assert set(found.index[found["met"]]) == met | {"E3"}
+    assert set(found.index[found["refuted"]]) == refuted
+
+
+def test_the_best_temperature_shall_bring_a_mean_nearer_to_zero(protocol5):
+    table = rows_of(dict.fromkeys(("no_kl", "fixed", "C_hard"), (0.5, 0.5, 0.5)) | {"A": (0.52, 0.54, 0.56)})
+    nearer = table.assign(at_best=0.5 + (table["at_best"] - 0.5) / 2)
+    farther = table.assign(at_best=0.5 - (table["at_best"] - 0.5) * 2)
+    for changed, refuted in ((nearer, False), (farther, True)):
+        last = protocol5.exact_predictions(changed).iloc[-1]
+        assert last["refuted"] == refuted
+        assert last["met"] != refuted
+
+
+def test_smollm2_is_compared_by_seed_with_intervals_over_questions_beside(protocol5):
+    runs, questions = [], []
+    for seed in (11, 12, 13):
+        for variant, gain in (("no_kl", 0.0), ("kl_target", 0.1 * (seed - 10))):  # 10, 20 and 30 points
+            for name in ("a", "b"):
+                gain_here = gain + (0.05 if name == "a" and variant == "kl_target" else 0.0)
+                scores = {"sampled": 0.4 + gain_here, "base_sampled": 0.3, "stopped_sampled": float("nan")}
+                scores |= {"greedy": 0.41 if seed == 12 and gain else 0.4, "base_greedy": 0.4, "stopped_greedy": float("nan")}
+                if variant == "no_kl":
+                    scores |= {"stopped_sampled": 0.5, "stopped_greedy": 0.4 + seed / 1000}
+                questions.append({"seed": seed, "variant": variant, "question": name} | scores)
+            runs.append(pd.DataFrame(questions[-2:]).drop(columns="question").groupby(["seed", "variant"]).mean())
+    table = pd.concat(runs).reset_index()
+    found = protocol5.smollm2_tests(table, pd.DataFrame(questions)).set_index("name")
+    assert found["mean"].to_list() == pytest.approx([0.225, 1 / 300, 0.325, 1 / 300, 0.125, 1 / 300 - 0.012])
+    # Over seeds ±4.3027 · 10 / √3; over the two questions, 25 and 20 points, ±12.706 · 2.5.
+    assert found.loc["KL − no KL, sampled", "low"] == pytest.approx(0.225 - 0.24841, abs=1e-5)
+    assert found.loc["KL − no KL, sampled", "low, questions"] == pytest.approx(0.225 - 0.31766, abs=1e-5)
+    assert found["p (Holm)"].notna().to_list() == [True] * 4 + [False] * 2
+    graded = protocol5.smollm2_predictions(table).set_index("prediction")
+    assert list(graded["met"]) == [True, True, True, False]
+    assert not graded["refuted"].any()
