@@ -23,7 +23,7 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.drift_curves import drift_picture, points_tables
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.table import terminal
-from trl_prorl.eval.run_folder.reading import write_json, writing
+from trl_prorl.eval.run_folder.reading import read_evaluation, write_json, writing
 from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks, judges
@@ -31,6 +31,7 @@ from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.run_files import DRIFT_FILE
 from trl_prorl.tasks.plugin import OWN
+from trl_prorl.text import visible
 
 
 MEASURES = ("kl_to_base", "token_agreement", "entropy", "base_entropy")  # of each token
@@ -135,7 +136,9 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
             with scored as model:
                 entries.append(measure_point(held_out, others, point, model, base_model, samples))
     known = {"in_training": held_out.in_training} if held_out.in_training else {}
-    return known | {
+    return {
+        **known,
+        **held_out.versions(),
         "prompts": len(held_out.rows),
         "samples": samples,
         "split": held_out.split,
@@ -155,10 +158,34 @@ def measure(run_dir: Path, args) -> dict:
     return measure_points(held_out, points, args.samples, others)
 
 
+def with_earlier_points(earlier: dict, result: dict, path: Path) -> dict:
+    """
+    Return a result with the points of an earlier one, at `path`, that it has not. With other settings, other tasks or
+    another model, it replaces the earlier one, and a line says so.
+    """
+    same = {**earlier, "points": None} == {**result, "points": None} and "weights" in result
+    steps = {point["step"] for point in result["points"]}
+    kept = [point for point in earlier["points"] if point["step"] not in steps]
+    tasks = {frozenset(point.get("others") or {}) for point in [*kept, *result["points"]]}
+    if not kept:
+        return result
+    if not same or len(tasks) > 1:
+        print(visible(f"{path} was measured with other settings, tasks or weights: it is rewritten."))
+        return result
+    return result | {"points": sorted([*kept, *result["points"]], key=lambda point: point["step"])}
+
+
 def present(run_dir: Path, result: dict) -> Measured:
-    """Write `drift.json` and `drift.png`, and return the result with its tables."""
-    with writing(run_dir / DRIFT_FILE):
-        write_json(run_dir / DRIFT_FILE, result)
+    """
+    Write `drift.json` and `drift.png`, and return the result with its tables. Points of an earlier `drift.json` with
+    the same settings are kept.
+    """
+    path = run_dir / DRIFT_FILE
+    with writing(path):
+        earlier = read_evaluation(run_dir, DRIFT_FILE)
+        if earlier is not None:
+            result = with_earlier_points(earlier, result, path)
+        write_json(path, result)
         drift_picture(result).write_png(run_dir)
     tables = [table.to_rich() for table in points_tables(run_dir, result)]
     return Measured(result, tables, [NO_INTERVAL_NOTE] if result["prompts"] < MIN_PROMPTS else [])

@@ -137,6 +137,7 @@ def evaluate_run(
     result, sides = base_and_trained(held_out, args, ks)
     trained_step = held_out.trained.step
     result["step"] = trained_step
+    result |= held_out.versions()
     if held_out.name.is_own or held_out.in_training:
         result["in_training"] = held_out.in_training
     result["steps_on_record"] = last_step(held_out.run_dir)  # larger if the best checkpoint was kept

@@ -7,6 +7,7 @@ Writes `report.html`, one self-contained page, and `report.md` with separate pic
 run's `passk.json`, which `trl-prorl passk` writes; without it, those cells are dashes.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,18 @@ def check_own(out: Path) -> None:
             raise InputError(f"{page} was not written by this command and would be overwritten; give another --out")
 
 
+def check_pictures(report: Report, out: Path) -> None:
+    """Check that no other picture is overwritten: without an earlier report beside them, they are another's."""
+    if is_page(out) or (out / PAGES[0]).is_file():
+        return
+    for picture in report.pictures():
+        for path in picture.paths(out):
+            if os.path.lexists(path):
+                raise InputError(
+                    f"{path} was not written by this command and would be overwritten; give another --out"
+                )
+
+
 def _beginning(page: Path) -> str:
     with open(page, encoding="utf-8", errors="replace") as opened:
         return opened.read(BEGINNING)
@@ -124,6 +137,7 @@ def main(argv=None) -> None:
     if args.out:
         command += f" --out {shell_quote(str(args.out))}"
     report = build_report(frame, command, left_out)
+    check_pictures(report, out)
     written = write_report(report, out)
     console = terminal()
     print_bullets(console, (line.replace("**", "") for line in [*comparison.statements(frame), *left_out]))

@@ -267,6 +267,7 @@ class CheckpointMixin:
                 self.recorder.open(self.run_dir)
             else:
                 resume.abandoned = list(folder.abandon_newer(resume.checkpoint, resume.skipped))
+                folder.set_aside_evaluations(resume.checkpoint, resume.step)
                 self.recorder.open(self.run_dir, resumes=True)
                 self.recorder.on_event(resume.event)
             # First, because it contains the id that marks all files as this run's.

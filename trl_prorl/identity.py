@@ -5,6 +5,8 @@ The identity of a run: every argument that can change a number, the data, and th
 """
 
 import dataclasses
+import datetime
+import decimal
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -40,7 +42,6 @@ EVALUATION_KEYS = frozenset(
 # Chosen by the trainer if not set, see `choose_best_metric` in cli/checks.py.
 CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
-ROWS_HASHED = 20_000
 VALUES_HASHED = 64  # at each end of a tensor
 # The same state, computed by another kernel.
 SAME_OPTIMIZER = {"adamw_torch", "adamw_torch_fused"}
@@ -160,14 +161,19 @@ def _is_endless(config: Any) -> bool:
 
 
 def dataset_hash(dataset: Any) -> str | None:
-    """Hash a dataset's evenly spaced rows; `None` if it cannot be indexed."""
+    """Hash a dataset's rows; `None` if it cannot be indexed."""
     if not isinstance(dataset, Dataset):
         return None
     digest = hashlib.sha256(str(len(dataset)).encode())
-    rows = dataset.select(range(0, len(dataset), max(1, len(dataset) // ROWS_HASHED)))
-    for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, default=lambda value: type(value).__name__).encode())
+    for row in dataset:
+        digest.update(json.dumps(row, sort_keys=True, default=_as_text).encode())
     return digest.hexdigest()
+
+
+def _as_text(value: Any) -> str:
+    """Return a value of a row that JSON lacks as text; an image, or another object, as its type alone."""
+    is_short = isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | bytes)
+    return str(value) if is_short else type(value).__name__
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import yaml
 from .cli.environment import git_commit, hardware, versions
 from .embedded import shipped as embedded_base
 from .files import replaced
-from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, WEIGHTS, YAML
+from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML, weight_files
 from .text import code_span, shell_quote, shell_words, spell_again
 
 
@@ -174,7 +174,7 @@ def fingerprint(name: str) -> str | None:
     Return the SHA-256 of the weights in a local folder; for files larger than [`READ_WHOLE`], of size and evenly
     spaced blocks.
     """
-    files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
+    files = weight_files(name)
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size

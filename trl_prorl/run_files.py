@@ -16,7 +16,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from .errors import InputError
-from .files import read_text, replaced
+from .files import file_sha256, read_text, replaced
 from .text import cut, parse_json, short, visible
 
 
@@ -238,6 +238,33 @@ def _read_run_id(path: Path) -> str | None:
         return read_json(path).get(RUN_ID)
     except InputError:
         return None
+
+
+def weight_files(folder: str | os.PathLike) -> list[Path]:
+    """Return the weight files of a model in a folder, sorted."""
+    found = [path for pattern in WEIGHTS for path in Path(folder).glob(pattern)]
+    return sorted(path for path in found if path.name != "training_args.bin")
+
+
+def weight_hashes(folder: str | os.PathLike) -> dict[str, str]:
+    """Return the SHA-256 of every weight file in a folder, by name."""
+    return {path.name: file_sha256(path) for path in weight_files(folder)}
+
+
+def step_of_evaluation(evaluation: dict[str, Any]) -> int | None:
+    """Return the last step on record when a run was evaluated (of `drift.json`: of the trained model), if known."""
+    points = evaluation.get("points")
+    if points:
+        return points[-1].get("step")
+    return evaluation.get("steps_on_record", evaluation.get("step"))
+
+
+def has_weights_of(evaluation: dict[str, Any], folder: str | os.PathLike) -> bool | None:
+    """Return whether a folder has the weights that an evaluation measured; `None` if one of the two is unknown."""
+    measured = evaluation.get("weights")
+    if measured is None or not weight_files(folder):
+        return None
+    return measured == weight_hashes(folder)
 
 
 def training_note(evaluation: dict[str, Any]) -> str:

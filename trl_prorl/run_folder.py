@@ -8,14 +8,24 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from .errors import InputError
 from .files import STAGED, WANDB, free_name, open_own, read_text
-from .run_files import METRICS_FILE, RUN_ID_FILE, recorded_run_id, saved_run_id
+from .run_files import (
+    DRIFT_FILE,
+    METRICS_FILE,
+    PASSK_FILE,
+    RUN_ID_FILE,
+    recorded_run_id,
+    saved_run_id,
+    step_of_evaluation,
+)
+from .run_shapes import read_shaped
 from .tasks.plugin import check_not_loading
 
 
@@ -194,6 +204,19 @@ class RunFolder:
                 "Delete it if you do not need it."
             )
         return renamed
+
+    def set_aside_evaluations(self, checkpoint: Path, step: int) -> None:
+        """Rename evaluations of later steps than that of a checkpoint: the run computes these steps again."""
+        for path in (self.path / PASSK_FILE, self.path / DRIFT_FILE):
+            measured = None
+            with suppress(InputError):  # a missing one, or one that no command reads
+                measured = step_of_evaluation(read_shaped(path))
+            if measured is not None and measured > step:
+                now = path.rename(free_name(path)).name
+                logger.warning(
+                    f"{path.name} measured step {measured}, which the run computes again from {checkpoint.name}, so "
+                    f"it was renamed to {now}."
+                )
 
     def remove_oldest(self, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
         """

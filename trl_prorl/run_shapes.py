@@ -206,6 +206,8 @@ def passk(value: Any) -> None:
             "in_training": maybe(count(0, value["prompts"])),
             "step": STEP,
             "steps_on_record": STEP,
+            "weights": maybe(table(text)),
+            "grader": maybe(text),
             "greedy": maybe(greedy(prompts)),
             "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)), most=MAX_PARTS)),
             "by": maybe(items(by, most=MAX_PARTS)),
@@ -222,7 +224,7 @@ POINT = record(
     **dict.fromkeys(("entropy", "mean_tokens"), maybe(number())),
 )
 drift = record(
-    {"prompts": count(1), "in_training": maybe(count())},
+    {"prompts": count(1), "in_training": maybe(count()), "weights": maybe(table(text)), "grader": maybe(text)},
     points=items(lambda one: (POINT(one), record({"others": maybe(table(POINT))}, step=STEP)(one)), most=MAX_PARTS),
 )
 env = record(

@@ -17,6 +17,7 @@ from trl_prorl.text import shell_quote
 # more than the model.
 SAMPLING = ("n", "temperature", "max_new_tokens")
 EVALUATION = ("split", "prompts", *SAMPLING)
+VERSIONS = ("weights", "grader")  # what an evaluation notes about its model and its verifier
 
 
 def correct_by_prompt(samples: pd.DataFrame) -> list[int]:
@@ -187,9 +188,9 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
 def complete_result(earlier: dict, result: dict) -> dict | None:
     """
     Return the new content of `passk.json`, with the parts that only the earlier one has (`k` already includes its
-    values); `None` if the earlier one was measured with other weights.
+    values); `None` if the earlier one was measured with other weights or another grader.
     """
-    if earlier.get("step") != result["step"]:
+    if any(earlier.get(key) != result.get(key) for key in ("step", *VERSIONS)):
         return None
     if any(earlier[side]["correct"] != result[side]["correct"] for side in SIDES):
         return None

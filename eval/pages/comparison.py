@@ -29,14 +29,23 @@ def objective_notes(runs: list[RecordedRun]) -> list[str]:
 
 
 def stale_notes(runs: list[RecordedRun]) -> list[str]:
-    """Return the line about runs that were evaluated at another step than their last one."""
+    """Return lines about scores of other weights than the finished runs', and of different verifiers."""
     stale = []
     for run in runs:
         if run.step_of_evaluation not in (None, run.last_step):
             stale.append(f"`{run.name}` (evaluated at step {run.step_of_evaluation}, last step {run.last_step})")
-    if not stale:
-        return []
-    return [f"These held-out scores are not those of the finished runs: {', '.join(stale)}. Evaluate them again."]
+        elif run.has_changed_weights:
+            stale.append(f"`{run.name}` (its weights are no longer those that were evaluated)")
+    lines = []
+    if stale:
+        lines = [f"These held-out scores are not those of the finished runs: {', '.join(stale)}. Evaluate them again."]
+    graders = {run.passk["grader"] for run in runs if run.passk and "grader" in run.passk}
+    if len(graders) > 1:
+        lines.append(
+            "Not all answers were graded by the same version of the verifiers: run `trl-prorl passk` again for all "
+            "runs, which grades the kept samples and draws none."
+        )
+    return lines
 
 
 def _share_cell(row: Comparison) -> str:

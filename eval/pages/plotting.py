@@ -155,9 +155,15 @@ class Picture:
             self.image.save(staging, format="png")
         return folder / self.file
 
+    def paths(self, folder: Path) -> tuple[Path, Path]:
+        """Return the files that [`Picture.write`] makes."""
+        path = folder / self.file
+        return path, path.with_suffix(".svg")
+
     def write(self, folder: Path) -> None:
         """Write the PNG and the same picture as SVG, with selectable text, into a folder."""
-        path = self.write_png(folder).with_suffix(".svg")
+        self.write_png(folder)
+        _, path = self.paths(folder)
         # The same bytes for the same numbers.
         with replaced(path) as staging, rc_context({"svg.fonttype": "none", "svg.hashsalt": "trl-prorl"}):
             self.figure.savefig(staging, format="svg", metadata={"Date": None, "Creator": None})

@@ -10,6 +10,7 @@ import pandas as pd
 
 from trl_prorl.errors import InputError
 from trl_prorl.provenance import describe_evaluation
+from trl_prorl.run_files import has_weights_of, step_of_evaluation
 from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS, Variant, describe_missing_reset
 
@@ -180,8 +181,13 @@ class RecordedRun:
     @property
     def step_of_evaluation(self) -> int | None:
         """The last step on record when it was evaluated; `None` if this is unknown, or if it was not evaluated."""
-        passk = self.passk or {}
-        return passk.get("steps_on_record", passk.get("step"))
+        return None if self.passk is None else step_of_evaluation(self.passk)
+
+    @cached_property
+    def has_changed_weights(self) -> bool:
+        """Whether an evaluation measured other weights than those in the folder."""
+        evaluations = [one for one in (self.passk, self.drift) if one is not None]
+        return any(has_weights_of(one, self.path) is False for one in evaluations)
 
     @property
     def without_reset(self) -> str | None:

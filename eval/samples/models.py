@@ -8,15 +8,14 @@ from pathlib import Path
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
-from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl import vocabulary
 from trl_prorl.cli.environment import cpu_computes_bf16
 from trl_prorl.errors import InputError
 from trl_prorl.files import file_sha256
-from trl_prorl.provenance import WEIGHTS, hub_commit
-from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step
+from trl_prorl.provenance import hub_commit
+from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
 from trl_prorl.run_folder import steps_of
 from trl_prorl.weights import load_model, named_class, refuse_code
 
@@ -91,15 +90,9 @@ def checkpoints(run_dir: Path) -> dict[int, Path]:
     return {step: path for path, step in steps.items() if kind_of_model(path) and weight_files(path)}
 
 
-def weight_files(folder: Path) -> list[str]:
-    """Return the names of the weight files of a model."""
-    found = sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
-    return [name for name in found if name != TRAINING_ARGS_NAME]
-
-
 def same_weights(checkpoint: Path, folder: Path) -> bool:
     """Return whether a checkpoint has the same weights as a folder, byte by byte."""
-    names = weight_files(folder)
+    names = [path.name for path in weight_files(folder)]
     same, _, _ = filecmp.cmpfiles(checkpoint, folder, names, shallow=False)
     return bool(names) and same == names
 
@@ -163,8 +156,8 @@ def identity(folder: Path | None, config: dict) -> dict:
             with base_model_errors(base):
                 AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)  # updates the cache
             return {"name": base, "commit": hub_commit(base, revision)}
-        return {"weights": weight_hashes(Path(base))}
-    own = {"weights": weight_hashes(folder)}
+        return {"weights": model_hashes(Path(base))}
+    own = {"weights": model_hashes(folder)}
     if kind_of_model(folder) == "adapter":
         own["base"] = identity(None, config)
         with base_model_errors(base):
@@ -175,12 +168,12 @@ def identity(folder: Path | None, config: dict) -> dict:
     return own
 
 
-def weight_hashes(folder: Path) -> dict[str, str]:
+def model_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every weight file in a folder, and of an adapter's configuration, which scales them."""
-    names = weight_files(folder)
+    found = weight_hashes(folder)
     if kind_of_model(folder) == "adapter":
-        names.append("adapter_config.json")
-    return {name: file_sha256(folder / name) for name in names}
+        found["adapter_config.json"] = file_sha256(folder / "adapter_config.json")
+    return found
 
 
 def evaluation_dtype(config: Mapping) -> torch.dtype:

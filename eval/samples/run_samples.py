@@ -42,7 +42,7 @@ from trl_prorl.eval.samples.store import COLUMNS, SAMPLES_FOLDER, SampleStore, c
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
 from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
-from trl_prorl.run_files import PASSK_FILE
+from trl_prorl.run_files import PASSK_FILE, weight_hashes
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
@@ -108,8 +108,8 @@ class HeldOut:
         """
         if self.split == "train":
             return len(self.rows)
-        is_ours = type(self.task).__module__.partition(".")[0] == "trl_prorl"
-        if is_ours:
+        members = getattr(self.task, "members", {"": self.task}).values()  # of a mixture
+        if all(type(task).__module__.partition(".")[0] == "trl_prorl" for task in members):
             return None
         try:
             rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)
@@ -223,6 +223,11 @@ class HeldOut:
             what = "verifier has" if self.name.is_own else "graders have"
             print(f"{folder}: the {what} changed, and so have {changed} of {len(old)} verdicts.")
         return store.frame()
+
+    def versions(self) -> dict:
+        """Return what an evaluation notes about its trained model and its verifier: hashes that change with them."""
+        grader = {} if self.grader is None else {"grader": self.grader}
+        return {"weights": weight_hashes(self.trained.folder), **grader}
 
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)

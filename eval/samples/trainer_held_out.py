@@ -89,6 +89,10 @@ class TrainerHeldOut(HeldOut):
         if not self.base_below:
             self.config = with_local_paths(self.run_dir, self.config)
 
+    def versions(self) -> dict:
+        """Return nothing: the policy may not be saved, and a verifier in memory has no version."""
+        return {}
+
     def _identity(self, point: Point) -> dict:
         if point is self.base and not self.base_below:
             return identity(None, self.config)

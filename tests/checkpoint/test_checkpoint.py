@@ -313,6 +313,29 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
 
 
+SIDE = {"pass@1": 0.5, "interval@1": [None, None], "correct": [1]}
+PASSK = {"split": "test", "prompts": 1, "n": 2, "k": [1], "temperature": 1.0, "max_new_tokens": 8, "prompt_ids": ["a"]}
+PASSK |= {"task": "sorting", "level": 1, "base": SIDE, "trained": SIDE}
+POINT = dict.fromkeys(("kl_to_base", "base_entropy", "token_agreement", "entropy", "mean_tokens"), 1.0)
+POINT |= {"interval": [None, None]}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "stays"),
+    [
+        ("passk.json", PASSK | {"step": 1, "steps_on_record": 3}, True),
+        ("passk.json", PASSK | {"step": 5}, False),
+        ("drift.json", {"prompts": 1, "points": [POINT | {"step": 0}, POINT | {"step": 3}]}, True),
+        ("drift.json", {"prompts": 1, "points": [POINT | {"step": 0}, POINT | {"step": 4}]}, False),
+    ],
+)
+def test_evaluations_of_steps_that_are_computed_again_are_set_aside(tmp_path, file, content, stays):
+    for name in (file, f"{file}.1"):
+        (tmp_path / name).write_text(json.dumps(content))
+    RunFolder(tmp_path).set_aside_evaluations(tmp_path / "checkpoint-3", 3)
+    assert {path.name for path in tmp_path.iterdir()} == {file if stays else f"{file}.2", f"{file}.1"}
+
+
 class Kill(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 3:
@@ -322,12 +345,15 @@ class Kill(TrainerCallback):
 def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newer_ones(run, make_trainer, caplog):
     out = Path(run(**KEYS).args.output_dir)
     keys = KEYS | {"learning_rate": 1e-4, "allow_config_change": True, "output_dir": str(out)}
+    (out / "passk.json").write_text(json.dumps(PASSK | {"step": 4}))
     back = make_trainer(**keys)
     back.add_callback(Kill())
     with pytest.raises(KeyboardInterrupt):
         back.train(resume_from_checkpoint=str(out / "checkpoint-2"))
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["abandoned-checkpoint-4", "checkpoint-2"]
     assert "abandoned-checkpoint-4" in caplog.text
+    assert [path.name for path in out.glob("passk*")] == ["passk.json.1"]
+    assert "passk.json measured step 4" in caplog.text
     assert unusable_reason(out / "abandoned-checkpoint-4") is None  # nothing of it is lost
     make_trainer(**keys).train(resume_from_checkpoint=True)
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]

@@ -1,5 +1,6 @@
 """What a resume may change, key by key: it acts with `allow_config_change`, or is refused in one line."""
 
+import datetime
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,6 +271,19 @@ def test_datasets_are_told_apart_by_content():
     assert identity.dataset_hash(Dataset.from_dict({**rows, "answer": ["1", "2", "4"]})) != first
     assert identity.dataset_hash(same.select([1, 0, 2])) != first
     assert identity.dataset_hash(same.select([0, 1])) != first
+
+
+@pytest.mark.parametrize(
+    ("values", "others"),
+    [
+        (list(range(40_000)), [number + number % 2 for number in range(40_000)]),
+        ([datetime.date(2026, 1, 1)], [datetime.date(2026, 1, 2)]),
+        ([b"a"], [b"b"]),
+    ],
+)
+def test_every_row_and_value_of_a_dataset_counts(values, others):
+    first, second = (identity.dataset_hash(Dataset.from_dict({"a": column})) for column in (values, others))
+    assert first != second
 
 
 def test_models_are_told_apart_by_their_weights():

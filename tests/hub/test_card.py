@@ -1,6 +1,7 @@
 """Run folders as model cards, read back with the Hub's own client."""
 
 import ast
+import hashlib
 
 import pytest
 import torch
@@ -42,12 +43,12 @@ PASSK = {
 def folder(tmp_path):
     """A function that writes a run folder: `folder(passk=..., env={...}, ...)`; `None` leaves a file out."""
 
-    def write(events=(), passk=None, config=None, env=None, steps=7, adapter="Qwen/Qwen2.5-0.5B-Instruct"):
+    def write(events=(), passk=None, config=None, env=None, steps=7, adapter="Qwen/Qwen2.5-0.5B-Instruct", **more):
         config = {"task": "sorting", "task_level": 2, "model_name_or_path": adapter} | (config or {})
         config = {key: value for key, value in config.items() if value is not None}
         versions = {"trl-prorl": "0.1.0", "trl": "1.16.0"}
         env = {"variant": "A", "seed": 3, "git_commit": "c0ffee", "versions": versions} | (env or {})
-        others = {"env": env, "adapter_config": {"base_model_name_or_path": adapter}, "passk": passk}
+        others = more | {"env": env, "adapter_config": {"base_model_name_or_path": adapter}, "passk": passk}
         return write_run(tmp_path / "sorted-A", config, [{"step": n + 1} for n in range(steps)], events, **others)
 
     return write
@@ -108,6 +109,18 @@ def test_numbers_of_other_weights_are_left_out(folder, changed, has_numbers, nam
     assert ("\n| pass@1 |" in card.text) == has_numbers
     assert "for 7 optimizer steps" in card.text
     assert ("; these weights are those of step 3." in card.text) == names_step
+
+
+@pytest.mark.parametrize(("content", "step", "has_numbers"), [(b"weights", 6, True), (b"others", 7, False)])
+def test_numbers_belong_to_the_weights_whose_hash_they_note(folder, content, step, has_numbers):
+    """The log goes on to step 7; the folder has the weights of step 6."""
+    noted = {"adapter_model.safetensors": hashlib.sha256(b"weights").hexdigest()}
+    run = folder(passk=PASSK | {"step": step, "weights": noted}, prorl_run={"run_id": "a", "step": 6})
+    (run / "adapter_model.safetensors").write_bytes(content)
+    (run / "training_args.bin").write_bytes(b"no weights")
+    card = model_card(run)
+    assert bool(card.data.eval_results) == ("\n| pass@1 |" in card.text) == has_numbers
+    assert "for 7 optimizer steps on the task `sorting` (level 2); these weights are those of step 6." in card.text
 
 
 def test_what_the_record_lacks_is_not_invented(folder, tmp_path):

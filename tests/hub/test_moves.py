@@ -1,5 +1,7 @@
 """A run that moves to another machine: what it pushed is complete, and `hub:USER/RUN` continues it exactly."""
 
+import hashlib
+import json
 import shutil
 
 import pytest
@@ -49,6 +51,17 @@ BEST_OF_ALL = BEST | {"eval_steps": 1, "save_steps": 1}
 REWARDS = (0.1, 0.9, 0.2, 0.3, 0.4, 0.5)  # of its evaluations: the checkpoint of step 2 is the best
 
 
+def checkpoint_of_another_run(files):
+    """Return files of `checkpoint-60`, whole, which an earlier run pushed to the same repository."""
+    ours = {name.partition("/")[2]: content for name, content in files.items() if name.startswith("checkpoint-3/")}
+    ours["prorl_run.json"] = b'{"run_id": "another", "step": 60}'
+    manifest = json.loads(ours["manifest.json"]) | {"step": 60}
+    noted = {"bytes": len(ours["prorl_run.json"]), "sha256": hashlib.sha256(ours["prorl_run.json"]).hexdigest()}
+    manifest["files"]["prorl_run.json"] |= noted
+    ours["manifest.json"] = json.dumps(manifest).encode()
+    return {f"checkpoint-60/{name}": content for name, content in ours.items()}
+
+
 @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
 def test_a_run_moves_to_another_machine(online, make_trainer, tmp_path, monkeypatch, strategy):
     """Its push of step 4 fails, it is killed in step 5, and goes on from step 3 in an empty folder."""
@@ -73,6 +86,9 @@ def test_a_run_moves_to_another_machine(online, make_trainer, tmp_path, monkeypa
         trainer._finish_current_push()
         return trainer
 
+    files = online.files("someone/moves")
+    if strategy == "all_checkpoints":
+        files |= checkpoint_of_another_run(files)
     (moved / "_writing-3").mkdir(parents=True)  # left by a process that was killed while it copied
     shutil.copy(tmp_path / "first" / "env.json", moved)
     shutil.rmtree(tmp_path / "first")  # on another machine its paths lead nowhere

@@ -235,6 +235,33 @@ def test_the_hub_has_exactly_what_was_asked(online, folder, options, pushed):
     assert online.repos[REPO]["private"] is False
 
 
+# Files of a full model, which was pushed to the same repository; and others, with those that a resume needs
+OF_ANOTHER = {"model.safetensors", "config.json", "ref/model.safetensors", "vocab.json", "passk.json"}
+OTHERS = {"notes.txt", "model-a/b.safetensors", "last-checkpoint/optimizer.pt", "base_adapter/adapter_config.json"}
+
+
+@pytest.mark.parametrize("options", [[], ["--without-record"]])
+def test_a_push_replaces_the_model_and_the_logs_of_an_earlier_one(online, folder, options):
+    online.repos[REPO] = {"files": dict.fromkeys(OF_ANOTHER | OTHERS, b""), "commits": ["old"], "private": False}
+    assert command.main(["--run", str(folder), *options]) == 0
+    logs = {"passk.json"} if options else RECORD
+    assert set(online.files(REPO)) == ADAPTER | OTHERS | logs
+    assert len(online.repos[REPO]["commits"]) == 2
+
+
+def test_a_push_of_many_files_is_one_commit(online, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_api.is_xet_available", lambda: True)  # `upload_folder` would divide it
+    staged = tmp_path / "staged"
+    files = {f"last-checkpoint/{number}.json" for number in range(300)}
+    for name in files:
+        (staged / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged / name).write_text(name)
+    online.repos[REPO] = {"files": {"last-checkpoint/old/state.pt": b"old"}, "commits": [], "private": False}
+    publish.upload(REPO, staged, message="all", run_dir=tmp_path, replaced="last-checkpoint")
+    assert set(online.files(REPO)) == files
+    assert online.repos[REPO]["commits"] == ["all"]
+
+
 def test_the_recipe_s_keys_are_the_defaults(online, folder, tmp_path):
     write_run(folder, {"hub_model_id": "someone/named", "hub_push_reference": True, "hub_private_repo": True})
     assert command.main(["--run", str(folder)]) == 0

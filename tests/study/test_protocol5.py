@@ -108,7 +108,8 @@ def test_smollm2_is_compared_by_seed_with_intervals_over_questions_beside(protoc
             for name in ("a", "b"):
                 gain_here = gain + (0.05 if name == "a" and variant == "kl_target" else 0.0)
                 scores = {"sampled": 0.4 + gain_here, "base_sampled": 0.3, "stopped_sampled": float("nan")}
-                scores |= {"greedy": 0.41 if seed == 12 and gain else 0.4, "base_greedy": 0.4, "stopped_greedy": float("nan")}
+                greedy = 0.41 if seed == 12 and gain else 0.4
+                scores |= {"greedy": greedy, "base_greedy": 0.4, "stopped_greedy": float("nan")}
                 if variant == "no_kl":
                     scores |= {"stopped_sampled": 0.5, "stopped_greedy": 0.4 + seed / 1000}
                 questions.append({"seed": seed, "variant": variant, "question": name} | scores)

@@ -33,6 +33,9 @@ from ..run_files import (
     PASSK_FILE,
     RESETS,
     SIDES,
+    has_weights_of,
+    saved_step,
+    step_of_evaluation,
     training_note,
 )
 from ..run_shapes import read_shaped, read_shaped_rows
@@ -55,6 +58,8 @@ class Record:
     events: list[dict[str, Any]] | None
     passk: dict[str, Any] | None
     metrics: list[dict[str, Any]]
+    saved_step: int | None  # of the weights in the folder
+    has_evaluated_weights: bool | None  # whether `passk.json` measured them; `None`: unknown
 
     @property
     def steps(self) -> int | None:
@@ -73,23 +78,42 @@ class Record:
 
     @property
     def evaluated(self) -> bool:
-        """Whether `passk.json` measured the weights of the run's last step."""
+        """Whether `passk.json` measured these weights; if it does not say which, those of the run's last step."""
         if self.passk is None:
             return False
-        measured_at = self.passk.get("steps_on_record", self.passk.get("step"))
+        if self.has_evaluated_weights is not None:
+            return self.has_evaluated_weights
+        measured_at = step_of_evaluation(self.passk)
         return measured_at is None or self.steps is None or measured_at == self.steps
 
+    @property
+    def step(self) -> int | None:
+        """Step of the weights: an evaluation also knows that of a checkpoint that was copied here."""
+        if self.evaluated and self.passk.get("step") is not None:
+            return self.passk["step"]
+        return self.saved_step
 
-def read_record(run_dir: str | os.PathLike) -> Record:
-    """Any file may be missing. Raises `ValueError`: a file cannot be read."""
+
+def read_record(
+    run_dir: str | os.PathLike, model_dir: str | os.PathLike | None = None, step: int | None = None
+) -> Record:
+    """
+    Any file may be missing. `step` is that of weights that are not in `model_dir` yet. Raises `ValueError`: a file
+    cannot be read.
+    """
     folder = Path(run_dir)
+    model_dir = folder if model_dir is None else model_dir
     events = folder / EVENTS_FILE
+    passk = read_if_there(folder / PASSK_FILE)
+    is_known = passk is not None and step is None
     return Record(
         config=remove_secrets(read_if_there(folder / CONFIG_FILE) or {}),
         env=read_if_there(folder / ENV_FILE) or {},
         events=read_shaped_rows(folder, EVENTS_FILE) if events.is_file() else None,
-        passk=read_if_there(folder / PASSK_FILE),
+        passk=passk,
         metrics=read_shaped_rows(folder, METRICS_FILE),
+        saved_step=saved_step(model_dir) if step is None else step,
+        has_evaluated_weights=has_weights_of(passk, model_dir) if is_known else None,
     )
 
 
@@ -153,6 +177,7 @@ def model_card(
     tags: Iterable[str] = (),
     datasets: Iterable[str] = (),
     license: str | None = None,
+    step: int | None = None,
 ) -> ModelCard:
     """
     Make the model card of a run. Raises `ValueError`: a log file cannot be read.
@@ -165,9 +190,10 @@ def model_card(
         adapter (`bool`, *optional*): Whether the model is a PEFT adapter; by default as in the folder.
         tags, datasets (iterable of `str`): Further metadata.
         license (`str`, *optional*): The Hub's name of a licence; defaults to that of an existing card.
+        step (`int`, *optional*): Step of weights that are not in `model_dir` yet; defaults to the one saved there.
     """
     folder = Path(model_dir or run_dir)
-    record = read_record(run_dir)
+    record = read_record(run_dir, folder, step)
     adapter_config = folder / "adapter_config.json"
     adapter_config = read_if_there(adapter_config) or {}
     if adapter is None:

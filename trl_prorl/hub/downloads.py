@@ -8,7 +8,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from ..checkpoint_files import adopt_unnamed, find_newest_checkpoint, incomplete_reason, name_staged, unusable_reason
 from ..errors import InputError
 from ..files import check_contents, replaced
-from ..run_files import BASE_ADAPTER, ENV_FILE, TRAINER_STATE, read_json, recorded_run_id
+from ..run_files import (
+    BASE_ADAPTER,
+    ENV_FILE,
+    RUN_ID_FILE,
+    TRAINER_STATE,
+    read_json,
+    recorded_run_id,
+    saved_run_id,
+)
 from ..run_folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, step_of
 from .publish import RECORD_FILES, make_api
 
@@ -33,11 +41,13 @@ def fetch_run(
     api = make_api(token)
     try:
         commit = api.model_info(repo).sha  # all files are from this commit
-        manifests = api.snapshot_download(repo, revision=commit, allow_patterns=f"*checkpoint*/{MANIFEST_FILE}")
+        patterns = [ENV_FILE, *(f"*checkpoint*/{name}" for name in (MANIFEST_FILE, RUN_ID_FILE))]
+        down = Path(api.snapshot_download(repo, revision=commit, allow_patterns=patterns))
         steps = {}
-        for path in Path(manifests).glob(f"*checkpoint*/{MANIFEST_FILE}"):
+        for path in down.glob(f"*checkpoint*/{MANIFEST_FILE}"):
             step = read_json(path).get("step")
-            if type(step) is int:
+            is_own = saved_run_id(path.parent) in (None, recorded_run_id(down))  # else an earlier run's
+            if type(step) is int and is_own:
                 steps[path.parent.name] = step
         checkpoint = None
         for name in sorted(steps, key=steps.get, reverse=True):

@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from safetensors import safe_open
 from transformers import AutoConfig
 
@@ -17,6 +18,7 @@ from ..errors import PushError
 from ..files import check_contents, link_or_copy
 from ..provenance import identify
 from ..run_files import (
+    BASE_ADAPTER,
     CONFIG_FILE,
     DRIFT_FILE,
     ENV_FILE,
@@ -196,16 +198,23 @@ def upload(
     replaced: str | None = None,
 ) -> CommitInfo:
     """
-    Upload the folder `staged` of [`stage`], and remove it. `run_dir` is for the error; `replaced` is a folder of the
-    repository to replace completely. Raises [`~trl_prorl.errors.PushError`].
+    Upload the folder `staged` of [`stage`] in one commit, and remove it. Files of an earlier push that this one lacks
+    are deleted: they may be another model's, or another run's. `run_dir` is for the error; `replaced` is a folder of
+    the repository to replace completely. Raises [`~trl_prorl.errors.PushError`].
     """
+    api = api or make_api()
     try:
-        return (api or make_api()).upload_folder(
-            repo_id=repo,
-            folder_path=staged,
+        files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
+        there = api.list_repo_files(repo, revision=revision)
+        # Not `upload_folder`: with hf_xet it may make several commits, and a kill between them mixes two models.
+        return api.create_commit(
+            repo,
+            [
+                *(CommitOperationDelete(name) for name in _left_over(there, files, replaced)),
+                *(CommitOperationAdd(name, path) for name, path in files.items()),
+            ],
             commit_message=message,
             revision=revision,
-            delete_patterns=None if replaced is None else f"{replaced}/*",
         )
     except Exception as error:  # the client's errors have no common class
         raise PushError(
@@ -214,6 +223,24 @@ def upload(
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def _left_over(there: Iterable[str], files: Mapping[str, Path], replaced: str | None) -> list[str]:
+    """
+    Return the files of a repository that an earlier push left: of its model, its logs if logs are pushed, and of the
+    folder `replaced`. A starting adapter stays, unless a checkpoint is pushed: a resume needs it.
+    """
+    patterns = [*MODEL_FILES, *TOKENIZER_FILES, f"{REFERENCE_FOLDER}/*"]
+    if ENV_FILE in files:
+        patterns += RECORD_FILES
+    if replaced is not None:
+        patterns.append(f"{BASE_ADAPTER}/*")
+    found = []
+    for name in there:
+        is_ours = any(fnmatchcase(name, one) and name.count("/") == one.count("/") for one in patterns)
+        if (is_ours or name.startswith(f"{replaced}/")) and name not in files:
+            found.append(name)
+    return found
 
 
 def push_command(run_dir: str | os.PathLike) -> str:

@@ -80,6 +80,7 @@ class Uploads:
             adapter=adapter,
             tags=[*self.tags, *_as_list(tags)],
             datasets=_as_list(dataset_name),
+            step=trainer.step_of_weights,
         )
         write_card(card, folder)
 

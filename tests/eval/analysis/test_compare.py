@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -154,6 +155,21 @@ def test_scores_of_a_run_that_went_on_afterwards_have_a_note(evaluated, measured
     *_, of_two_runs = compare_runs([run, others[0]], [1])
     for said in (of_three, of_two_runs, caveats([run])):
         assert ("`a` (evaluated at step 10, last step 20)" in " ".join(said)) == is_stale
+
+
+@pytest.mark.parametrize(("weights", "is_stale"), [(b"evaluated", False), (b"others", True), (None, False)])
+def test_scores_of_other_weights_have_a_note(evaluated, weights, is_stale):
+    noted = {"adapter_model.safetensors": hashlib.sha256(b"evaluated").hexdigest()}
+    run = evaluated("a", [1, 2], step=20, weights=noted)
+    if weights is not None:  # else only the logs are here
+        (run.path / "adapter_model.safetensors").write_bytes(weights)
+    assert ("its weights are no longer those that were evaluated" in " ".join(caveats([run]))) == is_stale
+
+
+@pytest.mark.parametrize(("of_b", "is_noted"), [({"grader": "old"}, True), ({"grader": "new"}, False), ({}, False)])
+def test_verdicts_of_different_verifiers_have_a_note(evaluated, of_b, is_noted):
+    *_, notes = compare_runs([evaluated("a", [1, 2], grader="new"), evaluated("b", [1, 2], **of_b)], [1])
+    assert ("the same version of the verifiers" in " ".join(notes)) == is_noted
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval import drift
@@ -74,6 +75,24 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints):
     ]
     assert last["reward"] == pytest.approx(sum(rewards) / 12)
     assert (run_dir / "drift.png").stat().st_size > 1000
+
+
+def test_points_of_an_earlier_measurement_are_kept_if_all_else_is_the_same(run_dir, task, add_checkpoints, capsys):
+    add_checkpoints(run_dir, 8)
+    (run_dir / "metrics.jsonl").write_text('{"step": 20}\n')
+
+    def measure(*options):
+        assert drift.main(["--run", str(run_dir), "--prompts", "4", "--samples", "1", *options]) == 0
+        said = "it is rewritten" in " ".join(capsys.readouterr().out.split())
+        return [point["step"] for point in json.loads((run_dir / "drift.json").read_text())["points"]], said
+
+    assert measure("--checkpoints", "all") == ([0, 8, 20], False)
+    assert measure() == ([0, 8, 20], False)
+    assert measure("--temperature", "0.5") == ([0, 20], True)
+    assert measure("--checkpoints", "all", "--temperature", "0.5") == ([0, 8, 20], False)
+    weights = load_file(run_dir / "adapter_model.safetensors")
+    save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, run_dir / "adapter_model.safetensors")
+    assert measure("--temperature", "0.5") == ([0, 20], True)
 
 
 def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch):

@@ -79,6 +79,18 @@ def test_somebody_else_s_file_is_not_overwritten(demo, name):
     assert not list(demo.glob("*.png"))
 
 
+@pytest.mark.parametrize("name", ["summary.png", "ref_cost.svg"])
+def test_somebody_else_s_picture_is_not_overwritten(demo, name, capsys):
+    (demo / name).write_text("mine")
+    command = ["--runs", str(demo / "A"), str(demo / "B"), "--out", str(demo)]
+    assert report.main(command) == 2
+    assert name in capsys.readouterr().err
+    assert (demo / name).read_text() == "mine"
+    assert not (demo / "report.md").exists()
+    (demo / name).unlink()
+    assert report.main(command) == report.main(command) == 0
+
+
 def test_a_page_of_gigabytes_is_not_read(demo):
     (demo / "report.md").touch()
     os.truncate(demo / "report.md", 50 * 2**30)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -21,6 +22,7 @@ from trl_prorl.eval.samples import run_samples as held_out
 from trl_prorl.eval.samples.run_samples import HeldOut, plan
 from trl_prorl.eval.samples.store import SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.tasks.parity import Parity
 
 
 @pytest.fixture
@@ -187,6 +189,15 @@ def test_samples_beside_that_are_not_of_these_prompts_and_settings_are_drawn(bes
 def test_prompts_of_the_training_split_are_counted_as_trained_on(run_dir):
     assert HeldOut(run_dir, "train", 6).in_training == 6
     assert HeldOut(run_dir, "test", 6).in_training is None
+
+
+def test_a_mixture_with_a_user_s_task_is_compared_with_the_training_set(run_dir, task):
+    evaluation = HeldOut(run_dir, "test", 6)
+    evaluation.config["train_rows"] = 6
+    evaluation.rows = list(task.rows("train", 6))
+    for member, counted in ((task, 6), (Parity(), None)):
+        evaluation.task = SimpleNamespace(members={"a": member}, rows=task.rows)
+        assert evaluation._count_of_task() == counted
 
 
 def test_names_of_tasks():
