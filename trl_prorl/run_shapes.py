@@ -206,8 +206,8 @@ def passk(value: Any) -> None:
             "in_training": maybe(count(0, value["prompts"])),
             "step": STEP,
             "steps_on_record": STEP,
-            "weights": maybe(table(text)),
-            "grader": maybe(text),
+            "weights": table(text),
+            **dict.fromkeys(("grader", "dtype"), text),
             "greedy": maybe(greedy(prompts)),
             "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)), most=MAX_PARTS)),
             "by": maybe(items(by, most=MAX_PARTS)),
@@ -224,7 +224,7 @@ POINT = record(
     **dict.fromkeys(("entropy", "mean_tokens"), maybe(number())),
 )
 drift = record(
-    {"prompts": count(1), "in_training": maybe(count()), "weights": maybe(table(text)), "grader": maybe(text)},
+    {"prompts": count(1), "in_training": maybe(count()), "weights": table(text)},
     points=items(lambda one: (POINT(one), record({"others": maybe(table(POINT))}, step=STEP)(one)), most=MAX_PARTS),
 )
 env = record(

@@ -17,7 +17,7 @@ from trl_prorl.text import shell_quote
 # more than the model.
 SAMPLING = ("n", "temperature", "max_new_tokens")
 EVALUATION = ("split", "prompts", *SAMPLING)
-VERSIONS = ("weights", "grader")  # what an evaluation notes about its model and its verifier
+VERSIONS = ("weights", "grader", "dtype")  # what an evaluation notes about its model and its verifier
 
 
 def correct_by_prompt(samples: pd.DataFrame) -> list[int]:

@@ -29,7 +29,7 @@ def objective_notes(runs: list[RecordedRun]) -> list[str]:
 
 
 def stale_notes(runs: list[RecordedRun]) -> list[str]:
-    """Return lines about scores of other weights than the finished runs', and of different verifiers."""
+    """Return lines about scores of other weights than the finished runs', and of different verifiers or precisions."""
     stale = []
     for run in runs:
         if run.step_of_evaluation not in (None, run.last_step):
@@ -39,13 +39,20 @@ def stale_notes(runs: list[RecordedRun]) -> list[str]:
     lines = []
     if stale:
         lines = [f"These held-out scores are not those of the finished runs: {', '.join(stale)}. Evaluate them again."]
-    graders = {run.passk["grader"] for run in runs if run.passk and "grader" in run.passk}
-    if len(graders) > 1:
+    if len(_noted(runs, "grader")) > 1:
         lines.append(
             "Not all answers were graded by the same version of the verifiers: run `trl-prorl passk` again for all "
             "runs, which grades the kept samples and draws none."
         )
+    precisions = _noted(runs, "dtype")
+    if len(precisions) > 1:
+        lines.append(f"The models were not all evaluated in one precision: {', '.join(sorted(precisions))}.")
     return lines
+
+
+def _noted(runs: list[RecordedRun], key: str) -> set[str]:
+    """Return the values of a key that the runs' evaluations note."""
+    return {run.passk[key] for run in runs if run.passk and key in run.passk}
 
 
 def _share_cell(row: Comparison) -> str:

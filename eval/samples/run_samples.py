@@ -225,9 +225,12 @@ class HeldOut:
         return store.frame()
 
     def versions(self) -> dict:
-        """Return what an evaluation notes about its trained model and its verifier: hashes that change with them."""
+        """Return what an evaluation notes about trained model and verifier: hashes of both, and the precision."""
         grader = {} if self.grader is None else {"grader": self.grader}
-        return {"weights": weight_hashes(self.trained.folder), **grader}
+        return {"weights": weight_hashes(self.trained.folder), **grader, **self._precision()}
+
+    def _precision(self) -> dict[str, str]:
+        return {"dtype": str(self._dtype(self.trained)).removeprefix("torch.")}
 
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)

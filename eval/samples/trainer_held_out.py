@@ -90,8 +90,8 @@ class TrainerHeldOut(HeldOut):
             self.config = with_local_paths(self.run_dir, self.config)
 
     def versions(self) -> dict:
-        """Return nothing: the policy may not be saved, and a verifier in memory has no version."""
-        return {}
+        """Return the precision alone: the policy may not be saved, and a verifier in memory has no version."""
+        return self._precision()
 
     def _identity(self, point: Point) -> dict:
         if point is self.base and not self.base_below:
@@ -100,7 +100,7 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and self.initial_adapter is not None and self.initial_adapter.is_trained:
             named = [*named, *self.initial_adapter.values.items()]
         with self.as_point(point):
-            return {"weights": weights_hash(named)}
+            return {"weights": weights_hash(named, trained_whole=True)}
 
     def _dtype(self, point: Point) -> torch.dtype:
         """Return the precision in which the policy computes; a command may load it in another precision."""

@@ -290,6 +290,14 @@ def test_models_are_told_apart_by_their_weights():
     tensors = {"a": torch.arange(1000.0).view(10, 100), "b": torch.zeros(3, dtype=torch.bfloat16)}
     first = identity.weights_hash(tensors.items())
     assert identity.weights_hash({name: tensor.clone() for name, tensor in tensors.items()}.items()) == first
+    inner = {**tensors, "a": tensors["a"].clone()}
+    inner["a"][5, 50] += 1  # of these, `evaluate` reads all values
+    whole = [identity.weights_hash(named.items(), trained_whole=True) for named in (tensors, inner)]
+    assert whole[0] == whole[1] == first
+    for named in (tensors, inner):
+        named["a"] = torch.nn.Parameter(named["a"])
+    assert len({identity.weights_hash(named.items(), trained_whole=True) for named in (tensors, inner)}) == 2
+    tensors["a"] = tensors["a"].detach()
     tensors["a"][9, 99] += 1
     assert identity.weights_hash(tensors.items()) != first
     assert identity.weights_hash({"a": torch.arange(1000.0), "b": tensors["b"]}.items()) != first

@@ -166,10 +166,20 @@ def test_scores_of_other_weights_have_a_note(evaluated, weights, is_stale):
     assert ("its weights are no longer those that were evaluated" in " ".join(caveats([run]))) == is_stale
 
 
-@pytest.mark.parametrize(("of_b", "is_noted"), [({"grader": "old"}, True), ({"grader": "new"}, False), ({}, False)])
-def test_verdicts_of_different_verifiers_have_a_note(evaluated, of_b, is_noted):
-    *_, notes = compare_runs([evaluated("a", [1, 2], grader="new"), evaluated("b", [1, 2], **of_b)], [1])
-    assert ("the same version of the verifiers" in " ".join(notes)) == is_noted
+@pytest.mark.parametrize(
+    ("of_b", "noted"),
+    [
+        ({"grader": "old"}, "version of the verifiers"),
+        ({"dtype": "float32"}, "precision: bfloat16, float32."),
+        ({}, None),
+    ],
+)
+def test_other_verifiers_and_precisions_have_a_note(evaluated, of_b, noted):
+    versions = {"grader": "new", "dtype": "bfloat16"}
+    runs = [evaluated("a", [1, 2], **versions), evaluated("b", [1, 2], **versions | of_b), evaluated("c", [1, 2])]
+    *_, notes = compare_runs(runs, [1])
+    found = [note for note in notes if "version of the verifiers" in note or "precision" in note]
+    assert [noted in note for note in found] == ([True] if noted else [])
 
 
 @pytest.fixture
