@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import is_peft_model, patch_environment
+from datasets import IterableDataset
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import EarlyStoppingCallback
@@ -72,6 +74,7 @@ class CheckpointMixin:
     initial_adapter = None  # the policy at the start of a run with an adapter, see reference.py
     _staged: WholeCheckpoint | None = None
     _epochs_done = 0
+    _pass_is_over = False  # over the training set; at a save after its last batch
     _folder: RunFolder | None = None
     _folder_lock: FolderLock | None = None
     _has_trained = False
@@ -227,7 +230,10 @@ class CheckpointMixin:
             logger.warning("%s", visible(f"Skipping checkpoint {name}: {reason}."))
         state = read_shaped(checkpoint / TRAINER_STATE)
         best = find_best_beside(checkpoint, state["best_model_checkpoint"])
-        return Resume(checkpoint, state["global_step"], int(state["epoch"]), best, skipped, changed, began)
+        place = None
+        if isinstance(self.train_dataset, IterableDataset) and not self.args.ignore_data_skip:
+            place = place_in_stream(checkpoint, state)
+        return Resume(checkpoint, state["global_step"], int(state["epoch"]), best, skipped, changed, began, place)
 
     def _whole_identity(self) -> dict:
         return {**self._identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
@@ -394,13 +400,22 @@ class CheckpointMixin:
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    def _run_epoch(self, *args, **kwargs):
-        """Train no step after the run has ended: Trainer checks only after a step."""
+    def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):
+        """
+        Train no step after the run has ended: Trainer checks only after a step. Resume a stream in the pass that it
+        was in: Trainer takes `max_steps` for the length of a pass, and so resumes every one in the first.
+        """
         has_ended = self.parts["end"].ended_by is not None
         if self.state.global_step >= self.state.max_steps or has_ended:
             self.control.should_training_stop = True
             return
-        super()._run_epoch(*args, **kwargs)
+        if self._resume is not None and self._resume.place is not None:
+            epochs_trained, steps = self._resume.place
+            steps_trained_in_current_epoch = steps * self.args.gradient_accumulation_steps
+            if epoch < epochs_trained:
+                return
+        places = {"epochs_trained": epochs_trained, "steps_trained_in_current_epoch": steps_trained_in_current_epoch}
+        super()._run_epoch(*args, epoch=epoch, **places, **kwargs)
 
     # ------------------------------------------------------------------------------------------------ save
 
@@ -452,6 +467,7 @@ class CheckpointMixin:
         state = {
             "generations": self._generations,
             "micro_batches": self._step,
+            "pass_is_over": self._pass_is_over,
             "parts": self.parts.state_dict(),
             "completions": completions_to_json(self._logs) if self.log_completions else {},
         }
@@ -535,6 +551,7 @@ class Resume:
         skipped (`dict[str, str]`): Newer unusable checkpoints, with the reason.
         changed (`dict[str, list]`): Keys that differ from the checkpoint's, `[then, now]`.
         began (`float`): Start of the search for the checkpoint, by `time.perf_counter`.
+        place (`tuple[int, int]`, *optional*): Where the checkpoint is in a stream, see [`place_in_stream`].
         abandoned (`list[str]`): Newer checkpoints that were renamed.
     """
 
@@ -545,6 +562,7 @@ class Resume:
     skipped: dict[str, str]
     changed: dict[str, list[Any]]
     began: float
+    place: tuple[int, int] | None = None
     abandoned: list[str] = field(default_factory=list)
 
     @property
@@ -558,6 +576,14 @@ class Resume:
             "changed": self.changed,
             "abandoned": self.abandoned,
         }
+
+
+def place_in_stream(checkpoint: Path, state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the complete passes over a stream at a checkpoint with this `TrainerState`, and the steps since then."""
+    passes = max(math.ceil(state["epoch"]) - 1, 0)
+    if read_state(checkpoint).get("pass_is_over"):  # saved after the last batch and what follows it
+        return passes + 1, 0
+    return passes, round((state["epoch"] - passes) * state["max_steps"])
 
 
 def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:

@@ -733,6 +733,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _maybe_log_save_evaluate(self, *args, **kwargs):
         """Add the row of a step. `on_step_end` would be too early: a callback that is added later runs after it."""
         ends_step = self.meter.open  # also called at the end of an epoch, without an open step
+        self._pass_is_over = not ends_step and not self.control.should_training_stop
         if ends_step:
             self._end_step(self.state.global_step)
         if ends_step and self.control.should_save and self._epoch_ends():

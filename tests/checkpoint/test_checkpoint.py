@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from datasets import Dataset
 from run_record import read_events, read_rows, without_times
-from tiny_run import BEST, QUESTIONS, set_evaluations
+from tiny_run import BEST, QUESTIONS, set_evaluations, vowels
 from transformers import Trainer, TrainerCallback
 
 from trl_prorl import checkpoint_files as on_disk
@@ -408,6 +409,32 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
         assert evaluations == without_times(read_rows(whole, "evaluations.jsonl"))
         assert without_times(read_events(again)) == resets
         assert largest_difference(whole, again) == 0.0
+
+
+# Three batches a pass. A checkpoint in the first one, at its end, and in later ones; within a batch; after an evaluation.
+BY_PASS = {"save_strategy": "epoch", "eval_strategy": "epoch", "per_device_eval_batch_size": 4}
+STREAMED = [(2, {}), (3, {}), (4, {}), (8, {}), (7, {"num_iterations": 2}), (4, {"gradient_accumulation_steps": 2})]
+STREAMED += [(3, BY_PASS)]
+
+
+@pytest.mark.parametrize("step, keys", STREAMED, ids=str)
+def test_a_stream_is_resumed_in_the_pass_that_it_was_in(run, resume, largest_difference, step, keys):
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {number}"}] for number in range(7)]})
+    seen = []
+
+    def reward(prompts, completions, **columns):
+        seen.append(prompts)
+        return vowels(completions)
+
+    given = {**QUESTIONS, "train_dataset": rows.to_iterable_dataset(num_shards=2)}
+    keys = {"max_steps": 10, "num_iterations": 1, "save_strategy": "steps", "save_steps": 1, **keys}
+    whole = run(reward=reward, trainer_kwargs=given, **keys)
+    prompts = seen.copy()
+    seen.clear()
+    again = resume(whole, step, reward=reward, trainer_kwargs=given, **keys)
+    assert seen and seen == prompts[-len(seen) :]
+    assert again.state.global_step == 10
+    assert largest_difference(whole, again) == 0.0
 
 
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "tokenizer.json"])
