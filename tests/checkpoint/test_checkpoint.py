@@ -411,7 +411,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
         assert largest_difference(whole, again) == 0.0
 
 
-# Three batches a pass. A checkpoint in the first one, at its end, and in later ones; within a batch; after an evaluation.
+# Three batches a pass. In the first pass, at its end, in later ones; within a batch; after the evaluation of a pass.
 BY_PASS = {"save_strategy": "epoch", "eval_strategy": "epoch", "per_device_eval_batch_size": 4}
 STREAMED = [(2, {}), (3, {}), (4, {}), (8, {}), (7, {"num_iterations": 2}), (4, {"gradient_accumulation_steps": 2})]
 STREAMED += [(3, BY_PASS)]
