@@ -8,7 +8,7 @@ from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
 from trl.trainer.utils import add_fused_lm_head
 
-from .cli.adapters import check_growing_model
+from .cli.adapters import check_growing_model, check_merged_in_vllm
 from .cli.checks import check_in_one_place, shards_weights
 from .cli.dropout import check_dropout
 from .cli.fp32_head import cast_head_to_fp32, give_bias
@@ -61,6 +61,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     keep_unpacked(policy)
     if is_peft_model(policy):
         give_bias(policy)
+        if trainer.use_vllm and not args.vllm_enable_lora:
+            check_merged_in_vllm(policy)
     if plan.casts_head:
         model = policy.get_base_model()
         cast_head_to_fp32(model)

@@ -12,7 +12,7 @@ from live_bytes import LiveBytes
 from packed_models import MOE, build
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from tiny_run import LORA, QUESTIONS, disturb_adapter, load_with_new_adapter
+from tiny_run import LORA, QUESTIONS, disturb_adapter, load_with_new_adapter, logits
 from transformers import AutoModelForCausalLM, Qwen2Config
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
@@ -222,6 +222,54 @@ def test_a_hand_over_that_breaks_off_leaves_the_policy_as_it_was(tiny_model):
 def test_an_adapter_that_vllm_does_not_serve_is_refused(with_engine, config, said):
     with pytest.raises(ValueError, match=f"^vllm_enable_lora=True.*{re.escape(said)}"):
         with_engine(vllm_enable_lora=True, trainer_kwargs={"peft_config": config})
+
+
+TIED_AS_ONE = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
+ON_EMBEDDINGS = {
+    "linear": {},
+    "lora": {"target_modules": ["q_proj", "embed_tokens"]},
+    "parameter": {"target_parameters": ["embed_tokens.weight"]},
+    "saved head": {"modules_to_save": ["lm_head"]},
+    "saved embeddings": {"modules_to_save": ["embed_tokens"]},
+    "both saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "saved as one": TIED_AS_ONE,
+    "both saved as one": TIED_AS_ONE | {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "rows": {"trainable_token_indices": [70, 84]},
+    "rows of the head": {"trainable_token_indices": {"lm_head": [70, 84]}},
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("keys", ON_EMBEDDINGS.values(), ids=ON_EMBEDDINGS)
+def test_an_adapter_that_vllm_would_not_sample_from_is_refused(with_engine, tiny_model, tmp_path, tied, keys):
+    """vLLM's loading in short: of a tied model it drops the head, and a name that it does not know is an error."""
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    if not tied:
+        base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.detach().clone())
+        base.config.tie_word_embeddings = False
+    base.save_pretrained(tmp_path / "base")
+    receiver = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), LoraConfig(**LORA | keys))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for param in policy.parameters():
+            if param.requires_grad:
+                param.add_(torch.randn_like(param) * 0.05)
+    engine = Engine(policy, Accelerator(cpu=True))
+    merges_in_copies(engine)
+    engine.sync_weights()
+    known = dict(receiver.named_parameters(remove_duplicate=False))
+    received = {name: weight for name, weight in engine.given.items() if not (tied and name.startswith("lm_head."))}
+    with torch.no_grad():
+        for name in received.keys() & known.keys():
+            known[name].copy_(received[name])
+    is_policy = received.keys() <= known.keys() and torch.allclose(logits(receiver), logits(policy), atol=1e-4)
+    if is_policy:
+        with_engine(model=policy, lora=False)
+        return
+    with pytest.raises(ValueError, match="^use_vllm=True.*(embed_tokens|lm_head|trainable_token_indices)") as refused:
+        with_engine(model=policy, lora=False)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_policy_that_was_reset_is_handed_on_although_an_evaluation_of_this_step_has_sampled(with_engine):

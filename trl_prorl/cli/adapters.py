@@ -10,10 +10,12 @@ import transformers
 from peft import PeftConfig, PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
+from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND, AuxiliaryTrainingWrapper
+from peft.utils.other import TrainableTokensWrapper
 from transformers import AutoConfig, PreTrainedModel
 
 from ..supported import PATTERNS
+from ..text import short
 
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,34 @@ def _factors_by_kind(model: PeftModel, zero: bool) -> dict[str, str]:
         if bool(factors["default"].weight.any()) != zero:
             found[re.sub(r"\d+", "*", name)] = name
     return found
+
+
+def check_merged_in_vllm(policy: PeftModel) -> None:
+    """
+    Raise `ValueError` for an adapter that vLLM would not sample from: it does not know the names of trained token rows
+    and, if the base ties its LM head to its embeddings, has one weight for both.
+    """
+    base = policy.get_base_model()
+    if any(isinstance(module, TrainableTokensWrapper) for module in base.modules()):
+        rows = policy.peft_config["default"].trainable_token_indices
+        raise ValueError(
+            f"use_vllm=True does not support trainable_token_indices={short(rows)} of the adapter, which reach vLLM "
+            "under names that it does not know. Remove trainable_token_indices, or set use_vllm: false."
+        )
+    if not base.config.get_text_config().tie_word_embeddings:
+        return
+    embedding = base.get_input_embeddings()
+    head = base.get_output_embeddings()
+    changed = [part for part in (embedding, head) if isinstance(part, BaseTunerLayer)]
+    if embedding.weight is not head.weight:  # else saved as one, or not at all
+        changed += [part for part in (embedding, head) if isinstance(part, AuxiliaryTrainingWrapper)]
+    if changed:
+        (name,) = (name for name, module in base.named_modules() if module is changed[0])
+        raise ValueError(
+            f"use_vllm=True does not support an adapter of {name}: the base model ties its LM head to its embeddings, "
+            "and vLLM has one weight for both. Remove it from target_modules or modules_to_save, train both as one "
+            "(modules_to_save with ensure_weight_tying: true), or set use_vllm: false."
+        )
 
 
 def check_room_to_grow(largest: int, config: Any) -> None:
