@@ -298,11 +298,20 @@ OF_EMBEDDINGS = {
     "their parameter": {"target_modules": ["q_proj"], "target_parameters": ["embed_tokens.weight"]},
     "head": {"target_modules": ["q_proj", "lm_head"]},
     "both, tied": {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True},
+    "rows of the head": {"trainable_token_indices": {"lm_head": [90, 101]}},
+    "other rows of the head": {"trainable_token_indices": {"embed_tokens": [70, 84], "lm_head": [90, 101]}},
+    "overlapping rows": {"trainable_token_indices": {"embed_tokens": [70, 84, 90], "lm_head": [90, 101]}},
+    "embeddings and rows of the head": {
+        "target_modules": ["q_proj", "embed_tokens"],
+        "trainable_token_indices": {"lm_head": [70, 90]},
+    },
 }
 OTHERS = {
     "saved": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "saved, tied": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [70, 84]},
+    "rows of the embeddings": {"trainable_token_indices": {"embed_tokens": [70, 84]}},
+    "the same rows": {"trainable_token_indices": {"embed_tokens": [70, 84], "lm_head": [70, 84]}},
     "linear": {"target_modules": "all-linear"},
 }
 
@@ -328,6 +337,9 @@ def test_an_adapter_of_tied_embeddings_is_merged_as_it_was_trained(keys, save_mo
     (tmp_path / "adapter" / "config.yaml").write_text("{}")
     card = model_card(tmp_path / "adapter").text
     assert ("merge_and_unload" not in card) == (keys in OF_EMBEDDINGS.values())
+    by_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter")
+    is_exact = (logits(by_peft.eval().merge_and_unload()) - expected).abs().max() < 1e-4
+    assert is_exact or "merge_and_unload" not in card
 
 
 KERNELS = [

@@ -15,6 +15,7 @@ import transformers
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
+from peft.utils.other import TrainableTokensWrapper
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import (
@@ -159,13 +160,21 @@ def untie_adapted(model: PeftModel) -> None:
     """Give a tied head its own weight if an adapter changes embedding or head: a merge would change both."""
     base = model.get_base_model()
     tied = [base.get_input_embeddings(), base.get_output_embeddings()]
-    if None in tied or not any(isinstance(module, BaseTunerLayer) for module in tied):
+    if None in tied or not any(isinstance(module, (BaseTunerLayer, TrainableTokensWrapper)) for module in tied):
         return
-    embedding, head = (module.get_base_layer() if isinstance(module, BaseTunerLayer) else module for module in tied)
-    if head.weight is embedding.weight:
+    embedding, head = map(_without_adapter, tied)
+    rows = getattr(tied[1], "token_adapter", None)
+    changes_as_one = rows is not None and rows.tied_adapter is not None
+    if head.weight is embedding.weight and not changes_as_one:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         base.config.tie_word_embeddings = False
         base.config.get_text_config().tie_word_embeddings = False
+
+
+def _without_adapter(module: torch.nn.Module) -> torch.nn.Module:
+    if isinstance(module, TrainableTokensWrapper):
+        return module.token_adapter.get_base_layer()
+    return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
 
 
 def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreTrainedConfig:

@@ -45,8 +45,10 @@ from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
 CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-# Tensors of an adapter that changes embeddings or LM head.
-OF_EMBEDDINGS = re.compile(r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_head|embed_out)\..*lora_")
+# Tensors of an adapter that changes embeddings or LM head. (Rows of embeddings alone are those of a tied head, too.)
+OF_EMBEDDINGS = re.compile(
+    r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_head|embed_out)\..*lora_|\b(lm_head|embed_out)\.token_adapter\."
+)
 
 
 @dataclass(frozen=True)
