@@ -105,6 +105,27 @@ def test_a_folder_without_a_whole_model_is_one_line(make_trainer, tmp_path):
         make_trainer(model=str(tmp_path))
 
 
+@pytest.mark.parametrize("subfolder", [None, "inner"])
+def test_an_adapter_on_the_hub_is_refused_although_it_has_a_config(
+    online, make_trainer, tiny_model, tmp_path, subfolder
+):
+    """transformers would load it together with its base, and a new adapter would take its place."""
+    inside = "" if subfolder is None else f"{subfolder}/"
+    files = {f"{inside}config.json": Path(tiny_model, "config.json").read_bytes()}
+    online.repos["who/model"] = {"files": files, "commits": [], "private": False}
+    adapter = {f"{inside}adapter_config.json": b"{}"}
+    online.repos["who/adapter"] = {"files": files | adapter, "commits": [], "private": False}
+    online.repos["who/adapter-alone"] = {"files": adapter, "commits": [], "private": False}
+    init = {"cache_dir": str(tmp_path)} | ({} if subfolder is None else {"subfolder": subfolder})
+    assert find_model("who/model", init=init) == "who/model"
+    for name in ("who/adapter", "who/adapter-alone"):
+        with pytest.raises(ValueError, match=f"^model_name_or_path='{name}' contains an adapter") as refused:
+            find_model(name, init=init)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="^model='who/adapter' contains an adapter"):
+        make_trainer(model="who/adapter", model_init_kwargs=init)
+
+
 def test_a_hub_that_does_not_know_it_or_does_not_answer_is_one_line(online, cached, monkeypatch):
     with pytest.raises(ValueError, match="'who/what' cannot be loaded.* is not a valid model identifier") as refusal:
         find_model("who/what")

@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import constants
 from transformers.utils import cached_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
 from ..files import check_contents
@@ -52,24 +53,30 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
 def _check_folder(folder: Path, given: str) -> None:
     check_contents(folder, given)
     if (folder / "adapter_config.json").exists():
-        raise ValueError(
-            f"{given} contains only an adapter, but a run starts from a complete model. For a recipe, merge the "
-            "adapter first. In a script, load it with load_model(model, folder, is_trainable=True) (docs/from-sft.md)."
-        )
+        raise _adapter_refusal(given)
     if not (folder / "config.json").exists():
         raise ValueError(f"{given} contains no model: config.json is missing.")
 
 
 def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
-    """Raise an error for a name neither on the Hub nor in the local cache."""
+    """Raise an error for a name neither on the Hub nor in the local cache, or of an adapter."""
     place = {argument: init[argument] for argument in PLACE if init.get(argument) is not None}
     try:
+        if find_adapter_config_file(name, **place) is not None:
+            raise _adapter_refusal(given)
         cached_file(name, "config.json", **place)
     except OSError as error:
         like = nearest(name, cached_models())
         offline = " HF_HUB_OFFLINE is set: unset it to download." if constants.HF_HUB_OFFLINE else ""
         reason = cut(" ".join(str(error).split()), 300)
         raise ValueError(f"{given} cannot be loaded{like}: {reason}{offline}") from None
+
+
+def _adapter_refusal(given: str) -> ValueError:
+    return ValueError(
+        f"{given} contains an adapter, but a run starts from a complete model. For a recipe, merge the adapter first. "
+        "In a script, load it with load_model(model, adapter, is_trainable=True) (docs/from-sft.md)."
+    )
 
 
 def cached_models() -> list[str]:
