@@ -251,6 +251,7 @@ class CheckpointMixin:
             for part in self.parts.values():
                 part.begin()
             self._generations = 0
+            self._forget_progress()
             self._forget_logs()
         self._has_trained = True
         self._best_step = None
@@ -309,6 +310,15 @@ class CheckpointMixin:
         if self.use_vllm:
             execution["vllm"] = describe_engine(self.args)
         return execution
+
+    def _forget_progress(self) -> None:
+        """Reset what TRL counts and keeps from step to step: an interrupted training may have used half a batch."""
+        self._step = 0
+        self._buffered_inputs = None
+        self._last_loaded_step = -1  # vLLM may have weights of the same step
+        self.entropy_coef = self.args.entropy_coef  # moved by `use_adaptive_entropy`
+        self._last_world_entropy = math.inf
+        self._entropy_window_stats = None
 
     def _forget_logs(self) -> None:
         """Empty TRL's pending log values, of abandoned steps."""

@@ -13,13 +13,14 @@ from datasets import Dataset
 from run_record import read_events as events
 from run_record import read_rows as metrics
 from run_record import without_times
-from tiny_run import AtBoundary
+from tiny_run import AtBoundary, record_results
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     TrainerCallback,
     get_scheduler,
+    set_seed,
 )
 from trl import GRPOConfig, GRPOTrainer
 
@@ -408,6 +409,38 @@ def test_a_second_training_counts_from_the_beginning(run):
     assert metrics(trainer)[0]["beta"] == 0.1
 
 
+def test_a_training_after_one_that_was_broken_off_is_that_of_a_new_trainer(make_trainer, largest_difference):
+    """In the middle of the first accumulation: no batch and no entropy of it is left, and none is cut elsewhere."""
+    keys = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 3, "overwrite": True}
+    keys |= {"beta": 0.1, "ref_reset_every": 1, "num_iterations": 1, "use_adaptive_entropy": True}
+    broken = make_trainer(trainer_kwargs={"callbacks": [Interrupt(at=0)]}, **keys)
+    with pytest.raises(RuntimeError, match="broken off"):
+        broken.train()
+    new = make_trainer(**keys)
+    entropies = []
+    for trainer in (broken, new):
+        trainer.parts["keep"] = AtBoundary(lambda step, kept=trainer: entropies.append(kept._last_world_entropy))
+        set_seed(1)
+        trainer.train()
+    assert entropies[:3] == entropies[3:]
+    assert largest_difference(broken, new) == 0.0
+    assert [row["reward"] for row in metrics(broken)] == [row["reward"] for row in metrics(new)]
+
+
+def test_a_second_training_begins_with_a_new_batch_and_the_first_bonus_of_entropy(make_trainer):
+    """The first training ends with half of its last batch unused, and a bonus that TRL has raised at each step."""
+    keys = {"use_adaptive_entropy": True, "entropy_target": 1e9, "entropy_coef_delta": 0.01, "entropy_coef_max": 1.0}
+    trainer = make_trainer(num_iterations=2, max_steps=3, **keys)
+    batches = record_results(trainer, "_generate_and_score_completions")
+    before = []
+    trainer.parts["keep"] = AtBoundary(lambda step: before.append(trainer._last_world_entropy))
+    for generated in (2, 4):
+        trainer.train()
+        assert before[generated - 2] == math.inf > before[generated - 1]
+        assert len(batches) == generated
+        assert [row["entropy_coef"] for row in metrics(trainer)] == pytest.approx([0.01, 0.02, 0.03])
+
+
 def test_a_request_that_came_too_late_is_none_of_the_next_training(run):
     trainer = run(beta=0.1, ref_reset_every=4, max_steps=3, num_iterations=1)
     trainer.request_reset(Reason("own", value=1.0, threshold=0.0, step=3))
@@ -471,8 +504,11 @@ class Interrupt(TrainerCallback):
 
     armed = True
 
+    def __init__(self, at=5):
+        self.at = at
+
     def on_substep_end(self, args, state, control, **kwargs):
-        if self.armed and state.global_step == 5:
+        if self.armed and state.global_step == self.at:
             self.armed = False
             raise RuntimeError("broken off")
 

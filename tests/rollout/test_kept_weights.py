@@ -139,6 +139,14 @@ def test_the_weights_under_an_adapter_stay_what_they_are(with_engine, tiny_model
     assert any(not torch.equal(engine.given[names[name]], before[name]) for name in under)
 
 
+def test_a_second_training_hands_its_weights_over_again(with_engine):
+    """The first has handed over those of step 0, from which its update has moved on."""
+    trainer, engine = with_engine(ProRLTrainer, lora=False, max_steps=1)
+    for _ in range(2):
+        trainer.train()
+    assert engine.is_current == [True, True]
+
+
 ADAPTERS = {
     "linear": {},
     "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
