@@ -46,12 +46,23 @@ ON = {"compact_generation": "on"}
 REGION = {"trust_region": "dppo_tv", "num_iterations": 2}
 MERGED = {"merge_micro_batches": "on", "gradient_accumulation_steps": 2}
 RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
+UNSCORED = [
+    {"eos_token_id": [5]},
+    {"do_sample": False},
+    {"num_beams": 2},
+    {"num_return_sequences": 2},
+    {"forced_eos_token_id": 5},
+    {"n": 2},
+    {"logprobs": 1},
+    {"seed": 1},
+]
 # Keys that contradict one another, and one of them left out or changed so that they do not.
 CONTRADICTIONS = [
     ({"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False}, {"kl_estimator": "k3"}),
     ({"beta_old": 0.1}, {"num_iterations": 2}),
     ({"beta_old": 0.1, "gradient_accumulation_steps": 2}, {"steps_per_generation": 4}),
     (IN_REWARD | {"beta_old": 0.1, "num_iterations": 2}, {"beta_old": 0.0}),
+    (IN_REWARD | {"beta": 0.1, "ref_compute": "naive_epoch"}, {"ref_compute": "cached"}),
     (IN_REWARD | {"advantage_estimator": None}, {"advantage_estimator": "rloo"}),
     (IN_REWARD | {"kl_clamp": 10.0}, {"kl_clamp": None}),
     (A | {"beta": 0.0}, {"beta": 0.1}),
@@ -77,6 +88,11 @@ CONTRADICTIONS = [
     (IN_VLLM | {"vllm_mode": "server"}, {"vllm_mode": "colocate"}),
     (IN_VLLM | {"vllm_enable_sleep_mode": True}, {"vllm_enable_sleep_mode": False}),
     ({"max_completion_length": None}, {"max_completion_length": 8}),
+    ({"generation_kwargs": {"temperature": 0.3}}, {"temperature": 0.3}),
+    ({"generation_kwargs": {"max_new_tokens": 600}}, {"max_completion_length": 600}),
+    ({"generation_kwargs": {"max_tokens": 600}}, {"max_completion_length": 1024}),  # a turn of a conversation
+    *(({"generation_kwargs": entry}, {"generation_kwargs": None}) for entry in UNSCORED),
+    ({"generation_kwargs": {"top_k": 5}, "use_vllm": True}, {"top_k": 5}),
     (ON | {"use_vllm": True}, {"compact_generation": "auto"}),
     (ON | {"use_transformers_continuous_batching": True}, {"compact_generation": "auto"}),
     (MERGED | {"loss_type": "bnpo"}, {"loss_type": "dapo"}),

@@ -28,6 +28,7 @@ def refuse_kl(args: "ProRLConfig") -> None:
     - `beta_old` if `gradient_accumulation_steps` is a multiple of `steps_per_generation` · `num_iterations`: every
       sample is used before an update, so the KL to π_old is 0.
     - `kl_in: reward` with `beta_old`: when a batch is sampled, the KL to π_old is 0.
+    - `kl_in: reward` with `ref_compute: naive_epoch` and `beta` > 0: the KL is needed when a batch is sampled.
     - `kl_in: reward` without `advantage_estimator`: TRL computes advantages before the KL is subtracted.
     """
     if args.anchored and args.kl_estimator == "k1" and not args.use_bias_correction_kl:
@@ -47,6 +48,11 @@ def refuse_kl(args: "ProRLConfig") -> None:
         raise ValueError(
             f"beta_old={args.beta_old} has no effect with kl_in='reward', because the KL to pi_old is 0 when a batch "
             "is sampled. Set kl_in: loss, or beta_old: 0."
+        )
+    if args.ref_compute == "naive_epoch" and args.beta != 0.0:
+        raise ValueError(
+            "ref_compute='naive_epoch' scores the reference in every pass, but kl_in='reward' needs it when a batch "
+            "is sampled. Set ref_compute: cached."
         )
     if args.advantage_estimator is None:
         raise ValueError(
@@ -153,12 +159,17 @@ def refuse_samples(args: "ProRLConfig") -> None:
       loaded.
     - `compact_generation: "on"` with `use_vllm` or `use_transformers_continuous_batching`: they are other samplers.
     - `max_completion_length: null`: transformers would sample 20 tokens.
+    - `generation_kwargs` with an entry by which completions are sampled, but neither scored nor cut: another
+      `temperature` than the key, more `max_new_tokens` (vLLM: `max_tokens`) than `max_completion_length`,
+      `eos_token_id`, `do_sample: false`, `num_beams`, `num_return_sequences`, `forced_bos_token_id`,
+      `forced_eos_token_id`, vLLM's `n`, `logprobs` and `seed`, and with vLLM another `top_p`, `top_k` or `min_p`.
     """
     rounds = args.dynamic_sampling_rounds
     if args.max_completion_length is None:
         raise ValueError(
             "max_completion_length=None would sample 20 tokens, the default of transformers. Set it to a number."
         )
+    _refuse_generation_kwargs(args)
     if args.num_generations == 1:
         _refuse_single_completions(args)
     sums = args.multi_objective_aggregation == "sum_then_normalize"
@@ -198,6 +209,52 @@ def refuse_samples(args: "ProRLConfig") -> None:
             f"use_transformers_continuous_batching={args.use_transformers_continuous_batching}. Set both to false, or "
             "compact_generation: auto."
         )
+
+
+EQUAL = "makes all completions of a prompt equal"
+SEVERAL = "samples several completions for each row, which has one. Remove it, and set num_generations."
+FORCED = "puts in a token that the policy did not choose. Remove it."
+# Entries of `generation_kwargs` that change how completions are sampled, but not how they are scored and cut: the value
+# that changes nothing, why another is refused, and the cure. For those below, TRL and we read a key.
+UNSCORED = {
+    "eos_token_id": (
+        None,
+        "ends completions at tokens at which TRL does not cut them, so padding would be trained. Remove it, and set "
+        "eos_token_id in the model's generation_config.json (in a script: model.generation_config.eos_token_id).",
+    ),
+    "do_sample": (True, f"{EQUAL}, so nothing is learned. Remove it."),
+    "num_beams": (1, "searches for likely completions, which are no samples of the policy. Remove it."),
+    "num_return_sequences": (1, SEVERAL),
+    "forced_bos_token_id": (None, FORCED),
+    "forced_eos_token_id": (None, FORCED),
+    "n": (1, SEVERAL),  # this and the next two are vLLM's
+    "logprobs": (0, "lets TRL take the likeliest token's log-probability for the sampled one's. Remove it."),
+    "seed": (None, f"{EQUAL} with vLLM, and has no effect without. Remove it: the key seed makes a run repeatable."),
+}
+KEY_OF = {
+    "temperature": "temperature",
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",  # vLLM's
+}
+TRUNCATIONS = ("top_p", "top_k", "min_p")  # with vLLM, whose log-probabilities they change
+
+
+def _refuse_generation_kwargs(args: "ProRLConfig") -> None:
+    keys = KEY_OF | (dict(zip(TRUNCATIONS, TRUNCATIONS, strict=True)) if args.use_vllm else {})
+    for name, value in (args.generation_kwargs or {}).items():
+        given = f"generation_kwargs={{{name!r}: {value!r}}}"
+        if name in UNSCORED and value != UNSCORED[name][0]:
+            raise ValueError(f"{given} {UNSCORED[name][1]}")
+        if name not in keys:
+            continue
+        key = keys[name]
+        own = getattr(args, key)
+        is_shorter = key == "max_completion_length" and isinstance(value, int) and value < own  # of a turn with tools
+        if value != own and not is_shorter:
+            raise ValueError(
+                f"{given} conflicts with {key}={own!r}, by which completions are scored and checked. Remove "
+                f"it, and set {key}: {value}."
+            )
 
 
 def _refuse_single_completions(args: "ProRLConfig") -> None:

@@ -100,7 +100,7 @@ def test_the_numbers_are_those_of_the_keys_set_by_hand(run, largest_difference, 
 
 WITH_DROPOUT = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)}
 EAGER = {"attn_implementation": "eager"}
-BEAMS = {"num_beams": 2, "do_sample": False}
+GUIDED = {"guidance_scale": 1.5}
 TWO_STEPS = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
 # Keys, what is not possible with them, and why.
 WHY = {
@@ -108,7 +108,7 @@ WHY = {
     "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "dropout rate of 0.1"),
     "other attention": ({"model_init_kwargs": EAGER}, "packing", "attn_implementation='eager'"),
     "an update in the first pass": (TWO_STEPS, "old_logps", "steps=1 is not a multiple of steps_per_gen"),
-    "another loop": ({"generation_kwargs": BEAMS}, "compact_generation", "beam search"),
+    "another loop": ({"generation_kwargs": GUIDED}, "compact_generation", "guidance_scale"),
 }
 
 

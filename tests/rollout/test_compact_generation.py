@@ -688,7 +688,7 @@ def test_what_is_quantised_or_no_lora_is_not_merged(tiny_model):
 @pytest.mark.parametrize(
     "keys, said",
     [
-        ({"num_beams": 2, "do_sample": False}, "beam"),
+        ({"prompt_lookup_num_tokens": 2}, "assisted"),
         ({"use_cache": False}, "use_cache"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
         ({"cache_implementation": "static"}, "cache_implementation"),
