@@ -411,7 +411,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
         which = "train_dataset" if self.model.training else "eval_dataset"
-        check_batch(inputs, which, self._reserved, needs_prompts=self.environment_factories is None)
+        check_batch(
+            inputs,
+            which,
+            self._reserved,
+            needs_prompts=self.environment_factories is None,
+            may_prefill=self.rollout_func is not None,
+        )
         if not self.model.training:
             return self._sample_evaluated(inputs)
         step = self.state.global_step

@@ -17,6 +17,7 @@ from trl_prorl.errors import InputError
 
 CHATS = [{"prompt": [{"role": "user", "content": f"say {i}"}]} for i in range(16)]
 TEXTS = [{"prompt": f"say {i}"} for i in range(16)]
+PREFILLED = [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "<think>"}]
 STREAM = {"accelerator_config": {"dispatch_batches": False}, "max_steps": 16}
 BAD = [
     (TEXTS, "", "no tokens"),
@@ -25,6 +26,7 @@ BAD = [
     (CHATS, None, "text, or messages"),
     (CHATS, [{"role": "user"}], "role and content"),
     (CHATS, [{"content": "say it"}], "role and content"),
+    (CHATS, PREFILLED, "ends with a message of the assistant"),
 ]
 ONLY_ARROW_REFUSES = [
     (CHATS, [{"role": "user", "content": 5}], "role and content"),
@@ -59,11 +61,25 @@ def test_a_bad_row_of_a_data_set_is_named_before_the_first_step(make_trainer, wh
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("rows, prompt, said", [BAD[0], *ONLY_ARROW_REFUSES])
+@pytest.mark.parametrize("rows, prompt, said", [BAD[0], BAD[-1], *ONLY_ARROW_REFUSES])
 def test_a_bad_row_of_a_stream_is_named_as_it_comes(make_trainer, rows, prompt, said):
     trainer = make_trainer(trainer_kwargs={"train_dataset": stream(with_row(rows, prompt))}, **STREAM)
     with pytest.raises(InputError, match=said):
         trainer.train()
+
+
+@pytest.mark.parametrize("source", [Dataset.from_list, stream])
+def test_a_rollout_function_may_begin_an_answer_itself(make_trainer, source):
+    seen = []
+
+    def rollout(prompts, trainer):
+        seen.extend(prompts)
+        ids = [[70, 71]] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[0.0, 0.0]] * len(prompts)}
+
+    given = {"train_dataset": source([{"prompt": PREFILLED}] * 16), "rollout_func": rollout}
+    make_trainer(trainer_kwargs=given, **STREAM | {"max_steps": 1}).train()
+    assert seen and all(prompt == PREFILLED for prompt in seen)
 
 
 def test_a_row_that_the_chat_template_refuses_is_named(make_trainer, tiny_model):

@@ -23,6 +23,23 @@ logger = logging.getLogger(__name__)
 LOAD_WHOLE = "Load it with trl_prorl.load_model(NAME, ADAPTER, is_trainable=True), which checks its keys."
 
 
+def refuse_leftover_layers(model: PreTrainedModel | str) -> None:
+    """
+    Raise `ValueError` for a model that is no [`~peft.PeftModel`], but has layers of an adapter: a new adapter would
+    mix with them, and references and files would lack them.
+    """
+    if isinstance(model, str):
+        return
+    for name, layer in model.named_modules():
+        if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            raise ValueError(
+                f"model={type(model).__name__} already contains layers of an adapter ({name}) and is not a PeftModel: "
+                "AutoModel loaded an adapter's folder, load_adapter was called, or an earlier trainer got the same "
+                "object. Load the base model anew; to train its adapter, pass PeftModel.from_pretrained(base, FOLDER, "
+                "is_trainable=True) without a peft_config, or merge it: docs/from-sft.md."
+            )
+
+
 def check_head(policy: PeftModel) -> None:
     """Raise `ValueError` for an adapter of the LM head, which TRL refuses later."""
     if isinstance(policy.get_output_embeddings(), BaseTunerLayer):

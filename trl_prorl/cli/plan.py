@@ -28,7 +28,7 @@ from ..run_folder import RunFolder
 from ..supported import FEATURES, check_adapters, check_distribution, check_options, check_quantisation
 from ..vocabulary import readable_files
 from ..weights import check_decoder, read_config, refuse_kernel, whole_weights
-from .adapters import check_head, check_loaded, check_room_to_grow, leave_out_towers
+from .adapters import check_head, check_loaded, check_room_to_grow, leave_out_towers, refuse_leftover_layers
 from .checks import (
     check_columns,
     check_measured,
@@ -157,6 +157,7 @@ def _check_adapters(model: PreTrainedModel | str, config: PeftConfig | None) -> 
     adapters = {} if config is None else {"peft_config": config}
     if not isinstance(model, PeftModel):
         check_adapters(adapters)
+        refuse_leftover_layers(model)
         return config
     check_adapters(adapters | dict(model.peft_config))
     check_head(model)
@@ -183,7 +184,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Ca
     if not has_environment:
         check_columns(rows)
     reserved = () if args.remove_unused_columns else reserved_names(functions, has_environment)
-    check_sets(named_sets(rows, evaluation), reserved)
+    check_sets(named_sets(rows, evaluation), reserved, may_prefill=given.get("rollout_func") is not None)
     if args.eval_strategy != "no":
         for which, evaluated in named_sets(None, evaluation).items():
             if isinstance(evaluated, Sized) and len(evaluated) == 0:

@@ -52,22 +52,22 @@ def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
     return sets
 
 
-def check_sets(sets: Mapping[str, Any], reserved: Collection[str]) -> None:
+def check_sets(sets: Mapping[str, Any], reserved: Collection[str], may_prefill: bool = False) -> None:
     """
     Raise `InputError` for a column or a prompt. [`check_batch`] checks streams and rows that are transformed when
-    read.
+    read. `may_prefill`: prompts may end with a message of the assistant, because a rollout function reads them.
 
     Raises:
         `InputError`: A column or a prompt is wrong.
     """
     for which, rows in sets.items():
         check_names(getattr(rows, "column_names", None) or (), which, reserved)
-        check_prompts(rows, which)
+        check_prompts(rows, which, may_prefill)
 
 
-def check_prompts(rows: Any, which: str) -> None:
+def check_prompts(rows: Any, which: str, may_prefill: bool = False) -> None:
     for index, prompt in prompts_of(rows):
-        _check_prompt(prompt, f"{which}, row {index}")
+        _check_prompt(prompt, f"{which}, row {index}", may_prefill)
 
 
 def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
@@ -78,10 +78,16 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
     yield from enumerate(prompt for part in parts for prompt in part["prompt"])
 
 
-def _check_prompt(prompt: Any, where: str) -> None:
+def _check_prompt(prompt: Any, where: str, may_prefill: bool) -> None:
     is_chat = isinstance(prompt, list) and prompt != [] and all(map(_is_message, prompt))
     if not isinstance(prompt, str) and not is_chat:
         raise InputError(f"{where}: prompt={short(prompt)} must be text, or messages with a role and content. {CURE}")
+    if is_chat and prompt[-1]["role"] == "assistant" and not may_prefill:
+        raise InputError(
+            f"{where}: prompt={short(prompt)} ends with a message of the assistant, which the chat template ends "
+            "before the completion begins. Put its text at the end of the chat template's generation prompt, or use "
+            "text prompts that end with it."
+        )
 
 
 def _is_message(message: Any) -> bool:
@@ -93,12 +99,18 @@ def _is_message(message: Any) -> bool:
     return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
 
 
-def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Collection[str], needs_prompts: bool) -> None:
+def check_batch(
+    rows: list[Mapping[str, Any]],
+    which: str,
+    reserved: Collection[str],
+    needs_prompts: bool,
+    may_prefill: bool = False,
+) -> None:
     """Raise `InputError` for rows as they are read, with unknown index."""
     check_names(rows[0], which, reserved)
     for row in rows:
         if "prompt" in row or needs_prompts:
-            _check_prompt(row.get("prompt"), f"a row of {which}")
+            _check_prompt(row.get("prompt"), f"a row of {which}", may_prefill)
     if len({isinstance(row.get("prompt"), str) for row in rows}) > 1:
         raise InputError(
             f"{which} mixes text prompts and lists of messages in one batch, for example "
