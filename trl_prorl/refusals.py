@@ -214,7 +214,7 @@ def refuse_samples(args: "ProRLConfig") -> None:
 EQUAL = "makes all completions of a prompt equal"
 SEVERAL = "samples several completions for each row, which has one. Remove it, and set num_generations."
 FORCED = "puts in a token that the policy did not choose. Remove it."
-# Entries of `generation_kwargs` that change how completions are sampled, but not how they are scored and cut: the value
+# Entries of `generation_kwargs` by which completions are sampled, but neither scored nor cut: the value
 # that changes nothing, why another is refused, and the cure. For those below, TRL and we read a key.
 UNSCORED = {
     "eos_token_id": (
