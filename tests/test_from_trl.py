@@ -111,7 +111,7 @@ def test_layers_of_an_adapter_without_a_peft_model_are_refused_with_a_cure(make_
 
 def test_a_recipe_and_a_resume_refuse_what_trl_has_left_and_say_where_to_read_on(make_trainer, of_trl):
     start = of_trl(True)
-    with pytest.raises(ValueError, match="only an adapter.*from-sft.md"):
+    with pytest.raises(ValueError, match="an adapter.*from-sft.md"):
         find_model(start)
     trainer = make_trainer(ProRLTrainer, **SAVED)
     with pytest.raises(ValueError, match="written by TRL's own trainer; its weights can start a new run.*From a TRL"):
