@@ -233,7 +233,8 @@ Models with learned positions get those of their tokens, which TRL does not pass
 
 ## Optimizers
 
-Any optimizer trains. An `optimizer_reset` needs one of these, or a subclass, that remembers what the
+Any optimizer trains, except schedule-free ones, which train other weights than those that they evaluate. An
+`optimizer_reset` needs one of these, or a subclass, that remembers what the
 [treatment](methods.md#adams-state) changes.
 
 {optimizers}

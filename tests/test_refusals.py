@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from trl_prorl import ProRLConfig
@@ -59,6 +60,7 @@ UNSCORED = [
 # Keys that contradict one another, and one of them left out or changed so that they do not.
 CONTRADICTIONS = [
     ({"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False}, {"kl_estimator": "k3"}),
+    ({"optim": "schedule_free_adamw"}, {"optim": "adamw_torch"}),
     ({"beta_old": 0.1}, {"num_iterations": 2}),
     ({"beta_old": 0.1, "gradient_accumulation_steps": 2}, {"steps_per_generation": 4}),
     (IN_REWARD | {"beta_old": 0.1, "num_iterations": 2}, {"beta_old": 0.0}),
@@ -139,6 +141,25 @@ def test_keys_that_contradict_one_another_are_refused_in_one_line(keys, cure):
     assert next(iter(cure)) in line
     assert "\n" not in line
     assert objection(**keys | cure) is None
+
+
+class ScheduleFree(torch.optim.SGD):
+    """As schedule-free optimizers do, it switches between the weights that it trains and their average."""
+
+    def train(self):
+        pass
+
+    def eval(self):
+        pass
+
+
+def test_an_optimizer_that_switches_weights_is_refused(make_trainer):
+    params = [torch.nn.Parameter(torch.zeros(1))]
+    with pytest.raises(ValueError, match="^optimizers: .*ScheduleFree.*AdamW") as refused:
+        make_trainer(model="no model is loaded", trainer_kwargs={"optimizers": (ScheduleFree(params), None)})
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="^model="):  # the next check
+        make_trainer(model="no model is loaded", trainer_kwargs={"optimizers": (torch.optim.SGD(params), None)})
 
 
 # A key that another one has to switch on, with a value.

@@ -365,6 +365,23 @@ def _refuse_trust_region(args: "ProRLConfig") -> None:
         )
 
 
+SWITCHES = (
+    "trains other weights than those that it evaluates, and switches between the two (schedule-free): samples, "
+    "references and checkpoints would not be those of the evaluations."
+)
+
+
+def refuse_optimizer(args: "ProRLConfig") -> None:
+    """
+    Check the optimizer:
+
+    - `optim: schedule_free_adamw` and its siblings: they train other weights than those that they evaluate, and a
+      checkpoint would have the former.
+    """
+    if args.optim.value.startswith("schedule_free"):
+        raise ValueError(f"optim={args.optim.value!r} {SWITCHES} Set optim: adamw_torch, or another optimizer.")
+
+
 def refuse_stop(args: "ProRLConfig") -> None:
     """
     Check the end of a run:
@@ -461,7 +478,16 @@ def refuse_unused(args: "ProRLConfig") -> None:
             need.check(name, value, vars(args))
 
 
-REFUSALS = (refuse_launcher, refuse_unused, refuse_kl, refuse_resets, refuse_samples, refuse_losses, refuse_stop)
+REFUSALS = (
+    refuse_launcher,
+    refuse_unused,
+    refuse_kl,
+    refuse_resets,
+    refuse_samples,
+    refuse_losses,
+    refuse_optimizer,
+    refuse_stop,
+)
 
 
 def check_device(args: Any) -> None:

@@ -20,9 +20,9 @@ from ..extras.vllm import RANKS, let_engine_take_adapters
 from ..files import check_contents
 from ..identity import changing_keys
 from ..keys import KEYS
-from ..optimizer import check_optimizer, check_optimizer_class, inner_of
+from ..optimizer import check_optimizer, check_optimizer_class, full_name, inner_of
 from ..reference import check_adapter
-from ..refusals import refuse_resets
+from ..refusals import SWITCHES, refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
 from ..run_folder import RunFolder
 from ..supported import FEATURES, check_adapters, check_distribution, check_options, check_quantisation
@@ -235,6 +235,11 @@ def _place(args: ProRLConfig) -> dict[str, Any]:
 
 
 def _check_optimizer(args: ProRLConfig, optimizer) -> None:
+    inner = inner_of(optimizer) if optimizer is not None else None
+    if callable(getattr(inner, "eval", None)):
+        raise ValueError(
+            f"optimizers: {full_name(type(inner))} {SWITCHES} Pass another optimizer, such as torch.optim.AdamW."
+        )
     if args.optimizer_reset == "keep":
         return
     if optimizer is not None:
