@@ -190,7 +190,9 @@ def complete_result(earlier: dict, result: dict) -> dict | None:
     Return the new content of `passk.json`, with the parts that only the earlier one has (`k` already includes its
     values); `None` if the earlier one was measured with other weights or another grader.
     """
-    if any(earlier.get(key) != result.get(key) for key in ("step", *VERSIONS)):
+    if earlier.get("step") != result["step"]:
+        return None
+    if any(earlier[key] != result[key] for key in VERSIONS if key in earlier and key in result):
         return None
     if any(earlier[side]["correct"] != result[side]["correct"] for side in SIDES):
         return None
