@@ -627,15 +627,20 @@ def _checkpoint_after(last: Mapping[str, Any], newest: Path) -> Path:
     step = step_of(newest)
     if step <= last["step_applied"]:
         return newest
-    state = read_state(newest)["parts"].get("rollback", {})
-    if state.get("known", 0) < last["rollbacks"]:
+    if known_rollbacks(newest) < last["rollbacks"]:
         return newest.with_name(last["checkpoint"])
     return newest
 
 
-def last_rollback(run_dir: Path) -> dict[str, Any] | None:
+def known_rollbacks(checkpoint: Path) -> int:
+    """Return the number of roll-backs in a checkpoint's learning rate."""
+    return read_state(checkpoint)["parts"].get("rollback", {}).get("known", 0)
+
+
+def last_rollback(run_dir: Path, to: str | None = None) -> dict[str, Any] | None:
+    """Return a run's last roll-back, or the last one `to` a checkpoint of this name; `None` without one."""
     for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
-        if event["event"] == ROLLBACK:
+        if event["event"] == ROLLBACK and to in (None, event.get("checkpoint")):
             return event
     return None
 

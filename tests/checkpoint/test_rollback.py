@@ -125,6 +125,38 @@ def test_a_resume_with_a_changed_key_keeps_the_lower_rate(make_trainer):
     assert {group["lr"] for group in again.optimizer.param_groups} == {first / 2}
 
 
+@pytest.mark.parametrize("changed", [{}, {"allow_config_change": True, "entropy_floor": 1e-9}])
+@pytest.mark.parametrize("step", [4, 8])  # the one that it went back to, and one at the lower rate
+def test_in_another_folder_it_is_the_same_run(make_trainer, resume, largest_difference, step, changed):
+    keys = {**ARMS["a schedule"], **SAVES, "rollback": 1, "rollback_rate": 0.5}
+    trainer = make_trainer(**keys)
+    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.train()
+    there = resume(trainer, step, **keys, **changed)
+    assert [row["lr"] for row in rows(there)] == [row["lr"] for row in rows(trainer)][step:]
+    assert largest_difference(trainer, there) == 0.0
+
+
+def test_in_another_folder_the_count_goes_on(make_trainer):
+    trainer = make_trainer(**SAVES, rollback=2)
+    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.train()
+    for most, found in ((1, []), (2, [(2, 0.25)])):
+        there = make_trainer(**SAVES | {"save_steps": 2}, rollback=most, allow_config_change=True)
+        there.parts["fault"] = Fault(11, last_good=10)
+        there.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-8")))
+        assert [(event["rollbacks"], event["rate_factor"]) for event in events(there, "rollback")] == found
+
+
+def test_back_to_a_checkpoint_from_before_the_key_was_set_the_rate_is_lower(run, make_trainer):
+    before = run(**SAVES)
+    trainer = make_trainer(**SAVES, rollback=1, allow_config_change=True, output_dir=before.args.output_dir)
+    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.train(resume_from_checkpoint=str(Path(before.args.output_dir, "checkpoint-4")))
+    first, *_ = rates = [row["lr"] for row in rows(trainer)]
+    assert rates == [first] * 4 + [first / 2] * 8
+
+
 @pytest.mark.parametrize("faults, times, end", [([(6, 6), (7, 7)], 1, 7), ([(6, 3)], 0, 6)])
 def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, faults, times, end):
     trainer = make_trainer(**SAVES, rollback=1)

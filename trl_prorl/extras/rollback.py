@@ -5,7 +5,7 @@ Roll-back: a run that collapses continues from its last good checkpoint, at a lo
     2. plan          `Rollback.plan` names the checkpoint to continue from; without one, the run ends.
     3. events.jsonl  The event `rollback` is written, and synchronised to disk.
     4. resume        Newer checkpoints are renamed, log files trimmed.
-    5. lower rate    `load_state_dict` multiplies the rate once for each roll-back that the checkpoint lacks.
+    5. lower rate    `load` multiplies the rate once for each roll-back that the checkpoint lacks.
 
 The event is authoritative: after a kill before 3 nothing has happened; after it `checkpoint_after_rollback` repeats 4.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..checkpoint import last_rollback
+from ..checkpoint import known_rollbacks, last_rollback
 from ..checkpoint_files import unusable_reason
 from ..run_files import REWARD_COLLAPSE, ROLLBACK
 from ..run_folder import steps_of
@@ -24,8 +24,9 @@ from ..watch import Alarm, Reason
 from .collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 
 
-def count_rollbacks(run_dir: Path) -> int:
-    last = last_rollback(run_dir)
+def count_rollbacks(run_dir: Path, to: str | None = None) -> int:
+    """Return the number of the last roll-back in a folder's `events.jsonl`, or of the last one `to` a checkpoint."""
+    last = last_rollback(run_dir, to)
     return last["rollbacks"] if last is not None else 0
 
 
@@ -75,11 +76,10 @@ class Rollback(Alarm):
         Return the event that names the newest complete checkpoint no newer than `last_good`; `None` without one, or
         after the last allowed roll-back.
         """
-        made = count_rollbacks(self.find_run_dir())
         steps = steps_of(self.find_run_dir())
         good = sorted((path for path in steps if steps[path] <= event["last_good"]), key=steps.get, reverse=True)
         checkpoint = next((path for path in good if unusable_reason(path) is None), None)
-        if made >= self.max_rollbacks or checkpoint is None:
+        if self.known >= self.max_rollbacks or checkpoint is None:
             return None
         return {
             "event": ROLLBACK,
@@ -87,18 +87,25 @@ class Rollback(Alarm):
             "step_applied": steps[checkpoint],
             "reason": event["event"],
             "checkpoint": checkpoint.name,
-            "rollbacks": made + 1,
-            "rate_factor": self.factor ** (made + 1),
+            "rollbacks": self.known + 1,
+            "rate_factor": self.factor ** (self.known + 1),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        super().load_state_dict(state, changed)
-        made = count_rollbacks(self.find_run_dir())
-        in_the_rate = 0 if changed else self.known  # a changed rate is the configuration's, without any factor
-        factor = self.factor ** (made - in_the_rate)
-        self.known = made
+    def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
+        """
+        Lower the rate. In another folder than its run's, a checkpoint has the roll-backs that it knows, and those to
+        it; one from before `rollback` was set knows none.
+        """
+        known = known_rollbacks(folder)
+        here = count_rollbacks(self.find_run_dir())
+        self.known = max(known, here, count_rollbacks(folder.parent, folder.name))
+        in_the_rate = 0 if changed else known  # a changed rate is the configuration's, without any factor
+        factor = self.factor ** (self.known - in_the_rate)
         for group in self.optimizer.param_groups:
             group["lr"] *= factor
             group["initial_lr"] *= factor
         self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
         self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "known": self.known}, changed)
