@@ -17,6 +17,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
+from trl_prorl.supported import UNGROUPED
 from trl_prorl.watch import GUARD_WINDOW
 
 
@@ -86,6 +87,8 @@ def above(column: str, limit: float, steps: int, evidence: str) -> Callable[[Rec
 
 
 def no_signal(run: RecordedRun) -> Found | None:
+    if run.config.get("advantage_estimator") in UNGROUPED:  # equal rewards of a group give a gradient, too
+        return None
     share = unsolved(run, average(run, "frac_reward_zero_std", LONG))
     return first(share[share >= ALL_EQUAL], "in {:.0%} of the groups all completions got the same reward")
 
@@ -101,13 +104,17 @@ def apart(run: RecordedRun) -> Found | None:
 def rate_too_high(run: RecordedRun) -> Found | None:
     clipped = average(run, "clip_region_mean", SHORT)
     found = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
+    if found or run.lowers_reward:
+        return found
     reward = average(run, "reward", LONG)  # the best of many short averages is luck
     best = reward.cummax()
     fallen = reward[(best > 0) & (reward < COLLAPSED * best)]
-    return found or first(fallen, "the reward fell below half of its best, to {:.2g}")
+    return first(fallen, "the reward fell below half of its best, to {:.2g}")
 
 
 def hacked(run: RecordedRun) -> Found | None:
+    if run.config.get("length_off"):  # the reward rises when the penalty ends
+        return None
     accuracy = average(run, "accuracy", GUARD_WINDOW)
     reward = average(run, "reward", GUARD_WINDOW)
     best = accuracy.cummax()
@@ -142,7 +149,7 @@ def too_strong(run: RecordedRun) -> Found | None:
     held = distance[(distance < HELD) & (penalty >= HOLDS)]
     if len(held):
         return first(held, "the KL term is 0.01 or more at a KL of {:.1g} nats per token: it holds the policy")
-    if len(penalty) < LONG or gain(run) >= GAIN:
+    if len(penalty) < LONG or gain(run) >= GAIN or run.lowers_reward:
         return None
     return first(penalty[penalty >= STRONG], "the KL term is {:.2g}, and the reward has not risen")
 

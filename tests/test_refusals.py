@@ -1,5 +1,6 @@
 """Bad configurations are refused at once, in a line that names key, value and cure."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -126,6 +127,8 @@ CONTRADICTIONS = [
     ({"rollback": 2, "save_strategy": "no"}, {"save_strategy": "steps"}),
     ({"rollback": 2, "save_only_model": True}, {"save_only_model": False}),
     (EVALUATED | {"rollback": 2, "lr_scheduler_type": "greedy"}, {"rollback": 0}),
+    ({"rollback": 2, "prompt_pool": True}, {"prompt_pool": False}),
+    ({"rollback": 2, "elastic_reset_every": 4}, {"rollback": 0}),
     ({"stop_stall": 2}, EVALUATED),
     (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),
@@ -276,6 +279,52 @@ def test_what_a_recipe_says_beside_the_configuration_is_checked_as_it_is_read(tm
         parse_recipe(["--config", str(path)])
     if value == 9:  # a length of the longest completion is taken
         assert getattr(parse_recipe(["--config", str(path), "--max_completion_length", "9"])[0], name) == 9
+
+
+SWITCHED = {"length_reward": "cosine", "length_on": 2, "length_off": 4}
+
+
+def objection_to_lengths(**keys):
+    """As of a recipe with a length reward that is switched."""
+    task = TaskArguments(**SWITCHED | {key: value for key, value in keys.items() if key in TASK_KEYS})
+    args = config(**{key: value for key, value in keys.items() if key not in TASK_KEYS})
+    return objection(lambda: task.check_lengths(args))
+
+
+@pytest.mark.parametrize(
+    ("keys", "cure"),
+    [
+        ({"rollback": 1}, {"rollback": 0}),
+        ({"guard_gap": 0.1}, {"guard_gap": None}),
+        ({"ref_reset_metric": "eval_reward", "stop_stall": 2, **EVALUATED}, {"ref_reset_metric": "eval_pass@1"}),
+    ],
+)
+def test_a_watch_of_a_reward_that_is_switched_off_and_on_is_refused(keys, cure):
+    name, value = next(iter(keys.items()))
+    line = objection_to_lengths(**keys)
+    assert line.startswith(f"{name}={value!r}")
+    assert "\n" not in line
+    assert objection_to_lengths(**keys, length_off=0, length_on=1) is None
+    assert objection_to_lengths(**keys | cure) is None
+
+
+def test_a_length_reward_is_switched_only_between_generation_batches():
+    """Refused are periods with which a micro-batch of a step with the penalty has a batch without, or the reverse."""
+    taken = set()
+    for accumulation, per_generation, iterations in itertools.product((1, 2, 4), (1, 2, 3, 4, 5), (1, 2)):
+        every = per_generation * iterations
+        for on, off in itertools.product(range(1, 6), range(1, 6)):
+            is_right = True
+            for micro_batch in range(accumulation * (on + off) * every * 2):
+                sampled_at = micro_batch // every * every // accumulation
+                is_on = [step % (on + off) < on for step in (sampled_at, micro_batch // accumulation)]
+                is_right &= is_on[0] == is_on[1]
+            schedule = dict(zip(OF_A_GENERATION, (accumulation, per_generation, iterations), strict=False))
+            line = objection_to_lengths(length_on=on, length_off=off, **schedule)
+            assert (line is None) is is_right, (schedule, on, off)
+            assert is_right or line.startswith(("length_on=", "length_off=")), line
+            taken.add(is_right)
+    assert taken == {True, False}
 
 
 OF_A_GENERATION = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "reuse_old_logps")

@@ -25,7 +25,7 @@ import math
 import torch
 from trl.trainer.utils import nanstd
 
-from .supported import ADVANTAGES
+from .supported import ADVANTAGES, UNGROUPED
 
 
 EPSILON = 1e-4  # added by TRL to every standard deviation
@@ -96,7 +96,6 @@ FUNCTIONS = (
 )
 ESTIMATORS = dict(zip(ADVANTAGES, FUNCTIONS, strict=True))
 OVER_BATCH = tuple(name for name, estimator in ADVANTAGES.items() if estimator.over_batch)
-UNGROUPED = tuple(name for name, estimator in ADVANTAGES.items() if not estimator.by_group)
 
 
 def estimate(

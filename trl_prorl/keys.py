@@ -455,7 +455,7 @@ class ProlongedKeys:
             Detect reward hacking: fires when accuracy has fallen by more than this from its highest value, while the
             reward is no lower than it was then. `accuracy` is the share of completions accepted by the task's `verify`
             or a reward function's `batch_verifier`. Both are averages over 40 optimizer steps, so the run must be
-            longer. `None`: off.
+            longer. Does not work with `length_off`. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
             Action of `guard_gap`: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (also request a reset
             of the reference) or `"stop"` (end the run, with a checkpoint).
@@ -464,7 +464,7 @@ class ProlongedKeys:
             then the run stops. A collapse is a mean reward of the last 10 % of the steps (at least 10) below half of
             the best mean of 10 steps; or a stop by `nonfinite: stop`, `entropy_stop` or `guard_gap_action: stop`. A
             reward function that raises an error or times out ends the run. Needs checkpoints that can be resumed, and
-            a single process. 0: off.
+            a single process. Does not work with `length_off`. 0: off.
         rollback_rate (`float`, *optional*, defaults to `0.5`):
             Factor on the learning rate at each roll-back.
         stop_stall (`int`, *optional*, defaults to `0`):
@@ -614,7 +614,8 @@ class TaskKeys:
         length_on (`int`, *optional*, defaults to `1`):
             Optimizer steps with `length_reward: cosine`, before `length_off` steps without it; then it repeats.
         length_off (`int`, *optional*, defaults to `0`):
-            Optimizer steps without `length_reward: cosine` in between. 0: always on.
+            Optimizer steps without `length_reward: cosine` in between. Each generation batch is either with it or
+            without, so this and `length_on` must be multiples of the steps for which a batch is used. 0: always on.
         length_target (`int`, *optional*):
             Target length of `length_reward: target`, in tokens. Required.
         length_cost (`float`, *optional*, defaults to `0.0003`):
@@ -658,6 +659,9 @@ KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.changes is Effect.RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
+# Keys with which the mean reward also falls when nothing is wrong: solved prompts rest, an Elastic Reset takes the
+# policy back, a penalty returns. Rewards of different steps are then no measure of the policy.
+LOWER_THE_REWARD = ("prompt_pool", "elastic_reset_every", "length_off")
 # our keys with the values on and off, which YAML reads as true and false
 BARE_WORDS = tuple(name for name, key in KEYS.items() if "off" in key.choices)
 # Keys of TRL and transformers that change no result: paths, display, uploads and timeouts. Model and data are compared

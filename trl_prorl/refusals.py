@@ -11,7 +11,7 @@ import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .advantages import UNGROUPED
-from .keys import TRIGGER_KEYS, Key, Requirement, Values, check_values
+from .keys import LOWER_THE_REWARD, TRIGGER_KEYS, Key, Requirement, Values, check_values
 from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, PATH_DEPENDENT_SCHEDULES, SCHEDULES
 from .treatments import TREATMENTS
 
@@ -301,6 +301,7 @@ def refuse_losses(args: "ProRLConfig") -> None:
     - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler already skips steps.
     - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
     - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
+    - `rollback` with `prompt_pool` or `elastic_reset_every`: the reward also falls without a collapse.
     """
     for name, listed in (("loss_type", LOSS_TYPES), ("importance_sampling_level", IMPORTANCE_LEVELS)):
         if getattr(args, name) not in listed:
@@ -340,6 +341,12 @@ def refuse_losses(args: "ProRLConfig") -> None:
             f"rollback={args.rollback} lowers the learning rate, but lr_scheduler_type="
             f"{args.lr_scheduler_type.value!r} sets it itself. Set lr_scheduler_type: constant, or another schedule."
         )
+    for key in LOWER_THE_REWARD:
+        if args.rollback and getattr(args, key, None):  # those of a recipe: see `check_lengths` in cli/recipe.py
+            raise ValueError(
+                f"rollback={args.rollback} takes a fall of the reward for a collapse, but with {key}="
+                f"{getattr(args, key)} the reward also falls without one. Remove rollback or {key}."
+            )
 
 
 def _refuse_trust_region(args: "ProRLConfig") -> None:

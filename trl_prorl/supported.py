@@ -172,6 +172,7 @@ ADVANTAGES = {
     "max": Advantage(),
     "best_of_group": Advantage(),
 }
+UNGROUPED = tuple(name for name, estimator in ADVANTAGES.items() if not estimator.by_group)
 
 # ------------------------------------------------------------------------------------------- optimizers and schedules
 

@@ -112,11 +112,13 @@ def spikes(run: RecordedRun, key: str, rule: SpikeRule) -> pd.Series | None:
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
     Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
-    smoothed reward, or a value was not finite; `None` if neither is known. If the best reward is not positive, only
-    non-finite values count.
+    smoothed reward, or a value was not finite; `None` if neither is known. If the best reward is not positive, or a
+    key lowers the reward of a run that has not collapsed, only non-finite values count.
     """
     if run.event_steps(NONFINITE):
         return True
+    if run.lowers_reward:
+        return None
     reward = run.measured("reward")
     share = None if reward is None else end_by_best(reward)
     return None if share is None else share < COLLAPSE_SHARE

@@ -20,6 +20,7 @@ from trl_prorl.eval.analysis.stability import (
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, mean_cell, table_of
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
+from trl_prorl.keys import LOWER_THE_REWARD
 
 
 PERFORMANCE = "Performance, held-out"
@@ -91,7 +92,8 @@ COLUMNS = [
         _collapsed_cell,
         f"**collapsed**: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
         f"is below {COLLAPSE_SHARE:g} of the best mean over {SMOOTHING_STEPS} steps, or with a loss or gradient that "
-        "was not finite; of the runs that measured it.",
+        "was not finite; of the runs that measured it. Keys that lower the reward by themselves "
+        f"({', '.join(LOWER_THE_REWARD)}) leave it open.",
         STABILITY,
     ),
     Column(

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trl_prorl.errors import InputError
+from trl_prorl.keys import LOWER_THE_REWARD
 from trl_prorl.provenance import describe_evaluation
 from trl_prorl.run_files import has_weights_of, step_of_evaluation
 from trl_prorl.text import visible
@@ -89,6 +90,11 @@ class RecordedRun:
     def can_be_evaluated(self) -> bool:
         """Whether `passk` finds the task in `config.yaml`; the run of a script has none, and needs a plugin."""
         return bool(self.config.get("task"))
+
+    @property
+    def lowers_reward(self) -> bool:
+        """Whether one of its keys lowers the reward, also of a policy that is no worse."""
+        return any(self.config.get(key) for key in LOWER_THE_REWARD)
 
     @property
     def model(self) -> str | None:

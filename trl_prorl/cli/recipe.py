@@ -3,6 +3,7 @@ Parse a recipe into the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelC
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,8 +59,14 @@ class TaskArguments(TaskKeys, ScriptArguments):
     def _length_key(self) -> str | None:
         return NEEDED_LENGTHS.get(self.length_reward)
 
-    def check_lengths(self, max_completion_length: int | None) -> None:
-        """Raise an error if the length reward needs completions longer than `max_completion_length`."""
+    def check_lengths(self, args: ProRLConfig) -> None:
+        """
+        Raise an error if the length reward needs completions longer than `max_completion_length`, or is switched where
+        it cannot be, or beside a watch of the reward.
+        """
+        if self.length_off:
+            self._check_switching(args)
+        max_completion_length = args.max_completion_length
         name = self._length_key()
         if name is None or max_completion_length is None:
             return
@@ -69,6 +76,26 @@ class TaskArguments(TaskKeys, ScriptArguments):
                 f"{name}={length} exceeds max_completion_length={max_completion_length}: no completion can reach it. "
                 f"Lower {name}, or raise max_completion_length."
             )
+
+    def _check_switching(self, args: ProRLConfig) -> None:
+        steps = args.generate_every // math.gcd(args.generate_every, args.gradient_accumulation_steps)
+        for name in ("length_on", "length_off"):
+            value = getattr(self, name)
+            if value % steps:
+                raise ValueError(
+                    f"{name}={value} is no multiple of {steps}, the optimizer steps after which a batch is generated "
+                    f"({args.schedule}): a batch is either with the length reward or without. Set {name}: "
+                    f"{math.ceil(value / steps) * steps}."
+                )
+        watches = {"rollback": "remove rollback", "guard_gap": "remove guard_gap"}
+        if args.watches_metric and args.ref_reset_metric == "eval_reward":
+            watches["ref_reset_metric"] = "set ref_reset_metric: eval_pass@1"
+        for name, cure in watches.items():
+            if getattr(args, name):
+                raise ValueError(
+                    f"{name}={getattr(args, name)!r} compares rewards of different steps, between which length_off="
+                    f"{self.length_off} switches the length reward. Remove length_on and length_off, or {cure}."
+                )
 
     def make_task(self):
         """Return the task; `dataset_name` is its `path`."""
@@ -228,5 +255,5 @@ def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConf
         args.precision_reason = parser.precision.recorded
         if args.process_index == 0:
             print(parser.precision.line, file=sys.stderr)
-    task_args.check_lengths(args.max_completion_length)
+    task_args.check_lengths(args)
     return task_args, args, model_args

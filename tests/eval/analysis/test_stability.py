@@ -12,6 +12,7 @@ from trl_prorl.eval.analysis.stability import (
     find_spikes,
     neighbour_medians,
 )
+from trl_prorl.keys import LOWER_THE_REWARD
 
 
 @pytest.fixture
@@ -35,6 +36,8 @@ def ends_at(last):
         (True, {"steps": 20, "reward": lambda step: 0.3 * (step <= 10)}),
         (None, {"reward": lambda step: -float(step)}),  # no half of a negative reward
         (None, {"events": None}),  # no reward, no events
+        *((None, {"reward": ends_at(0.1), "config": {key: 4}}) for key in LOWER_THE_REWARD),
+        (False, {"reward": ends_at(0.5), "config": {"length_off": 0}}),
         (False, {"reward": 0.5, "events": [{"event": "reset", "step_applied": 3}]}),
         (True, {"reward": 0.5, "events": [{"event": "nonfinite", "step_requested": 3, "step_applied": 3}]}),
     ],

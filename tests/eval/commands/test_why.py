@@ -1,8 +1,11 @@
 """Which cause of trouble is named, from rows that show one."""
 
 import pytest
+import torch
 
+from trl_prorl.advantages import ESTIMATORS, estimate
 from trl_prorl.eval.why import RULES, explain, find_causes, main
+from trl_prorl.keys import LOWER_THE_REWARD
 
 
 HEALTHY = {
@@ -88,3 +91,30 @@ def test_columns_that_are_missing_name_nothing(read_run):
     run = read_run("plain", steps=100, reward=0.5)
     assert find_causes(run) == []
     assert explain(run)
+
+
+FALLEN = {"reward": lambda step: 0.5 if step <= 50 else 0.2, "accuracy": 0.2}
+
+
+@pytest.mark.parametrize("key", [None, *LOWER_THE_REWARD])
+def test_a_reward_that_a_key_lowers_names_no_cause(read_run, key):
+    run = read_run("control", steps=100, **HEALTHY | FALLEN | {"config": {"learning_rate": 1e-4, key: 4}})
+    causes = {rule.cause for rule, _ in find_causes(run)}
+    assert causes == (set() if key else {"learning rate too high", "KL too strong"})
+
+
+@pytest.mark.parametrize("length_off", [0, 4])
+def test_a_penalty_that_ends_is_no_reward_hacking(read_run, length_off):
+    sign, _ = SIGNS["reward hacking"]
+    run = read_run(
+        "control", steps=100, **HEALTHY | sign | {"config": {"learning_rate": 1e-4, "length_off": length_off}}
+    )
+    assert bool(find_causes(run)) is (length_off == 0)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_groups_of_equal_rewards_are_no_signal_if_all_their_advantages_are_0(read_run, estimator):
+    advantages = estimate(torch.tensor([1.0, 1.0, 0.0, 0.0]), group_size=2, estimator=estimator)
+    config = {"learning_rate": 1e-4, "advantage_estimator": estimator}
+    run = read_run("control", steps=100, **HEALTHY | {"frac_reward_zero_std": 1.0, "config": config})
+    assert bool(find_causes(run)) is not advantages.any().item()
