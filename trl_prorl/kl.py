@@ -255,7 +255,7 @@ class Anchors(Part):
     def begin(self) -> None:
         for anchor in self:
             anchor.begin()
-        self._kl_since_generation: list[float] = []
+        self._kl_since_generation: list[float | None] = []  # by optimizer step; `None` if not measured
 
     def __getitem__(self, name: str) -> Anchor:
         return self.by_name[name]
@@ -342,19 +342,23 @@ class Anchors(Part):
 
     def on_row(self, step: int, row: Mapping[str, float]) -> None:
         primary = self.primary
-        if primary is not None and primary.kl_key in row:
-            self._kl_since_generation.append(row[primary.kl_key])
+        if primary is not None:
+            self._kl_since_generation.append(row.get(primary.kl_key))
 
     def on_generation(self, step: int) -> None:
         """Move the primary anchor's coefficient towards `kl_target`, if set."""
-        values = self._kl_since_generation
-        self._kl_since_generation = []
-        if self.args.kl_target is None or not values:
+        if self.args.kl_target is None:
+            self._kl_since_generation = []
             return
+        values = [kl for kl in self._kl_since_generation if kl is not None]
+        if not values:
+            return  # `base_anchor_every`: these steps count when the KL is next measured
         mean = sum(values) / len(values)
+        steps = len(self._kl_since_generation)
+        self._kl_since_generation = []
         primary = self.primary
         primary.coefficient = next_coefficient(
-            primary.coefficient, mean, self.args.kl_target, len(values), self.args.kl_horizon
+            primary.coefficient, mean, self.args.kl_target, steps, self.args.kl_horizon
         )
 
     def state_dict(self) -> dict[str, Any]:

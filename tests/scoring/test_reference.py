@@ -163,6 +163,19 @@ def test_the_active_anchor_follows_its_own_kl(run, name, measure):
     assert getattr(trainer.args, name) == 0.5
 
 
+def test_steps_without_a_measured_kl_count_for_the_horizon(run, resume):
+    """π_base scores every third generation of two steps, which each have a KL."""
+    keys = {"kl_target": 1e-6, "kl_horizon": 20, "beta_base": 0.5, "base_anchor_every": 3, "max_steps": 14}
+    trainer = run(**keys, save_strategy="steps", save_steps=3)
+    found = [row["beta"] for row in read_rows(trainer)]
+    first = 0.5 * (1 + 0.2 * 2 / 20)
+    second = first * (1 + 0.2 * 6 / 20)
+    assert found == pytest.approx([0.5] * 2 + [first] * 6 + [second] * 6)
+    for step in (3, 6):
+        again = read_rows(resume(trainer, step, **keys))
+        assert [row["beta"] for row in again] == found[-len(again) :]
+
+
 def elastic_resets(values, ema, dtype=torch.float32):
     """The part for a policy of one parameter, with a reset at every step."""
     policy = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor(values, dtype=dtype))})
