@@ -89,11 +89,12 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
     memory = memory_of(cls, momentum, beta1)
     treatment = treatment_of(mode)
     name = full_name(cls)
-    if treatment.changes and not treatment.changes & memory:
+    forgets = find_optimizer(cls).endswith("Adafactor") and treatment.clears_step and treatment.second != 0.0
+    if forgets or treatment.changes and not treatment.changes & memory:
         what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
         why = f"but {name} has none, so nothing would be reset"
-        if treatment.changes == {"step"} and find_optimizer(cls).endswith("Adafactor"):
-            why = f"but {name} forgets its second moment when that is 0, so this would be the same as hard"
+        if forgets:
+            why = f"but {name} forgets its second moment when the step count is 0, as with hard"
         useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
         raise ValueError(
             f"optimizer_reset={mode!r} resets {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "

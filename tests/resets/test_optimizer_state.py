@@ -234,6 +234,22 @@ def test_each_optimizer_of_the_list_is_treated_or_refused_by_what_it_remembers(n
         )
 
 
+@pytest.mark.parametrize("first", [1, 0.5, 0])
+@pytest.mark.parametrize("name", [name for name, optimizer in OPTIMIZERS.items() if "second" in optimizer.memory])
+def test_a_factor_on_the_second_moment_with_the_step_count_cleared_is_refused_or_counts(name, first):
+    """Adafactor's first update forgets the second moment, whatever it was."""
+    updates = []
+    for second in (0.5, 0):
+        optimizer, param = optimizer_named(name)
+        mode = f"scale({first}, {second}, step)"
+        is_lost = name.endswith("Adafactor") and second
+        with pytest.raises(ValueError, match="forgets its second moment") if is_lost else nullcontext():
+            check_optimizer(optimizer, mode)
+        reset_optimizer(optimizer, mode)
+        updates.append(update_after(param, optimizer, 3.0))
+    assert (updates[0] == updates[1]) == name.endswith("Adafactor")
+
+
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])
 def test_alpha_outside_its_range_is_refused(alpha):
     with pytest.raises(ValueError, match="optimizer_reset_alpha"):
