@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate.utils import gather_object
 
-from .advantages import OVER_BATCH, UNGROUPED, all_equal, estimate
+from .advantages import OVER_BATCH, ROUNDING, UNGROUPED, all_equal, estimate
 from .meter import Means
 
 
@@ -131,8 +131,8 @@ class RolloutResult:
 
     def measurements(self) -> dict[str, float]:
         """
-        Return entries of `metrics.jsonl`. Without a verifier, a completion with a reward of 1 by the task's first
-        function is correct.
+        Return entries of `metrics.jsonl`. Without a verifier, a completion with a reward of 1 by the first function
+        is correct. A task that the first function leaves to another has no entry.
         """
         first = self.rewards[:, 0]
         values = {}
@@ -331,13 +331,18 @@ def rows_of_equal_groups(result: RolloutResult, weights: torch.Tensor, aggregati
 def groups_without_signal(
     rewards: torch.Tensor, group_size: int, weights: torch.Tensor, aggregation: str
 ) -> torch.Tensor:
+    """Return whether the [`compared_rewards`] of each group are equal, `(N / G,)`."""
+    return all_equal(compared_rewards(rewards, group_size, weights, aggregation).view(-1, group_size))
+
+
+def compared_rewards(rewards: torch.Tensor, group_size: int, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
     """
-    Return whether the rewards `(N, F)` of each group are equal, as TRL's `multi_objective_aggregation` compares them:
-    `(N / G,)`.
+    Combine rewards `(N, F)` to the `(N,)` that TRL's `multi_objective_aggregation` compares within a group. With
+    `"normalize_then_sum"` they are sums of advantages, so they are 0 in a group whose rewards cancel out.
     """
     if aggregation == "sum_then_normalize":
-        columns = [weighted_sum(rewards, weights)]
-    else:  # each is centred separately
-        columns = rewards.unbind(dim=1)
-    equal = [all_equal(column.view(-1, group_size)) for column in columns]
-    return torch.stack(equal).all(dim=0)
+        return weighted_sum(rewards, weights)
+    weights = weights.to(rewards.device)
+    normalized = [estimate(column, group_size, "group_normalized") for column in rewards.unbind(dim=1)]
+    combined = (torch.stack(normalized, dim=1) * weights).sum(dim=1)
+    return combined.masked_fill(combined.abs() <= ROUNDING * weights.abs().sum(), 0.0)

@@ -186,6 +186,38 @@ def test_groups_of_equal_rewards(run, keys):
     assert shares[-1] == last
 
 
+def half(completions, **columns):
+    return [place / 7 if place % 8 > 3 else 0.0 for place in range(len(completions))]  # equal in every second group
+
+
+def rarely(completions, **columns):
+    return [None if place % 3 else float(place % 4) for place in range(len(completions))]
+
+
+def opposed(completions, **columns):
+    return [1.0 - reward for reward in half(completions)]  # up to rounding
+
+
+@pytest.mark.parametrize(
+    "rewards, weights, share",
+    [
+        ([half, rarely], [0.0, 1.0], None),
+        ([half, rarely], [1.0, 0.0], 0.5),
+        ([half, opposed], [0.3, 0.3], 1.0),
+        ([half, opposed], [0.3, 0.2], 0.5),
+        ([half, vowels], [0.0, 0.0], 1.0),
+    ],
+)
+def test_a_group_without_signal_is_one_whose_advantages_are_0_in_trl(run, rewards, weights, share):
+    """TRL divides rounding noise by 1e-4; other advantages are near 1."""
+    keys = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": weights}
+    trainer = run(reward=rewards, num_iterations=1, num_generations=4, per_device_train_batch_size=16, **keys)
+    advantages = torch.tensor(trainer._logs["advantages"]).view(-1, 4)
+    equal = (advantages.abs() < 1e-2).all(dim=1).float().mean().item()
+    assert read_rows(trainer)[-1]["frac_reward_zero_std"] == equal
+    assert share in (None, equal)
+
+
 def test_an_evaluation_of_one_completion_has_no_groups(run):
     prompts = [[{"role": "user", "content": "say 5"}]] * 4
     keys = {"num_generations_eval": 1, "per_device_eval_batch_size": 4, "max_steps": 1}

@@ -53,8 +53,10 @@ SILENT = [20, 40, 80]
         ({}, WITHIN, [True] * 4, []),
         ({"estimator": "global_normalized"}, ACROSS, [True] * 4, []),
         ({}, OPPOSED, [True] * 4, SILENT),
-        ({"aggregation": "normalize_then_sum"}, OPPOSED, [True] * 4, []),
+        ({"aggregation": "normalize_then_sum", "weights": (2.0, 1.0)}, OPPOSED, [True] * 4, []),
+        ({"aggregation": "normalize_then_sum", "weights": (1.0, 1.0)}, OPPOSED, [True] * 4, SILENT),
         ({"weights": (0.0, 1.0)}, WITHIN, [True] * 4, SILENT),
+        ({"aggregation": "normalize_then_sum", "weights": (0.0, 1.0)}, WITHIN, [True] * 4, SILENT),
         ({}, [[1.0, NAN], [NAN, NAN], [2.0, NAN], [2.0, NAN]], [True] * 4, SILENT),
         # Completions that are left out of the loss teach nothing.
         ({}, WITHIN, [False, False, True, True], SILENT),
