@@ -7,7 +7,8 @@ from functools import partial
 import torch
 
 from trl_prorl.evaluation import Verdicts, judges
-from trl_prorl.rollout import weighted_sum
+from trl_prorl.extras.length_rewards import LENGTH_NAMES
+from trl_prorl.rollout import compared_rewards, weighted_sum
 
 
 # Columns of `metrics.jsonl` by the method that takes the time.
@@ -25,6 +26,8 @@ class SampledRows:
         truncated (`list[bool]`): Whether each was truncated at the greatest length instead of ending.
         rewards (`torch.Tensor` of shape `(N, F)`): By reward function; NaN if it does not apply.
         total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
+        for_answers (`torch.Tensor` of shape `(N,)`): The same without length rewards.
+        compared (`torch.Tensor` of shape `(N,)`): What `multi_objective_aggregation` compares within a group.
         correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
         batch (`dict[str, torch.Tensor]`): As a step would train on it.
     """
@@ -34,6 +37,8 @@ class SampledRows:
     truncated: list[bool]
     rewards: torch.Tensor
     total: torch.Tensor
+    for_answers: torch.Tensor
+    compared: torch.Tensor
     correct: list[bool]
     batch: dict[str, torch.Tensor]
 
@@ -74,13 +79,18 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
     finally:
         del trainer._calculate_rewards
     rewards, inputs, prompts, completions, ids = seen
+    weights = trainer.reward_weights
+    aggregation = trainer.args.multi_objective_aggregation
+    is_length = torch.tensor([name in LENGTH_NAMES for name in trainer.reward_func_names])
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     return SampledRows(
         completions=completions,
         ids=ids,
         truncated=[not tokens or tokens[-1] not in ends for tokens in ids],
         rewards=rewards.cpu(),
-        total=weighted_sum(rewards, trainer.reward_weights).cpu(),
+        total=weighted_sum(rewards, weights).cpu(),
+        for_answers=weighted_sum(rewards[:, ~is_length], weights[~is_length]).cpu(),
+        compared=compared_rewards(rewards, trainer.num_generations, weights, aggregation).cpu(),
         correct=Verdicts(judges(verify, trainer.reward_funcs), 1, None).judge(inputs, prompts, completions),
         batch=batch,
     )

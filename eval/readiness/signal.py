@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from trl_prorl.advantages import UNGROUPED
+from trl_prorl.anchors import ANCHOR_KEYS
 from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.analysis.sampled_scores import task_and_level
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS as MIN_FOR_INTERVAL
@@ -60,6 +61,8 @@ class Rollouts:
         source (`str`): The judge of correct completions, in words.
         answered (`list[bool]`, *optional*): Whether a verifier finds an answer at all; `None` if that is not known.
         rewards (`list[float]`): Weighted sum of all reward functions; NaN if none applies.
+        for_answers (`list[float]`): The same without length rewards.
+        compared (`list[float]`): What TRL's `multi_objective_aggregation` compares within a group.
         correct (`list[bool]`): Verdicts.
         truncated (`list[bool]`): Whether a completion was truncated at `max_completion_length`.
         lengths (`list[int]`): Tokens.
@@ -73,6 +76,8 @@ class Rollouts:
     source: str
     answered: list[bool] | None
     rewards: list[float] = field(default_factory=list)
+    for_answers: list[float] = field(default_factory=list)
+    compared: list[float] = field(default_factory=list)
     correct: list[bool] = field(default_factory=list)
     truncated: list[bool] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
@@ -106,6 +111,8 @@ def sample_starting_model(
         found.batch = found.batch or sampled.batch
         row_of_each = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
+        found.for_answers += sampled.for_answers.tolist()
+        found.compared += sampled.compared.tolist()
         found.truncated += sampled.truncated
         found.lengths += [len(ids) for ids in sampled.ids]
         texts = [text if isinstance(text, str) else last_text(text) for text in sampled.completions]
@@ -230,7 +237,7 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Return the share of groups that give no gradient: observed, and expected from the accuracy."""
     if found.group_size == 1 or getattr(found.args, "advantage_estimator", None) in UNGROUPED:
         return batch_finding(found, tells)
-    groups = found.groups(found.rewards)
+    groups = found.groups(found.compared)
     truncated = found.groups(found.truncated)
     with_gradient = sum(has_gradient(found, *group) for group in zip(groups, truncated, strict=True))
     p = fmean(found.correct)
@@ -370,28 +377,38 @@ def limits_set(args: ProRLConfig) -> dict[str, float]:
 def missing_limits(found: Rollouts) -> list[str]:
     """Return the settings against reward hacking; empty if the configuration already limits it."""
     limits = limits_set(found.args)
+    adapted = next((key for key in ANCHOR_KEYS if getattr(found.args, key, None)), None)
     target = f"{needed_kl(found):.2g}"
     if not hasattr(found.args, "kl_target"):  # of another trainer
         return [] if limits else [f"beta: 0.3 (ProRLTrainer adapts it to kl_target: {target})"]
     missing = []
-    if "kl_target" not in limits or not {"beta", "beta_base"} & limits.keys():
+    if "kl_target" not in limits or adapted in (None, "beta_old"):  # π_old follows the policy
         missing.append(f"kl_target: {target} (beta: 0.3 to start)")
     elif limits["kl_target"] > MAX_TARGET * needed_kl(found):
         missing.append(f"kl_target: {target} (now {limits['kl_target']:g})")
-    if found.args.resets and "beta" in limits and "beta_base" not in limits:
+    if found.args.resets and adapted != "beta_base":
         missing.append("no reset trigger, because a reset moves the reference")
     return missing
 
 
 def full_reward_findings(found: Rollouts) -> list[Finding]:
     """
-    Return the share of correct answers among those with the highest reward: the accuracy that training leads to, as
-    long as the policy chooses among its answers with full reward as the starting model does.
+    Return the share of correct answers among those with the highest reward of their task, without length rewards: the
+    accuracy that training leads to, as long as the policy chooses among its answers with full reward as the starting
+    model does. A task whose rewards are all equal does not count.
     """
-    if found.source == FULL_REWARD or not rewards_differ(found.rewards):
+    if found.source == FULL_REWARD:
         return []
-    highest = max(without_nan(found.rewards))
-    best = [correct for correct, reward in zip(found.correct, found.rewards, strict=True) if reward >= highest - SAME]
+    tasks = [task for task, _ in found.parts for _ in range(found.group_size)]
+    best = []
+    for name in dict.fromkeys(tasks):
+        of_task = [place for place, task in enumerate(tasks) if task == name]
+        rewards = [found.for_answers[place] for place in of_task]
+        if rewards_differ(rewards):
+            highest = max(without_nan(rewards))
+            best += [found.correct[place] for place in of_task if found.for_answers[place] >= highest - SAME]
+    if not best:
+        return []
     share = fmean(best)
     number = f"{percent(share)} of {len(best)}"
     return [Finding("right among answers paid in full", number, values={"right_among_paid": share, "paid": len(best)})]

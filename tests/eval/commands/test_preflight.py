@@ -240,6 +240,35 @@ def test_rewards_are_judged_by_their_sum_where_they_do_not_abstain(found):
         assert number in (None, paid.number)
 
 
+LENGTHS = {"cosine": {}, "target": {"length_target": 3}, "overlong": {"length_margin": 11}}
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_a_length_reward_does_not_decide_which_answers_have_full_reward(found, kind):
+    arguments = TaskArguments(task="reverse_digits", task_level=3, length_reward=kind, **LENGTHS[kind])
+    with_length = arguments.make_rewards(TASK, max_completion_length=12)
+    both, alone = (found(8, reward=reward)[0]["right among answers paid in full"] for reward in (with_length, None))
+    assert both.number == alone.number
+
+
+@pytest.mark.parametrize("weights, silent", [([1.0, 1.0, 1.0], "2 of 4"), ([0.0, 1.0, 0.0], "0 of 4")])
+def test_rewards_that_are_normalised_before_their_sum_are_compared_so(found, weights, silent):
+    """Their sum is constant; in every second group the first is constant, so the others cancel out."""
+
+    def first(completions, **columns):
+        return [float(place % 8 > 5) for place in range(len(completions))]
+
+    def second(completions, **columns):
+        return [float(place % 4) for place in range(len(completions))]
+
+    def third(completions, **columns):
+        return [-one - other for one, other in zip(first(completions), second(completions), strict=True)]
+
+    keys = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": weights}
+    finding = found(4, reward=[first, second, third], **keys)[0]["groups without signal, expected"]
+    assert finding.number.startswith(silent)
+
+
 def test_verdicts_are_the_task_s_where_the_rewards_have_no_verifier(found):
     """A reward of 1 for everything is no accuracy of 1; without a task, a full reward means a correct answer."""
     findings, code = found(reward=reward_of(lambda text, right: 1.0))

@@ -15,12 +15,15 @@ def rollouts(correct, rewards=None, truncated=None, size=4, parts=None, source="
     answered = keys.pop("answered", None)
     args = dict.fromkeys(LIMITS) | {"max_completion_length": 12, "mask_truncated_completions": False, "resets": False}
     args["advantage_estimator"] = "grpo"
+    rewards = [float(one) for one in correct] if rewards is None else rewards
     return Rollouts(
         SimpleNamespace(**args | keys),
         size,
         source,
         answered,
-        rewards=[float(one) for one in correct] if rewards is None else rewards,
+        rewards=rewards,
+        for_answers=rewards,
+        compared=rewards,
         correct=[bool(one) for one in correct],
         truncated=truncated or [False] * n,
         lengths=lengths or [5] * n,
@@ -46,6 +49,9 @@ PAID = "right among"
 NEVER = [0] * 80
 ALWAYS = [1] * 80
 MIXED = [1, 0, 0, 1] * 5
+SCALES = [1, 1, 0, 0] * 4 + [1, 0, 0, 0] * 4 + [0, 0, 0, 1]
+OF_SCALES = [2.0, 2.0, 0.0, 0.0] * 4 + [1.0, 1.0, 0.0, 0.0] * 4 + [0.5] * 4
+TASKS = [("a", 1), ("a", 2), ("a", 1), ("a", 1), *[("b", None)] * 4, (None, None)]
 ANY = {"source": FULL_REWARD}  # verdicts without a verifier
 UNKNOWN = {"tells": None}  # whether correct answers get more reward than wrong ones
 
@@ -101,6 +107,8 @@ TOO_SHORT = "fit: raise max_completion_length"
         # Eleven answers get the highest reward, and ten of them are correct.
         (rollouts(MIXED, rewards=HACKED), PAID, "fine", "91 % of 11; "),
         (rollouts(MIXED, rewards=[0.5, 1.0, math.nan, 0.5] * 5), PAID, "fine", "0 % of 5; "),
+        # Task a gives 2 to 8 correct answers, b gives 1 to 4 correct and 4 wrong ones. A third gives equal rewards.
+        (rollouts(SCALES, rewards=OF_SCALES, parts=TASKS), PAID, "fine", "75 % of 16; "),
         # Half the prompts are always solved, half never: no group varies, and the reward works.
         (rollouts(SOLVED_OR_NOT), SILENT, STOP, "raise temperature"),
         # Too short for a reference answer; long enough for any.
@@ -142,6 +150,11 @@ LIMITED = {"beta": 0.3, "kl_target": 0.14, "guard_gap": 0.05}
         ({"kl_target": 0.14, "guard_gap": 0.1}, {}, "beta: 0.3", "guard_gap"),
         (LIMITED | {"kl_target": 0.5}, {}, "now 0.5", "already"),
         (LIMITED, {"resets": True}, "no reset trigger", "already"),
+        # A target acts on the first of beta, beta_old and beta_base. Only a KL to the starting model limits hacking.
+        ({"beta_base": 0.01, "kl_target": 0.14}, {}, "limits this (beta_base: 0.01, kl_target: 0.14)", "fix it"),
+        ({"beta_base": 0.01, "kl_target": 0.14}, {"beta_old": 1.0}, "kl_target: 0.14 (beta: 0.3", "already"),
+        (LIMITED, {"beta_old": 1.0}, "already limits this", "fix it"),
+        (LIMITED | {"beta_base": 1e-6}, {"resets": True}, "no reset trigger", "already"),
     ],
 )
 def test_only_what_is_missing_is_advised_against_reward_hacking(limits, keys, said, unsaid):
