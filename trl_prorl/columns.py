@@ -66,7 +66,7 @@ METRICS = {
     "rewards/NAME/mean": RecordKey("reward", "mean of one reward function, over the completions it scored"),
     "rewards/NAME/std": RecordKey("reward", "standard deviation of one reward function"),
     "reward/TASK": RecordKey(
-        "reward", "mean reward of one task, by the first function that scores it", "a column `task`"
+        "reward", "mean reward of one task, by the first reward function, if it scores the task", "a column `task`"
     ),
     "pass_rate/TASK": RecordKey(
         "share",

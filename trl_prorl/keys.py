@@ -311,8 +311,8 @@ class ProlongedKeys:
             step count, restart the learning-rate schedule, and set an AMP scaler to its initial scale. `"soft"`:
             multiply the moments by `optimizer_reset_alpha`. `"asym"`: clear only the first moment. `"step"`: clear
             only the step count (Adam-Rel, arXiv 2412.17113; Adam-type optimizers only). `"scale(F, G)"`: multiply the
-            first moment by F and the second by G, each in [0, 1]; `"scale(F, G, step)"` also clears the step count.
-            docs/methods.md gives the size of the next updates.
+            first moment by F and the second by G, each in [0, 1]; `"scale(F, G, step)"` also clears the step count
+            (with Adafactor only if G is 0). docs/methods.md gives the size of the next updates.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
             Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are first smaller (0.6 of the usual size at
             0.1, if gradients agree), then larger (up to 2.9 times).
@@ -404,9 +404,10 @@ class ProlongedKeys:
         > Sampling, advantages and loss
 
         dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
-            Replace groups with equal task rewards, which give no gradient, by groups of other prompts, in at most this
-            many rounds (DAPO, arXiv 2503.14476). Generated tokens include replaced groups; logged rewards are those of
-            the first round. 0: off.
+            Replace groups with equal task rewards, which give no gradient, by groups of further prompts, in at most
+            this many rounds (DAPO, arXiv 2503.14476). Further prompts come in a shuffled order of their own, so a
+            prompt can occur twice in a batch (not with `prompt_pool`). Generated tokens include replaced groups;
+            logged rewards are those of the first round. 0: off.
         dynamic_sampling_rewards (`list[str]`, *optional*):
             Names of the reward functions that decide, by their weighted sum, whether all rewards of a group are equal.
             `None`: the first function with a weight and a reward for the group, in a recipe the task's. A length
