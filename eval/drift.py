@@ -7,6 +7,7 @@ accuracy. `--others TASK` measures the same on other tasks (forgetting). Writes 
 run folder. Samples are kept and shared with `passk`.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -172,7 +173,8 @@ def with_earlier_points(earlier: dict, result: dict, path: Path) -> dict:
     if not same or len(tasks) > 1:
         print(visible(f"{path} was measured with other settings, tasks or weights: it is rewritten."))
         return result
-    return result | {"points": sorted([*kept, *result["points"]], key=lambda point: point["step"])}
+    points = sorted([*kept, *result["points"]], key=lambda point: math.inf if point["step"] is None else point["step"])
+    return result | {"points": points}
 
 
 def present(run_dir: Path, result: dict) -> Measured:

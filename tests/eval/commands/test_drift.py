@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval import drift
-from trl_prorl.eval.drift import token_drift
+from trl_prorl.eval.drift import token_drift, with_earlier_points
 from trl_prorl.eval.samples.models import load_tokenizer
 from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.eval.samples.task_name import TaskName
@@ -75,6 +75,12 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints):
     ]
     assert last["reward"] == pytest.approx(sum(rewards) / 12)
     assert (run_dir / "drift.png").stat().st_size > 1000
+
+
+def test_a_trained_model_of_unknown_step_is_the_last_point():
+    earlier = {"weights": {}, "points": [{"step": 0}, {"step": 8}, {"step": None}]}
+    result = {"weights": {}, "points": [{"step": 0}, {"step": None}]}
+    assert with_earlier_points(earlier, result, "drift.json") == earlier
 
 
 def test_points_of_an_earlier_measurement_are_kept_if_all_else_is_the_same(run_dir, task, add_checkpoints, capsys):
