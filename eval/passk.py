@@ -156,8 +156,8 @@ def evaluate_run(
     whole = complete_result(earlier, result) if earlier else result
     if whole is None:
         print(
-            f"{held_out.run_dir / PASSK_FILE} was measured with other weights or another grader: it is rewritten with "
-            "the current settings."
+            f"{held_out.run_dir / PASSK_FILE} was measured with other weights, another grader or in another "
+            "precision: it is rewritten with the current settings."
         )
     return whole or result
 

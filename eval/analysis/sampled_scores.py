@@ -188,7 +188,7 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
 def complete_result(earlier: dict, result: dict) -> dict | None:
     """
     Return the new content of `passk.json`, with the parts that only the earlier one has (`k` already includes its
-    values); `None` if the earlier one was measured with other weights or another grader.
+    values); `None` if the earlier one measured other weights, or by another grader or in another precision.
     """
     if earlier.get("step") != result["step"]:
         return None

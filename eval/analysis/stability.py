@@ -112,8 +112,8 @@ def spikes(run: RecordedRun, key: str, rule: SpikeRule) -> pd.Series | None:
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
     Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
-    smoothed reward, or a value was not finite; `None` if neither is known. If the best reward is not positive, or a
-    key lowers the reward of a run that has not collapsed, only non-finite values count.
+    smoothed reward, or a value was not finite; `None` if neither is known. If the best reward is not positive, or one
+    of [`~trl_prorl.keys.LOWER_THE_REWARD`] is set, only non-finite values count.
     """
     if run.event_steps(NONFINITE):
         return True
