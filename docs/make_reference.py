@@ -73,7 +73,8 @@ $ trl-prorl train --help kl_target
   `ProRLConfig(kl_target=0.1)` in a script. An unknown key raises an error that suggests the nearest one.
 - **More keys**: a recipe also accepts TRL's [GRPOConfig]({trl}) and ModelConfig (`model_name_or_path`, `dtype`,
   `use_peft`, `lora_r`, …). The groups *Task and data*, *Length reward* and *Thinking budget* are only for recipes.
-- **Defaults**: with all keys at their defaults the trainer is TRL's, bit for bit.
+- **Defaults**: with all keys at their defaults the training is TRL's, bit for bit, with [a few
+  exceptions](compatibility.md#what-differs-from-trl).
 - **Not allowed** lists combinations that raise an error before a model is loaded. The error is one line with key,
   value and fix; the exit code is 2.
 
@@ -81,9 +82,7 @@ This page is generated: edit the docstrings of `trl_prorl/keys.py` and `trl_pror
 """
 OTHER_LIMITS = """TRL accepts these values; trl-prorl raises an error before a model is loaded:
 
-- NaN, infinity and numbers out of range, for example a negative `beta` or `temperature: 0`
-- `max_steps: 0`, and `reward_weights` that are all 0
-- arguments of the tokenizer in `chat_template_kwargs`
+- a negative or infinite `beta`, and an empty `output_dir` or `resume_from_checkpoint`
 {launcher}
 
 Data, rewards, optimizer, model and hardware are checked when the trainer is made, see
@@ -278,6 +277,12 @@ def yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def unalike(key: str) -> list[str]:
+    """Return the initialisations that a key does not take."""
+    names = () if key == "compact_merge" else supported.UNALIKE_INITIALISATIONS
+    return [f"init_lora_weights: {name}" for name in names]
+
+
 def make_supported_page() -> str:
     """Return the page of what is supported."""
     families = [
@@ -307,7 +312,10 @@ def make_supported_page() -> str:
         adapter_options=table(
             ["key", "options that it does not take"],
             [
-                [f"`{key}`", code(name for name in supported.ADAPTERS["LORA"] if name not in options)]
+                [
+                    f"`{key}`",
+                    code([*(name for name in supported.ADAPTERS["LORA"] if name not in options), *unalike(key)]),
+                ]
                 for key, options in supported.ADAPTER_OPTIONS.items()
             ],
         ),

@@ -143,7 +143,7 @@ METRICS = {
     "grad_norm": RecordKey("norm", "gradient norm before clipping"),
     "update_norm": RecordKey("norm", "norm of the change of the trained parameters", "`log_update_norm`"),
     "nonfinite_skips": RecordKey("steps", "updates skipped so far because of NaN or infinity", "`nonfinite: skip`"),
-    "policy_forward_calls": RecordKey(CALLS, "forward passes of the policy with gradient, one per micro-batch"),
+    "policy_forward_calls": RecordKey(CALLS, "forward passes of the policy with gradient"),
     **{
         f"{anchor.name}_forward_calls": RecordKey(
             CALLS, f"forward passes of {anchor.words}; 0 {anchor.never_scored}", logged=anchor is ReferenceAnchor

@@ -350,8 +350,8 @@ class ProlongedKeys:
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
             Take π_old's log-probabilities from the first inner pass instead of a separate forward pass. The forward
             pass stays, with the reason in `env.json`, if an update comes before the end of that pass
-            (`gradient_accumulation_steps` is no multiple of `steps_per_generation`) or a correction for vLLM needs it
-            earlier.
+            (`gradient_accumulation_steps` is no multiple of `steps_per_generation`), or if `kl_in: reward` or a
+            correction for vLLM needs it earlier.
         fast_models (`list[str]`, *optional*):
             Families of models (`model_type`), in addition to those of docs/supported.md, for which `pack_groups` and
             `compact_generation` are tried on a tiny model of the same class. `trl-prorl preflight` makes the same
@@ -367,7 +367,7 @@ class ProlongedKeys:
             `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
         merge_micro_batches (`str`, *optional*, defaults to `"off"`):
             `"on"`: the micro-batches of an update are computed in one forward and one backward pass, if they are of
-            one generation batch or fit into `merge_tokens`. The gradient is the same, up to rounding. A loss that
+            one generation batch and fit into `merge_tokens`. The gradient is the same, up to rounding. A loss that
             averages over the tokens of each micro-batch raises an error. `"auto"`: only on a CUDA GPU, and only as
             many as need no more memory than one of TRL's; else TRL's computation, with the reason in `env.json`.
         merge_tokens (`int`, *optional*):
@@ -388,8 +388,8 @@ class ProlongedKeys:
             `False`: sample from the policy and its adapter without merging. That is slower, and saves a copy of the
             weights that LoRA changes.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
-            Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: TRL merges the
-            adapter and sends all weights.
+            Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: all weights are sent,
+            with the adapter merged.
         skip_zero_rows (`bool`, *optional*):
             Skip rows without gradient: those of groups with equal rewards, if no KL penalty acts on them. The other
             rows are packed without them; gradient and normalisation do not change. `rows_skipped` counts them. Logged
@@ -599,7 +599,7 @@ class TaskKeys:
         task_seed (`int`, *optional*, defaults to `0`):
             Seed of the rows.
         train_rows (`int`, *optional*):
-            Number of training prompts. `None`: all prompts of the data set.
+            Number of training prompts. `None`: all prompts of the data set; a task that generates them needs a number.
         eval_rows (`int`, *optional*, defaults to `64`):
             Number of validation prompts, if `eval_strategy` requests evaluations.
 
