@@ -231,7 +231,7 @@ def look_at_model(
         return [*findings, out_of_memory(args.per_device_train_batch_size)]
     except RunError as error:
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
-    findings += [trained, *update_findings(steps)]
+    findings += [trained, *update_findings(steps, args.importance_sampling_level)]
     if before is not None:
         findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))
     return findings + cost_findings(trainer, steps)

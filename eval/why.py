@@ -16,8 +16,8 @@ from trl_prorl.cli.terminal import LORA_RATES, TRL_RATE
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_run
-from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
-from trl_prorl.supported import UNGROUPED
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
+from trl_prorl.supported import LOSS_TYPES, UNGROUPED
 from trl_prorl.watch import GUARD_WINDOW
 
 
@@ -30,7 +30,7 @@ NO_ENTROPY = 0.005  # nats per token
 CLIPPED = 0.1  # share of tokens
 APART = 0.1  # nats per token
 COLLAPSED = 0.5  # of the best reward
-IDLE = 1e-4  # the KL term of the loss, of which advantages are about 1
+IDLE = 1e-4  # the KL term of the loss per token, of which advantages are about 1
 STRONG = 1e-3
 HOLDS, HELD = 1e-2, 2e-3  # a KL term, and the KL in nats per token of a policy that it holds
 GAIN = 0.03  # of the reward
@@ -103,6 +103,8 @@ def apart(run: RecordedRun) -> Found | None:
 
 def rate_too_high(run: RecordedRun) -> Found | None:
     clipped = average(run, "clip_region_mean", SHORT)
+    if run.config.get("importance_sampling_level") == "sequence":  # GSPO's range of 3e-4 is there to clip many
+        clipped = clipped[:0]
     found = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
     if found or run.lowers_reward:
         return found
@@ -143,8 +145,23 @@ def rate_too_low(run: RecordedRun) -> Found | None:
     return first(reward, f"LoRA learns nothing at a learning rate of {rate:g}; the reward is {{:.2g}}")
 
 
+def kl_term(run: RecordedRun) -> pd.Series:
+    """Return the moving average of the KL term as a mean over tokens, whatever the loss divides its sum by."""
+    term = average(run, "kl_penalty", LONG)
+    length = average(run, "completion_length", LONG)
+    loss = LOSS_TYPES.get(run.config.get("loss_type"))
+    if length.empty or loss is None:
+        return term
+    if loss.aggregation == "row_sum":
+        return (term / length).dropna()
+    if loss.aggregation == "length":
+        most = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+        return (term * most / length).dropna()
+    return term
+
+
 def too_strong(run: RecordedRun) -> Found | None:
-    penalty = average(run, "kl_penalty", LONG)
+    penalty = kl_term(run)
     distance = average(run, OWN_KL, LONG)
     held = distance[(distance < HELD) & (penalty >= HOLDS)]
     if len(held):
@@ -155,7 +172,7 @@ def too_strong(run: RecordedRun) -> Found | None:
 
 
 def idle(run: RecordedRun) -> Found | None:
-    penalty = average(run, "kl_penalty", LONG)
+    penalty = kl_term(run)
     if penalty.empty or run.measured(OWN_KL) is None or penalty.max() >= IDLE:
         return None
     return first(penalty[-1:], "the KL term never exceeded 1e-4; at the end it is {:.1g}")

@@ -6,6 +6,8 @@ import torch
 from trl_prorl.advantages import ESTIMATORS, estimate
 from trl_prorl.eval.why import RULES, explain, find_causes, main
 from trl_prorl.keys import LOWER_THE_REWARD
+from trl_prorl.kl import token_weights
+from trl_prorl.supported import LOSS_TYPES
 
 
 HEALTHY = {
@@ -118,3 +120,25 @@ def test_groups_of_equal_rewards_are_no_signal_if_all_their_advantages_are_0(rea
     config = {"learning_rate": 1e-4, "advantage_estimator": estimator}
     run = read_run("control", steps=100, **HEALTHY | {"frac_reward_zero_std": 1.0, "config": config})
     assert bool(find_causes(run)) is not advantages.any().item()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_narrow_range_of_sequences_clips_many_at_any_rate(read_run, level):
+    """GSPO's paper clips 15 % of the tokens, our recipe half of the sequences."""
+    config = {"learning_rate": 1e-4, "importance_sampling_level": level}
+    run = read_run("plain", steps=100, **HEALTHY | {"clip_region_mean": 0.5, "config": config})
+    assert bool(find_causes(run)) is (level == "token")
+
+
+@pytest.mark.parametrize("kl, cause", [(1e-3, set()), (1e-5, {"KL idle"}), (0.2, {"KL too strong"})])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_what_a_loss_divides_by_changes_no_cause(read_run, loss_type, kl, cause):
+    """The same KL of each token, in TRL's loss of 100-token completions: is it idle, in order, or too strong?"""
+    mask = (torch.arange(1000) < 100).float().repeat(4, 1)
+    term = (token_weights(mask, loss_type, 1.0, 1000, mask.sum()) * 0.3 * kl).sum().item()
+    still = {"reward": 0.2, "accuracy": 0.2} if kl > 0.1 else {}
+    config = {"learning_rate": 1e-4, "loss_type": loss_type, "max_completion_length": 1000}
+    columns = {"kl_penalty": term, "kl_ref": kl, "completion_length": 100.0, "config": config}
+    assert {
+        rule.cause for rule, _ in find_causes(read_run("control", steps=100, **HEALTHY | columns | still))
+    } == cause

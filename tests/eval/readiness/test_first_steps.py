@@ -122,6 +122,8 @@ def test_the_first_update():
     assert {finding.level for finding in calm} == {"fine"}
     wild = update_findings([{"entropy": 0.01, "clip_region_mean": 0.0}, {"clip_region_mean": 0.3, "lr": 0.0}])
     assert [finding.level for finding in wild] == [LOOK, LOOK]
+    (of_sequences,) = update_findings([{"clip_region_mean": 0.5}], "sequence")  # as GSPO's range means to
+    assert (of_sequences.number, of_sequences.level) == ("50.0 %", "fine")
 
 
 HALF = torch.tensor([[0.5, 0.5, 1e-9], [0.5, 0.5, 0.0]]).log()
