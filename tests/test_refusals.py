@@ -297,6 +297,12 @@ def objection_to_lengths(**keys):
         ({"rollback": 1}, {"rollback": 0}),
         ({"guard_gap": 0.1}, {"guard_gap": None}),
         ({"ref_reset_metric": "eval_reward", "stop_stall": 2, **EVALUATED}, {"ref_reset_metric": "eval_pass@1"}),
+        (
+            {"ref_reset_metric": "eval_rewards/cosine_length/mean", "stop_stall": 2, **EVALUATED},
+            {"ref_reset_metric": "eval_rewards/parity/mean"},
+        ),
+        ({"metric_for_best_model": "eval_reward"}, {"metric_for_best_model": "eval_pass@1"}),
+        ({"metric_for_best_model": "reward"}, {"metric_for_best_model": None}),
     ],
 )
 def test_a_watch_of_a_reward_that_is_switched_off_and_on_is_refused(keys, cure):

@@ -24,6 +24,12 @@ from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
 from .shipped_recipes import with_recipe
 
 
+def is_switched(metric: str) -> bool:
+    """Return whether a metric of evaluations contains the length reward that `length_off` switches."""
+    name = metric.removeprefix("eval_")
+    return name in ("reward", "reward_std") or name.startswith("rewards/cosine_length/")
+
+
 @dataclass
 class TaskArguments(TaskKeys, ScriptArguments):
     """TRL's [`~trl.ScriptArguments`] and [`~trl_prorl.keys.TaskKeys`]."""
@@ -88,8 +94,10 @@ class TaskArguments(TaskKeys, ScriptArguments):
                     f"{math.ceil(value / steps) * steps}."
                 )
         watches = {"rollback": "remove rollback", "guard_gap": "remove guard_gap"}
-        if args.watches_metric and args.ref_reset_metric == "eval_reward":
+        if args.watches_metric and is_switched(args.ref_reset_metric):
             watches["ref_reset_metric"] = "set ref_reset_metric: eval_pass@1"
+        if args.metric_for_best_model is not None and is_switched(args.metric_for_best_model):
+            watches["metric_for_best_model"] = "set metric_for_best_model: eval_pass@1"
         for name, cure in watches.items():
             if getattr(args, name):
                 raise ValueError(
