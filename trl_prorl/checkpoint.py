@@ -226,6 +226,12 @@ class CheckpointMixin:
         if means_newest(resume_from):
             checkpoint = checkpoint_after_rollback(checkpoint, self.run_dir)
         changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
+        known = known_rollbacks(checkpoint)
+        if known and self.rollback is None:
+            raise ValueError(
+                f"rollback=0 cannot go on from {checkpoint.name}: a roll-back has lowered its learning rate, which would "
+                f"rise again. Set rollback: {known}, which allows no further one, or start a new run."
+            )
         for name, reason in skipped.items():
             logger.warning("%s", visible(f"Skipping checkpoint {name}: {reason}."))
         state = read_shaped(checkpoint / TRAINER_STATE)

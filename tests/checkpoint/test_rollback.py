@@ -157,6 +157,22 @@ def test_back_to_a_checkpoint_from_before_the_key_was_set_the_rate_is_lower(run,
     assert rates == [first] * 4 + [first / 2] * 8
 
 
+def test_the_lower_rate_cannot_be_lost_with_the_key(make_trainer):
+    trainer = make_trainer(**SAVES, rollback=1, rollback_rate=0.5)
+    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.train()
+    keys = {**SAVES, "allow_config_change": True}
+    for step, refused in ((8, True), (4, False)):  # checkpoint-4 is from before the roll-back
+        without = make_trainer(**keys, rollback=0)
+        with pytest.raises(ValueError, match="^rollback=0 .* Set rollback: 1,") if refused else nullcontext():
+            without.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, f"checkpoint-{step}")))
+    last = make_trainer(**keys, rollback=1)  # as the line says
+    last.parts["fault"] = Fault(11, last_good=10)
+    last.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-8")))
+    assert not events(last, "rollback")
+    assert {row["lr"] for row in rows(last)} == {2.5e-3}
+
+
 @pytest.mark.parametrize("faults, times, end", [([(6, 6), (7, 7)], 1, 7), ([(6, 3)], 0, 6)])
 def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, faults, times, end):
     trainer = make_trainer(**SAVES, rollback=1)
