@@ -229,8 +229,8 @@ class CheckpointMixin:
         known = known_rollbacks(checkpoint)
         if known and self.rollback is None:
             raise ValueError(
-                f"rollback=0 cannot go on from {checkpoint.name}: a roll-back has lowered its learning rate, which would "
-                f"rise again. Set rollback: {known}, which allows no further one, or start a new run."
+                f"rollback=0 cannot go on from {checkpoint.name}: a roll-back has lowered its learning rate, which "
+                f"would rise again. Set rollback: {known}, which allows no further one, or start a new run."
             )
         for name, reason in skipped.items():
             logger.warning("%s", visible(f"Skipping checkpoint {name}: {reason}."))
