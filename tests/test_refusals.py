@@ -2,15 +2,20 @@
 
 import itertools
 import warnings
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from torch.optim import lr_scheduler as schedules
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.command_line import launcher_keys
 from trl_prorl.cli.recipe import parse_recipe
+from trl_prorl.extras.rollback import Rollback
 from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.refusals import refuse_losses
 from trl_prorl.train import TaskArguments
@@ -163,6 +168,51 @@ def test_an_optimizer_that_switches_weights_is_refused(make_trainer):
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="^model="):  # the next check
         make_trainer(model="no model is loaded", trainer_kwargs={"optimizers": (torch.optim.SGD(params), None)})
+
+
+SCHEDULES_OF_TORCH = {
+    "one cycle": lambda optimizer: schedules.OneCycleLR(optimizer, max_lr=1e-3, total_steps=20),
+    "cycles": lambda optimizer: schedules.CyclicLR(optimizer, 1e-4, 1e-3, cycle_momentum=False),
+    "plateau": schedules.ReduceLROnPlateau,
+    "parts": lambda optimizer: schedules.SequentialLR(optimizer, [schedules.ConstantLR(optimizer)] * 2, [4]),
+    "chained": lambda optimizer: schedules.ChainedScheduler([schedules.ExponentialLR(optimizer, 0.9)]),
+    "cosine": lambda optimizer: schedules.CosineAnnealingLR(optimizer, 20),
+    "exponential": lambda optimizer: schedules.ExponentialLR(optimizer, 0.9),
+    "steps": lambda optimizer: schedules.StepLR(optimizer, 4, 0.5),
+    "lambda": lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 - step / 20),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES_OF_TORCH)
+def test_a_schedule_of_a_script_is_refused_beside_a_roll_back_that_would_not_last(make_trainer, monkeypatch, name):
+    """It is taken only if all later rates are lower by the factor of the roll-back."""
+
+    def rates(back):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+        schedule = SCHEDULES_OF_TORCH[name](optimizer)
+        seen = []
+        for step in range(12):
+            if back and step == 5:
+                part = Rollback(SimpleNamespace(rollback=1, rollback_rate=0.5), lambda: Path())
+                part.optimizer_made(optimizer)
+                part.schedule_made(schedule)
+                part.load(Path("checkpoint-4"), {})
+            seen.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step(*[1.0] * (name == "plateau"))
+        return optimizer, schedule, seen
+
+    monkeypatch.setattr("trl_prorl.extras.rollback.known_rollbacks", lambda folder: 0)
+    monkeypatch.setattr("trl_prorl.extras.rollback.count_rollbacks", lambda *folder: 1)
+    optimizer, schedule, before = rates(back=False)
+    lasts = False
+    with suppress(AttributeError, KeyError):  # no base_lrs
+        lasts = rates(back=True)[2] == pytest.approx(before[:5] + [0.5 * rate for rate in before[5:]])
+    first = "^model=" if lasts else r"^rollback=1 cannot lower .* torch\.optim\.lr_scheduler\."
+    with pytest.raises(ValueError, match=first) as refused:
+        keys = {"rollback": 1, "save_strategy": "steps", "trainer_kwargs": {"optimizers": (optimizer, schedule)}}
+        make_trainer(model="no model is loaded", **keys)
+    assert "\n" not in str(refused.value)
 
 
 # A key that another one has to switch on, with a value.

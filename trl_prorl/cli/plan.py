@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peft import PeftConfig, PeftModel
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
@@ -84,8 +85,10 @@ class Plan:
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         _check_data_and_rewards(args, given, trainer.verify)
         keys = changing_keys(args)
-        optimizer, _ = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
+        optimizer, schedule = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
         _check_optimizer(args, optimizer)
+        if args.rollback and schedule is not None:
+            _check_schedule(args, schedule)
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
         adapter = _check_adapters(model, config)
@@ -247,6 +250,16 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
         return
     cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
     check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
+
+
+def _check_schedule(args: ProRLConfig, schedule) -> None:
+    """Raise an error for a script's schedule whose rates do not follow from `base_lrs`, which a roll-back lowers."""
+    if isinstance(schedule, OneCycleLR | CyclicLR) or not hasattr(schedule, "base_lrs"):
+        raise ValueError(
+            f"rollback={args.rollback} cannot lower the learning rates of optimizers: {full_name(type(schedule))}. "
+            "Pass another schedule, such as transformers' or LambdaLR, or None with lr_scheduler_type, or remove "
+            "rollback."
+        )
 
 
 def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> None:
