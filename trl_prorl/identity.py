@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .checkpoint_files import buffer_file
 from .errors import naming
-from .keys import FIXED_KEYS, FREE_KEYS, KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
+from .keys import FIXED_KEYS, FREE_KEYS, KEYS, OTHER_OPTIMIZER, TRIGGER_KEYS, is_on, switched_off, switched_on
+from .optimizer import full_name, inner_of
 from .provenance import as_plain, remove_secrets
 from .run_files import read_json
 from .supported import ENDLESS_SCHEDULES, PATH_DEPENDENT_SCHEDULES
@@ -58,6 +59,8 @@ BATCH_KEYS = (
 )
 SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
 ROWS_NOT_SCORED = "its half-used generation batch has no log-probabilities of π_old for rows without gradient"
+OWN_OPTIMIZER = "the optimizer (optimizers)"
+OPTIMIZER_CLASS = f"class of {OWN_OPTIMIZER}"
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
 
@@ -107,7 +110,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
 
 def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
     """Raise `ValueError` for [`differences`] that could not act."""
-    fixed = dict(FIXED_KEYS)
+    fixed = {**FIXED_KEYS, OPTIMIZER_CLASS: OTHER_OPTIMIZER}
     for key, declared in KEYS.items():
         if declared.cannot_start and switched_on(changed, key):
             fixed[key] = declared.cannot_start
@@ -202,14 +205,39 @@ def adapter_scaling(policy: torch.nn.Module) -> list[float]:
     return sorted({float(f"{layer.scaling['default']:.9g}") for layer in layers if "default" in layer.scaling})
 
 
+def describe_optimizer(optimizer) -> dict[str, Any]:
+    """
+    Return class and settings (by group) of a script's own optimizer, which no key has; nothing without one. The rates
+    are those with which it was made: a schedule changes them.
+    """
+    if optimizer is None:
+        return {}
+    groups = hyperparameters(inner_of(optimizer))
+    for group in groups:
+        group["lr"] = group.pop("initial_lr", group["lr"])
+    names = dict.fromkeys(name for group in groups for name in group)
+    settings = {f"{name} of {OWN_OPTIMIZER}": [group.get(name) for group in groups] for name in names}
+    return {OPTIMIZER_CLASS: full_name(type(inner_of(optimizer))), **as_plain(settings)}
+
+
 def hyperparameters(optimizer) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
-    """Restore the configured hyperparameters (`made_with`) after the states of optimizer and schedule were loaded."""
+    """
+    Restore the configured hyperparameters (`made_with`) after the states of optimizer and schedule were loaded. Raises
+    `ValueError`: a script's schedule would go on from the old rates.
+    """
     inner = getattr(scheduler, "scheduler", scheduler)
     for group, values in zip(optimizer.param_groups, made_with, strict=True):
+        old, new = group.get("initial_lr"), values.get("initial_lr")
+        if old != new and not isinstance(inner, LambdaLR):
+            raise ValueError(
+                f"optimizers: the learning rate {old:g} -> {new:g} cannot be changed by a resume with "
+                f"{full_name(type(inner))}, which goes on from the old one. Keep {old:g}, or pass a LambdaLR, as "
+                "transformers' schedules are."
+            )
         group.update({name: value for name, value in values.items() if name != "lr"})
     if not isinstance(inner, LambdaLR):
         return

@@ -112,6 +112,36 @@ def test_intervals_of_saves_and_logs_are_those_of_now(resumed):
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
 
 
+def test_a_script_s_own_optimizer_is_compared_and_a_change_acts(make_trainer, tiny_model):
+    def own(rate, make=torch.optim.AdamW, schedule=None, **keys):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizer = make(model.parameters(), lr=rate)
+        given = {"optimizers": (optimizer, schedule and schedule(optimizer))}
+        return make_trainer(model=model, lora=False, **KEYS | keys | {"trainer_kwargs": given})
+
+    def resume(first, *args, **keys):
+        trainer = own(*args, **keys)
+        trainer.train(resume_from_checkpoint=str(Path(first.args.output_dir, "checkpoint-2")))
+        return column(trainer, "lr")
+
+    def halving(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    for schedule, rates in ((None, [1e-3, 5e-4]), (halving, [2.5e-4, 1.25e-4])):
+        first = own(1e-3, schedule=schedule)
+        first.train()
+        assert resume(first, 1e-3, schedule=schedule) == column(first, "lr")[2:] == pytest.approx(rates)
+        with pytest.raises(ValueError, match=r"lr of the optimizer \(optimizers\): \[0.001\] -> \[0.0001\]"):
+            resume(first, 1e-4, schedule=schedule)
+        with pytest.raises(ValueError, match="class of the optimizer .* cannot be changed"):
+            resume(first, 1e-3, torch.optim.SGD, schedule=schedule, allow_config_change=True)
+    with pytest.raises(ValueError, match="0.001 -> 0.0001 cannot be changed .*StepLR"):
+        resume(first, 1e-4, schedule=halving, allow_config_change=True)
+    linear = own(1e-3)
+    linear.train()
+    assert resume(linear, 1e-4, allow_config_change=True) == pytest.approx([1e-4, 5e-5])
+
+
 def resets(trainer):
     return [(event["step_applied"], event["reason"]) for event in read_events(trainer, "reset")]
 
