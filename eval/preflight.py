@@ -31,6 +31,7 @@ from trl import GRPOTrainer
 
 from trl_prorl.cli.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
+from trl_prorl.cli.terminal import highest_rate
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
@@ -163,7 +164,9 @@ def check(
         texts = [task.gold(row) for row in rows]
         gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
     findings += family_findings(trainer)
-    findings += rate_findings(trainer.args.learning_rate, is_peft_model(trainer.model))
+    own = trainer.optimizer  # a script's, in place of the key
+    rate = trainer.args.learning_rate if own is None else highest_rate(own)
+    findings += rate_findings(rate, is_peft_model(trainer.model))
     train_prompts = list(trainer.train_dataset["prompt"])
     recipe = getattr(trainer, "recipe", ())
     seed = getattr(recipe[0], "task_seed", 0) if recipe else 0

@@ -137,7 +137,8 @@ def gain(run: RecordedRun) -> float:
 
 
 def rate_too_low(run: RecordedRun) -> Found | None:
-    rate = float(run.config.get("learning_rate", TRL_RATE))
+    rates = run.measured("lr")  # that of a script's own optimizer is not the key's; one in a warm-up is lower
+    rate = max(float(run.config.get("learning_rate", TRL_RATE)), 0.0 if rates is None else rates.max())
     trained = run.env.get("trainable_parameters", math.inf) / run.env.get("parameters", 1)
     reward = average(run, "reward", LONG)
     if rate > TRL_RATE or trained > ADAPTER:

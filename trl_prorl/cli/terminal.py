@@ -252,9 +252,14 @@ def describe_shared_prompts(trainer) -> list[str]:
     return lines
 
 
+def highest_rate(optimizer) -> float:
+    """Return the highest learning rate of an optimizer's groups, without its schedule."""
+    return max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
+
+
 def warn_of_low_rate(optimizer) -> None:
     """Warn if an adapter has a learning rate of full fine-tuning, such as TRL's default."""
-    rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
+    rate = highest_rate(optimizer)
     if 0.0 < rate <= TRL_RATE:
         logger.warning(
             f"learning_rate={rate:g} is too low for LoRA, the adapter will hardly change: TRL's default, "

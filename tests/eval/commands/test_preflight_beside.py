@@ -84,7 +84,8 @@ def test_an_optimizer_of_the_user_s_is_put_back(make_trainer, weights, tiny_mode
         given = {"optimizers": (optimizer, schedule)}
         trainer = make_trainer(GRPOTrainer, lora=False, model=model, trainer_kwargs=given)
         if tries:
-            preflight(trainer, prompts=4)
+            (rate,) = [finding for finding in preflight(trainer, prompts=4) if finding.what == "learning rate"]
+            assert rate.values == {"lr": 1e-3}  # not the key's
             assert optimizer.state_dict()["state"] == {} and schedule.last_epoch == 0
         trainer.train()
         runs.append((weights(trainer), numbers(trainer)))

@@ -55,7 +55,11 @@ def test_a_sign_is_named_and_nothing_else(read_run, cause):
     assert step in (found.step, None)
 
 
-@pytest.mark.parametrize("more", [{"config": {"learning_rate": 2e-6}}, {"env": dict.fromkeys(AT_TRLS_RATE["env"], 9)}])
+ALL_WEIGHTS = {"env": dict.fromkeys(AT_TRLS_RATE["env"], 9)}
+OWN_OPTIMIZER = {"lr": lambda step: 1e-4 * (1 - step / 100)}  # of a script, beside the key's default
+
+
+@pytest.mark.parametrize("more", [{"config": {"learning_rate": 2e-6}}, ALL_WEIGHTS, OWN_OPTIMIZER])
 def test_a_rate_above_trls_and_one_for_all_weights_are_in_order(read_run, more):
     assert find_causes(read_run("control", steps=100, **HEALTHY | AT_TRLS_RATE | more)) == []
 
