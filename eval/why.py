@@ -206,8 +206,17 @@ RULES = (
     Rule("learning rate too high", rate_too_high, "lower learning_rate or num_iterations; go on before the fall"),
     Rule("reward hacking", hacked, "repair the reward; guard_gap: 0.1; a KL to the starting model (beta)"),
     Rule("entropy gone", no_entropy, "a higher temperature, a KL, or clip-higher (epsilon_high: 0.28)"),
-    Rule("KL too strong", too_strong, "lower beta, or reset the reference (ref_reset_every)"),
-    Rule("KL idle", idle, "raise beta, or leave it out: nothing holds the policy, and a reference costs time"),
+    Rule(
+        "KL too strong",
+        too_strong,
+        "raise kl_target; without one lower beta (B: beta_old), or reset the reference (ref_reset_every)",
+    ),
+    Rule(
+        "KL idle",
+        idle,
+        "lower kl_target; without one raise beta (B: beta_old), or leave the KL out: nothing holds the policy, and a "
+        "reference costs time",
+    ),
 )
 
 
