@@ -7,7 +7,6 @@ accuracy. `--others TASK` measures the same on other tasks (forgetting). Writes 
 run folder. Samples are kept and shared with `passk`.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -140,12 +139,7 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
     return {
         **known,
         **held_out.versions(),
-        "prompts": len(held_out.rows),
-        "samples": samples,
-        "split": held_out.split,
-        "task": held_out.name.task,
-        "level": held_out.name.level,
-        "temperature": held_out.sampling.temperature,
+        **held_out.settings(samples=samples),
         "points": entries,
     }
 
@@ -161,11 +155,11 @@ def measure(run_dir: Path, args) -> dict:
 
 def with_earlier_points(earlier: dict, result: dict, path: Path) -> dict:
     """
-    Return a result with the points of an earlier one, at `path`, that it has not. With other settings, other tasks or
-    another model, it replaces the earlier one, and a line says so.
+    Return a result with the points of an earlier one, at `path`, that it has not. The trained model stays last. With
+    other settings, other tasks or another model, it replaces the earlier one, and a line says so.
     """
     same = {**earlier, "points": None} == {**result, "points": None} and "weights" in result
-    steps = {point["step"] for point in result["points"]}
+    steps = {None, *(point["step"] for point in result["points"])}  # `None`: the trained model
     kept = [point for point in earlier["points"] if point["step"] not in steps]
     tasks = {frozenset(point.get("others") or {}) for point in [*kept, *result["points"]]}
     if not kept:
@@ -173,8 +167,8 @@ def with_earlier_points(earlier: dict, result: dict, path: Path) -> dict:
     if not same or len(tasks) > 1:
         print(visible(f"{path} was measured with other settings, tasks or weights: it is rewritten."))
         return result
-    points = sorted([*kept, *result["points"]], key=lambda point: math.inf if point["step"] is None else point["step"])
-    return result | {"points": points}
+    *measured, trained = result["points"]
+    return result | {"points": [*sorted([*kept, *measured], key=lambda point: point["step"]), trained]}
 
 
 def present(run_dir: Path, result: dict) -> Measured:

@@ -55,20 +55,6 @@ from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 
 
-def evaluation_settings(held_out: HeldOut, n: int) -> dict:
-    """Return the settings of an evaluation with `n` samples per prompt, as in `passk.json`."""
-    return {
-        "split": held_out.split,
-        "prompts": len(held_out.rows),
-        "n": n,
-        **held_out.sampling.to_json(),
-        "seed": held_out.seed,
-        "task": held_out.name.task,
-        "level": held_out.name.level,
-        "prompt_ids": held_out.prompt_ids,
-    }
-
-
 def base_and_trained(
     held_out: HeldOut, args: argparse.Namespace, ks: list[int]
 ) -> tuple[dict, dict[str, pd.DataFrame]]:
@@ -81,7 +67,7 @@ def base_and_trained(
     points = dict(zip(SIDES, (held_out.base, held_out.trained), strict=True))
     sides = {side: held_out.samples(point, args.n) for side, point in points.items()}
     result = {
-        **evaluation_settings(held_out, args.n),
+        **held_out.settings(n=args.n),
         "k": ks,
         **{side: summarise_samples(samples, ks) for side, samples in sides.items()},
     }
@@ -99,7 +85,7 @@ def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
     earlier = read_evaluation(run_dir, PASSK_FILE)
     if not earlier:
         return earlier
-    return require_same_evaluation(earlier, evaluation_settings(held_out, n), run_dir / PASSK_FILE)
+    return require_same_evaluation(earlier, held_out.settings(n=n), run_dir / PASSK_FILE)
 
 
 def announcement(held_out: HeldOut, args: argparse.Namespace, other_tasks: int = 0) -> str:

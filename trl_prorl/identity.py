@@ -168,7 +168,7 @@ def dataset_hash(dataset: Any) -> str | None:
     if not isinstance(dataset, Dataset):
         return None
     digest = hashlib.sha256(str(len(dataset)).encode())
-    for row in dataset:
+    for row in dataset.with_format(None):  # not as tensors, nor by a transform, which may be random
         digest.update(json.dumps(row, sort_keys=True, default=_as_text).encode())
     return digest.hexdigest()
 

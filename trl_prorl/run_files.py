@@ -243,7 +243,7 @@ def _read_run_id(path: Path) -> str | None:
 def weight_files(folder: str | os.PathLike) -> list[Path]:
     """Return the weight files of a model in a folder, sorted."""
     found = [path for pattern in WEIGHTS for path in Path(folder).glob(pattern)]
-    return sorted(path for path in found if path.name != "training_args.bin")
+    return sorted(path for path in found if path.name != "training_args.bin" and path.is_file())
 
 
 def weight_hashes(folder: str | os.PathLike) -> dict[str, str]:
@@ -252,11 +252,10 @@ def weight_hashes(folder: str | os.PathLike) -> dict[str, str]:
 
 
 def step_of_evaluation(evaluation: dict[str, Any]) -> int | None:
-    """Return the last step on record when a run was evaluated (of `drift.json`: of the trained model), if known."""
-    points = evaluation.get("points")
-    if points:
-        return points[-1].get("step")
-    return evaluation.get("steps_on_record", evaluation.get("step"))
+    """Return the last step on record when a run was evaluated (of `drift.json`: of its points), if known."""
+    points = evaluation.get("points", [evaluation])
+    steps = [point.get(key) for point in points for key in ("step", "steps_on_record")]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def has_weights_of(evaluation: dict[str, Any], folder: str | os.PathLike) -> bool | None:

@@ -1,6 +1,7 @@
 """Comparisons: the answer of `compare`, the verdict of a report, and differences pair by pair."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 from rich.table import Table as RichTable
@@ -39,20 +40,19 @@ def stale_notes(runs: list[RecordedRun]) -> list[str]:
     lines = []
     if stale:
         lines = [f"These held-out scores are not those of the finished runs: {', '.join(stale)}. Evaluate them again."]
-    if len(_noted(runs, "grader")) > 1:
+    evaluations = [run.passk for run in runs if run.passk]
+    graders = defaultdict(set)  # of the same prompts
+    for passk in evaluations:
+        graders[tuple(passk["prompt_ids"])].add(passk.get("grader"))
+    if any(len(versions - {None}) > 1 for versions in graders.values()):
         lines.append(
             "Not all answers were graded by the same version of the verifiers: run `trl-prorl passk` again for all "
             "runs, which grades the kept samples and draws none."
         )
-    precisions = _noted(runs, "dtype")
+    precisions = {passk["dtype"] for passk in evaluations if "dtype" in passk}
     if len(precisions) > 1:
         lines.append(f"The models were not all evaluated in one precision: {', '.join(sorted(precisions))}.")
     return lines
-
-
-def _noted(runs: list[RecordedRun], key: str) -> set[str]:
-    """Return the values of a key that the runs' evaluations note."""
-    return {run.passk[key] for run in runs if run.passk and key in run.passk}
 
 
 def _share_cell(row: Comparison) -> str:

@@ -98,5 +98,6 @@ def draw_measure(axes, points: list[dict], key: str) -> None:
 def drift_picture(result: dict) -> Picture:
     """Return KL, agreement, entropy and length over steps."""
     points = [point for point in result["points"] if point["step"] is not None]
+    points.sort(key=lambda point: point["step"])  # the trained model is last, and may be an earlier checkpoint
     panels = [Panel(title, partial(draw_measure, points=points, key=key)) for key, (title, _) in PANELS.items()]
     return Picture("drift.png", "Drift from the starting model", "", panels, columns=len(panels))

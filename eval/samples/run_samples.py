@@ -224,6 +224,19 @@ class HeldOut:
             print(f"{folder}: the {what} changed, and so have {changed} of {len(old)} verdicts.")
         return store.frame()
 
+    def settings(self, **samples: int) -> dict:
+        """Return the settings of an evaluation, with its number of samples per prompt under the name that it has."""
+        return {
+            "split": self.split,
+            "prompts": len(self.rows),
+            **samples,
+            **self.sampling.to_json(),
+            "seed": self.seed,
+            "task": self.name.task,
+            "level": self.name.level,
+            "prompt_ids": self.prompt_ids,
+        }
+
     def versions(self) -> dict:
         """Return what an evaluation notes about trained model and verifier: hashes of both, and the precision."""
         grader = {} if self.grader is None else {"grader": self.grader}

@@ -326,8 +326,10 @@ POINT |= {"interval": [None, None]}
     [
         ("passk.json", PASSK | {"step": 1, "steps_on_record": 3}, True),
         ("passk.json", PASSK | {"step": 5}, False),
+        ("passk.json", PASSK | {"step": 5, "steps_on_record": None}, False),
         ("drift.json", {"prompts": 1, "points": [POINT | {"step": 0}, POINT | {"step": 3}]}, True),
         ("drift.json", {"prompts": 1, "points": [POINT | {"step": 0}, POINT | {"step": 4}]}, False),
+        ("drift.json", {"prompts": 1, "points": [POINT | {"step": 4}, POINT | {"step": 2}]}, False),  # 2 is the best
     ],
 )
 def test_evaluations_of_steps_that_are_computed_again_are_set_aside(tmp_path, file, content, stays):

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -314,6 +315,14 @@ def test_datasets_are_told_apart_by_content():
 def test_every_row_and_value_of_a_dataset_counts(values, others):
     first, second = (identity.dataset_hash(Dataset.from_dict({"a": column})) for column in (values, others))
     assert first != second
+
+
+def test_a_dataset_s_format_hides_no_value():
+    """Tensors count by their values; a random transform, as for augmentation, is not applied."""
+    rows, others = (Dataset.from_dict({"a": [1, number]}) for number in (2, 3))
+    hashes = [identity.dataset_hash(each.with_format("torch")) for each in (rows, others)]
+    assert hashes[0] == identity.dataset_hash(rows) != hashes[1]
+    assert identity.dataset_hash(rows.with_transform(lambda batch: {"a": [random.random()] * 2})) == hashes[0]
 
 
 def test_models_are_told_apart_by_their_weights():

@@ -238,6 +238,7 @@ def test_the_hub_has_exactly_what_was_asked(online, folder, options, pushed):
 # Files of a full model, which was pushed to the same repository; and others, with those that a resume needs
 OF_ANOTHER = {"model.safetensors", "config.json", "ref/model.safetensors", "vocab.json", "passk.json"}
 OTHERS = {"notes.txt", "model-a/b.safetensors", "last-checkpoint/optimizer.pt", "base_adapter/adapter_config.json"}
+OTHERS.add("None/notes.txt")
 
 
 @pytest.mark.parametrize("options", [[], ["--without-record"]])

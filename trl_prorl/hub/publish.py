@@ -238,7 +238,8 @@ def _left_over(there: Iterable[str], files: Mapping[str, Path], replaced: str | 
     found = []
     for name in there:
         is_ours = any(fnmatchcase(name, one) and name.count("/") == one.count("/") for one in patterns)
-        if (is_ours or name.startswith(f"{replaced}/")) and name not in files:
+        is_replaced = replaced is not None and name.startswith(f"{replaced}/")
+        if (is_ours or is_replaced) and name not in files:
             found.append(name)
     return found
 

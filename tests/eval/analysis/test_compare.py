@@ -14,6 +14,7 @@ from trl_prorl.eval.analysis.pairs import GREEDY, compare, pair_notes
 from trl_prorl.eval.analysis.timing import trained_in_parallel
 from trl_prorl.eval.compare import compare_runs
 from trl_prorl.eval.pages.caveats import caveats
+from trl_prorl.eval.pages.comparison import stale_notes
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -161,6 +162,7 @@ def test_scores_of_a_run_that_went_on_afterwards_have_a_note(evaluated, measured
 def test_scores_of_other_weights_have_a_note(evaluated, weights, is_stale):
     noted = {"adapter_model.safetensors": hashlib.sha256(b"evaluated").hexdigest()}
     run = evaluated("a", [1, 2], step=20, weights=noted)
+    (run.path / "earlier.bin").mkdir()  # a folder has no weights
     if weights is not None:  # else only the logs are here
         (run.path / "adapter_model.safetensors").write_bytes(weights)
     assert ("its weights are no longer those that were evaluated" in " ".join(caveats([run]))) == is_stale
@@ -170,6 +172,7 @@ def test_scores_of_other_weights_have_a_note(evaluated, weights, is_stale):
     ("of_b", "noted"),
     [
         ({"grader": "old"}, "version of the verifiers"),
+        ({"grader": "of another task", "prompt_ids": ["x", "y"]}, None),
         ({"dtype": "float32"}, "precision: bfloat16, float32."),
         ({}, None),
     ],
@@ -177,8 +180,7 @@ def test_scores_of_other_weights_have_a_note(evaluated, weights, is_stale):
 def test_other_verifiers_and_precisions_have_a_note(evaluated, of_b, noted):
     versions = {"grader": "new", "dtype": "bfloat16"}
     runs = [evaluated("a", [1, 2], **versions), evaluated("b", [1, 2], **versions | of_b), evaluated("c", [1, 2])]
-    *_, notes = compare_runs(runs, [1])
-    found = [note for note in notes if "version of the verifiers" in note or "precision" in note]
+    found = [note for note in stale_notes(runs) if "version of the verifiers" in note or "precision" in note]
     assert [noted in note for note in found] == ([True] if noted else [])
 
 

@@ -77,10 +77,15 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints):
     assert (run_dir / "drift.png").stat().st_size > 1000
 
 
-def test_a_trained_model_of_unknown_step_is_the_last_point():
-    earlier = {"weights": {}, "points": [{"step": 0}, {"step": 8}, {"step": None}]}
-    result = {"weights": {}, "points": [{"step": 0}, {"step": None}]}
+@pytest.mark.parametrize("trained", [None, 20])
+def test_the_trained_model_is_the_last_point(trained):
+    """Also that of an unknown step, or the best checkpoint: here the run went on to step 30."""
+    earlier = {"weights": {}, "points": [{"step": step} for step in (0, 8, 30, trained)]}
+    result = {"weights": {}, "points": [{"step": 0}, {"step": trained}]}
     assert with_earlier_points(earlier, result, "drift.json") == earlier
+    assert with_earlier_points(earlier, result | {"points": [{"step": 0}, {"step": 20}]}, "drift.json")["points"] == [
+        {"step": step} for step in (0, 8, 30, 20)
+    ]
 
 
 def test_points_of_an_earlier_measurement_are_kept_if_all_else_is_the_same(run_dir, task, add_checkpoints, capsys):
@@ -95,6 +100,9 @@ def test_points_of_an_earlier_measurement_are_kept_if_all_else_is_the_same(run_d
     assert measure("--checkpoints", "all") == ([0, 8, 20], False)
     assert measure() == ([0, 8, 20], False)
     assert measure("--temperature", "0.5") == ([0, 20], True)
+    for option in ("--max-new-tokens", "--seed"):
+        assert measure("--checkpoints", "all", "--temperature", "0.5") == ([0, 8, 20], False)
+        assert measure("--temperature", "0.5", option, "2") == ([0, 20], True)
     assert measure("--checkpoints", "all", "--temperature", "0.5") == ([0, 8, 20], False)
     weights = load_file(run_dir / "adapter_model.safetensors")
     save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, run_dir / "adapter_model.safetensors")
