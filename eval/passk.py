@@ -123,7 +123,8 @@ def evaluate_run(
     result, sides = base_and_trained(held_out, args, ks)
     trained_step = held_out.trained.step
     result["step"] = trained_step
-    result |= held_out.versions()
+    versions = held_out.versions()
+    result |= versions
     if held_out.name.is_own or held_out.in_training:
         result["in_training"] = held_out.in_training
     result["steps_on_record"] = last_step(held_out.run_dir)  # larger if the best checkpoint was kept
@@ -139,7 +140,7 @@ def evaluate_run(
             result["checkpoints"].append({"step": trained_step, **result["trained"]})
     if others:
         result["others"] = {name: base_and_trained(other, args, ks)[0] for name, other in others.items()}
-    whole = complete_result(earlier, result) if earlier else result
+    whole = complete_result(earlier, result, versions) if earlier else result
     if whole is None:
         print(
             f"{held_out.run_dir / PASSK_FILE} was measured with other weights, another grader or in another "

@@ -258,7 +258,6 @@ class CheckpointMixin:
                 part.begin()
             self._generations = 0
             self._forget_progress()
-            self._forget_logs()
         self._has_trained = True
         self._best_step = None
         resume = self._resume
@@ -325,9 +324,6 @@ class CheckpointMixin:
         self.entropy_coef = self.args.entropy_coef  # moved by `use_adaptive_entropy`
         self._last_world_entropy = math.inf
         self._entropy_window_stats = None
-
-    def _forget_logs(self) -> None:
-        """Empty TRL's pending log values, of abandoned steps."""
         pending = [*self._metrics.values(), self._pending_metrics, self._pending_extra_logs]
         for values in [*pending, *self._logs.values()]:
             values.clear()
@@ -626,15 +622,8 @@ def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
     if last is None:
         return newest
     with naming(run_dir / EVENTS_FILE):
-        return _checkpoint_after(last, newest)
-
-
-def _checkpoint_after(last: Mapping[str, Any], newest: Path) -> Path:
-    step = step_of(newest)
-    if step <= last["step_applied"]:
-        return newest
-    if known_rollbacks(newest) < last["rollbacks"]:
-        return newest.with_name(last["checkpoint"])
+        if step_of(newest) > last["step_applied"] and known_rollbacks(newest) < last["rollbacks"]:
+            return newest.with_name(last["checkpoint"])
     return newest
 
 

@@ -284,10 +284,8 @@ class EvaluationMixin:
     def _keep_evaluated(self, inputs, loss: torch.Tensor, entropies, penalty: Penalty | None, of_trl) -> None:
         mask = completion_mask(inputs)
         sums = {"entropy": (zero_masked(entropies, mask) * mask).sum(dim=1)}
-        if penalty is not None and self.args.adds_penalty:
-            primary = penalty.by_anchor.get(self.anchors.primary.name)
-            if primary is not None:
-                sums["kl"] = (primary.detach() * mask).sum(dim=1)
+        if penalty is not None and self.args.adds_penalty and penalty.primary is not None:
+            sums["kl"] = (penalty.primary.detach() * mask).sum(dim=1)
         tokens = self.accelerator.gather(mask.sum(dim=1))
         of_rows = {name: self.accelerator.gather(values) for name, values in sums.items()}
         of_trl = {name: value for name, value in of_trl.items() if name not in sums}

@@ -238,9 +238,9 @@ def next_coefficient(coefficient: float, kl: float, target: float, steps: int, h
 
 @dataclass(frozen=True)
 class Penalty:
-    """Penalties `(B, T)` by anchor, without coefficients, and the scalar that enters the loss."""
+    """The primary anchor's KL `(B, T)`, if it acts, and the scalar that enters the loss."""
 
-    by_anchor: dict[str, torch.Tensor]
+    primary: torch.Tensor | None
     loss: torch.Tensor
 
 
@@ -333,12 +333,12 @@ class Anchors(Part):
         if args.use_bias_correction_kl:
             old_logps = zero_masked(self["old"].logps(batch, logps), mask)  # (B, T)
             ratio = importance_ratio(policy_logps, old_logps, mask, level)  # (B, T) or (B, 1)
-        by_anchor = {}
+        kls = {}
         for anchor in active:
             anchor_logps = zero_masked(anchor.logps(batch, logps), mask)  # (B, T)
-            by_anchor[anchor.name] = kl_penalty(policy_logps, anchor_logps, args.kl_estimator, ratio, args.kl_clamp)
-        weighted = sum(anchor.coefficient * by_anchor[anchor.name] for anchor in active)  # (B, T)
-        return Penalty(by_anchor, (weighted * weights).sum())
+            kls[anchor.name] = kl_penalty(policy_logps, anchor_logps, args.kl_estimator, ratio, args.kl_clamp)
+        weighted = sum(anchor.coefficient * kls[anchor.name] for anchor in active)  # (B, T)
+        return Penalty(kls.get(self.primary.name), (weighted * weights).sum())
 
     def on_row(self, step: int, row: Mapping[str, float]) -> None:
         primary = self.primary

@@ -58,6 +58,15 @@ def take(lists: dict[str, list[float]], means: Means) -> None:
     lists.clear()
 
 
+def evaluation_row(step: int, attempt: int, metrics: Mapping[str, float], seconds: float | None) -> dict[str, Any]:
+    """Return a line of `evaluations.jsonl`."""
+    row = {"step": step, ATTEMPT: attempt}
+    for name, value in metrics.items():
+        if name.startswith("eval_") and not name.endswith(SPEEDS) and math.isfinite(value):
+            row[name] = value
+    return {**row, "time_eval": seconds}
+
+
 def token_means(level: str) -> tuple[str, ...]:
     """Name TRL's means over tokens, by `importance_sampling_level`."""
     return TOKEN_MEANS + RATIO_MEANS if level == "token" else TOKEN_MEANS
@@ -148,10 +157,8 @@ class Recorder(Part):
         penalty = micro_batch.penalty
         if penalty is not None:
             self.meter.add_total("kl_penalty", penalty.loss)
-        if penalty is not None and self.args.adds_penalty:  # else TRL has it
-            primary = penalty.by_anchor.get(self.anchors.primary.name)
-            if primary is not None:
-                kls["kl"] = primary.detach()
+            if self.args.adds_penalty and penalty.primary is not None:  # else TRL has it
+                kls["kl"] = penalty.primary.detach()
         self.meter.add_means(means, mask)
         self.meter.add_means(kls, kl_mask)
         if self.args.kl_clamp is not None:
@@ -222,13 +229,8 @@ class Recorder(Part):
             self.events.write(event)
 
     def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
-        if self.evaluations is None:
-            return
-        row = {"step": step, ATTEMPT: self.attempt}
-        for name, value in metrics.items():
-            if name.startswith("eval_") and not name.endswith(SPEEDS) and math.isfinite(value):
-                row[name] = value
-        self.evaluations.write({**row, "time_eval": seconds})
+        if self.evaluations is not None:
+            self.evaluations.write(evaluation_row(step, self.attempt, metrics, seconds))
 
     # Files, on the main process only.
 

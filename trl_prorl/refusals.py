@@ -236,11 +236,13 @@ KEY_OF = {
     "max_new_tokens": "max_completion_length",
     "max_tokens": "max_completion_length",  # vLLM's
 }
-TRUNCATIONS = ("top_p", "top_k", "min_p")  # with vLLM, whose log-probabilities they change
+TRUNCATIONS = ("top_p", "top_k", "min_p")  # each a key, too; with vLLM, whose log-probabilities they change
 
 
 def _refuse_generation_kwargs(args: "ProRLConfig") -> None:
-    keys = KEY_OF | (dict(zip(TRUNCATIONS, TRUNCATIONS, strict=True)) if args.use_vllm else {})
+    keys = dict(KEY_OF)
+    if args.use_vllm:
+        keys |= {name: name for name in TRUNCATIONS}
     for name, value in (args.generation_kwargs or {}).items():
         given = f"generation_kwargs={{{name!r}: {value!r}}}"
         if name in UNSCORED and value != UNSCORED[name][0]:

@@ -68,7 +68,6 @@ AT_BOUNDARY = (*RESETS, GROWTH)
 # Required keys of each line of a log file.
 LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
 FORMER_NAMES = {"gold": "accuracy"}  # of metrics in `metrics.jsonl` and `drift.json`
-STEPS = ("step", "step_applied")
 ATTEMPT = "attempt"
 STARTS = (RESUME, ROLLBACK)  # begin a new attempt
 RECORDED = "TRL"  # variant in `env.json` of a run of `RunRecorder`
@@ -118,14 +117,11 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
             torn = unreadable
             continue
         _check_keys(row, needed, where, "remove the line")
-        for key in needed:
-            if key in STEPS and (type(row[key]) is not int or not 0 <= row[key] <= MAX_STEP):
-                raise InputError(
-                    f"{where} has {key}: {short(row[key])}, not a whole number from 0 on; remove the line"
-                )
         attempt = attempt_of(row)
-        if type(attempt) is not int or not 0 <= attempt <= MAX_STEP:
-            raise InputError(f"{where} has {ATTEMPT}: {short(attempt)}, not a whole number from 0 on; remove the line")
+        numbers = {key: row[key] for key in needed if key != "event"} | {ATTEMPT: attempt}
+        for key, value in numbers.items():
+            if type(value) is not int or not 0 <= value <= MAX_STEP:
+                raise InputError(f"{where} has {key}: {short(value)}, not a whole number from 0 on; remove the line")
         if torn is not None and attempt <= newest:
             raise torn  # the process continued writing, so the line was not truncated by a kill
         torn = None
@@ -218,24 +214,21 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:
-    return _read_run_id(Path(folder) / RUN_ID_FILE)
+    return _read_key(Path(folder) / RUN_ID_FILE, RUN_ID)
 
 
 def saved_step(folder: str | os.PathLike) -> int | None:
-    try:
-        step = read_json(Path(folder) / RUN_ID_FILE).get(STEP_OF_WEIGHTS)
-    except InputError:
-        return None
+    step = _read_key(Path(folder) / RUN_ID_FILE, STEP_OF_WEIGHTS)
     return step if type(step) is int else None
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
-    return _read_run_id(Path(run_dir) / ENV_FILE)
+    return _read_key(Path(run_dir) / ENV_FILE, RUN_ID)
 
 
-def _read_run_id(path: Path) -> str | None:
+def _read_key(path: Path, key: str) -> Any:
     try:
-        return read_json(path).get(RUN_ID)
+        return read_json(path).get(key)
     except InputError:
         return None
 

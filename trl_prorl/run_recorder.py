@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from .provenance import write_config, write_plain_env
-from .record import COLUMNS, SPEEDS
+from .record import COLUMNS, evaluation_row
 from .run_files import (
     ATTEMPT,
     EVALUATIONS_FILE,
@@ -96,11 +96,7 @@ class RunRecorder(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics: Mapping[str, float] | None = None, **kwargs):
         if self.metrics is None:  # by a script, before the training
             return
-        row = {"step": state.global_step, ATTEMPT: self.attempt}
-        for name, value in metrics.items():
-            if name.startswith("eval_") and not name.endswith(SPEEDS) and math.isfinite(value):
-                row[name] = value
-        row["time_eval"] = metrics.get("eval_runtime")
+        row = evaluation_row(state.global_step, self.attempt, metrics, metrics.get("eval_runtime"))
         self.evaluations.write(row)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -17,7 +17,6 @@ from trl_prorl.text import shell_quote
 # more than the model.
 SAMPLING = ("n", "temperature", "max_new_tokens")
 EVALUATION = ("split", "prompts", *SAMPLING)
-VERSIONS = ("weights", "grader", "dtype")  # what an evaluation notes about its model and its verifier
 
 
 def correct_by_prompt(samples: pd.DataFrame) -> list[int]:
@@ -185,14 +184,14 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
     raise InputError(f"'{path}' has other settings: {what}; {extend}overwrite it with --replace")
 
 
-def complete_result(earlier: dict, result: dict) -> dict | None:
+def complete_result(earlier: dict, result: dict, versions: Mapping[str, object]) -> dict | None:
     """
     Return the new content of `passk.json`, with the parts that only the earlier one has (`k` already includes its
-    values); `None` if the earlier one measured other weights, or by another grader or in another precision.
+    values); `None` if the earlier one has other `versions` of weights, grader or precision than `result`.
     """
     if earlier.get("step") != result["step"]:
         return None
-    if any(earlier[key] != result[key] for key in VERSIONS if key in earlier and key in result):
+    if any(earlier.get(key, version) != version for key, version in versions.items()):
         return None
     if any(earlier[side]["correct"] != result[side]["correct"] for side in SIDES):
         return None

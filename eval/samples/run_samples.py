@@ -23,6 +23,7 @@ from trl_prorl.eval.samples.models import (
     Point,
     base_point,
     check_computes,
+    check_trained_model,
     checkpoint_points,
     evaluation_dtype,
     identity,
@@ -121,7 +122,7 @@ class HeldOut:
         """Return the store of a model's samples."""
         settings = {
             "model": self._identity(point),
-            "dtype": str(self._dtype(point)).removeprefix("torch."),
+            "dtype": self._dtype(point),
             "tokenizer": digest([self.tokenizer.get_vocab(), self.tokenizer.chat_template]),
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
@@ -239,18 +240,17 @@ class HeldOut:
 
     def versions(self) -> dict:
         """Return what an evaluation notes about trained model and verifier: hashes of both, and the precision."""
-        grader = {} if self.grader is None else {"grader": self.grader}
-        return {"weights": weight_hashes(self.trained.folder), **grader, **self._precision()}
-
-    def _precision(self) -> dict[str, str]:
-        return {"dtype": str(self._dtype(self.trained)).removeprefix("torch.")}
+        versions = {"weights": weight_hashes(self.trained.folder), "dtype": self._dtype(self.trained)}
+        if self.grader is not None:
+            versions["grader"] = self.grader
+        return versions
 
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)
 
-    def _dtype(self, point: Point) -> torch.dtype:
-        """Return the precision in which a model is sampled."""
-        return evaluation_dtype(self.config)
+    def _dtype(self, point: Point) -> str:
+        """Return the name of the precision in which a model is sampled."""
+        return str(evaluation_dtype(self.config)).removeprefix("torch.")
 
     def _loaded(self, point: Point):
         """Return a model that the tokenizer fits."""
@@ -406,7 +406,7 @@ def check_run(run_dir: Path) -> dict:
             )
         config["model_name_or_path"] = noted
     config = with_local_paths(run_dir, config)
-    trained_point(run_dir, config)
+    check_trained_model(run_dir, config)
     return config
 
 

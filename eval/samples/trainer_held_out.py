@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-import torch
 from peft import PeftModel
 
 from trl_prorl.cli.dropout import evaluation_mode
@@ -91,7 +90,7 @@ class TrainerHeldOut(HeldOut):
 
     def versions(self) -> dict:
         """Return the precision alone: the policy may not be saved, and a verifier in memory has no version."""
-        return self._precision()
+        return {"dtype": self._dtype(self.trained)}
 
     def _identity(self, point: Point) -> dict:
         if point is self.base and not self.base_below:
@@ -102,13 +101,13 @@ class TrainerHeldOut(HeldOut):
         with self.as_point(point):
             return {"weights": weights_hash(named, trained_whole=True)}
 
-    def _dtype(self, point: Point) -> torch.dtype:
+    def _dtype(self, point: Point) -> str:
         """Return the precision in which the policy computes; a command may load it in another precision."""
         if point is self.base and not self.base_below:
             return super()._dtype(point)
         if self.config["bf16"] and not self.base_below:
-            return torch.bfloat16  # from accelerate's autocast, which wraps a full model's forward
-        return next(self.policy.parameters()).dtype
+            return "bfloat16"  # from accelerate's autocast, which wraps a full model's forward
+        return str(next(self.policy.parameters()).dtype).removeprefix("torch.")
 
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:

@@ -238,11 +238,12 @@ def _place(args: ProRLConfig) -> dict[str, Any]:
 
 
 def _check_optimizer(args: ProRLConfig, optimizer) -> None:
-    inner = inner_of(optimizer) if optimizer is not None else None
-    if callable(getattr(inner, "eval", None)):
-        raise ValueError(
-            f"optimizers: {full_name(type(inner))} {SWITCHES} Pass another optimizer, such as torch.optim.AdamW."
-        )
+    if optimizer is not None:
+        inner = inner_of(optimizer)
+        if callable(getattr(inner, "eval", None)):
+            raise ValueError(
+                f"optimizers: {full_name(type(inner))} {SWITCHES} Pass another optimizer, such as torch.optim.AdamW."
+            )
     if args.optimizer_reset == "keep":
         return
     if optimizer is not None:

@@ -46,9 +46,9 @@ def test_each_part_has_its_own_score_whatever_names_it(tasks, levels):
     ],
 )
 def test_an_earlier_result_is_extended_if_it_measured_the_same(passk_result, noted, is_extended):
-    versions = {"step": 4, "weights": {"a": "1"}, "grader": "new", "dtype": "float32"}
+    versions = {"weights": {"a": "1"}, "grader": "new", "dtype": "float32"}
     earlier = passk_result([1, 2], [3, 4], greedy={"of": "the earlier one"}, **{"step": 4} | noted)
-    whole = complete_result(earlier, passk_result([1, 2], [3, 4], **versions))
+    whole = complete_result(earlier, passk_result([1, 2], [3, 4], step=4, **versions), versions)
     assert (whole is not None) == is_extended
     if is_extended:
         assert whole["greedy"] == earlier["greedy"]
