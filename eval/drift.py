@@ -9,7 +9,7 @@ run folder. Samples are kept and shared with `passk`.
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from rich.progress import track
 
+from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, ratio_interval
 from trl_prorl.eval.command import command
@@ -177,8 +178,10 @@ def present(run_dir: Path, result: dict) -> Measured:
     the same settings are kept.
     """
     path = run_dir / DRIFT_FILE
+    earlier = None
     with writing(path):
-        earlier = read_evaluation(run_dir, DRIFT_FILE)
+        with suppress(InputError):  # one that cannot be read
+            earlier = read_evaluation(run_dir, DRIFT_FILE)
         if earlier is not None:
             result = with_earlier_points(earlier, result, path)
         write_json(path, result)

@@ -138,16 +138,15 @@ class CheckpointMixin:
         with self.hold_folder():
             self._resume = None
             self._sets_aside = self.args.overwrite or self._folder.path == self._trained_in
-            if str(resume_from_checkpoint).startswith(PREFIX):
-                resume_from_checkpoint = on_main_process(is_main, lambda: self._fetch_run(resume_from_checkpoint))
-            if resume_from_checkpoint and not self._begins_again(resume_from_checkpoint):
+            resume_from = resume_from_checkpoint
+            if str(resume_from).startswith(PREFIX):
+                folder = (self.folder, self._folder_lock, self.args.overwrite, self.args.hub_token)
+                resume_from = on_main_process(is_main, lambda: fetch_run(resume_from_checkpoint, *folder))
+            if resume_from and not self._begins_again(resume_from):
                 on_main_process(is_main, self._prepare_resume)
-                self._resume = self._find_resume(resume_from_checkpoint)
+                self._resume = self._find_resume(resume_from)
             on_main_process(is_main, self._check_folder)
             return self._train_with_rollbacks(trial, *args, **kwargs)
-
-    def _fetch_run(self, resume_from: str) -> Path:
-        return fetch_run(resume_from, self.folder, self._folder_lock, self.args.overwrite, self.args.hub_token)
 
     def _begins_again(self, resume_from) -> bool:
         """Return whether `"auto"` restarts the run at step 0, because it has no checkpoint."""

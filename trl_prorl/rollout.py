@@ -161,9 +161,9 @@ class RolloutResult:
         deviations of the batch.
         """
         self.of_trl = {name: value for name, value in of_trl.items() if name != EQUAL_GROUPS}
-        constant = self.constant_groups(weights, aggregation)
-        if constant is not None:
-            self.of_trl[EQUAL_GROUPS] = constant
+        if self.group_size > 1:
+            groups = groups_without_signal(self.rewards, self.group_size, weights, aggregation)
+            self.of_trl[EQUAL_GROUPS] = groups.float().mean().item()
         rows = len(self.rewards)
         ended = round(rows * (1.0 - of_trl.get("completions/clipped_ratio", 0.0)))
         for kind in ("mean", "min", "max"):
@@ -177,13 +177,6 @@ class RolloutResult:
         for name, value in values.items():
             means.add(name, value, self.counts.get(name, len(self.rewards)))
         return means
-
-    def constant_groups(self, weights: torch.Tensor, aggregation: str) -> float | None:
-        """Return the share of groups with equal rewards, `None` if `group_size` is 1."""
-        if self.group_size == 1:
-            return None
-        groups = groups_without_signal(self.rewards, self.group_size, weights, aggregation)
-        return groups.float().mean().item()
 
     def count_scored(self, names: Sequence[str]) -> None:
         missing = self.rewards.isnan()
@@ -276,7 +269,9 @@ def set_advantages(
         advantages.copy_(select_own_rows(estimates, process, count))
         replace_logged(logged, result, weights, estimator, rewards, penalties)
     if args.drop_zero_rows and estimator not in UNGROUPED:
-        equal = rows_of_equal_groups(result, weights, args.multi_objective_aggregation)
+        # TRL's advantage is then only nearly 0.
+        equal = groups_without_signal(result.rewards, result.group_size, weights, args.multi_objective_aggregation)
+        equal = equal.repeat_interleave(result.group_size)
         advantages.masked_fill_(select_own_rows(equal, process, count), 0.0)
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
     unbounded = result.unbounded()
@@ -317,15 +312,6 @@ def replace_logged(
     for _ in range(min(len(logged), len(newest))):
         logged.pop()
     logged.extend(estimate(newest, result.group_size, estimator, batch).tolist())
-
-
-def rows_of_equal_groups(result: RolloutResult, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
-    """
-    Return whether a row's group has equal rewards, `(N,)`. TRL's advantage is then only nearly 0; `drop_zero_rows`
-    needs exact zeros.
-    """
-    groups = groups_without_signal(result.rewards, result.group_size, weights, aggregation)
-    return groups.repeat_interleave(result.group_size)
 
 
 def groups_without_signal(

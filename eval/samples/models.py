@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl import vocabulary
@@ -144,25 +144,29 @@ def base_model_errors(base: str):
         ) from error
 
 
+def read_base_config(config: dict) -> PreTrainedConfig:
+    """Return the configuration of a run's base model."""
+    base = config["model_name_or_path"]
+    with base_model_errors(base):
+        revision = config.get("model_revision") or "main"
+        return AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
+
+
 def identity(folder: Path | None, config: dict) -> dict:
     """
     Return the identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit;
     `None` is the base model that the configuration names.
     """
-    base = config["model_name_or_path"]
     if folder is None:
-        if not Path(base).is_dir():
-            revision = config.get("model_revision") or "main"
-            with base_model_errors(base):
-                AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)  # updates the cache
-            return {"name": base, "commit": hub_commit(base, revision)}
-        return {"weights": model_hashes(Path(base))}
+        base = config["model_name_or_path"]
+        if Path(base).is_dir():
+            return {"weights": model_hashes(Path(base))}
+        read_base_config(config)  # updates the cache
+        return {"name": base, "commit": hub_commit(base, config.get("model_revision"))}
     own = {"weights": model_hashes(folder)}
     if kind_of_model(folder) == "adapter":
         own["base"] = identity(None, config)
-        with base_model_errors(base):
-            revision = config.get("model_revision") or "main"
-            kind = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
+        kind = read_base_config(config)
         if named_class(kind) is not MODEL_FOR_CAUSAL_LM_MAPPING.get(type(kind), None):
             own["class"] = named_class(kind).__name__  # older samples, without it, may not have used the adapter
     return own

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -341,10 +341,12 @@ def shown_prompt(row: dict) -> str:
 def count_of_script(run_dir: Path, prompt_ids: list[str]) -> int | None:
     """
     Return how many of a user's prompts occur in the training set, from an evaluation of the same prompts in the
-    script, which has the training set. `None` without such an evaluation.
+    script, which has the training set. `None` without such an evaluation that can be read.
     """
-    earlier = read_evaluation(run_dir, PASSK_FILE)
-    if not earlier or earlier["prompt_ids"] != prompt_ids:
+    earlier = None
+    with suppress(InputError):  # `passk` says so, and replaces it
+        earlier = read_evaluation(run_dir, PASSK_FILE)
+    if earlier is None or earlier["prompt_ids"] != prompt_ids:
         return None
     return earlier.get("in_training")
 

@@ -104,7 +104,7 @@ def read_record(
     cannot be read.
     """
     folder = Path(run_dir)
-    model_dir = folder if model_dir is None else model_dir
+    model_dir = model_dir or folder
     events = folder / EVENTS_FILE
     passk = read_if_there(folder / PASSK_FILE)
     is_known = passk is not None and step is None
@@ -196,8 +196,7 @@ def model_card(
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir, folder, step)
-    adapter_config = folder / "adapter_config.json"
-    adapter_config = read_if_there(adapter_config) or {}
+    adapter_config = read_if_there(folder / "adapter_config.json") or {}
     if adapter is None:
         adapter = bool(adapter_config)
     base = base_of(record, adapter_config)

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from ..errors import PushError
 from ..files import check_contents, link_or_copy
-from ..provenance import identify
+from ..provenance import identify, remove_secrets
 from ..run_files import (
     BASE_ADAPTER,
     CONFIG_FILE,
@@ -30,7 +30,7 @@ from ..run_shapes import INDEX_FILES, read_shaped
 from ..text import shell_quote
 from ..vocabulary import check_tokenizer, embedding_rows, load_tokenizer
 from ..weights import check_files, refuse_code
-from .card import CARD_FILE, remove_secrets
+from .card import CARD_FILE
 
 
 ADAPTER_CONFIG = "adapter_config.json"

@@ -107,6 +107,8 @@ def test_points_of_an_earlier_measurement_are_kept_if_all_else_is_the_same(run_d
     weights = load_file(run_dir / "adapter_model.safetensors")
     save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, run_dir / "adapter_model.safetensors")
     assert measure("--temperature", "0.5") == ([0, 20], True)
+    (run_dir / "drift.json").write_text("{")
+    assert measure() == ([0, 20], False)
 
 
 def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch):

@@ -7,6 +7,7 @@ from datasets import Dataset, IterableDataset
 
 from trl_prorl import drift, evaluate
 from trl_prorl.eval import report
+from trl_prorl.eval.samples.run_samples import count_of_script
 from trl_prorl.hub.card import eval_results, model_card, read_record
 from trl_prorl.run_files import saved_step
 
@@ -34,6 +35,11 @@ STREAM = IterableDataset.from_generator(lambda: iter([{"prompt": prompt} for pro
 
 def holds_e(completion, row):
     return "e" in completion
+
+
+def test_an_evaluation_that_cannot_be_read_counts_nothing(tmp_path):
+    (tmp_path / "passk.json").write_text("{")
+    assert count_of_script(tmp_path, ["a"]) is None
 
 
 def trained(run, rows=TRAIN, **more):
