@@ -162,7 +162,7 @@ def with_earlier_points(earlier: dict, result: dict, path: Path) -> dict:
     same = {**earlier, "points": None} == {**result, "points": None} and "weights" in result
     steps = {None, *(point["step"] for point in result["points"])}  # `None`: the trained model
     kept = [point for point in earlier["points"] if point["step"] not in steps]
-    tasks = {frozenset(point.get("others") or {}) for point in [*kept, *result["points"]]}
+    tasks = {frozenset(point.get("others", {})) for point in [*kept, *result["points"]]}
     if not kept:
         return result
     if not same or len(tasks) > 1:

@@ -6,7 +6,6 @@ Why does a run not learn? The first cause of trouble in its log files, with the 
 Reads a run of `ProRLTrainer`, or one that `RunRecorder` has written. Exit code 0: no cause was found; 1: one was.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -139,10 +138,11 @@ def gain(run: RecordedRun) -> float:
 def rate_too_low(run: RecordedRun) -> Found | None:
     rates = run.measured("lr")  # that of a script's own optimizer is not the key's; one in a warm-up is lower
     rate = max(float(run.config.get("learning_rate", TRL_RATE)), 0.0 if rates is None else rates.max())
-    trained = run.env.get("trainable_parameters", math.inf) / run.env.get("parameters", 1)
-    reward = average(run, "reward", LONG)
-    if rate > TRL_RATE or trained > ADAPTER:
+    trained = run.env.get("trainable_parameters")
+    parameters = run.env.get("parameters")  # 0 of a model in parts, as in ZeRO-3
+    if rate > TRL_RATE or not trained or not parameters or trained > ADAPTER * parameters:
         return None
+    reward = average(run, "reward", LONG)
     return first(reward, f"LoRA learns nothing at a learning rate of {rate:g}; the reward is {{:.2g}}")
 
 

@@ -178,7 +178,7 @@ def greedy(prompts: int) -> Shape:
 
 
 NUMBERS = record(prompts=count(1, MAX_PROMPTS), n=count(1, MAX_SAMPLES), k=items(count(1, MAX_SAMPLES), 1, MAX_PARTS))
-SETTINGS = record({"seed": maybe(count(-MAX_COUNT))}, temperature=number(0, 1e6), max_new_tokens=count(1))
+SETTINGS = record(seed=count(-MAX_COUNT), temperature=number(0, 1e6), max_new_tokens=count(1))
 
 
 PART = record({"split": text}, task=text, level=scalar)
@@ -194,14 +194,13 @@ def sampled(value: Any) -> None:
 
 def passk(value: Any) -> None:
     """Accept a `passk.json`."""
-    record(split=text, prompt_ids=items(text))(value)
+    record(split=text, task=text, prompt_ids=items(text))(value)
     sampled(value)
     prompts = len(value["base"]["correct"])
     half = side(value)  # a part shares samples and k with the evaluation, not its prompts
     by = record(task=maybe(text), level=scalar, prompts=count(1), base=half, trained=half)
     record(
         {
-            "task": maybe(text),
             "level": scalar,
             "in_training": maybe(count(0, value["prompts"])),
             "step": STEP,
@@ -209,10 +208,10 @@ def passk(value: Any) -> None:
             "weights": table(text),
             "grader": text,
             "dtype": text,
-            "greedy": maybe(greedy(prompts)),
-            "checkpoints": maybe(items(lambda one: (record(step=count())(one), half(one)), most=MAX_PARTS)),
-            "by": maybe(items(by, most=MAX_PARTS)),
-            "others": maybe(table(lambda one: (PART(one), sampled(one)), MAX_PARTS)),
+            "greedy": greedy(prompts),
+            "checkpoints": items(lambda one: (record(step=count())(one), half(one)), most=MAX_PARTS),
+            "by": items(by, most=MAX_PARTS),
+            "others": table(lambda one: (PART(one), sampled(one)), MAX_PARTS),
         },
         prompt_ids=items(text, prompts, prompts),
     )(value)
@@ -226,7 +225,7 @@ POINT = record(
 )
 drift = record(
     {"prompts": count(1), "in_training": maybe(count()), "weights": table(text)},
-    points=items(lambda one: (POINT(one), record({"others": maybe(table(POINT))}, step=STEP)(one)), most=MAX_PARTS),
+    points=items(lambda one: (POINT(one), record({"others": table(POINT)}, step=STEP)(one)), most=MAX_PARTS),
 )
 env = record(
     {

@@ -96,8 +96,7 @@ def has_greedy(run: RecordedRun) -> bool:
 
 def _greedy_verdicts(run: RecordedRun) -> list[int] | None:
     """Return for each prompt whether the trained model's greedy completion is correct; `None` if not measured."""
-    greedy = (run.passk or {}).get("greedy") or {}
-    return (greedy.get("trained") or {}).get("correct")
+    return (run.passk or {}).get("greedy", {}).get("trained", {}).get("correct")
 
 
 def _outcome_per_prompt(run: RecordedRun, k: int | None) -> np.ndarray:

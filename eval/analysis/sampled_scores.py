@@ -142,7 +142,7 @@ def checkpoint_curve(result: dict | None, k: int) -> pd.DataFrame | None:
     pass@k over optimizer steps of a `passk.json`, base at 0, with its interval over prompts; `None` without
     checkpoints.
     """
-    checkpoints = (result or {}).get("checkpoints") or []
+    checkpoints = (result or {}).get("checkpoints", [])
     points = {point["step"]: point for point in checkpoints if f"pass@{k}" in point}
     if not points:
         return None

@@ -91,8 +91,7 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
     parts = []
     for run in evaluated:
         parts.append(run.passk)
-        parts += run.passk.get("by") or []
-        parts += (run.passk.get("others") or {}).values()
+        parts += [*run.passk.get("by", []), *run.passk.get("others", {}).values()]
     if any(part["prompts"] < MIN_PROMPTS for part in parts):
         lines.append(NO_INTERVAL_NOTE)
     if len(settings) > 1:

@@ -44,8 +44,8 @@ def _both_sides(heading: str, spec: str, key: str, part: str | None = None) -> C
 
     def text(row):
         passk = row.run.passk or {}
-        sides = (passk.get(part) or {}) if part else passk
-        return arrow_cell([(sides.get(side) or {}).get(key) for side in SIDES], spec)
+        sides = passk.get(part, {}) if part else passk
+        return arrow_cell([sides.get(side, {}).get(key) for side in SIDES], spec)
 
     return _where_measured(heading, text)
 

@@ -127,7 +127,7 @@ SIDES_COLUMN = Column(
 
 def by_task(frame: Frame) -> Section | None:
     """Return held-out pass@1 per task and level, a row each per run; `None` if there is only one."""
-    rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by") or []]
+    rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by", [])]
     notes = ["95 % intervals over the prompts of each task and level."]
     return table_section(table_of("Per task and level", [*PART_COLUMNS, SIDES_COLUMN], rows, notes))
 
@@ -144,7 +144,7 @@ FORGETTING_COLUMNS = [
 
 def forgetting(frame: Frame) -> Section | None:
     """Return base, trained and change on other tasks, paired over prompts; `None` if none was evaluated."""
-    rows = [(run, other) for run in frame.runs for other in ((run.passk or {}).get("others") or {}).values()]
+    rows = [(run, other) for run in frame.runs for other in (run.passk or {}).get("others", {}).values()]
     notes = ["The change is paired over prompts. If its interval includes 0, there is no significant change."]
     return table_section(table_of("Forgetting: tasks that were not trained", FORGETTING_COLUMNS, rows, notes))
 

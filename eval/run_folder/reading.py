@@ -122,7 +122,7 @@ def read_evaluation(run_dir: Path, file: str) -> dict | None:
 
 def _with_current_names(point: dict) -> dict:
     """Return a point of `drift.json`, with its numbers on other tasks, under the current names of its metrics."""
-    others = {task: run_files.with_current_names(numbers) for task, numbers in (point.get("others") or {}).items()}
+    others = {task: run_files.with_current_names(numbers) for task, numbers in point.get("others", {}).items()}
     return run_files.with_current_names(point) | {"others": others}
 
 

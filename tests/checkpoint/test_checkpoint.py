@@ -316,7 +316,7 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
 
 SIDE = {"pass@1": 0.5, "interval@1": [None, None], "correct": [1]}
 PASSK = {"split": "test", "prompts": 1, "n": 2, "k": [1], "temperature": 1.0, "max_new_tokens": 8, "prompt_ids": ["a"]}
-PASSK |= {"task": "sorting", "level": 1, "base": SIDE, "trained": SIDE}
+PASSK |= {"task": "sorting", "level": 1, "seed": 0, "base": SIDE, "trained": SIDE}
 POINT = dict.fromkeys(("kl_to_base", "base_entropy", "token_agreement", "entropy", "mean_tokens"), 1.0)
 POINT |= {"interval": [None, None]}
 

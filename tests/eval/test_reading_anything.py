@@ -20,6 +20,7 @@ from trl_prorl.eval.run_folder import reading
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.eval.samples.run_samples import check_run
+from trl_prorl.eval.why import explain
 from trl_prorl.hub.card import model_card
 from trl_prorl.run_files import JsonLines, next_attempt, read_jsonl, read_yaml
 
@@ -93,6 +94,7 @@ def readers(folders):
         "report": lambda: build_report(Frame([load_run(run), load_run(other)]), "report"),
         "card": lambda: model_card(run, run, repo="a/b"),
         "compare": lambda: compare_runs([load_run(run), load_run(other)], [1]),
+        "why": lambda: explain(load_run(run)),
         "passk": lambda: check_run(run),
         "push": lambda: check_trained_model(run, {}),
         "resume": lambda: next_attempt(run),
@@ -231,6 +233,27 @@ def test_what_a_file_may_not_hold_is_named_with_its_place(folders, readers, file
     said = read_damaged(folders, {name: readers[name] for name in ("report", "card", "compare")}, file, content)
     assert len(said) in (2, 3)  # the card reads no drift.json and no evaluations.jsonl
     assert all(str([place for place in at if isinstance(place, str)][-1]) in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("file", "at", "value"),
+    [
+        ("env.json", ("base_model", "name"), ...),
+        ("env.json", ("parameters",), None),
+        ("env.json", ("parameters",), 0),  # of a model in parts
+        ("passk.json", ("gain", "pass@1", 0), None),
+    ],
+)
+def test_what_is_not_known_is_left_out(folders, readers, file, at, value):
+    assert read_damaged(folders, readers, file, written(file, changed(FILES[file], at, value))) == []
+
+
+@pytest.mark.parametrize("at", [("seed",), ("task",), ("others", "x", "seed")])
+def test_what_every_evaluation_notes_is_needed(folders, readers, at):
+    """A report shows it, and a model card names it."""
+    content = written("passk.json", changed(PASSK, at, ...))
+    said = read_damaged(folders, readers, "passk.json", content)
+    assert [f"an object with {at[-1]!r}" in line for line in said] == [True] * 4  # report, card, compare, why
 
 
 @pytest.mark.parametrize("number", [1e308, -1e308, float("inf")])

@@ -101,10 +101,12 @@ def test_resets_are_listed_and_counted(folder):
         ({"step": 7}, True, False),
         ({"step": 3, "steps_on_record": 7}, True, True),  # of the best checkpoint
         ({"step": 3}, False, False),
+        ({"step": None, "steps_on_record": 3}, False, False),
     ],
 )
 def test_numbers_of_other_weights_are_left_out(folder, changed, has_numbers, names_step):
     card = model_card(folder(passk=PASSK | changed))
+    assert "step None" not in card.text
     assert bool(card.data.eval_results) == has_numbers
     assert ("\n| pass@1 |" in card.text) == has_numbers
     assert "for 7 optimizer steps" in card.text

@@ -137,8 +137,8 @@ def changes_embeddings(folder: Path) -> bool:
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
-    noted = record.env.get("base_model")
-    if noted:
+    noted = record.env.get("base_model") or {}
+    if noted.get("name"):
         known = {field.name for field in fields(BaseModel)}
         return BaseModel(**{name: value for name, value in noted.items() if name in known})
     name = record.config.get("model_name_or_path") or adapter_config.get("base_model_name_or_path")
@@ -162,7 +162,7 @@ def measures(part: dict[str, Any]) -> list[Measure]:
         if all(name in part[side] for side in SIDES):
             base, trained = ([part[side][name], *part[side][f"interval@{k}"]] for side in SIDES)
             found.append(Measure(name, base, trained, part.get("gain", {}).get(name)))
-    greedy = part.get("greedy") or {}
+    greedy = part.get("greedy", {})
     if all({"accuracy", "interval"} <= greedy.get(side, {}).keys() for side in SIDES):
         base, trained = ([greedy[side]["accuracy"], *greedy[side]["interval"]] for side in SIDES)
         found.append(Measure("greedy", base, trained, greedy.get("gain")))
@@ -286,7 +286,7 @@ def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
 
 def _with_interval(values: list[float | None] | None, spec: str) -> str:
     """Return `value [low, high]`, `value (n/a)` with too few prompts, or a dash."""
-    if values is None:
+    if values is None or values[0] is None:
         return "–"
     value, *ends = values
     return f"{value:{spec}} {'(n/a)' if None in ends else _interval(ends, spec)}"
@@ -311,7 +311,7 @@ def eval_results(record: Record) -> list[EvalResult]:
         return []
     passk = record.passk
     results = [_eval_result(passk, measure, _dataset(record.config)) for measure in measures(passk)]
-    for other in (passk.get("others") or {}).values():
+    for other in passk.get("others", {}).values():
         results += [_eval_result(other, measure, None) for measure in measures(other) if measure.name != "greedy"]
     return results
 

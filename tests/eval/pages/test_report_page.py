@@ -52,6 +52,7 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
                 "k": [1],
                 "temperature": 1.0,
                 "max_new_tokens": 512,
+                "seed": 0,
                 **sides,
             }
         },
