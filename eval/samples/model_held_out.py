@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 from trl_prorl.cli.model_name import find_model
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import Point, kind_of_model, load_tokenizer
-from trl_prorl.eval.samples.run_samples import HeldOut, grader_version, held_out_rows, judges, split_of
+from trl_prorl.eval.samples.run_samples import HeldOut, split_of
 from trl_prorl.eval.samples.sampling import SamplingSettings
-from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
 from trl_prorl.provenance import is_hub_name
@@ -64,17 +63,12 @@ class ModelHeldOut(HeldOut):
         check_contents(out)
         self.run_dir = out
         self.config = {"model_name_or_path": base}
-        self.split = split
         self.seed = seed
         self.batch_size = batch_size
-        self.name = name
-        self.task = name.make()
-        self.rows = held_out_rows(name, self.task, split, prompts)
-        self.prompt_ids = content_ids(self.rows)
+        self._load_rows(name, split, prompts)
         if name.is_own:
             self.split = split_of(None, len(self.rows))
         self.sampling = SamplingSettings.of_run({}, temperature, max_new_tokens)
-        self.grader = grader_version() if judges(self.task) else None
         self.trained = Point("trained", None, folder)
         self.base = Point("base", 0, None)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()

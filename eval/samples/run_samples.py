@@ -84,23 +84,26 @@ class HeldOut:
     ):
         self.run_dir = run_dir
         self.config = check_run(run_dir)
-        self.split = split
         self.seed = seed
         self.batch_size = batch_size
-        self.name = name or TaskName.of_run(self.config)
-        self.task = self.name.make()
-        self.rows = held_out_rows(self.name, self.task, split, prompts)
-        self.prompt_ids = content_ids(self.rows)
+        self._load_rows(name or TaskName.of_run(self.config), split, prompts)
         if self.name.is_own:
             self.in_training = count_of_script(run_dir, self.prompt_ids)
             self.split = split_of(self.in_training, len(self.rows))
         elif name is None:
             self.in_training = self._count_of_task()
         self.sampling = SamplingSettings.of_run(self.config, temperature, max_new_tokens)
-        self.grader = grader_version() if judges(self.task) else None
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
         self.base = base_point(run_dir)
+
+    def _load_rows(self, name: TaskName, split: str, prompts: int | None) -> None:
+        self.name = name
+        self.task = name.make()
+        self.split = split
+        self.rows = held_out_rows(name, self.task, split, prompts)
+        self.prompt_ids = content_ids(self.rows)
+        self.grader = grader_version() if judges(self.task) else None
 
     def _count_of_task(self) -> int | None:
         """
