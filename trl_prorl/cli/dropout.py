@@ -4,7 +4,6 @@ Other randomness is found at the first batch (fast/first_batch.py).
 """
 
 import random
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .recipe_yaml import RATES
 
-RANDOM_PARTS = re.compile("drop|jitter|noise")  # parts of the names that layers give to such rates
+
 WHY = (
     "Dropout is active, so two forward passes of the same weights differ: a KL is not 0 where it should be, and a "
     "reused log-probability belongs to another network."
@@ -39,7 +39,7 @@ def check_dropout(model: torch.nn.Module) -> None:
             continue
         for key, rate in vars(module).items():
             is_rate = isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0
-            if is_rate and RANDOM_PARTS.search(key):
+            if is_rate and RATES.search(key):
                 cure = _cure(model, key, rate)
                 raise ValueError(f"{name} has a dropout rate of {rate} ({key}). {WHY} {cure}")
 

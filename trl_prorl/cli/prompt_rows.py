@@ -54,11 +54,8 @@ def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
 
 def check_sets(sets: Mapping[str, Any], reserved: Collection[str], may_prefill: bool = False) -> None:
     """
-    Raise `InputError` for a column or a prompt. [`check_batch`] checks streams and rows that are transformed when
+    Raise `InputError` for a wrong column or prompt. [`check_batch`] checks streams and rows that are transformed when
     read. `may_prefill`: prompts may end with a message of the assistant, because a rollout function reads them.
-
-    Raises:
-        `InputError`: A column or a prompt is wrong.
     """
     for which, rows in sets.items():
         check_names(getattr(rows, "column_names", None) or (), which, reserved)
@@ -142,10 +139,6 @@ class Context:
         """
         Raise `InputError` for a prompt that exceeds learned positions. Other models can continue beyond their
         positions: a warning is logged once.
-
-        Raises:
-            `InputError`: It exceeds the context of a model with learned positions. For other models, which can
-                continue beyond the positions they were trained on, a warning is logged once.
         """
         if not self.may_exceed(tokens):
             return

@@ -36,7 +36,8 @@ INIT = frozenset(
     "attn_implementation device_map dtype max_memory max_position_embeddings revision rope_parameters subfolder "
     "torch_dtype use_cache variant".split()
 )
-RATES = re.compile("drop|jitter|noise")  # rates are allowed, too: a model with dropout needs them (cli/dropout.py)
+# Parts of the names of random rates, which are allowed, too: a model with dropout needs them (cli/dropout.py).
+RATES = re.compile("drop|jitter|noise")
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # the text of these keys may be the path of a JSON file
 
 Layers = list[tuple[Path, dict[str, Any]]]  # a recipe's files with their keys; the base, if any, comes first
