@@ -11,7 +11,6 @@ For your own trainer, call [`preflight`].
 """
 
 import functools
-import io
 import random
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
-from trl_prorl.eval.pages.table import terminal
+from trl_prorl.eval.pages.table import printed, terminal
 from trl_prorl.eval.readiness.cost import WALL_TIME, cost_findings, out_of_memory
 from trl_prorl.eval.readiness.data import (
     check_gold_answers,
@@ -72,9 +71,7 @@ class Findings(list):
     """The [`Finding`]s of a preflight: a list that is displayed as their table."""
 
     def __repr__(self) -> str:
-        console = Console(file=io.StringIO(), width=terminal().width, force_jupyter=False)
-        print_findings(self, True, console)
-        return console.file.getvalue().rstrip()
+        return printed(functools.partial(print_findings, self, True))
 
 
 def preflight(

@@ -1,5 +1,6 @@
 """Metrics aligned at resets; dip and reconvergence of the reward."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,12 @@ class Response:
     censored: bool
 
 
+def with_neighbours(resets: list[int]) -> Iterator[tuple[float, int, float]]:
+    """Return the steps of the previous reset, of each reset, and of the next one, in their order."""
+    edges = [-np.inf, *sorted(set(resets)), np.inf]
+    return zip(edges, edges[1:-1], edges[2:], strict=False)
+
+
 def reset_responses(reward: pd.Series, resets: list[int]) -> list[Response]:
     """
     Return dip and reconvergence at each reset of a run, in the order of the steps. Resets without a measured reward
@@ -45,9 +52,8 @@ def reset_responses(reward: pd.Series, resets: list[int]) -> list[Response]:
     """
     steps = reward.index.to_numpy()
     rewards = reward.to_numpy()
-    edges = [-np.inf, *sorted(set(resets)), np.inf]
     responses = []
-    for previous, reset, following in zip(edges, edges[1:-1], edges[2:], strict=False):
+    for previous, reset, following in with_neighbours(resets):
         before = rewards[(steps > max(previous, reset - BEFORE)) & (steps <= reset)]
         after = rewards[(steps > reset) & (steps <= following)]
         if not len(before) or len(after) < AFTER:
@@ -79,9 +85,8 @@ def align_at_resets(values: pd.Series, resets: list[int]) -> np.ndarray:
         resets (`list[int]`): Optimizer steps done at each reset: it is between that step and the next.
     """
     before, after = AROUND
-    edges = [-np.inf, *sorted(set(resets)), np.inf]
     rows = [np.empty((0, before + after))]
-    for previous, reset, following in zip(edges, edges[1:-1], edges[2:], strict=False):
+    for previous, reset, following in with_neighbours(resets):
         steps = np.arange(reset - before + 1, reset + after + 1)
         around = values.reindex(steps).to_numpy(float, copy=True)
         around[(steps <= previous) | (steps > following)] = np.nan

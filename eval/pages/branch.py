@@ -4,13 +4,13 @@ from functools import partial
 
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.pages.comparison import scores_panel
-from trl_prorl.eval.pages.curves import draw_kl, draw_share, draw_smooth
-from trl_prorl.eval.pages.plotting import Picture, steps_panel
+from trl_prorl.eval.pages.curves import draw_kl, draw_share
+from trl_prorl.eval.pages.plotting import Picture, draw_lines, steps_panel
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 
 
 CURVES = (
-    ("reward", "Training reward", "batch mean", draw_smooth),
+    ("reward", "Training reward", "batch mean", draw_lines),
     (OWN_KL, "KL to its reference", "nats per token (k3), symlog", draw_kl),
     ("accuracy", "Training accuracy", "share of the batch", draw_share),
 )

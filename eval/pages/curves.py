@@ -30,11 +30,6 @@ from trl_prorl.eval.pages.plotting import (
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 
 
-def draw_smooth(axes, groups: list[RunGroup], key: str) -> None:
-    """Draw a metric, smoothed by a running mean."""
-    draw_lines(axes, groups, key)
-
-
 def draw_as_measured(axes, groups: list[RunGroup], key: str) -> None:
     """Draw a metric without smoothing."""
     draw_lines(axes, groups, key, smooth=lambda values: values)
@@ -104,7 +99,7 @@ class Curve:
     key: str
     title: str
     unit: str
-    draw: Callable = draw_smooth
+    draw: Callable = draw_lines
     legend: bool = False
 
 

@@ -1,12 +1,11 @@
 """The result of an evaluation that is called from Python."""
 
-import io
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from trl_prorl.eval.pages.table import print_bullets, terminal
+from trl_prorl.eval.pages.table import print_bullets, printed
 
 
 class Measured(dict):
@@ -33,6 +32,4 @@ class Measured(dict):
         print_bullets(console, self.notes)
 
     def __repr__(self) -> str:
-        console = Console(file=io.StringIO(), width=terminal().width, force_jupyter=False)
-        self.print(console)
-        return console.file.getvalue().rstrip()
+        return printed(self.print)

@@ -1,5 +1,6 @@
 """A table for the terminal, for markdown and for the page: its columns, and numbers as cells."""
 
+import io
 import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,13 @@ POWER = "80 % power"  # of a detectable difference
 def terminal() -> Console:
     """Return a console as wide as the terminal, or of 100 columns without one."""
     return Console(width=_columns())
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    """Return what a function prints on such a console."""
+    console = Console(file=io.StringIO(), width=_columns(), force_jupyter=False)
+    show(console)
+    return console.file.getvalue().rstrip()
 
 
 def _columns() -> int:
