@@ -142,6 +142,7 @@ def test_forgetting_is_paired(evaluated, trained, interval):
             "k": [1],
             "temperature": 1.0,
             "max_new_tokens": 512,
+            "seed": 0,
             **sides,
         }
     }
