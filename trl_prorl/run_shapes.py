@@ -209,7 +209,7 @@ def passk(value: Any) -> None:
             "grader": text,
             "dtype": text,
             "greedy": greedy(prompts),
-            "checkpoints": items(lambda one: (record(step=count())(one), half(one)), most=MAX_PARTS),
+            "checkpoints": items(lambda one: (record(step=count())(one), side(value, prompts)(one)), most=MAX_PARTS),
             "by": items(by, most=MAX_PARTS),
             "others": table(lambda one: (PART(one), sampled(one)), MAX_PARTS),
         },

@@ -144,7 +144,7 @@ def checkpoint_curve(result: dict | None, k: int) -> pd.DataFrame | None:
     """
     checkpoints = (result or {}).get("checkpoints", [])
     points = {point["step"]: point for point in checkpoints if f"pass@{k}" in point}
-    if not points:
+    if not points or f"pass@{k}" not in result["base"]:
         return None
     points[0] = result["base"]
     rows = {step: (point[f"pass@{k}"], *point[f"interval@{k}"]) for step, point in points.items()}

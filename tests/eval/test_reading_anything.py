@@ -198,6 +198,7 @@ KINDS = [
     ("passk.json", ("base", "interval@1"), [0.1]),
     ("passk.json", ("prompt_ids", 0), ["a"]),
     ("passk.json", ("checkpoints", 0, "step"), None),
+    ("passk.json", ("checkpoints", 0, "correct"), [0]),
     ("passk.json", ("by", 0, "base"), []),
     ("passk.json", ("others", "x", "split"), 5),
     ("passk.json", ("others",), [1]),
@@ -242,6 +243,7 @@ def test_what_a_file_may_not_hold_is_named_with_its_place(folders, readers, file
         ("env.json", ("parameters",), None),
         ("env.json", ("parameters",), 0),  # of a model in parts
         ("passk.json", ("gain", "pass@1", 0), None),
+        ("passk.json", ("base", "pass@1"), ...),
     ],
 )
 def test_what_is_not_known_is_left_out(folders, readers, file, at, value):
