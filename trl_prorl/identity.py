@@ -44,6 +44,7 @@ EVALUATION_KEYS = frozenset(
 CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
 VALUES_HASHED = 64  # at each end of a tensor
+ROWS_HASHED = 1000  # at once
 # The same state, computed by another kernel.
 SAME_OPTIMIZER = {"adamw_torch", "adamw_torch_fused"}
 SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
@@ -164,15 +165,23 @@ def _is_endless(config: Any) -> bool:
 
 
 def dataset_hash(dataset: Any) -> str | None:
-    """Hash a dataset's rows; `None` if it cannot be indexed."""
+    """Hash a dataset's rows, of images the column's name alone; `None` if it cannot be indexed."""
     if not isinstance(dataset, Dataset):
         return None
-    if dataset.format["type"] != "custom":  # a transform counts, a format such as tensors does not
-        dataset = dataset.with_format(None)
     digest = hashlib.sha256(str(len(dataset)).encode())
-    for row in dataset:
+    rows = dataset
+    if dataset.format["type"] != "custom":  # a transform counts, a format such as tensors does not
+        images = [name for name, feature in dataset.features.items() if _is_decoded(feature)]
+        digest.update(repr(images).encode())
+        rows = dataset.with_format(None).remove_columns(images).iter(ROWS_HASHED)
+    for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=_as_text).encode())
     return digest.hexdigest()
+
+
+def _is_decoded(feature: Any) -> bool:
+    """Return whether a column, or the lists in it, has images or the like: they take long to decode."""
+    return hasattr(getattr(feature, "feature", feature), "decode_example")
 
 
 def _as_text(value: Any) -> str:

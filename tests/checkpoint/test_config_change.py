@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, Features, Image, List, Value
 from peft import LoraConfig
 from run_record import read_events, read_rows
 from tiny_run import LORA, constant
@@ -323,6 +323,14 @@ def test_a_dataset_s_format_hides_no_value():
     assert hashes[0] == identity.dataset_hash(rows) != hashes[1]
     moved = rows.with_transform(lambda batch: {"a": [number + 1 for number in batch["a"]]})
     assert identity.dataset_hash(moved) != hashes[0]
+
+
+def test_no_image_of_a_dataset_is_decoded():
+    """An image's file is not read, and the other columns count."""
+    rows = {"a": [1, 2], "image": ["no file"] * 2, "images": [["no file"]] * 2}
+    features = Features({"a": Value("int64"), "image": Image(), "images": List(Image())})
+    first = identity.dataset_hash(Dataset.from_dict(rows, features=features))
+    assert first != identity.dataset_hash(Dataset.from_dict({**rows, "a": [1, 3]}, features=features))
 
 
 def test_models_are_told_apart_by_their_weights():
