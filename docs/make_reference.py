@@ -226,8 +226,8 @@ Models with learned positions get those of their tokens, which TRL does not pass
 
 {losses}
 
-With `cispo` set `epsilon_high` ([ScaleRL](https://arxiv.org/abs/2510.13786): 5). If it is unset, TRL limits every importance weight
-to 0.2, also without any change of the policy, and a KL acts five times as strongly.
+With `cispo` set `epsilon_high` ([ScaleRL](https://arxiv.org/abs/2510.13786): 5). If it is unset, TRL limits every
+importance weight to 0.2, also without any change of the policy, and a KL acts five times as strongly.
 
 - `importance_sampling_level`: {levels}
 - `kl_estimator`: {estimators}

@@ -21,12 +21,21 @@ from trl_prorl.fast.merged_copy import merge_obstacle
 from trl_prorl.fast.recording import Recordings
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rewards import DeadlineExceeded, call_within
-from trl_prorl.text import visible
+from trl_prorl.text import cut, visible
 
 
 logger = logging.getLogger(__name__)
 MAX_PROMPT = 2**20  # characters
 TEMPLATE_SECONDS = 60.0  # for the prompts of a batch; a thousand take less than one
+# Keys of rollouts that are not used here, and their values if they are off.
+ROLLOUTS_ONLY = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": None,
+    "repetition_penalty": 1.0,
+    "generation_kwargs": None,
+    "thinking_budget": None,
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,13 @@ class SamplingSettings:
     def of_run(
         cls, config: Mapping, temperature: float | None = None, max_new_tokens: int | None = None
     ) -> "SamplingSettings":
-        """Return the sampling settings of a run with this configuration; given arguments override them."""
+        """
+        Return the sampling settings of a run with this configuration; given arguments override them. Logs the keys of
+        rollouts that are not used.
+        """
+        unused = [f"{key}={config[key]}" for key, off in ROLLOUTS_ONLY.items() if (config.get(key) or off) != off]
+        if unused:
+            warn_of_unused(f"Sampled from the full softmax: the run's {cut(', '.join(unused), 200)} is not used.")
         if temperature is None:
             temperature = config.get("temperature") or DEFAULT_TEMPERATURE
         if max_new_tokens is None:
@@ -164,7 +179,7 @@ class TokensOnBar(StoppingCriteria):
 
 @cache
 def warn_of_unused(line: str) -> None:
-    """Log once which settings of a model's generation config are not used."""
+    """Log once which settings of a run or of a model's generation config are not used."""
     logger.warning("%s", visible(line))
 
 

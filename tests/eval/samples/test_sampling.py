@@ -49,6 +49,14 @@ def test_tokens_and_truncation(base, draw):
         assert len(one.ids) == NEW_TOKENS if one.truncated else one.ids[-1] == tokenizer.eos_token_id
 
 
+def test_keys_of_rollouts_that_are_not_used_are_said(caplog):
+    off = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    SamplingSettings.of_run(off)
+    assert not caplog.messages
+    SamplingSettings.of_run({**off, "min_p": 0.1, "thinking_budget": 64})
+    assert caplog.messages == ["Sampled from the full softmax: the run's min_p=0.1, thinking_budget=64 is not used."]
+
+
 def test_every_declared_token_stops(base):
     model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
