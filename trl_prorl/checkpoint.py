@@ -40,6 +40,7 @@ from .identity import (
     EVALUATIONS_ACT,
     IDENTITY_FILE,
     changing_keys,
+    check_rates,
     check_same_run,
     hyperparameters,
     restore_hyperparameters,
@@ -85,6 +86,7 @@ class CheckpointMixin:
     _best_step: int | None = None  # set by `load_best_model_at_end`
     _loads_from: Path | None = None
     _resume: "Resume | None" = None
+    _made_with: tuple[Any, list[dict[str, Any]]] | None = None  # the optimizer, and its hyperparameters
     rollback: Part | None = None  # extras/rollback.py
     stall_stop: Part | None = None  # watch.py
     _run_id: str | None = None
@@ -225,6 +227,8 @@ class CheckpointMixin:
         if means_newest(resume_from):
             checkpoint = checkpoint_after_rollback(checkpoint, self.run_dir)
         changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
+        if self.lr_scheduler is not None:  # a script's
+            check_rates(changed, self._identity, self.lr_scheduler)
         known = known_rollbacks(checkpoint)
         if known and self.rollback is None:
             raise ValueError(
@@ -329,7 +333,9 @@ class CheckpointMixin:
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         """Also load the state of parts and buffer. Always called after the weights are loaded."""
-        made_with = hyperparameters(self.optimizer)
+        if self._made_with is None or self._made_with[0] is not self.optimizer:  # later they may be of a roll-back
+            self._made_with = self.optimizer, hyperparameters(self.optimizer)
+        _, made_with = self._made_with
         if checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
@@ -342,6 +348,7 @@ class CheckpointMixin:
         self._go_on_with_state(folder)
         changed = self._resume.changed
         if changed:
+            check_rates(changed, self._identity, self.lr_scheduler)  # of a `create_scheduler`
             restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
         for part in self.parts.values():
             part.load(folder, changed)

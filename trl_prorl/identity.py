@@ -17,6 +17,7 @@ import torch
 from datasets import Dataset
 from peft.tuners.lora.layer import LoraLayer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.optimization import AdafactorSchedule
 
 from .checkpoint_files import buffer_file
 from .errors import naming
@@ -62,6 +63,7 @@ SPLIT_BATCH = "its half-used generation batch was split with the old value; at t
 ROWS_NOT_SCORED = "its half-used generation batch has no log-probabilities of π_old for rows without gradient"
 OWN_OPTIMIZER = "the optimizer (optimizers)"
 OPTIMIZER_CLASS = f"class of {OWN_OPTIMIZER}"
+OWN_RATES = f"lr of {OWN_OPTIMIZER}"
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
 
@@ -123,7 +125,8 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         del fixed["optim"]
     schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
     if schedules & PATH_DEPENDENT_SCHEDULES:
-        fixed |= dict.fromkeys(SCHEDULE_KEYS, "this schedule's learning rate depends on earlier rates")
+        rates = (*SCHEDULE_KEYS, OWN_RATES)
+        fixed |= dict.fromkeys(rates, "this schedule's learning rate depends on earlier rates")
     if checkpoint.joinpath(buffer_file(0)).exists():
         fixed |= dict.fromkeys(BATCH_KEYS, SPLIT_BATCH)
         if switched_on(changed, "beta"):
@@ -218,11 +221,11 @@ def adapter_scaling(policy: torch.nn.Module) -> list[float]:
 
 def describe_optimizer(optimizer) -> dict[str, Any]:
     """
-    Return class and settings (by group) of a script's own optimizer, which no key has; nothing without one. The rates
-    are those with which it was made: a schedule changes them.
+    Return class and settings (by group) of a script's own optimizer, which no key has. The rates are those with which
+    it was made: a schedule changes them.
     """
     if optimizer is None:
-        return {}
+        return {OPTIMIZER_CLASS: None}
     groups = hyperparameters(inner_of(optimizer))
     for group in groups:
         group["lr"] = group.pop("initial_lr", group["lr"])
@@ -235,25 +238,33 @@ def hyperparameters(optimizer) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
-    """
-    Restore the configured hyperparameters (`made_with`) after the states of optimizer and schedule were loaded. Raises
-    `ValueError`: a script's schedule would go on from the old rates.
-    """
+def takes_new_rates(scheduler) -> bool:
+    """Return whether a resume with changed keys gives a schedule the configured rates. Others go on from their own."""
     inner = getattr(scheduler, "scheduler", scheduler)
+    return isinstance(inner, LambdaLR) and not isinstance(inner, AdafactorSchedule)
+
+
+def check_rates(changed: Mapping[str, list[Any]], now: Mapping[str, Any], scheduler) -> None:
+    """Raise `ValueError` for a changed learning rate that a script's schedule would ignore."""
+    key = OWN_RATES if now[OPTIMIZER_CLASS] else "learning_rate"
+    if key in changed and not takes_new_rates(scheduler):
+        old, new = changed[key]
+        name = full_name(type(getattr(scheduler, "scheduler", scheduler)))
+        raise ValueError(
+            f"{key}: {old!r} -> {new!r} cannot be changed by a resume with {name}, which goes on from the old one. "
+            f"Keep {old!r}, or pass a LambdaLR, as most of transformers' schedules are."
+        )
+
+
+def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
+    """Restore the configured hyperparameters (`made_with`) after the states of optimizer and schedule were loaded."""
     for group, values in zip(optimizer.param_groups, made_with, strict=True):
-        old, new = group.get("initial_lr"), values.get("initial_lr")
-        if old != new and not isinstance(inner, LambdaLR):
-            raise ValueError(
-                f"optimizers: the learning rate {old:g} -> {new:g} cannot be changed by a resume with "
-                f"{full_name(type(inner))}, which goes on from the old one. Keep {old:g}, or pass a LambdaLR, as "
-                "transformers' schedules are."
-            )
-        group.update({name: value for name, value in values.items() if name != "lr"})
-    if not isinstance(inner, LambdaLR):
+        group.update({name: value for name, value in values.items() if name not in ("lr", "initial_lr")})
+    if not takes_new_rates(scheduler):
         return
+    inner = getattr(scheduler, "scheduler", scheduler)
     inner.base_lrs = [values["initial_lr"] for values in made_with]
     rates = [base * rate(inner.last_epoch) for base, rate in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    for group, rate, base in zip(optimizer.param_groups, rates, inner.base_lrs, strict=True):
+        group.update(lr=rate, initial_lr=base)
     inner._last_lr = rates

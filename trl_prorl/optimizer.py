@@ -167,7 +167,7 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    rates = [group["lr"] for group in scheduler.optimizer.param_groups]
+    rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]  # of a tensor, which changes
     return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
 
 

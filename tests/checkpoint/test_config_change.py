@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from peft import LoraConfig
 from run_record import read_events, read_rows
 from tiny_run import LORA, constant
 from transformers import AutoModelForCausalLM
+from transformers.optimization import Adafactor, AdafactorSchedule
 
 from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, identity, train
 from trl_prorl.identity import changing_keys, check_change, differences
@@ -120,9 +122,14 @@ def test_a_script_s_own_optimizer_is_compared_and_a_change_acts(make_trainer, ti
         return make_trainer(model=model, lora=False, **KEYS | keys | {"trainer_kwargs": given})
 
     def resume(first, *args, **keys):
-        trainer = own(*args, **keys)
+        return column(go_on(own(*args, **keys), first), "lr")
+
+    def go_on(trainer, first):
         trainer.train(resume_from_checkpoint=str(Path(first.args.output_dir, "checkpoint-2")))
-        return column(trainer, "lr")
+        return trainer
+
+    def adafactor(parameters, lr):
+        return Adafactor(parameters, lr=None, relative_step=True)
 
     def halving(optimizer):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -135,11 +142,25 @@ def test_a_script_s_own_optimizer_is_compared_and_a_change_acts(make_trainer, ti
             resume(first, 1e-4, schedule=schedule)
         with pytest.raises(ValueError, match="class of the optimizer .* cannot be changed"):
             resume(first, 1e-3, torch.optim.SGD, schedule=schedule, allow_config_change=True)
-    with pytest.raises(ValueError, match="0.001 -> 0.0001 cannot be changed .*StepLR"):
-        resume(first, 1e-4, schedule=halving, allow_config_change=True)
+    allowed = {"allow_config_change": True}
+    for schedule in (halving, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        first = own(1e-3, schedule=schedule)
+        first.train()
+        trainer = own(1e-4, schedule=schedule, **allowed)
+        with pytest.raises(ValueError, match=r"^lr .* \[0.001\] -> \[0.0001\] cannot be changed .*(StepLR|OnPlateau)"):
+            go_on(trainer, first)
+        assert not list(Path(trainer.args.output_dir).glob("*"))  # before the folder is touched
+        assert resume(first, 1e-3, schedule=schedule, entropy_floor=1e-9, **allowed) == column(first, "lr")[2:]
+    assert resume(first, 1e-3, schedule=halving, entropy_floor=1e-9, **allowed)  # from a plateau's, which has no start
+    with pytest.raises(ValueError, match="AdamW' -> None cannot be changed"):
+        go_on(make_trainer(lora=False, **KEYS, **allowed), first)
     linear = own(1e-3)
     linear.train()
-    assert resume(linear, 1e-4, allow_config_change=True) == pytest.approx([1e-4, 5e-5])
+    assert resume(linear, 1e-4, **allowed) == pytest.approx([1e-4, 5e-5])
+    rates = {"make": adafactor, "schedule": AdafactorSchedule}
+    first = own(0.0, **rates)
+    first.train()
+    assert resume(first, 0.0, entropy_floor=1e-9, **rates, **allowed) == column(first, "lr")[2:]
 
 
 def resets(trainer):
@@ -215,6 +236,7 @@ REFUSED = {
     "use_peft": (True, False),
     "lr_scheduler_type": ("linear", "reduce_lr_on_plateau"),
     "learning_rate": (1e-2, 1e-3),
+    identity.OWN_RATES: ([1e-2], [1e-3]),
     "elastic_reset_every": (0, 3),
     "lora_growth_every": (2, 0),
     "ref_reset_every": (2, 0),
@@ -238,12 +260,14 @@ INSIDE = {
 @pytest.mark.parametrize("key", [*REFUSED, *INSIDE])
 def test_what_cannot_act_is_refused(tmp_path, key):
     old, new = (REFUSED | INSIDE)[key]
-    now = {"beta": 0.3, key: new} | ({"lr_scheduler_type": "reduce_lr_on_plateau"} if key == "learning_rate" else {})
+    now = {"beta": 0.3, key: new}
+    if key in ("learning_rate", identity.OWN_RATES):
+        now["lr_scheduler_type"] = "reduce_lr_on_plateau"
     now["reuse_old_logps"] = True
     if key in INSIDE:
         check_change({key: [old, new]}, now, tmp_path / "checkpoint-2")  # at its end it acts
         (tmp_path / "buffer-0.safetensors").touch()
-    with pytest.raises(ValueError, match=f"{key}: "):
+    with pytest.raises(ValueError, match=re.escape(f"{key}: ")):
         check_change({key: [old, new]}, now, tmp_path)
 
 

@@ -12,6 +12,7 @@ from run_record import read_events as events
 from run_record import read_rows as rows
 from run_record import without_times
 from tiny_run import QUESTIONS, vowels
+from transformers import AutoModelForCausalLM
 
 from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.extras.collapse import end_by_best
@@ -123,6 +124,37 @@ def test_a_resume_with_a_changed_key_keeps_the_lower_rate(make_trainer):
     again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-8")))
     assert [row["lr"] for row in rows(again)] == rates
     assert {group["lr"] for group in again.optimizer.param_groups} == {first / 2}
+
+
+def test_a_script_s_schedule_keeps_the_lower_rate_too(make_trainer, tiny_model):
+    """After a change it goes on from its own rate, which has the roll-backs that the checkpoint knows."""
+
+    def own(**keys):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        given = {"optimizers": (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5))}
+        return make_trainer(model=model, lora=False, **SAVES, rollback=2, **keys, trainer_kwargs=given)
+
+    trainer = own()
+    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.train()
+    rates = [row["lr"] for row in rows(trainer)]
+    assert rates == pytest.approx([1e-3] * 4 + [5e-4] * 2 + [2.5e-4] * 6)
+    for step in (4, 8):
+        again = own(allow_config_change=True, entropy_floor=1e-9)
+        again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, f"checkpoint-{step}")))
+        assert [row["lr"] for row in rows(again)] == rates[step:]
+
+
+def test_a_changed_run_that_goes_back_twice_has_the_factor_twice(run, make_trainer):
+    before = run(**SAVES)
+    keys = {"rollback": 2, "rollback_rate": 0.5, "allow_config_change": True, "output_dir": before.args.output_dir}
+    trainer = make_trainer(**SAVES, **keys, entropy_floor=1e-9)
+    trainer.parts["fault"] = Fault(6, last_good=5)
+    trainer.parts["another"] = Fault(7, last_good=5)
+    trainer.train(resume_from_checkpoint=str(Path(before.args.output_dir, "checkpoint-4")))
+    first, *_ = rates = [row["lr"] for row in rows(trainer)]
+    assert rates == [first] * 4 + [first / 4] * 8
 
 
 @pytest.mark.parametrize("changed", [{}, {"allow_config_change": True, "entropy_floor": 1e-9}])

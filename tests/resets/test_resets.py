@@ -604,9 +604,11 @@ RESTARTED["recursive"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_m
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", RESTARTED)
-def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, float) for name in RESTARTED), ("cosine", torch.tensor), ("recursive", torch.tensor)]
+)
+def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, kind, wrapped):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=kind(0.1))
     schedule = RESTARTED[name](optimizer)
     start = snapshot_schedule(schedule)
     if wrapped:
@@ -615,7 +617,7 @@ def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
     def rates(steps):
         seen = []
         for _ in range(steps):
-            seen.append(optimizer.param_groups[0]["lr"])
+            seen.append(float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
             schedule.step()
         return seen

@@ -9,7 +9,9 @@ from typing import Any
 
 from peft import PeftConfig, PeftModel
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
+from torch.optim.swa_utils import SWALR
 from transformers import PreTrainedModel, Trainer
+from transformers.optimization import AdafactorSchedule
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
@@ -255,11 +257,11 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
 
 def _check_schedule(args: ProRLConfig, schedule) -> None:
     """Raise an error for a script's schedule whose rates do not follow from `base_lrs`, which a roll-back lowers."""
-    if isinstance(schedule, OneCycleLR | CyclicLR) or not hasattr(schedule, "base_lrs"):
+    sets_its_own = isinstance(schedule, OneCycleLR | CyclicLR | SWALR | AdafactorSchedule)
+    if sets_its_own or not hasattr(schedule, "base_lrs"):
         raise ValueError(
             f"rollback={args.rollback} cannot lower the learning rates of optimizers: {full_name(type(schedule))}. "
-            "Pass another schedule, such as transformers' or LambdaLR, or None with lr_scheduler_type, or remove "
-            "rollback."
+            "Pass another schedule, such as LambdaLR, or None with lr_scheduler_type, or remove rollback."
         )
 
 

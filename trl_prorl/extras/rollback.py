@@ -18,6 +18,7 @@ import pandas as pd
 
 from ..checkpoint import known_rollbacks, last_rollback
 from ..checkpoint_files import unusable_reason
+from ..identity import takes_new_rates
 from ..run_files import REWARD_COLLAPSE, ROLLBACK
 from ..run_folder import steps_of
 from ..watch import Alarm, Reason
@@ -99,11 +100,12 @@ class Rollback(Alarm):
         known = known_rollbacks(folder)
         here = count_rollbacks(self.find_run_dir())
         self.known = max(known, here, count_rollbacks(folder.parent, folder.name))
-        in_the_rate = 0 if changed else known  # a changed rate is the configuration's, without any factor
+        # After a change a rate is the configuration's, without any factor, if the schedule takes it.
+        in_the_rate = 0 if changed and takes_new_rates(self.schedule) else known
         factor = self.factor ** (self.known - in_the_rate)
         for group in self.optimizer.param_groups:
-            group["lr"] *= factor
-            group["initial_lr"] *= factor
+            group["lr"] = group["lr"] * factor  # a tensor stays as it is elsewhere
+            group["initial_lr"] = group["initial_lr"] * factor
         self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
         self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
