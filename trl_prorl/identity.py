@@ -123,6 +123,10 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         fixed |= {key: REFERENCE_MOVED for key in TRIGGER_KEYS if switched_off(changed, key)}
     if set(changed.get("optim", ())) <= SAME_OPTIMIZER:
         del fixed["optim"]
+    classes = [str(name) for name in changed.get(OPTIMIZER_CLASS, ())]
+    moved = len({name.rpartition(".")[2] for name in classes}) == 1
+    if moved and any(name.startswith("__main__.") for name in classes):
+        del fixed[OPTIMIZER_CLASS]  # a script's class that was moved to a module, or back
     schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
     if schedules & PATH_DEPENDENT_SCHEDULES:
         rates = (*SCHEDULE_KEYS, OWN_RATES)

@@ -3,6 +3,7 @@
 import datetime
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -255,6 +256,15 @@ INSIDE = {
     "beta_old": (0.0, 0.3),
     "drop_zero_rows": (True, False),
 }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [("__main__.Lion", "mine.Lion", False), ("__main__.Lion", "mine.Tiger", True), ("torch.AdamW", "bnb.AdamW", True)],
+)
+def test_an_optimizer_s_class_may_move_out_of_the_script(tmp_path, old, new, refused):
+    with pytest.raises(ValueError, match="class of the optimizer") if refused else nullcontext():
+        check_change({identity.OPTIMIZER_CLASS: [old, new]}, {"beta": 0.0}, tmp_path)
 
 
 @pytest.mark.parametrize("key", [*REFUSED, *INSIDE])
