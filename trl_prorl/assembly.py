@@ -76,6 +76,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     elif trainer.use_vllm and not is_sharded and is_peft_model(policy):
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.disable_fast_unless(check_dropout, trainer.model)
+    args.disable_fast_unless(trainer.check_own_scores)
     check_images(trainer)
     return Acceleration.from_trainer(trainer, policy)
 

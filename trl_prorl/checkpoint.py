@@ -46,6 +46,7 @@ from .identity import (
     restore_hyperparameters,
 )
 from .keys import AUTO_RESUME, read_resume_word
+from .optimizer import inner_of
 from .parts import Part
 from .provenance import remove_secrets, write_config, write_env
 from .quiet import without_warning
@@ -87,6 +88,8 @@ class CheckpointMixin:
     _loads_from: Path | None = None
     _resume: "Resume | None" = None
     _made_with: tuple[Any, list[dict[str, Any]]] | None = None  # the optimizer, and its hyperparameters
+    _passed_optimizer: Any = None  # that the parts know
+    _passed_schedule: Any = None
     rollback: Part | None = None  # extras/rollback.py
     stall_stop: Part | None = None  # watch.py
     _run_id: str | None = None
@@ -331,8 +334,19 @@ class CheckpointMixin:
         for values in [*pending, *self._logs.values()]:
             values.clear()
 
+    def _pass_others(self) -> None:
+        """Pass an optimizer and a schedule to the parts that a subclass has made without our methods."""
+        if self.is_deepspeed_enabled:  # may make its own, which the parts do not support
+            return
+        optimizer = inner_of(self.optimizer)
+        if optimizer is not self._passed_optimizer:
+            self._pass_optimizer(optimizer)
+        if self.lr_scheduler is not self._passed_schedule:
+            self._pass_schedule(self.lr_scheduler)
+
     def _load_optimizer_and_scheduler(self, checkpoint):
         """Also load the state of parts and buffer. Always called after the weights are loaded."""
+        self._pass_others()
         if self._made_with is None or self._made_with[0] is not self.optimizer:  # later they may be of a roll-back
             self._made_with = self.optimizer, hyperparameters(self.optimizer)
         _, made_with = self._made_with
@@ -427,6 +441,7 @@ class CheckpointMixin:
         if self.state.global_step >= self.state.max_steps or has_ended:
             self.control.should_training_stop = True
             return
+        self._pass_others()
         if self._resume is not None and self._resume.place is not None:
             epochs_trained, steps = self._resume.place
             steps_trained_in_current_epoch = steps * self.args.gradient_accumulation_steps

@@ -18,6 +18,12 @@ def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
+def has_advantage(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return whether each row has an advantage other than 0, `(B,)`; a subclass may have one for each token."""
+    advantages = batch["advantages"]
+    return (advantages != 0.0).view(len(advantages), -1).any(dim=1)
+
+
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
     Set values `(B, T)` to 0 at masked tokens. Not by a product: a masked exponential may be infinite, and 0 · ∞ is
@@ -326,7 +332,7 @@ class Anchors(Part):
         args = self.args
         mask = completion_mask(batch)  # (B, T)
         if args.drop_zero_rows:
-            mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
+            mask = mask * has_advantage(batch).unsqueeze(1)
         mask = mask.bool()
         policy_logps = zero_masked(logps, mask)  # (B, T)
         ratio = None

@@ -15,7 +15,7 @@ import torch
 from . import kl
 from .anchors import OldPolicyAnchor, ReferenceAnchor
 from .columns import METRICS
-from .kl import Anchors, completion_mask
+from .kl import Anchors, completion_mask, has_advantage
 from .meter import TOKENS_IN_LOSS, Means, Meter
 from .parts import MicroBatch, Part
 from .rollout import RolloutResult
@@ -139,7 +139,7 @@ class Recorder(Part):
         # A dropped row has no penalty, so its KL has no effect, computed or not.
         kl_mask = mask
         if self.args.drop_zero_rows:
-            kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
+            kl_mask = mask * has_advantage(batch).unsqueeze(1)
         means = {}
         if self.args.skips_zero_rows:  # TRL's own counts rows that were not computed
             means["entropy"] = micro_batch.entropies

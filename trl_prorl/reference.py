@@ -34,7 +34,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
-from .kl import Anchors, zero_masked
+from .kl import Anchors, has_advantage, zero_masked
 from .upstream import incompatible
 from .weights import copy_tensors
 
@@ -601,7 +601,7 @@ def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     Return which rows have a gradient if no penalty acts, bools `(B,)`: non-zero advantages or, without any, the
     shortest row, because every process needs a backward pass.
     """
-    has_gradient = batch["advantages"] != 0.0
+    has_gradient = has_advantage(batch)
     shortest = batch["completion_mask"].sum(dim=1).argmin()
     is_shortest = torch.arange(len(has_gradient), device=has_gradient.device) == shortest
     return has_gradient | (is_shortest & ~has_gradient.any())

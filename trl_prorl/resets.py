@@ -13,6 +13,7 @@ from .columns import check_metric
 from .optimizer import (
     Rewarmup,
     apply_reset,
+    check_optimizer,
     plan_reset,
     reset_scaler,
     restart_schedule,
@@ -167,6 +168,8 @@ class Resets(Part):
         callback.requests = self.requests
 
     def optimizer_made(self, optimizer) -> None:
+        if self.possible and self.args.optimizer_reset != "keep":
+            check_optimizer(optimizer, self.args.optimizer_reset)  # a subclass may make another than the keys'
         self.optimizer = optimizer
         if self.rewarmup is None:
             self.rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)

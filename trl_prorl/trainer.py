@@ -76,6 +76,7 @@ from .kl import (
 )
 from .meter import Means, Meter
 from .modules import Modules, checkpointing_off
+from .optimizer import inner_of
 from .parts import MicroBatch, Parts
 from .positions import with_positions
 from .record import Recorder, take
@@ -98,7 +99,7 @@ from .rollout import (
 from .run_folder import COMPLETIONS, RunFolder
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .trained import TrainedCheck
-from .trust_region import masked_tokens, sampler_of
+from .trust_region import by_token, masked_tokens, sampler_of
 from .upstream import check_names, check_untested
 from .vocabulary import check_tokenizer, embedding_rows
 
@@ -172,6 +173,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     _tag_names = ["trl", "grpo", "prorl"]
     has_started = False
     resets: Resets | None = None  # None until TRL's trainer is made
+    _reward_weights: torch.Tensor | None = None
     _call: SamplingCall | PolicyPass | None = None  # what TRL computes for us: a generation batch, or a loss
 
     # ------------------------------------------------------------------------------------------------ assembly
@@ -342,6 +344,19 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """TRL sets the configured value once; a user may set another."""
         self.anchors["ref"].coefficient = value
 
+    @property
+    def reward_weights(self) -> torch.Tensor:
+        """Weights of the reward functions, a tensor that the parts share."""
+        return self._reward_weights
+
+    @reward_weights.setter
+    def reward_weights(self, values: torch.Tensor) -> None:
+        """TRL sets the configured values once; a user may set others."""
+        if self._reward_weights is None:
+            self._reward_weights = values
+        else:
+            self._reward_weights.copy_(values)
+
     # ---------------------------------------------------------------------------------- before the first step
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
@@ -371,9 +386,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             )
         self._check_trained()  # a script may have changed the trained parameters
         optimizer = super().create_optimizer(*args, **kwargs)
+        self._pass_optimizer(optimizer)
+        return optimizer
+
+    def _pass_optimizer(self, optimizer) -> None:
+        self._passed_optimizer = inner_of(optimizer)
         for part in self.parts.values():
             part.optimizer_made(optimizer)
-        return optimizer
 
     def _check_trained(self) -> None:
         """Raise an error for trained parameters outside an adapter that references or files would lack."""
@@ -383,9 +402,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def create_scheduler(self, num_training_steps, *args, **kwargs):
         """Pass TRL's schedule to the parts."""
         scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
-        for part in self.parts.values():
-            part.schedule_made(scheduler)
+        self._pass_schedule(scheduler)
         return scheduler
+
+    def _pass_schedule(self, schedule) -> None:
+        self._passed_schedule = schedule
+        for part in self.parts.values():
+            part.schedule_made(schedule)
 
     # --------------------------------------------------------------------------------------- a step: the batch
 
@@ -447,7 +470,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.recorder.generation(result, batch["advantages"])
         for part in self.parts.values():
             part.on_batch(batch)
-        return self._keep_groups_together(batch) if self.acceleration.packs else batch
+        # A subclass may add values in the order of `inputs`, or look at groups.
+        is_seen = self.first_own("_generate_and_score_completions", "_prepare_inputs") is not None
+        return self._keep_groups_together(batch) if self.acceleration.packs and not is_seen else batch
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """
@@ -504,9 +529,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.write_env()
 
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """Call TRL's method, during which `_calculate_rewards` keeps the result."""
+        """Call TRL's method, during which `_keep_rewards` keeps the result."""
         self._keep_others()
-        with self._calling(SamplingCall(self.model.training)) as call, checkpointing_off(self.modules.all()):
+        calling = self._calling(SamplingCall(self.model.training))
+        with calling as call, self._keeping_rewards(), checkpointing_off(self.modules.all()):
             batch = super()._generate_and_score_completions(inputs)
         call.result.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
         return batch, call.result
@@ -538,12 +564,29 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self._sample_as_trl(inputs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """Keep rewards, verdicts and times."""
-        began = time.perf_counter()
+        """Treat NaN and infinity of reward models."""
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         training = self.model.training
-        rewards = treat_nonfinite(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
+        return treat_nonfinite(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
+
+    @contextmanager
+    def _keeping_rewards(self) -> Iterator[None]:
+        """Keep the rewards that TRL gets: a subclass may change those that our method returns to it."""
+        before = vars(self).get("_calculate_rewards")
+        self._calculate_rewards = partial(self._keep_rewards, self._calculate_rewards)
+        try:
+            yield
+        finally:
+            del self._calculate_rewards
+            if before is not None:
+                self._calculate_rewards = before
+
+    def _keep_rewards(self, calculate: Callable, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+        """Keep rewards, verdicts and times."""
+        began = time.perf_counter()
+        rewards = calculate(inputs, prompts, completions, completion_ids_list)
         seconds = time.perf_counter() - began
+        training = self.model.training
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if training else self.num_generations_eval
         result = RolloutResult.from_rewards(
@@ -718,7 +761,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         masked = masked_tokens(
             args.trust_region, threshold, logps, sampler_of(batch, logps), advantages, policy_pass.mask
         )
-        batch["advantages"] = advantages.unsqueeze(1) * ~masked
+        batch["advantages"] = by_token(advantages) * ~masked
         rows = policy_pass.rows
         if rows is not None:  # the others have no log-probabilities
             masked = torch.zeros_like(masked).index_copy(0, rows, masked[rows])
@@ -797,11 +840,24 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     @property
     def own_method(self) -> str | None:
         """The method by which a subclass prepares micro-batches, or computes their loss; `None` if it has none."""
-        for name in ("_prepare_inputs", "compute_loss", "_compute_loss"):
+        return self.first_own("_prepare_inputs", "compute_loss", "_compute_loss")
+
+    def first_own(self, *names: str) -> str | None:
+        """Return the first of these methods that a subclass overrides."""
+        for name in names:
             owner = next(cls for cls in type(self).__mro__ if name in vars(cls))
             if owner not in (ProRLTrainer, GRPOTrainer):
                 return name
         return None
+
+    def check_own_scores(self) -> None:
+        """Raise `ValueError` for a subclass with its own scores: its anchors are scored without them."""
+        name = "_get_per_token_logps_and_entropies"
+        if self.first_own(name) is not None:
+            raise ValueError(
+                f"{type(self).__name__} overrides {name}, but references and the old policy are scored without it. "
+                "Change the model's forward or the loss instead, or train without keys of ProRLConfig."
+            )
 
     @property
     def is_vlm(self) -> bool:

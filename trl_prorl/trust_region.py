@@ -41,6 +41,11 @@ def beyond_mean(values: torch.Tensor, tokens: torch.Tensor, threshold: float) ->
     return result
 
 
+def by_token(advantages: torch.Tensor) -> torch.Tensor:
+    """Return advantages `(B,)` as `(B, 1)`; those `(B, T)` of a subclass, which TRL allows, as they are."""
+    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+
 def masked_tokens(
     name: str,
     threshold: float,
@@ -57,11 +62,11 @@ def masked_tokens(
         threshold (`float`): δ of the table above.
         logps, sampler_logps (`torch.Tensor` of shape `(B, T)`):
             Log-probabilities of the sampled tokens under π_θ and under μ.
-        advantages (`torch.Tensor` of shape `(B,)`): A.
+        advantages (`torch.Tensor` of shape `(B,)` or `(B, T)`): A.
         mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that count.
     """
     log_ratio = logps - sampler_logps
-    outward = (advantages.unsqueeze(1) * log_ratio > 0.0) & mask.bool()
+    outward = (by_token(advantages) * log_ratio > 0.0) & mask.bool()
     moved = (logps.exp() - sampler_logps.exp()).abs()
     match name:
         case "dppo_tv":

@@ -81,7 +81,8 @@ class Acceleration:
             if args.pack_max_tokens is not None:
                 check_limit(trainer)
             if is_peft_model(policy) and not is_sharded:
-                if not (args.cast_lm_head_to_fp32 or args.has_entropy_bonus):
+                # whose entropies have no gradient, which a subclass's loss may need
+                if not (args.cast_lm_head_to_fp32 or args.has_entropy_bonus or trainer.own_method is not None):
                     add_frozen_head(policy.get_base_model(), trainer.temperature)
                 lean = use_lean_layers(policy)
             score = PackedScorer(args.pack_max_tokens, trainer.accelerator.autocast)
