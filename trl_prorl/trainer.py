@@ -351,8 +351,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @reward_weights.setter
     def reward_weights(self, values: torch.Tensor) -> None:
-        """TRL sets the configured values once; a user may set others."""
-        if self._reward_weights is None:
+        """TRL sets the configured values, and adds those of environments; a user may set others."""
+        if self.resets is None:
             self._reward_weights = values
         else:
             self._reward_weights.copy_(values)
