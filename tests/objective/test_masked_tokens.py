@@ -121,6 +121,24 @@ def test_every_estimator_anchor_and_aggregation(estimator, corrected, clamp, lev
                 assert torch.equal(gradient, found[0][1]) and not gradient[~counts].any(), (loss_type, anchor)
 
 
+def test_advantages_by_token_drop_the_rows_that_have_none():
+    """The penalty of a row is dropped if none of its tokens has an advantage, also with as many tokens as rows."""
+    args = configured(drop_zero_rows=True)
+    logps = torch.tensor([[-1.0, -2.0, -3.0]] * 3)
+    batch = {"completion_mask": torch.ones(3, 3, dtype=torch.long), "ref_per_token_logps": logps + 1.0}
+    found = []
+    for advantages in ([0.5, 0.0, -1.0], [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0], [-1.0, 0.0, 2.0]]):
+        given = {**batch, "advantages": torch.tensor(advantages)}
+        moved = logps.clone().requires_grad_()
+        penalty = Anchors(args).penalty(given, moved, "token", torch.full((3, 3), 1 / 9)).loss
+        (gradient,) = torch.autograd.grad(penalty, moved)
+        found.append((penalty.item(), gradient))
+    (value, gradient), (by_token, of_tokens) = found
+    assert by_token == value > 0.0
+    assert torch.equal(gradient, of_tokens)
+    assert gradient.bool().any(dim=1).tolist() == [True, False, True]
+
+
 def test_a_mean_of_the_record_leaves_out_what_does_not_count():
     """As the KL of a row that `drop_zero_rows` drops, or a token that vLLM could not score."""
     meter = Meter(torch.device("cpu"))
