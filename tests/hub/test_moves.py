@@ -1,8 +1,10 @@
 """A run that moves to another machine: what it pushed is complete, and `hub:USER/RUN` continues it exactly."""
 
 import hashlib
+import itertools
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from huggingface_hub import constants
 from run_record import modification_times, read_events, read_rows, without_times
 from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import TrainerCallback
+
+from trl_prorl.hub import downloads
+from trl_prorl.run_files import RUN_ID, recorded_run_id
 
 
 A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}
@@ -138,3 +143,30 @@ def test_a_run_on_the_hub_that_cannot_be_resumed_is_one_line(online, run, make_t
     del files["last-checkpoint/manifest.json"]
     assert "has no complete checkpoint" in line()
     assert not (tmp_path / "new").exists() or not any((tmp_path / "new").iterdir())
+
+
+def test_a_kill_while_a_record_is_copied_leaves_a_folder_of_that_run(tmp_path, monkeypatch):
+    """A copy that is cut after its first byte: the folder is new, or it has the run's id."""
+    down = tmp_path / "down"
+    down.mkdir()
+    record = {RUN_ID: "a" * 32}
+    (down / "env.json").write_text(json.dumps(record))
+    for name in ("config.yaml", "metrics.jsonl"):
+        (down / name).write_text("{}")
+    for last in range(4):
+        folder = tmp_path / str(last)
+        folder.mkdir()
+        copies = itertools.count()
+
+        def cut_copy(source, target, copies=copies, last=last):
+            text = Path(source).read_text()
+            if next(copies) == last:
+                Path(target).write_text(text[:1])
+                raise InterruptedError
+            Path(target).write_text(text)
+
+        monkeypatch.setattr(downloads.shutil, "copyfile", cut_copy)
+        with pytest.raises(InterruptedError):
+            downloads._copy_record(down, folder)
+        is_new = not [path for path in folder.iterdir() if path.suffix != ".part"]
+        assert is_new or recorded_run_id(folder) == record[RUN_ID]

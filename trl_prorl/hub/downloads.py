@@ -85,13 +85,12 @@ def fetch_run(
 
 
 def _copy_record(down: Path, folder: Path) -> None:
-    with replaced(folder / ENV_FILE) as staging:
-        shutil.copyfile(down / ENV_FILE, staging)  # first: it identifies the run of the other files
-    for pattern in RECORD:
-        for path in down.glob(pattern):
-            target = folder / path.relative_to(down)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target)
+    found = [path for pattern in RECORD for path in down.glob(pattern)]
+    for path in [down / ENV_FILE, *found]:  # it identifies the run of the other files
+        target = folder / path.relative_to(down)
+        target.parent.mkdir(exist_ok=True)
+        with replaced(target) as staging:  # a kill leaves no half of it
+            shutil.copyfile(path, staging)
 
 
 def _copy_checkpoint(checkpoint: Path, folder: Path, step: int) -> Path:
