@@ -86,7 +86,8 @@ def fetch_run(
 
 def _copy_record(down: Path, folder: Path) -> None:
     found = [path for pattern in RECORD for path in down.glob(pattern)]
-    for path in [down / ENV_FILE, *found]:  # it identifies the run of the other files
+    found.sort(key=lambda path: path.name != ENV_FILE)  # first: it identifies the run of the other files
+    for path in found:
         target = folder / path.relative_to(down)
         target.parent.mkdir(exist_ok=True)
         with replaced(target) as staging:  # a kill leaves no half of it
