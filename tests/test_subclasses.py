@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.fast import acceleration
 
 
 # Accelerations that change no draw of a sample.
@@ -63,6 +64,13 @@ class OwnBonus:
         return loss - (entropies * inputs["completion_mask"]).mean()
 
 
+class OwnSum:
+    """Not a sum over rows: it depends on which of them are in a micro-batch."""
+
+    def _compute_loss(self, model, inputs):
+        return (30.0 * super()._compute_loss(model, inputs)).exp()
+
+
 class OwnScores:
     """Scores at half the sharpness."""
 
@@ -82,6 +90,7 @@ def of(mixin, trainer):
         (ByToken, {}),
         (OwnRewards, {"reward": constant(1.0)}),
         (OwnBonus, {"reward": constant(1.0)}),
+        (OwnSum, {}),
         (OwnScores, {"beta": 0.1}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -122,8 +131,95 @@ def test_rewards_of_a_subclass_count_for_our_keys(run, largest_difference, keys,
 
 
 def test_scores_of_a_subclass_are_refused_beside_keys_that_score_anchors(make_trainer):
-    with pytest.raises(ValueError, match="OwnScores overrides _get_per_token_logps_and_entropies"):
+    with pytest.raises(ValueError, match="OwnScores has its own _get_per_token_logps_and_entropies"):
         make_trainer(of(OwnScores, ProRLTrainer), beta=0.1, ref_reset_every=2)
+
+
+def set_column(trainer):
+    sample = trainer._generate_and_score_completions
+    loss = trainer._compute_loss
+    trainer._generate_and_score_completions = lambda inputs: {
+        **sample(inputs),
+        "weight": torch.tensor([float(row["weight"]) for row in inputs]),
+    }
+    trainer._compute_loss = lambda model, inputs: loss(
+        model, {**inputs, "advantages": inputs["advantages"] * inputs["weight"]}
+    )
+
+
+def set_bonus(trainer):
+    loss = trainer.compute_loss
+
+    def with_bonus(model, inputs, **named):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        score = trainer._get_per_token_logps_and_entropies
+        length = inputs["completion_ids"].size(1)
+        entropies = score(model, ids, mask, length, compute_entropy=True)[1]
+        return loss(model, inputs, **named) - (entropies * inputs["completion_mask"]).mean()
+
+    trainer.compute_loss = with_bonus
+
+
+def set_sum(trainer):
+    loss = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: (30.0 * loss(model, inputs)).exp()
+
+
+def set_scores(trainer):
+    score = trainer._get_per_token_logps_and_entropies
+
+    def halved(*args, **kwargs):
+        logps, *others = score(*args, **kwargs)
+        return 0.5 * logps, *others
+
+    trainer._get_per_token_logps_and_entropies = halved
+
+
+@pytest.mark.parametrize(
+    ("set_own", "keys"),
+    [
+        (set_column, {"columns": {"weight": [place % 4 for place in range(16)]}}),
+        (set_bonus, {"reward": constant(1.0)}),
+        (set_sum, {}),
+    ],
+)
+def test_methods_set_on_a_trainer_train_as_with_trl(
+    make_trainer, largest_difference, monkeypatch, caplog, set_own, keys
+):
+    """In place of a subclass's, after the accelerations were chosen; on a GPU `fast` would also join micro-batches."""
+    monkeypatch.setattr(acceleration, "find_merging_obstacle", lambda trainer, packing: trainer.own_method)
+
+    def trained(cls, **more):
+        trainer = make_trainer(cls, **SPLIT, **keys, **more)
+        set_own(trainer)
+        trainer.train()
+        return trainer
+
+    control = trained(GRPOTrainer)
+    assert largest_difference(make_trainer(GRPOTrainer, **SPLIT, **keys), control) > 1e-3  # it has learned something
+    assert largest_difference(control, trained(ProRLTrainer)) == 0.0
+    fast = trained(ProRLTrainer, **ACCELERATED)
+    assert largest_difference(control, fast) < 1e-4
+    assert fast.acceleration.packs
+    assert "Running without merge_micro_batches" in caplog.text
+
+
+def test_scores_set_on_a_trainer_are_refused_beside_keys_that_score_anchors(make_trainer):
+    trainer = make_trainer(ProRLTrainer, beta=0.1, ref_reset_every=2)
+    set_scores(trainer)
+    with pytest.raises(ValueError, match="ProRLTrainer has its own _get_per_token_logps_and_entropies"):
+        trainer.train()
+
+
+class ScoresTwice(ProRLTrainer):
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) + super()._compute_loss(model, inputs)
+
+
+def test_a_loss_that_scores_a_micro_batch_twice_is_refused_in_its_own_words(run):
+    with pytest.raises(ValueError, match="ScoresTwice has its own _compute_loss, which scores a micro-batch twice"):
+        run(ScoresTwice)
 
 
 class OwnOptimizer(ProRLTrainer):

@@ -58,7 +58,7 @@ from .cli.prompt_rows import (
 )
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
-from .errors import RewardError
+from .errors import InputError, RewardError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, judges
 from .extras.vllm import keep_weights
 from .fast.first_batch import FirstBatch
@@ -365,6 +365,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         `="auto"` (that checkpoint, or step 0 if there is none yet) or `="runs/x/checkpoint-100"`. Ctrl-C prints which
         checkpoint is kept, and raises `KeyboardInterrupt`.
         """
+        if not self.args.is_trl:
+            self.check_own_scores()  # a script may have set methods since the trainer was made
+        self.acceleration.check_merging(self)
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
@@ -484,7 +487,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         with torch.random.fork_rng(devices=[]):
             # TRL's `shuffle_sequence_dict` draws the same next, from the same random state.
             shuffle = torch.randperm(number)
-        share = number // self.args.steps_per_generation * self.args.exchangeable_micro_batches
+        # An own loss may average or rank the rows of each micro-batch.
+        micro_batches = 1 if self.own_method is not None else self.args.exchangeable_micro_batches
+        share = number // self.args.steps_per_generation * micro_batches
         order = keep_groups_together(shuffle, self.num_generations, share)
         places = order[shuffle.argsort()].to(batch["advantages"].device)
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
@@ -608,6 +613,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         rows = (input_ids, attention_mask, logits_to_keep)
         call = self._call
         if isinstance(call, PolicyPass):
+            if call.logps is not None and self.first_own("_compute_loss") is not None:
+                raise InputError(
+                    f"{type(self).__name__} has its own _compute_loss, which scores a micro-batch twice. Score it "
+                    "again in compute_loss, after super().compute_loss."
+                )
             is_counted = self.model.training
             scored = self.scorer.score_policy(call, is_counted, trl_score, model, *rows, **kwargs)
             if call.batch is not None:
@@ -839,23 +849,23 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def own_method(self) -> str | None:
-        """The method by which a subclass prepares micro-batches, or computes their loss; `None` if it has none."""
+        """The own method that prepares micro-batches, or computes their loss; `None` without one (`first_own`)."""
         return self.first_own("_prepare_inputs", "compute_loss", "_compute_loss")
 
     def first_own(self, *names: str) -> str | None:
-        """Return the first of these methods that a subclass overrides."""
+        """Return the first of these methods that a subclass overrides, or that a script has set on this object."""
         for name in names:
             owner = next(cls for cls in type(self).__mro__ if name in vars(cls))
-            if owner not in (ProRLTrainer, GRPOTrainer):
+            if name in vars(self) or owner not in (ProRLTrainer, GRPOTrainer):
                 return name
         return None
 
     def check_own_scores(self) -> None:
-        """Raise `ValueError` for a subclass with its own scores: its anchors are scored without them."""
+        """Raise `ValueError` for a trainer with its own scores: its anchors are scored without them."""
         name = "_get_per_token_logps_and_entropies"
         if self.first_own(name) is not None:
             raise ValueError(
-                f"{type(self).__name__} overrides {name}, but references and the old policy are scored without it. "
+                f"{type(self).__name__} has its own {name}, but references and the old policy are scored without it. "
                 "Change the model's forward or the loss instead, or train without keys of ProRLConfig."
             )
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from trl_prorl.fast.acceleration import check_limit
+from trl_prorl.parts import Part
 from trl_prorl.reference import Scorer
 from trl_prorl.rollout import keep_groups_together
 from trl_prorl.supported import LOSS_TYPES
@@ -70,15 +71,26 @@ def test_every_step_has_the_gradient_of_trl_s_own_rows(run, schedule, objective)
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+class Fed(Part):
+    """Keeps the micro-batches that are trained on."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def on_loss(self, micro_batch):
+        self.batches.append(micro_batch.batch)
+
+
 @pytest.mark.parametrize("schedule, shares, saved", [("a part", 2, 0.0), ("all", 1, 0.25)])
 def test_rows_of_a_group_stand_together_within_a_step(make_trainer, schedule, shares, saved):
     """The prompts of a step, or of a whole generation where a step has all of it, follow group by group."""
     keys = {"per_device_train_batch_size": 4, "num_iterations": 1, **SCHEDULES[schedule]}
     trainer = make_trainer(pack_groups="on", **keys)
-    made = record_results(trainer, "_generate_and_score_completions")
-    fed = record_results(trainer, "_prepare_inputs")
+    made = record_results(trainer, "_sample")
+    fed = []
+    trainer.parts["fed"] = Fed(fed)
     trainer.train()
-    generated = [tuple(prompt) for prompt in made[0]["prompt_ids"].tolist()]
+    generated = [tuple(prompt) for prompt in made[0][0]["prompt_ids"].tolist()]
     order = [tuple(prompt) for batch in fed[:4] for prompt in batch["prompt_ids"].tolist()]
     assert sorted(order) == sorted(generated)
     assert order != generated

@@ -81,9 +81,9 @@ class Acceleration:
             if args.pack_max_tokens is not None:
                 check_limit(trainer)
             if is_peft_model(policy) and not is_sharded:
-                # whose entropies have no gradient, which a subclass's loss may need
-                if not (args.cast_lm_head_to_fp32 or args.has_entropy_bonus or trainer.own_method is not None):
-                    add_frozen_head(policy.get_base_model(), trainer.temperature)
+                if not (args.cast_lm_head_to_fp32 or args.has_entropy_bonus):
+                    # whose entropies have no gradient, which an own loss may need
+                    add_frozen_head(policy.get_base_model(), trainer.temperature, lambda: trainer.own_method is None)
                 lean = use_lean_layers(policy)
             score = PackedScorer(args.pack_max_tokens, trainer.accelerator.autocast)
         compact = None
@@ -108,6 +108,16 @@ class Acceleration:
         if merging.on:
             made.merge = Merging(args, trainer.accelerator, lambda: made.packs, trainer.rows_to_compute)
         return made
+
+    def check_merging(self, trainer) -> None:
+        """Join no micro-batches if a script has set a method since, as for a subclass's."""
+        if self.merge is None or trainer.own_method is None:
+            return
+        obstacle = partial(find_merging_obstacle, trainer, self.packing)
+        self.merging = choose(trainer.args, "merge_micro_batches", obstacle)
+        self.merge = None
+        if trainer.is_world_process_zero():
+            logger.warning(describe_unsupported({"merge_micro_batches": self.merging.reason}))
 
     def switch_off(self, reasons: Mapping[str, str]) -> dict[str, str]:
         """Switch off accelerations. Returns the reasons of those that were on."""

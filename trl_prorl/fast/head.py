@@ -15,6 +15,7 @@ ten passes over memory. A state h that attends to the head's rows W, as keys and
 
 import functools
 import types
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -50,11 +51,11 @@ class FrozenHead(torch.autograd.Function):
         return (gradient[:, None] * direction).to(ctx.dtype), None, None, None
 
 
-def add_frozen_head(model: nn.Module, temperature: float) -> None:
+def add_frozen_head(model: nn.Module, temperature: float, is_wanted: Callable[[], bool] = lambda: True) -> None:
     """
     Let an unwrapped model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`) score packed rows by
-    [`FrozenHead`] if the result is the same. Entropies then have no gradient. The temperature is that of the fused
-    head.
+    [`FrozenHead`] if the result is the same, and if `is_wanted` at that forward. Entropies then have no gradient. The
+    temperature is that of the fused head.
     """
     fused = model.forward
     plain = all(getattr(model.config, key, None) is None for key in OTHER_LOGITS)
@@ -63,7 +64,7 @@ def add_frozen_head(model: nn.Module, temperature: float) -> None:
     def forward(self, *args, fused_lm_head=False, labels=None, **kwargs):
         head = self.get_output_embeddings()
         is_packed = kwargs.get("prefix_layout") is not None
-        if not (fused_lm_head and plain and is_packed and can_attend(head)):
+        if not (fused_lm_head and plain and is_packed and can_attend(head) and is_wanted()):
             if fused_lm_head:
                 kwargs["fused_lm_head"] = True
             if labels is not None:
