@@ -196,7 +196,7 @@ def test_a_schedule_of_a_script_is_refused_beside_a_roll_back_that_would_not_las
             if back and step == 5:
                 part = Rollback(SimpleNamespace(rollback=1, rollback_rate=0.5), lambda: Path())
                 part.optimizer_made(optimizer)
-                part.schedule_made(schedule)
+                part.schedule = schedule  # not by `schedule_made`, which refuses it
                 part.load(Path("checkpoint-4"), {})
             seen.append(optimizer.param_groups[0]["lr"])
             optimizer.step()

@@ -12,8 +12,10 @@ from run_record import read_events as events
 from run_record import read_rows as rows
 from run_record import without_times
 from tiny_run import QUESTIONS, vowels
+from torch.optim.lr_scheduler import OneCycleLR
 from transformers import AutoModelForCausalLM
 
+from trl_prorl import ProRLTrainer
 from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.extras.collapse import end_by_best
 from trl_prorl.extras.rollback import Rollback
@@ -144,6 +146,18 @@ def test_a_script_s_schedule_keeps_the_lower_rate_too(make_trainer, tiny_model):
         again = own(allow_config_change=True, entropy_floor=1e-9)
         again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, f"checkpoint-{step}")))
         assert [row["lr"] for row in rows(again)] == rates[step:]
+
+
+class OneCycle(ProRLTrainer):
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        self.lr_scheduler = OneCycleLR(self.optimizer, max_lr=1e-3, total_steps=num_training_steps)
+        return self.lr_scheduler
+
+
+def test_a_schedule_of_a_subclass_whose_rates_cannot_be_lowered_is_refused(run):
+    with pytest.raises(ValueError, match=r"^rollback=1 cannot lower .* torch\.optim\.lr_scheduler\.OneCycleLR"):
+        run(OneCycle, rollback=1, **SAVES)
+    assert run(OneCycle, **SAVES).state.global_step == 12
 
 
 def test_a_changed_run_that_goes_back_twice_has_the_factor_twice(run, make_trainer):

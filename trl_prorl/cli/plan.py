@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peft import PeftConfig, PeftModel
-from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
-from torch.optim.swa_utils import SWALR
 from transformers import PreTrainedModel, Trainer
-from transformers.optimization import AdafactorSchedule
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
@@ -19,6 +16,7 @@ from ..anchors import ANCHORS
 from ..config import ProRLConfig
 from ..evaluation import judges
 from ..extras.growth import check_growing_optimizer
+from ..extras.rollback import check_schedule
 from ..extras.vllm import RANKS, let_engine_take_adapters
 from ..files import check_contents
 from ..identity import changing_keys
@@ -90,7 +88,7 @@ class Plan:
         optimizer, schedule = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
         _check_optimizer(args, optimizer)
         if args.rollback and schedule is not None:
-            _check_schedule(args, schedule)
+            check_schedule(args.rollback, schedule)
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
         adapter = _check_adapters(model, config)
@@ -253,16 +251,6 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
         return
     cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
     check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
-
-
-def _check_schedule(args: ProRLConfig, schedule) -> None:
-    """Raise an error for a script's schedule whose rates do not follow from `base_lrs`, which a roll-back lowers."""
-    sets_its_own = isinstance(schedule, OneCycleLR | CyclicLR | SWALR | AdafactorSchedule)
-    if sets_its_own or not hasattr(schedule, "base_lrs"):
-        raise ValueError(
-            f"rollback={args.rollback} cannot lower the learning rates of optimizers: {full_name(type(schedule))}. "
-            "Pass another schedule, such as LambdaLR, or None with lr_scheduler_type, or remove rollback."
-        )
 
 
 def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> None:

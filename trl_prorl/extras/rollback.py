@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
+from torch.optim.swa_utils import SWALR
+from transformers.optimization import AdafactorSchedule
 
 from ..checkpoint import known_rollbacks, last_rollback
 from ..checkpoint_files import unusable_reason
 from ..identity import takes_new_rates
+from ..optimizer import full_name
 from ..run_files import REWARD_COLLAPSE, ROLLBACK
 from ..run_folder import steps_of
 from ..watch import Alarm, Reason
@@ -29,6 +33,17 @@ def count_rollbacks(run_dir: Path, to: str | None = None) -> int:
     """Return the number of the last roll-back in a folder's `events.jsonl`, or of the last one `to` a checkpoint."""
     last = last_rollback(run_dir, to)
     return last["rollbacks"] if last is not None else 0
+
+
+def check_schedule(rollback: int, schedule) -> None:
+    """Raise `ValueError` for a schedule whose rates do not follow from `base_lrs`, which a roll-back lowers."""
+    sets_its_own = isinstance(schedule, OneCycleLR | CyclicLR | SWALR | AdafactorSchedule)
+    if sets_its_own or not hasattr(schedule, "base_lrs"):
+        raise ValueError(
+            f"rollback={rollback} cannot lower the learning rates of {full_name(type(schedule))} (of optimizers or "
+            "create_scheduler). Use another schedule, such as LambdaLR or one of lr_scheduler_type, or remove "
+            "rollback."
+        )
 
 
 class Rollback(Alarm):
@@ -70,6 +85,7 @@ class Rollback(Alarm):
         self.optimizer = optimizer
 
     def schedule_made(self, schedule) -> None:
+        check_schedule(self.max_rollbacks, schedule)  # a subclass may make another than the keys'
         self.schedule = schedule
 
     def plan(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
