@@ -298,6 +298,10 @@ def test_a_number_is_python_s_own_however_it_is_written(tmp_path):
 WRONG = [
     {"beta": -0.5},  # `kl_target` would raise it without end
     {"beta": NAN},
+    {"num_iterations": 0},
+    {"gradient_accumulation_steps": 0},
+    {"steps_per_generation": 0},
+    {"generation_batch_size": 0},
     {"output_dir": ""},  # a variable of the shell that is not set
     {"resume_from_checkpoint": ""},
 ]

@@ -5,6 +5,7 @@ docs/reference.md shows the docstrings' lists, each line under the first key of 
 """
 
 from dataclasses import fields
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -511,12 +512,15 @@ def check_device(args: Any) -> None:
         )
 
 
+COUNTS = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+
+
 def check_folders_and_beta(args: Any) -> None:
     """
     Raise `ValueError` for values of TRL's keys with which code of ours would be wrong: an empty folder name, as of an
-    unset shell variable, and a negative `beta`.
+    unset shell variable, a negative `beta`, and counts of 0, by which our code divides.
     """
     for name in ("output_dir", "resume_from_checkpoint"):
         if getattr(args, name) == "":
             raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
-    check_values(args, {"beta": Key(ge=0, types=(float,))})
+    check_values(args, {"beta": Key(ge=0, types=(float,))} | dict.fromkeys(COUNTS, Key(ge=1, types=(int, NoneType))))

@@ -341,8 +341,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        """TRL sets the configured value once; a user may set another."""
-        self.anchors["ref"].coefficient = value
+        """TRL sets the configured value once; a user may set another. Raises `ValueError`: there is no reference."""
+        anchor = self.anchors["ref"]
+        if value != 0.0 and anchor.args.beta == 0.0 and not anchor.args.is_trl:
+            raise ValueError(
+                f"trainer.beta={value} needs a reference, but the trainer was made with beta=0. Make it with beta > 0 "
+                "and set trainer.beta = 0.0 before train."
+            )
+        anchor.coefficient = value
 
     @property
     def reward_weights(self) -> torch.Tensor:

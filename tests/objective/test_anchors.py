@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from trl_prorl import ProRLConfig
+from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.kl import Anchors
 
 
@@ -61,3 +62,38 @@ def test_trl_adds_its_kl_only_where_the_terms_are_not_ours(make_trainer, monkeyp
         trainer.train()
     assert seen == [in_loss] * 3
     assert trainer.beta == 0.1  # after a loss that failed, too
+
+
+class Raises(TrainerCallback):
+    """Sets the coefficient after a step, as a curriculum does."""
+
+    trainer = None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.trainer.beta = 0.3
+
+
+@pytest.fixture
+def trained_with_a_raise(make_trainer):
+    def train(cls, **keys):
+        callback = Raises()
+        trainer = make_trainer(cls, trainer_kwargs={"callbacks": [callback]}, num_iterations=1, **keys)
+        callback.trainer = trainer
+        trainer.beta = 0.0
+        trainer.train()
+        return trainer
+
+    return train
+
+
+@pytest.mark.parametrize("keys", [{}, {"skip_zero_rows": True}, {"beta_base": 0.1}], ids=str)
+def test_a_coefficient_that_a_callback_raises(trained_with_a_raise, largest_difference, keys):
+    """TRL scores the model under the adapter; our keys need a reference that was made with the trainer."""
+    if keys:
+        with pytest.raises(ValueError, match=r"^trainer\.beta=0\.3 needs a reference"):
+            trained_with_a_raise(ProRLTrainer, **keys)
+    else:
+        control = trained_with_a_raise(GRPOTrainer)
+        assert largest_difference(control, trained_with_a_raise(ProRLTrainer)) == 0.0
+        ours = trained_with_a_raise(ProRLTrainer, beta=0.1, reuse_old_logps=True, pack_groups="on")
+        assert largest_difference(control, ours) < 1e-4
