@@ -264,7 +264,7 @@ class ProlongedKeys:
             Place of the KL to the reference and to the starting model. `"loss"`: a term of the loss, in every update.
             `"reward"`: coefficient · Σ (log π_old − log π_ref) over its tokens is subtracted from each completion's
             reward (k1, as in REINFORCE++, arXiv 2501.03262); this needs an `advantage_estimator` and a forward pass of
-            π_old.
+            π_old. Nothing is subtracted for completions that `mask_truncated_completions` excludes.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: in every inner pass, with the
             same result, to compare costs.
