@@ -35,6 +35,7 @@ from .identity import (
     base_parameters,
     dataset_hash,
     describe_optimizer,
+    describe_schedule,
     weights_hash,
 )
 from .parts import Part
@@ -88,10 +89,11 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         evaluated = {name: dataset_hash(rows) for name, rows in evaluation.items()}
     else:
         evaluated = dataset_hash(evaluation)
-    optimizer, _ = plan.given.get("optimizers") or (None, None)
+    optimizer, schedule = plan.given.get("optimizers") or (None, None)
     return {
         **plan.keys,
         **describe_optimizer(optimizer),
+        **describe_schedule(schedule),
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
         "rows of the training set": dataset_hash(trainer.train_dataset),

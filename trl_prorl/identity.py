@@ -9,7 +9,7 @@ import datetime
 import decimal
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,13 @@ ROWS_NOT_SCORED = "its half-used generation batch has no log-probabilities of π
 OWN_OPTIMIZER = "the optimizer (optimizers)"
 OPTIMIZER_CLASS = f"class of {OWN_OPTIMIZER}"
 OWN_RATES = f"lr of {OWN_OPTIMIZER}"
+OWN_SCHEDULE = "the schedule (optimizers)"
+SCHEDULE_CLASS = f"class of {OWN_SCHEDULE}"
+OWN_FACTORS = f"factors of {OWN_SCHEDULE}"
+FREE_OF_SCHEDULE = (SCHEDULE_CLASS, OWN_FACTORS)
+COMPARED_STEPS = (0, *(2**power for power in range(17)))
+# Of a schedule's state. The first is compared as that of the optimizer.
+MOVING = {"base_lrs", "last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i"}
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
 
@@ -121,6 +128,12 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
             fixed[key] = declared.cannot_stop
     if now.get("beta") and not any(is_on(now.get(key)) for key in TRIGGER_KEYS):
         fixed |= {key: REFERENCE_MOVED for key in TRIGGER_KEYS if switched_off(changed, key)}
+    settings = [key for key in changed if key.endswith(f" of {OWN_SCHEDULE}")]
+    fixed |= {key: "a resume takes it from the checkpoint" for key in settings if key not in FREE_OF_SCHEDULE}
+    old_class, new_class = changed.get(SCHEDULE_CLASS, (None, None))
+    lambdas = (None, full_name(LambdaLR))  # `None`: that of `lr_scheduler_type`
+    if new_class in lambdas and old_class not in lambdas:
+        fixed[SCHEDULE_CLASS] = "a LambdaLR cannot go on from another schedule's state"
     if set(changed.get("optim", ())) <= SAME_OPTIMIZER:
         del fixed["optim"]
     classes = [str(name) for name in changed.get(OPTIMIZER_CLASS, ())]
@@ -236,6 +249,32 @@ def describe_optimizer(optimizer) -> dict[str, Any]:
     names = dict.fromkeys(name for group in groups for name in group)
     settings = {f"{name} of {OWN_OPTIMIZER}": [group.get(name) for group in groups] for name in names}
     return {OPTIMIZER_CLASS: full_name(type(inner_of(optimizer))), **as_plain(settings)}
+
+
+def describe_schedule(schedule) -> dict[str, Any]:
+    """
+    Return class and settings of a script's own schedule, and what a LambdaLR's functions return at some steps. A
+    schedule within a schedule is not compared.
+    """
+    if schedule is None:
+        return {SCHEDULE_CLASS: None}
+    found = {SCHEDULE_CLASS: full_name(type(schedule))}
+    if takes_new_rates(schedule):
+        return {**found, OWN_FACTORS: [_factors(function) for function in schedule.lr_lambdas]}
+    for name, value in schedule.state_dict().items():
+        if name not in MOVING and not name.startswith("_") and isinstance(value, bool | int | float | str):
+            found[f"{name} of {OWN_SCHEDULE}"] = value
+    return found
+
+
+def _factors(function: Callable[[int], float]) -> list[float]:
+    factors = []
+    for step in COMPARED_STEPS:
+        try:
+            factors.append(float(function(step)))
+        except Exception:  # a script's function may end with its run
+            break
+    return factors
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

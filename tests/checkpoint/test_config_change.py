@@ -164,6 +164,52 @@ def test_a_script_s_own_optimizer_is_compared_and_a_change_acts(make_trainer, ti
     assert resume(first, 0.0, entropy_floor=1e-9, **rates, **allowed) == column(first, "lr")[2:]
 
 
+TABLE = [1.0, 0.5, 0.25, 0.125]  # of factors; it ends with the run
+STEP_LR = {"step_size": 1, "gamma": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "line", "acts"),
+    [
+        (lambda step: 1 / (1 + step), lambda step: 1 / (1 + step), None, True),
+        (lambda step: TABLE[step], lambda step: TABLE[step], None, True),
+        (
+            lambda step: 1 / (1 + step),
+            lambda step: 1 / (2 + step),
+            "factors of the schedule (optimizers): [[1.0, 0",
+            True,
+        ),
+        (lambda step: 1.0, STEP_LR, "class of the schedule (optimizers): ", True),
+        (STEP_LR, {"step_size": 1, "gamma": 0.5}, None, True),
+        (STEP_LR, {"step_size": 1, "gamma": 0.1}, "gamma of the schedule (optimizers): 0.5 -> 0.1", False),
+        (STEP_LR, None, "class of the schedule (optimizers): ", False),
+        (STEP_LR, lambda step: 1.0, "class of the schedule (optimizers): ", False),
+    ],
+)
+def test_a_script_s_own_schedule_is_compared(make_trainer, tiny_model, then, now, line, acts):
+    """A LambdaLR takes the new function; a state that a checkpoint has would take the place of new settings."""
+
+    def own(of, **keys):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        schedule = None
+        if isinstance(of, dict):
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, **of)
+        elif of is not None:
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, of)
+        given = {"optimizers": (optimizer, schedule)}
+        return make_trainer(model=model, lora=False, **{**KEYS, "max_steps": 3, **keys}, trainer_kwargs=given)
+
+    first = own(then)
+    first.train()
+    last = str(Path(first.args.output_dir, "checkpoint-2"))
+    with pytest.raises(ValueError, match=re.escape(line)) if line else nullcontext():
+        own(now).train(resume_from_checkpoint=last)
+    if line:
+        with nullcontext() if acts else pytest.raises(ValueError, match=f"^{re.escape(line)}.*cannot be changed"):
+            own(now, allow_config_change=True).train(resume_from_checkpoint=last)
+
+
 def resets(trainer):
     return [(event["step_applied"], event["reason"]) for event in read_events(trainer, "reset")]
 
