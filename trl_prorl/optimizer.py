@@ -130,6 +130,12 @@ def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)
 
 
+def configured_rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the groups' learning rates, without a schedule; none of a group that chooses it (`relative_step`)."""
+    groups = [group for group in optimizer.param_groups if group["params"] and not group.get("relative_step")]
+    return [group.get("initial_lr", group["lr"]) for group in groups]
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
     inner = inner_of(optimizer)
     momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import DistributedType
 
 from .errors import RunError
+from .optimizer import configured_rates
 from .parts import Part
 
 
@@ -56,7 +57,7 @@ class TrainedCheck(Part):
         if type(optimizer).__name__ in UPDATE_IN_BACKWARD:
             self.is_possible = False
             self.is_due = False
-        rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups if group["params"]]
+        rates = configured_rates(optimizer)
         if 0.0 in rates:
             zero = f"{rates.count(0.0)} of {len(rates)}"
             self._warn("rate", f"The learning rate is 0 in {zero} groups of parameters: they are not trained.")

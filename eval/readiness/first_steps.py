@@ -105,8 +105,13 @@ def trained_finding(model: torch.nn.Module, reached: Collection[str]) -> Finding
     return make_finding("trained parameters", number, bool(missed), change, **values)
 
 
-def rate_findings(rate: float, lora: bool) -> list[Finding]:
-    """Return the finding about the learning rate before any step; `lora`: whether only adapters are trained."""
+def rate_findings(rate: float | None, lora: bool) -> list[Finding]:
+    """
+    Return the finding about the learning rate before any step; `lora`: whether only adapters are trained. An optimizer
+    that chooses its rate has none.
+    """
+    if rate is None:
+        return []
     if rate == 0.0:
         return [Finding("learning rate", "0", "no update changes the policy: raise learning_rate", STOP, {"lr": rate})]
     cure = f"suits full fine-tuning, and LoRA learns nothing at it: set learning_rate: {LORA_RATES}"

@@ -7,8 +7,11 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from tiny_run import LORA, constant, vowels
 from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers.optimization import Adafactor, AdafactorSchedule
 
+from trl_prorl.cli.terminal import highest_rate
 from trl_prorl.errors import RunError
+from trl_prorl.eval.readiness.first_steps import rate_findings
 
 
 class Idle(torch.optim.SGD):
@@ -147,6 +150,20 @@ def test_a_group_whose_learning_rate_is_0_is_said(make_trainer, tiny_model, capl
     optimizer = torch.optim.SGD(groups, lr=1e-2)
     make_trainer(model=model, lora=False, max_steps=1, trainer_kwargs={"optimizers": (optimizer, None)}).train()
     assert len([line for line in caplog.messages if "learning rate is 0 in 1 of 2" in line]) == 1
+
+
+def test_an_optimizer_that_chooses_its_learning_rate(make_trainer, largest_difference, tiny_model, caplog):
+    """Its groups have 0, or none, until the first update."""
+    trainers = []
+    for steps in (1, 2):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizer = Adafactor(model.parameters(), lr=None, relative_step=True)
+        given = {"optimizers": (optimizer, AdafactorSchedule(optimizer))}
+        assert highest_rate(optimizer) is None and rate_findings(None, lora=False) == []
+        trainers.append(make_trainer(model=model, lora=False, max_steps=steps, trainer_kwargs=given))
+        trainers[-1].train()
+    assert largest_difference(*trainers) > 1e-4
+    assert not [line for line in caplog.messages if "learning rate" in line or "learning_rate" in line]
 
 
 @pytest.mark.parametrize("rate, dtype, times", [(1e-7, "bfloat16", 1), (1e-2, "bfloat16", 0), (1e-7, "float32", 0)])

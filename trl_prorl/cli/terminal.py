@@ -10,6 +10,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ..anchors import ANCHORS
 from ..keys import TRIGGER_KEYS
+from ..optimizer import configured_rates
 from ..provenance import passk_command
 from ..run_files import ENV_FILE, GROWTH, NONFINITE, RESET, STALL, read_json
 from ..text import shell_quote
@@ -252,15 +253,15 @@ def describe_shared_prompts(trainer) -> list[str]:
     return lines
 
 
-def highest_rate(optimizer) -> float:
-    """Return the highest learning rate of an optimizer's groups, without its schedule."""
-    return max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
+def highest_rate(optimizer) -> float | None:
+    """Return the highest learning rate of an optimizer's groups, without its schedule; `None` if it chooses all."""
+    return max(configured_rates(optimizer), default=None)
 
 
 def warn_of_low_rate(optimizer) -> None:
     """Warn if an adapter has a learning rate of full fine-tuning, such as TRL's default."""
     rate = highest_rate(optimizer)
-    if 0.0 < rate <= TRL_RATE:
+    if rate is not None and 0.0 < rate <= TRL_RATE:
         logger.warning(
             f"learning_rate={rate:g} is too low for LoRA, the adapter will hardly change: TRL's default, "
             f"{TRL_RATE:g}, is meant for full fine-tuning. Set learning_rate: {LORA_RATES}."
