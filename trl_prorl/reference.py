@@ -3,7 +3,7 @@ The models that the policy is compared with, and the [`Scorer`], which scores ba
 
 | policy | reference | made by |
 |---|---|---|
-| a full model | a second model | TRL, from the policy's path; a copy if the policy is of another class |
+| a full model | a second model | TRL, from the policy's path; a copy if the policy's class or settings differ |
 | a `PeftModel` | the frozen adapter `ref` | TRL copies the adapter `default` |
 | a model and a `peft_config`, no resets | the model without its adapter | TRL |
 | a model and a `peft_config`, with resets | the frozen adapter `ref` | [`AnchorModels`]; TRL scores with it |
@@ -42,6 +42,10 @@ from .weights import copy_tensors
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
+# Settings of a model that no log-probability depends on. Trainer aligns some with the tokenizer, in the policy alone.
+WITHOUT_EFFECT = (
+    "_name_or_path architectures bos_token_id dtype eos_token_id pad_token_id transformers_version use_cache".split()
+)
 
 
 def shard_file(folder: Path) -> Path:
@@ -142,11 +146,22 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     return copy
 
 
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in a model's configuration that can change a log-probability, at any depth."""
+    held = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
+    return {name: settings_of(value) if isinstance(value, Mapping) else value for name, value in held.items()}
+
+
+def has_settings_of(policy: torch.nn.Module, reference: torch.nn.Module) -> bool:
+    return settings_of(policy.config.to_dict()) == settings_of(reference.config.to_dict())
+
+
 def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
     """Warn if the policy differs from the model at its path, TRL's reference."""
     own = unique_tensors(policy)
     loaded = unique_tensors(reference)
-    if own.keys() == loaded.keys() and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
+    is_alike = own.keys() == loaded.keys() and has_settings_of(policy, reference)
+    if is_alike and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
         return
     logger.warning(
         "The policy is not the model of %s, which TRL loads as the fixed reference: it was changed in memory. For a "
@@ -182,8 +197,9 @@ class AnchorModels:
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
             is_other = type(reference.ref_model) is not type(self.policy)
-            if is_other and self.moves and not trainer.is_fsdp_enabled:
-                # TRL uses the class in the path's config; a script's policy may have another.
+            computes_alike = not is_other and has_settings_of(self.policy, reference.ref_model)
+            if self.moves and not computes_alike and not trainer.is_fsdp_enabled:
+                # TRL uses class and settings of the path's config; a script's policy may have others.
                 reference = self.copy_of_policy("ref")
                 trainer.ref_model = reference.ref_model
             # TRL loads from the path, but the policy may have been changed in memory.

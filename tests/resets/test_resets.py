@@ -180,9 +180,25 @@ def changed_in_memory(path):
     return model
 
 
-def test_a_full_model_changed_in_memory_is_its_own_reference(run, tiny_model):
-    trainer = run(model=changed_in_memory(tiny_model), lora=False, beta=0.1, ref_reset_every=4, max_steps=1)
-    assert metrics(trainer)[0]["kl_ref"] == pytest.approx(0.0, abs=1e-6)
+def with_other_settings(path):
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    return AutoModelForCausalLM.from_pretrained(path, rope_parameters=rope)
+
+
+def untied(path):
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+@pytest.mark.parametrize("make", [changed_in_memory, with_other_settings, untied])
+def test_a_full_model_that_is_not_its_path_s_is_its_own_reference(run, tiny_model, make):
+    keys = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 3, "num_iterations": 1}
+    trainer = run(model=make(tiny_model), lora=False, **keys)
+    began, trained, moved = (row["kl_ref"] for row in metrics(trainer))
+    assert trained > 1e-4
+    assert [began, moved] == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 def test_a_full_model_without_a_path_has_no_reference(make_trainer, tiny_model):
@@ -201,7 +217,12 @@ def with_a_new_head(path):
 
 @pytest.mark.parametrize(
     "make, differs",
-    [(AutoModelForCausalLM.from_pretrained, False), (changed_in_memory, True), (with_a_new_head, True)],
+    [
+        (AutoModelForCausalLM.from_pretrained, False),
+        (changed_in_memory, True),
+        (with_other_settings, True),
+        (with_a_new_head, True),
+    ],
 )
 def test_a_fixed_reference_that_is_not_the_policy_is_told(make_trainer, tiny_model, caplog, make, differs):
     """TRL loads it by the policy's name."""
