@@ -315,8 +315,12 @@ def _insisting_on_adapter(load_adapter):
 
 
 def _missing_of_adapter(model: PeftModel, folder: str | Path, name: str, reported: list[str]) -> list[str]:
-    """Return the keys missing in an adapter's file: PEFT's report, and biases, which it omits."""
+    """
+    Return the keys missing in an adapter's file: PEFT's report, and biases, which it omits. For an adapter named
+    `base` it reports every adapter's keys: all begin with `base_model`.
+    """
     config = model.peft_config[name]
+    reported = [key for key in reported if f".{name}." in f"{key}."]
     aliases: dict[int, list[str]] = {}
     for key, param in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(param), []).append(key)

@@ -38,6 +38,7 @@ RESUMED = {
     "elastic": {"elastic_reset_every": 2, "elastic_ema": 0.5},
     # The copy that is sampled holds the adapter's parameters, and is made before they are loaded.
     "an adapter of one's own": {"compact_generation": "on", "lora": False, "bf16": True},
+    "beside its start": {"beta": 0.3, "ref_reset_every": 3, "beta_base": 0.1, "lora": False, "bf16": True},
 }
 
 
