@@ -217,6 +217,8 @@ class AnchorModels:
             return self.of_adapter(None)
         reference = self.of_adapter("ref")
         reference.move(1.0)  # TRL's copy lacks the factors of embeddings
+        if trainer.args.ref_reset_mix == 1.0:  # else an average, of which bf16 would lose small steps
+            reference.take_dtypes()
         return reference
 
     def initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
@@ -227,7 +229,9 @@ class AnchorModels:
 
     def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         if is_peft_model(self.policy):
-            return self.of_adapter(frozen_adapter(self.policy, name))
+            copy = self.of_adapter(frozen_adapter(self.policy, name))
+            copy.take_dtypes()
+            return copy
         copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
         return SnapshotReference(self.policy, self.trainer.accelerator.prepare_model(copy, evaluation_mode=True))
 
@@ -300,6 +304,13 @@ class AdapterReference(Reference):
             if counterpart != name:
                 pairs.append((parameters[counterpart], param))
         return pairs
+
+    def take_dtypes(self) -> None:
+        """
+        Compute in the policy's dtypes: PEFT makes the copy of a bf16 adapter in fp32, which rounds other numbers.
+        """
+        for ref, policy in self.pairs():
+            ref.data = ref.data.to(policy.dtype)
 
     def _shards(self) -> dict[str, torch.Tensor]:
         """Return this process's parts of its tensors; empty without FSDP or without an adapter."""

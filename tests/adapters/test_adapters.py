@@ -1,4 +1,4 @@
-"""Initialisations of LoRA, and trained adapters in bf16, beside which frozen copies are in fp32."""
+"""Initialisations of LoRA, and trained adapters in bf16: their frozen copies, and their averages in fp32."""
 
 from pathlib import Path
 
@@ -109,6 +109,18 @@ def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
     assert (event["event"], event["ref_reset_mix"]) == ("reset", 0.25)
     pairs = trainer.reference.pairs()
     assert {(ref.dtype, policy.dtype) for ref, policy in pairs} == {(torch.float32, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("keys", [{}, {"use_dora": True, "modules_to_save": ["norm"]}])
+def test_frozen_copies_of_an_adapter_in_bf16_are_the_policy_without_autocast(run, tiny_model, keys):
+    torch.manual_seed(11)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    model = get_peft_model(base, LoraConfig(**LORA, **keys), autocast_adapter_dtype=False)
+    anchors = {"beta": 0.1, "ref_reset_every": 2, "beta_base": 0.1}
+    trainer = run(model=model, lora=False, **anchors, num_iterations=1, max_steps=3, learning_rate=2e-2)
+    rows = read_rows(trainer)
+    assert rows[0]["kl_base"] == rows[0]["kl_ref"] == rows[2]["kl_ref"] == 0.0
+    assert rows[1]["kl_ref"] > 1e-3
 
 
 def adapter(**keys):
