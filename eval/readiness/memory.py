@@ -12,6 +12,7 @@ from trl_prorl.fast.recording import SPAN, full_size, row_size
 
 USABLE = 0.9  # share of the memory; the rest is lost to fragmentation
 MOMENTS = 2  # Adam's, each as large as the trained weights; they are allocated at the first update
+UPDATED = 3  # further copies of a layer's state while it is updated, by transformers' operators; kernels need fewer
 MIB = 2**20
 GIB = 2**30
 
@@ -26,18 +27,22 @@ def row_bytes(model: torch.nn.Module, tokens: int) -> tuple[int, int]:
         tokens (`int`): Length of the completion with its prompt.
 
     Returns:
-        The bytes of keys, values and states in all layers; and those of the next token's logits, with its scores and
-        probabilities in fp32.
+        The bytes of keys, values and states in all layers, with those of one layer that is updated; and those of the
+        next token's logits, with its scores and probabilities in fp32.
     """
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     outputs = plain_model(model)(input_ids=token, use_cache=True)
     cache = 0
+    largest = 0
     for layer in cache_among(outputs).layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
             window = getattr(layer, "sliding_window", None) or tokens
             cache += min(tokens, window) * (layer.keys.nbytes + layer.values.nbytes)
         if isinstance(layer, LinearAttentionLayer):
-            cache += sum(state.nbytes for state in states_of(layer))
+            states = sum(state.nbytes for state in states_of(layer))
+            cache += states
+            largest = max(largest, states)
+    cache += UPDATED * largest
     in_fp32 = 2 * torch.float32.itemsize
     return cache, outputs.logits.nbytes + outputs.logits.shape[-1] * in_fp32
 

@@ -55,13 +55,13 @@ SMALL = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64}
         # Without grouped heads; with heads of another size than the model's width gives.
         ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 2}, BF16, 640 * 2 * 3 * 32 * 2, 50_257 * 10),
         ("qwen3", {**QWEN, "head_dim": 64}, BF16, 640 * 2 * 28 * 2 * 64 * 2, 151_936 * 10),
-        # Five layers with a window of 512 tokens, and one without; three with a state, and one without.
+        # Five layers with a window of 512 tokens, and one without. Three with a state, of which one is updated.
         ("gemma3_text", {**SMALL, **GEMMA, "sliding_window": 512}, BF16, 2 * 256 * 2 * (5 * 512 + 640), 1000 * 10),
         pytest.param(
             "qwen3_5_text",
             {**SMALL, **QWEN35, **STATE},
             BF16,
-            640 * 2 * 2 * 256 * 2 + 3 * QWEN35_STATE,
+            640 * 2 * 2 * 256 * 2 + (3 + 3) * QWEN35_STATE,
             1000 * 10,
             marks=needs_states,
         ),
@@ -100,6 +100,23 @@ def test_what_is_predicted_is_what_sampling_holds_at_once(dtype, most):
     with LiveBytes(*model.parameters(), *model.buffers()) as live:
         part.sample(model, prompts, settings, [])
     assert live.peak == pytest.approx(predicted, rel=0.1)
+
+
+@needs_states
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [4, 8])
+def test_what_layers_with_a_state_hold_at_once(layers):
+    """While one is updated, its old state, its new one and their terms are there, however many layers there are."""
+    torch.manual_seed(0)
+    heads = {"linear_num_key_heads": 8, "linear_num_value_heads": 8}
+    widths = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 512}
+    sizes = {**SMALL, **QWEN35, **heads, **widths, "num_hidden_layers": layers}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **sizes), dtype=FP32).eval()
+    plain = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None, "disable_compile": True}
+    settings = GenerationConfig(**plain, do_sample=True, temperature=0.7, top_k=0)
+    with LiveBytes(*model.parameters(), *model.buffers()) as live:
+        CompactGeneration(model, 0.7).sample(model, [[5] * 20] * 16, settings, [])
+    assert live.peak == pytest.approx(sum(row_bytes(model, 28)) * 16, rel=0.1)
 
 
 @pytest.mark.parametrize(
