@@ -36,6 +36,7 @@ from .identity import (
     dataset_hash,
     describe_optimizer,
     describe_schedule,
+    describe_tokenizer,
     weights_hash,
 )
 from .parts import Part
@@ -98,6 +99,7 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         "weights of the model": weights_hash(base_parameters(policy)),
         "rows of the training set": dataset_hash(trainer.train_dataset),
         EVALUATION_ROWS: evaluated,
+        **describe_tokenizer(trainer),
         "reward functions": list(trainer.reward_func_names),
         SCALING: adapter_scaling(policy),
     }
@@ -124,7 +126,7 @@ def make_dynamic_sampling(trainer) -> DynamicSampling | None:
     return DynamicSampling(
         trainer.args,
         trainer.accelerator,
-        trainer.train_dataset,
+        trainer.rows_to_sample,
         trainer.num_generations,
         trainer.text_tokenizer.pad_token_id,
         trainer.reward_func_names,
@@ -138,7 +140,7 @@ def make_prompt_pool(trainer) -> PromptPool | None:
         return None
     weights = trainer.reward_weights
     functions = find_functions(args.dynamic_sampling_rewards, trainer.reward_func_names, weights.tolist())
-    return PromptPool(args, trainer.accelerator, trainer.train_dataset, trainer.num_generations, weights, functions)
+    return PromptPool(args, trainer.accelerator, trainer.rows_to_sample, trainer.num_generations, weights, functions)
 
 
 def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:

@@ -432,6 +432,21 @@ class CheckpointMixin:
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
+    def get_train_dataloader(self):
+        """Let workers that stay (`dataloader_persistent_workers`) draw no second seed: see [`draw_no_seed`]."""
+        loader = super().get_train_dataloader()
+        if self._resume is not None:
+            draw_no_seed(loader)
+        return loader
+
+    def get_eval_dataloader(self, *args, **kwargs):
+        """Likewise, if this run has evaluated before."""
+        loader = super().get_eval_dataloader(*args, **kwargs)
+        logged = {name for entry in self.state.log_history for name in entry}
+        if any(name.startswith("eval_") and name.endswith("_runtime") for name in logged):
+            draw_no_seed(loader)
+        return loader
+
     def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):
         """
         Train no step after the run has ended: Trainer checks only after a step. Resume a stream in the pass that it
@@ -609,6 +624,15 @@ class Resume:
             "changed": self.changed,
             "abandoned": self.abandoned,
         }
+
+
+def draw_no_seed(loader: torch.utils.data.DataLoader) -> None:
+    """
+    Keep the training's random state while workers of a data loader start. Without an interruption those that stay
+    would have drawn a seed only once, in the first pass; others do in every pass, also after a resume.
+    """
+    if loader.persistent_workers:
+        getattr(loader, "base_dataloader", loader).generator = torch.Generator()  # accelerate wraps it
 
 
 def place_in_stream(checkpoint: Path, state: Mapping[str, Any]) -> tuple[int, int]:

@@ -35,6 +35,9 @@ IDENTITY_FILE = "identity.json"
 # do. If not, keys of evaluations are free.
 EVALUATIONS_ACT = "evaluations change the training"
 EVALUATION_ROWS = "rows of the evaluation set"
+TOKENIZER = "the tokenizer (vocabulary, special tokens)"
+TEMPLATE = "the chat template"
+ENDS = "tokens that end a completion"
 EVALUATION_KEYS = frozenset(
     "eval_strategy eval_steps eval_delay eval_on_start eval_rows per_device_eval_batch_size num_generations_eval "
     "eval_accumulation_steps eval_use_gather_object batch_eval_metrics prediction_loss_only metric_for_best_model "
@@ -228,6 +231,23 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], trained_whol
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
+
+
+def describe_tokenizer(trainer) -> dict[str, Any]:
+    """Return hashes of tokenizer and chat template, and the tokens that end a completion: a script may change them."""
+    tokenizer = trainer.text_tokenizer
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    added = tokenizer("").input_ids  # around every text
+    template = trainer.processing_class.chat_template
+    return {
+        TOKENIZER: _digest([vocabulary, tokenizer.special_tokens_map, added]),
+        TEMPLATE: None if template is None else _digest(template),
+        ENDS: sorted(trainer.eos_token_ids, key=str),
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def adapter_scaling(policy: torch.nn.Module) -> list[float]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
+from datasets import Dataset
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedModel,
@@ -847,6 +848,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def run_dir(self) -> Path:
         """Folder of the run: `output_dir`, or a trial's folder in a hyperparameter search."""
         return self.folder.path
+
+    @property
+    def rows_to_sample(self):
+        """The training set with the columns that reward functions get, see `remove_unused_columns`."""
+        rows = self.train_dataset
+        return self._remove_unused_columns(rows, "training") if isinstance(rows, Dataset) else rows
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -47,7 +47,7 @@ CALLS = {
     "Trainer.__init__": ("init_hf_repo",),
     "Trainer.train": ("_load_from_checkpoint", "_inner_training_loop"),
     "Trainer._inner_training_loop": (
-        "_get_train_sampler",
+        "get_train_dataloader",
         "create_optimizer",
         "create_scheduler",
         "_load_optimizer_and_scheduler",
@@ -57,6 +57,7 @@ CALLS = {
         "log",
         "_load_best_model",
     ),
+    "GRPOTrainer.get_train_dataloader": ("_get_train_sampler",),
     "Trainer._load_from_checkpoint": ("_issue_warnings_after_load",),
     "Trainer._load_best_model": ("_issue_warnings_after_load",),
     "Trainer._run_epoch": (
@@ -80,11 +81,12 @@ CALLS = {
     "Trainer._maybe_log_save_evaluate": ("log", "_evaluate", "_determine_best_metric", "_save_checkpoint"),
     "GRPOTrainer.log": ("log",),
     "Trainer._evaluate": ("evaluate",),
-    "Trainer.evaluate": ("evaluation_loop", "log"),
+    "Trainer.evaluate": ("get_eval_dataloader", "evaluation_loop", "log"),
     "GRPOTrainer.prediction_step": ("compute_loss",),
     "GRPOTrainer._save_checkpoint": ("create_model_card", "_save_checkpoint"),
     "Trainer._save_checkpoint": ("_get_output_dir", "save_model", "_push_from_checkpoint"),
     "Trainer._finish_current_push": (),
+    "Trainer._remove_unused_columns": (),
 }
 VLLM_CALLS = {
     "GRPOTrainer._generate_single_turn": ("_last_loaded_step", "sync_weights", "generate"),

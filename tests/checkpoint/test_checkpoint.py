@@ -439,6 +439,16 @@ def test_a_stream_is_resumed_in_the_pass_that_it_was_in(run, resume, largest_dif
     assert largest_difference(whole, again) == 0.0
 
 
+# Two batches a pass. TRL's evaluations, too, start workers with a seed of the training's random numbers.
+@pytest.mark.parametrize("step, evaluations", [(1, {}), (3, {"eval_strategy": "steps", "eval_steps": 2})])
+def test_workers_that_stay_draw_their_seed_once_through_a_resume(run, resume, largest_difference, step, evaluations):
+    keys = {"max_steps": 5, "num_iterations": 1, "save_strategy": "steps", "save_steps": 1, "prompts": 5}
+    keys |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_eval_batch_size": 4}
+    whole = run(trainer_kwargs=QUESTIONS, **keys, **evaluations)
+    again = resume(whole, step, trainer_kwargs=QUESTIONS, **keys, **evaluations)
+    assert largest_difference(whole, again) == 0.0
+
+
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "tokenizer.json"])
 def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trainer, file):
     """Every library has errors of its own for it, tokenizers a bare `Exception`."""

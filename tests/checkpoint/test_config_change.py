@@ -13,7 +13,7 @@ from datasets import Dataset, Features, Image, List, Value
 from peft import LoraConfig
 from run_record import read_events, read_rows
 from tiny_run import LORA, constant
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.optimization import Adafactor, AdafactorSchedule
 
 from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, identity, train
@@ -438,7 +438,14 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
         model.model.layers[0].mlp.up_proj.weight[0, 0] += 0.5
     model.save_pretrained(tmp_path / "other")
     adapter = LoraConfig(**LORA | {"lora_alpha": 32})
+    brief, special, other_end = (AutoTokenizer.from_pretrained(tiny_model) for _ in range(3))
+    brief.chat_template = "{{ messages[-1]['content'] }}"
+    special.bos_token = special.convert_ids_to_tokens(65)  # which no text of a completion then has
+    other_end.eos_token = other_end.convert_ids_to_tokens(65)
     for change, message in (
+        ({"trainer_kwargs": {"processing_class": brief}}, "the chat template: "),
+        ({"trainer_kwargs": {"processing_class": special}}, "the tokenizer "),
+        ({"trainer_kwargs": {"processing_class": other_end}}, r"tokens that end a completion: .*, 65"),
         ({"beta": 0.2, "num_generations": 8}, "beta: 0.3 -> 0.2; num_generations: 4 -> 8"),
         ({"prompts": 15}, "rows of the training set"),
         ({"reward": constant(0.0)}, "reward functions"),
@@ -449,7 +456,9 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
             make_trainer(output_dir=out, **{**SAME_RUN, **change}).train(resume_from_checkpoint=True)
     assert Path(out, "metrics.jsonl").read_text() == log
 
-    trainer = make_trainer(output_dir=out, allow_config_change=True, **SAME_RUN | {"beta": 0.2, "max_steps": 6})
+    saved = {"processing_class": AutoTokenizer.from_pretrained(Path(out, "checkpoint-2"))}  # the same
+    changed = {"beta": 0.2, "max_steps": 6, "trainer_kwargs": saved}
+    trainer = make_trainer(output_dir=out, allow_config_change=True, **SAME_RUN | changed)
     trainer.train(resume_from_checkpoint=True)
     assert read_events(out, "resume")[-1]["changed"] == {"beta": [0.3, 0.2]}
     assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2

@@ -95,6 +95,20 @@ def test_undecided_groups_are_replaced_and_what_it_cost_is_counted(run, arm):
     assert "groups_replaced" not in plain[0]
 
 
+@pytest.mark.parametrize("keys", [{"dynamic_sampling_rounds": 1}, {"prompt_pool": True}], ids=str)
+def test_columns_that_trl_removes_stay_removed(run, keys):
+    seen = []
+
+    def reward(completions, **columns):
+        seen.append("answer" in columns)
+        return [0.0] * len(completions)
+
+    for removes in (False, True):
+        run(reward=reward, max_steps=1, remove_unused_columns=removes, columns={"answer": ["5"] * 16}, **keys)
+        assert set(seen) == {not removes}
+        seen.clear()
+
+
 hopeless = constant(0.0)
 hopeless.__name__ = "hopeless"
 
