@@ -51,6 +51,7 @@ from .cli.plan import Plan
 from .cli.prompt_rows import (
     Context,
     check_batch,
+    check_template,
     check_tokens,
     has_images,
     named_sets,
@@ -300,6 +301,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.rollout_func is None and not self.is_vlm and not self._multi_environment:
             end = (self.text_tokenizer.eos_token, self.text_tokenizer.eos_token_id)
             sets = named_sets(self.train_dataset, self.eval_dataset)
+            if self.text_tokenizer.chat_template is None:
+                check_template(sets)
             check_tokens(sets, self.tokenize_prompts, self.context, end)
 
     def _trl_score(self, model, *rows, **kwargs) -> tuple:

@@ -91,6 +91,14 @@ def test_a_row_that_the_chat_template_refuses_is_named(make_trainer, tiny_model)
         make_trainer(trainer_kwargs={"train_dataset": rows, "processing_class": tokenizer})
 
 
+def test_messages_without_a_chat_template_are_refused_and_text_is_taken(make_trainer, tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = None
+    make_trainer(trainer_kwargs={"train_dataset": Dataset.from_list(TEXTS), "processing_class": tokenizer})
+    with pytest.raises(InputError, match="train_dataset, row 0: .* no chat template. Set tokenizer.chat_template"):
+        make_trainer(trainer_kwargs={"train_dataset": Dataset.from_list(CHATS), "processing_class": tokenizer})
+
+
 def test_what_trl_takes_is_taken(make_trainer):
     """Blank texts, empty messages, system messages alone, and columns of other names."""
     for prompt in (" ", [{"role": "user", "content": ""}], [{"role": "system", "content": "be brief"}]):

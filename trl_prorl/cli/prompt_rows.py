@@ -75,6 +75,17 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
     yield from enumerate(prompt for part in parts for prompt in part["prompt"])
 
 
+def check_template(sets: Mapping[str, Any]) -> None:
+    """Raise `InputError` for messages, because the tokenizer has no chat template."""
+    for which, rows in sets.items():
+        for index, prompt in prompts_of(rows):
+            if not isinstance(prompt, str):
+                raise InputError(
+                    f"{which}, row {index}: prompt={short(prompt)} is a list of messages, but the tokenizer has no "
+                    "chat template. Set tokenizer.chat_template, or use text prompts."
+                )
+
+
 def _check_prompt(prompt: Any, where: str, may_prefill: bool) -> None:
     is_chat = isinstance(prompt, list) and prompt != [] and all(map(_is_message, prompt))
     if not isinstance(prompt, str) and not is_chat:
