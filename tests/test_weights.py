@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from peft import (
     LoraConfig,
     PeftModel,
@@ -32,7 +33,8 @@ from transformers import (
 from trl_prorl import load_model
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.errors import InputError
-from trl_prorl.eval.samples.models import load_base_model, load_point, trained_point
+from trl_prorl.eval.samples.models import identity, load_base_model, load_point, trained_point
+from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.publish import files_to_push
 from trl_prorl.weights import copy_tensors, load_checkpoint
@@ -132,6 +134,26 @@ def test_a_trained_model_is_the_same_from_its_files_and_after_a_resume(make, tie
     assert (logits(load_base_model({"model_name_or_path": model}).eval()) - trained).abs().max() > 0.1
     assert torch.equal(logits(loaded(first, model)), trained)
     assert torch.equal(logits(in_memory(resume(first, 1, **keys))), trained)
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora, save_model, run):
+    model = save_model(qwen2, True)
+    rope = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}
+    trainer = run(
+        model=model, lora=False, max_steps=2, model_init_kwargs=rope, trainer_kwargs=adapter_of() if lora else {}
+    )
+    trainer.save_model()
+    folder = Path(trainer.args.output_dir)
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | {"model_name_or_path": model}
+    began, plain = (logits(AutoModelForCausalLM.from_pretrained(model, **keys).eval()) for keys in (rope, {}))
+    assert (began - plain).abs().max() > 1e-2
+    assert torch.equal(logits(load_base_model(config).eval()), began)
+    assert torch.equal(logits(load_point(trained_point(folder, config), config).eval()), logits(in_memory(trainer)))
+    assert identity(None, config) != identity(None, {"model_name_or_path": model})
+    held_out = TrainerHeldOut(trainer, QUESTIONS["eval_dataset"], None, "own")
+    with held_out.scored(held_out.base) as base:
+        assert lora or torch.equal(logits(base), began)
 
 
 def test_the_best_checkpoint_of_experts_is_loaded(save_model, make_trainer):

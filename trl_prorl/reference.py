@@ -36,16 +36,12 @@ from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, has_advantage, zero_masked
 from .upstream import incompatible
-from .weights import copy_tensors
+from .weights import WITHOUT_EFFECT, copy_tensors
 
 
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
-# Settings of a model that no log-probability depends on. Trainer aligns some with the tokenizer, in the policy alone.
-WITHOUT_EFFECT = (
-    "_name_or_path architectures bos_token_id dtype eos_token_id pad_token_id transformers_version use_cache".split()
-)
 
 
 def shard_file(folder: Path) -> Path:

@@ -33,6 +33,10 @@ from .text import cut, short
 
 
 SHOWN = 2  # tensor names per message
+# Settings of a model that no log-probability depends on. Trainer aligns some with the tokenizer, in the policy alone.
+WITHOUT_EFFECT = (
+    "_name_or_path architectures bos_token_id dtype eos_token_id pad_token_id transformers_version use_cache".split()
+)
 
 
 @contextmanager

@@ -17,7 +17,11 @@ from trl_prorl.files import file_sha256
 from trl_prorl.provenance import hub_commit
 from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
 from trl_prorl.run_folder import steps_of
-from trl_prorl.weights import load_model, named_class, refuse_code
+from trl_prorl.weights import WITHOUT_EFFECT, load_model, named_class, refuse_code
+
+
+# Of a model's configuration; the rest of `model_init_kwargs` says from where and how it is loaded.
+NO_SETTINGS = {*WITHOUT_EFFECT, "auto_map", "model_type", "quantization_config"}
 
 
 @dataclass(frozen=True)
@@ -144,12 +148,30 @@ def base_model_errors(base: str):
         ) from error
 
 
+def revision_of_base(config: dict) -> str:
+    return init_of_base(config).get("revision") or config.get("model_revision") or "main"
+
+
+def init_of_base(config: dict) -> dict:
+    """Return the `model_init_kwargs` of a run."""
+    init = config.get("model_init_kwargs")
+    return init if isinstance(init, dict) else {}
+
+
 def read_base_config(config: dict) -> PreTrainedConfig:
-    """Return the configuration of a run's base model."""
+    """Return the configuration of a run's base model, as in its files."""
     base = config["model_name_or_path"]
     with base_model_errors(base):
-        revision = config.get("model_revision") or "main"
-        return AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(base, revision=revision_of_base(config), trust_remote_code=False)
+
+
+def settings_of_base(config: dict) -> dict:
+    """Return the settings in a run's `model_init_kwargs` by which its base model computes, in place of its files'."""
+    init = init_of_base(config)
+    if not init:
+        return {}
+    names = read_base_config(config).to_dict().keys() - NO_SETTINGS
+    return {name: value for name, value in init.items() if name in names and not name.endswith("_implementation")}
 
 
 def identity(folder: Path | None, config: dict) -> dict:
@@ -159,10 +181,12 @@ def identity(folder: Path | None, config: dict) -> dict:
     """
     if folder is None:
         base = config["model_name_or_path"]
+        settings = settings_of_base(config)
+        own = {"settings": settings} if settings else {}
         if Path(base).is_dir():
-            return {"weights": model_hashes(Path(base))}
+            return {"weights": model_hashes(Path(base)), **own}
         read_base_config(config)  # updates the cache
-        return {"name": base, "commit": hub_commit(base, config.get("model_revision"))}
+        return {"name": base, "commit": hub_commit(base, revision_of_base(config)), **own}
     own = {"weights": model_hashes(folder)}
     if kind_of_model(folder) == "adapter":
         own["base"] = identity(None, config)
@@ -192,12 +216,11 @@ def evaluation_dtype(config: Mapping) -> torch.dtype:
     return torch.float32
 
 
-def load_saved(path, config: dict, revision: str | None = None, adapter: Path | None = None, kind: type | None = None):
+def load_saved(path, config: dict, adapter: Path | None = None, kind: type | None = None, **init):
     """Load a model, and an adapter on it, onto the GPU if there is one, in the precision of evaluations."""
     disable_progress_bar()  # for loading weights; our own bars show what takes long
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    init = {"revision": revision or "main", "dtype": evaluation_dtype(config)}
-    return load_model(path, adapter, kind=kind, **init).to(device)
+    return load_model(path, adapter, kind=kind, dtype=evaluation_dtype(config), **init).to(device)
 
 
 def load_base_model(config: dict, adapter: Path | None = None):
@@ -209,15 +232,15 @@ def load_base_model(config: dict, adapter: Path | None = None):
         InputError: If the adapter's weights fit neither class.
     """
     name = config["model_name_or_path"]
-    revision = config.get("model_revision")
     with base_model_errors(name):
+        init = {"revision": revision_of_base(config), **settings_of_base(config)}
         try:
-            return load_saved(name, config, revision, adapter)
+            return load_saved(name, config, adapter, **init)
         except InputError:
             if adapter is None:
                 raise
             with suppress(InputError):
-                return load_saved(name, config, revision, adapter, AutoModelForCausalLM)
+                return load_saved(name, config, adapter, AutoModelForCausalLM, **init)
             raise
 
 

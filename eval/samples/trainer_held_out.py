@@ -80,7 +80,7 @@ class TrainerHeldOut(HeldOut):
             noted = {"name": self.policy.config._name_or_path} | noted
         self.config = {
             "model_name_or_path": noted.get("name"),
-            "model_revision": noted.get("commit"),
+            "model_init_kwargs": {**(trainer.args.model_init_kwargs or {}), "revision": noted.get("commit")},
             "bf16": trainer.args.bf16,
         }
         if not self.base_below and not noted.get("name"):
