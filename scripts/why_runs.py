@@ -21,6 +21,7 @@ import yaml
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.why import find_causes
+from trl_prorl.run_files import FORMER_NAMES
 
 
 LIST = Path(__file__).with_suffix(".yaml")
@@ -58,7 +59,8 @@ def print_logs(folder: Path) -> None:
     """Print how many finished runs get which cause first, from a table of rows for each run."""
     named = Counter()
     for path in sorted(folder.glob("*.csv.xz")):
-        run = RecordedRun(path, path.name.removesuffix(".csv.xz"), {}, {}, pd.read_csv(path), None, None)
+        rows = pd.read_csv(path).rename(columns=FORMER_NAMES)
+        run = RecordedRun(path, path.name.removesuffix(".csv.xz"), {}, {}, rows, None, None)
         causes = find_causes(run)
         named[causes[0][0].cause if causes else "none"] += 1
         if causes:
