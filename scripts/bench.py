@@ -9,6 +9,7 @@ All variants train one model with random weights on the same batches, in turns: 
 a KL, and with `fast: true` no KL, A and B (a different objective). `floor` is the bare model on the tokens that are
 left if nothing is computed twice. Completions have the lengths of GSM8K's reference answers, times `--scale`; each
 variant samples in its own way, and every completion ends at the length that was drawn for it. Quote the ratios.
+`--variants "TRL, no KL" "TRL, no KL, packed"` is TRL without and with `pack(trainer)`.
 
 `--count` times nothing. Without a GPU it trains on the pretended device of `tests/device`, on which the code takes the
 ways of a GPU. `merged` has the micro-batches of an update in one forward and backward pass (`merge_micro_batches`).
@@ -46,6 +47,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.cli.prompts import find_distinct, pad_left
 from trl_prorl.embedded.shipped import byte_tokenizer
+from trl_prorl.fast import pack
 from trl_prorl.fast.compact import Room, repeat_rows
 from trl_prorl.fast.head import add_frozen_head
 from trl_prorl.fast.packing import packed_logps
@@ -80,7 +82,9 @@ BASELINE = "TRL, fixed reference"
 FLOOR = "floor"
 VARIANTS = {
     BASELINE: {"beta": 0.02},
+    "TRL, packed": {"beta": 0.02},
     "TRL, no KL": {"beta": 0.0},
+    "TRL, no KL, packed": {"beta": 0.0},
     "no KL": {"fast": True},
     "no KL, merged": {"fast": True, "merge_micro_batches": "on"},
     "A": {"fast": True, "beta": 0.02, "ref_reset_every": 200},
@@ -308,6 +312,8 @@ class Trained:
             rollout_func=rollout,
             callbacks=[self.watch],
         )
+        if is_trl and name.endswith("packed"):
+            pack(self.trainer)
         # The second one ends a step: it writes the row of our log.
         for stage, method in (("scoring", "_generate_and_score_completions"), ("step", "_maybe_log_save_evaluate")):
             setattr(self.trainer, method, self.watch.wrap(stage, getattr(self.trainer, method)))
@@ -478,7 +484,8 @@ def pretend_a_gpu() -> None:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
+    usual = [name for name in VARIANTS if not name.endswith("packed")]
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=usual, metavar="NAME")
     gpu = torch.cuda.is_available()
     choices = {"shape": list(SHAPES), "device": ["cpu", "cuda", "pretend"], "dtype": ["float32", "bfloat16"]}
     choices["clock"] = ["wall", "cpu"]  # cpu on a busy machine

@@ -18,7 +18,7 @@ from .run_files import ENTROPY_COLLAPSE, GUARD_GAP, RESET, STALL
 logger = logging.getLogger(__name__)
 
 SIGNS = {"max": 1.0, "min": -1.0}
-GUARD_WINDOW = 40  # optimizer steps of a moving average; docs/long-runs.md has the error rates of 20, 40 and 60
+GUARD_WINDOW = 40  # optimizer steps of a moving average; docs/long-runs.md has the error rates
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_merged_micro_batches_take_a_third_of_trl_s_operators(bench, monkeypatch
 
 
 def test_a_run_prints_a_table_and_writes_every_round(tmp_path, bench, capsys):
-    names = ["TRL, fixed reference", "B", "floor"]
+    names = ["TRL, fixed reference", "TRL, packed", "B", "floor"]
     bench.main([*SIZES, "--rounds", "2", "--clock", "cpu", "--variants", *names, "--json", str(tmp_path / "x.json")])
     results = json.loads((tmp_path / "x.json").read_text())["results"]
     assert list(results) == names and "floor" in capsys.readouterr().out
@@ -116,6 +116,8 @@ def test_a_run_prints_a_table_and_writes_every_round(tmp_path, bench, capsys):
     generated = {name: values["operators"][0] for name, values in results.items()}
     updates = {name: values["operators"][2] for name, values in results.items()}
     assert generated["TRL, fixed reference"] > generated["B"] > generated["floor"] > 0
+    assert generated["TRL, packed"] == generated["TRL, fixed reference"]
+    assert updates["TRL, packed"] != updates["TRL, fixed reference"]
     assert updates["B"] > updates["floor"] > 0
     assert results["TRL, fixed reference"]["operators"][1] > results["B"]["operators"][1]
     with pytest.raises(SystemExit):

@@ -5,7 +5,8 @@ Pairs of a reference answer and an answer, judged by hand before the task `math`
 has other kinds, each with its class; its last rows are near misses that a later version was tried with. `right` is
 what a careful teacher accepts: the same value in another notation, in another order where order has no meaning, with a
 unit that only the answer names. `wrong` is everything else: a rounded value and a calculation that was left to do are
-wrong too. On `either` careful readers differ.
+wrong too. On `either` careful readers differ. docs/tasks.md has what math-verify accepts and refuses, by
+`verify(parse(f"${reference}$"), parse(text))`.
 """
 
 from pathlib import Path

@@ -36,6 +36,21 @@ def test_values_that_do_not_vary_are_no_certainty():
     assert paired_difference(a, a - 0.1) == pytest.approx((0.1, 0.1 - 1.1 * 0.0722, 0.1 + 0.9 * 0.0722), abs=1e-4)
 
 
+@pytest.mark.parametrize("prompts, least, most", [(64, 0.80, 0.91), (128, 0.84, 0.97)])
+def test_intervals_are_narrow_if_few_prompts_can_be_solved(prompts, least, most):
+    """docs/evaluation.md has these shares: 5 % of the prompts can be solved, always or at rates of two distributions."""
+    source = np.random.default_rng(0)
+    rates = {1.0: np.ones, 0.5: source.random, 0.2: lambda size: source.beta(1, 4, size)}
+    for mean, draw in rates.items():
+        covered = 0
+        for _ in range(1000):
+            solvable = source.random(prompts) < 0.05
+            correct = source.binomial(16, np.where(solvable, draw(prompts), 0.0))
+            low, high = prompt_interval(correct / 16)
+            covered += low <= 0.05 * mean <= high
+        assert least < covered / 1000 < most
+
+
 def test_the_bound_of_pass_at_k_by_hand():
     # 1 and 3 right of 4: two samples both fail in (C(3,2) + C(1,2)) / (2 C(4,2)) = 3/12 = 1/4. Mean rate 1/2.
     assert pass_at_k_bound([1, 3], 4, 1) == 0.5
