@@ -38,7 +38,7 @@ def test_values_that_do_not_vary_are_no_certainty():
 
 @pytest.mark.parametrize("prompts, least, most", [(64, 0.80, 0.91), (128, 0.84, 0.97)])
 def test_intervals_are_narrow_if_few_prompts_can_be_solved(prompts, least, most):
-    """docs/evaluation.md has these shares: 5 % of the prompts can be solved, always or at rates of two distributions."""
+    """docs/evaluation.md has these shares: 5 % of the prompts can be solved, always or at rates that are drawn."""
     source = np.random.default_rng(0)
     rates = {1.0: np.ones, 0.5: source.random, 0.2: lambda size: source.beta(1, 4, size)}
     for mean, draw in rates.items():
