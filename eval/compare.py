@@ -27,7 +27,6 @@ from trl_prorl.eval.analysis.pairs import (
     pair_notes,
     without_partner,
 )
-from trl_prorl.eval.analysis.timing import parallel_notes, trained_in_parallel
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import (
     answer,
@@ -160,7 +159,6 @@ def main(argv=None) -> None:
     except InputError:
         print_bullets(terminal(), left_out)
         raise
-    notes += parallel_notes(trained_in_parallel(runs))
     print_comparisons(comparisons, labels, [*left_out, *skipped], notes, args.json)
 
 

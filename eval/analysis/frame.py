@@ -40,21 +40,13 @@ class Row:
         self.own_control: Row | None = None
 
     @cached_property
-    def step_seconds(self) -> np.ndarray | None:
+    def seconds(self) -> float | None:
         """
-        Seconds of each optimizer step, shape (T,), each with an equal share of all validation. These compare even if
-        only some steps generate, or if a trigger needs evaluations that other runs do not have.
+        Mean seconds of an optimizer step, with an equal share of all validation. These compare even if only some
+        steps generate, or if a trigger needs evaluations that other runs do not have.
         """
         seconds = self.run.measured("time_step") if self.timed else None
-        if seconds is None:
-            return None
-        validation = self.run.validation_seconds
-        return seconds.to_numpy() + validation / len(seconds)
-
-    @property
-    def seconds(self) -> float | None:
-        """Mean seconds of an optimizer step, validation included."""
-        return None if self.step_seconds is None else float(self.step_seconds.mean())
+        return None if seconds is None else float(seconds.mean()) + self.run.validation_seconds / len(seconds)
 
     @property
     def over_control(self) -> float | None:
@@ -83,7 +75,7 @@ class Row:
     def stage_seconds(self, stage: str) -> float | None:
         """Return the mean seconds per step of one stage: `rollout`, `old`, `ref` or `update`."""
         seconds = self.run.stage_total(stage)
-        return None if self.step_seconds is None or seconds is None else seconds / len(self.step_seconds)
+        return None if self.seconds is None or seconds is None else seconds / len(self.run.measured("time_step"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,10 @@ from trl_prorl.eval.analysis.sampled_scores import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
     detectable_difference,
-    fieller_ratio,
     holm,
     mcnemar_p_value,
     paired_p_value,
-    paired_ratio,
     prompts_and_seeds,
-    t_interval,
 )
 from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun, require_passk
 from trl_prorl.provenance import describe_evaluation
@@ -48,11 +45,6 @@ class Comparison:
         p_value (`float`): p-value that the difference is 0. With one pair of runs and a yes-or-no outcome per prompt,
             exact McNemar; otherwise a t-test over prompts and, with several pairs, the larger p of that and of a
             t-test over seeds. NaN if there are too few prompts for a t-test.
-        share ([`Estimate`] or `None`): First / second, paired by prompt; with several pairs, the hull of that interval
-            and Fieller's over runs. `None` without an interval, or if the interval of the second includes 0.
-        step_time ([`Estimate`] or `None`): Ratio of mean step times, with Fieller's interval over steps for one pair
-            and the t-interval of log ratios over runs for several. `None` without an interval, if not measured, or if
-            a run trained in parallel with another one.
         adjusted (`float`): p after Holm over the comparisons of an outcome.
     """
 
@@ -64,8 +56,6 @@ class Comparison:
     first_value: float
     second_value: float
     p_value: float
-    share: Estimate | None
-    step_time: Estimate | None
     adjusted: float
 
     @property
@@ -223,8 +213,6 @@ def compare(first: RunGroup, second: RunGroup, k: int | None = 1) -> Comparison:
         first_value=float(firsts.mean()),
         second_value=float(seconds.mean()),
         p_value=p_value,
-        share=_share(firsts, seconds),
-        step_time=_step_time(pairs),
         adjusted=p_value,
     )
 
@@ -241,34 +229,6 @@ def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
                 raise InputError(f"'{run.name}' has no greedy decoding in passk.json; add it with {how}")
         if k is not GREEDY and not 1 <= k <= a.run.passk["n"]:
             raise InputError(f"--k {k} must be between 1 and the {a.run.passk['n']} samples of passk.json")
-
-
-def _share(firsts: np.ndarray, seconds: np.ndarray) -> Estimate | None:
-    """
-    Return the ratio of the means of an outcome, shape (S, P) each; `None` without an interval, or if the interval of
-    the second side includes 0, because then any ratio is possible.
-    """
-    second = prompts_and_seeds(list(seconds), True)
-    if not second.low > 0:  # NaN with too few prompts
-        return None
-    ratio = paired_ratio(firsts.mean(axis=0), seconds.mean(axis=0))
-    if len(firsts) == 1:
-        return ratio
-    over_runs = fieller_ratio(firsts.mean(axis=1), seconds.mean(axis=1), paired=True)
-    return Estimate(ratio.value, min(ratio.low, over_runs.low), max(ratio.high, over_runs.high))
-
-
-def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
-    """Return the ratio of mean step times over the pairs in which both runs have one; `None` without an interval."""
-    timed = [(first, second) for first, second in pairs if first.seconds and second.seconds]
-    if not timed:
-        return None
-    if len(timed) == 1:
-        ratio = fieller_ratio(*(row.step_seconds for row in timed[0]), paired=False)
-        return ratio if math.isfinite(ratio.high) else None
-    firsts, seconds = np.array([(first.seconds, second.seconds) for first, second in timed]).T
-    _, low, high = t_interval(np.log(firsts / seconds))
-    return Estimate(float(firsts.mean() / seconds.mean()), math.exp(low), math.exp(high))
 
 
 def compare_pairs(

@@ -90,23 +90,18 @@ def _is_constant(values: np.ndarray) -> bool:
     return np.allclose(values, values[0], rtol=0, atol=1e-12)
 
 
-def _share_unseen(prompts: int) -> float:
-    """Return the share of prompts that may differ although all drawn prompts agree: 1 - 0.05^(1/P), about 3/P."""
-    return 1 - 0.05 ** (1 / prompts)
-
-
 def prompt_interval(per_prompt_values, bounds: tuple[float, float] = (0.0, 1.0)) -> tuple[float, float]:
     """
     Return the 95 % interval of the mean over prompts, in the unit of the values, shape (P,), each within `bounds`; NaN
     with fewer than 20 prompts.
 
     It covers the choice of prompts and the sampling of completions, not the variation between training seeds. If all
-    values agree, they show no spread, and the rule of three is used instead.
+    values agree, they show no spread, and the rule of three is used instead: of the prompts, about 3/P may differ.
     """
     values = np.asarray(per_prompt_values, dtype=float)
     if len(values) >= MIN_PROMPTS and _is_constant(values):
         value = float(values[0])
-        unseen = _share_unseen(len(values))
+        unseen = 1 - ERROR_RATE ** (1 / len(values))
         least, greatest = bounds
         return value - unseen * (value - least), value + unseen * (greatest - value)
     return _bootstrap_interval(lambda mean: mean, values)
@@ -116,20 +111,6 @@ def paired_difference(a, b) -> Estimate:
     """Return the mean of `a - b` over prompts, shape (P,) each in the same order, with its interval."""
     difference = np.subtract(a, b, dtype=float)
     return Estimate(float(difference.mean()), *prompt_interval(difference, bounds=(-1.0, 1.0)))
-
-
-def paired_ratio(a: np.ndarray, b: np.ndarray) -> Estimate:
-    """
-    Return the ratio of means `mean(a) / mean(b)` over prompts, shape (P,) each in the same order, with its interval;
-    the mean of `b` is not 0.
-    """
-    value = float(a.mean() / b.mean())
-    if len(a) >= MIN_PROMPTS and np.allclose(a, value * b, rtol=0, atol=1e-12):
-        unseen = _share_unseen(len(a))
-        seen_a = (1 - unseen) * a.mean()
-        seen_b = (1 - unseen) * b.mean()
-        return Estimate(value, float(seen_a / (seen_b + unseen)), float((seen_a + unseen) / seen_b))
-    return Estimate(value, *ratio_interval(a, b))
 
 
 def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
@@ -174,19 +155,6 @@ def t_interval(values, level: float = 0.95) -> Estimate:
     return Estimate(mean, mean - float(half_width), mean + float(half_width))
 
 
-def prediction_interval(values, level: float = 0.95) -> Estimate:
-    """
-    Return the mean of a few values (training seeds), shape (S,), with the prediction interval for one more value: ± t
-    s √(1 + 1/S) with S − 1 degrees of freedom.
-
-    Raises:
-        ValueError: If there are fewer than 2 values.
-    """
-    mean, low, high = t_interval(values, level)
-    wider = math.sqrt(len(values) + 1)  # of t s / √S
-    return Estimate(mean, mean - wider * (mean - low), mean + wider * (high - mean))
-
-
 def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) -> Estimate | None:
     """
     Return the mean over runs with the hull of two 95 % intervals: over prompts, if these are the `same` in all runs,
@@ -205,45 +173,6 @@ def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) 
     lows, highs = zip(*intervals, strict=True)
     low, high = np.clip([np.min(lows), np.max(highs)], least, 1.0)  # a t-interval may leave the possible range
     return Estimate(float(np.mean(means)), float(low), float(high))
-
-
-def fieller_ratio(b, a, paired: bool) -> Estimate:
-    r"""
-    Return the ratio of means `mean(b) / mean(a)` of a few training runs, none negative, with the 95 % interval of
-    Fieller (1954): every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not
-    reject. Unlike logarithms, it allows runs with value 0.
-
-    Paired values match seed by seed, with n - 1 degrees of freedom of \\( b_s - \rho a_s \\); otherwise the two sides
-    are independent, with the degrees of freedom of the smaller side. The interval is at least 0; it is 0 to infinity
-    with one run on a side, and has no upper end if `a` does not differ significantly from 0.
-
-    Raises:
-        ValueError: If the mean of `a` is 0.
-    """
-    b = np.asarray(b, dtype=float)
-    a = np.asarray(a, dtype=float)
-    mean_b = float(b.mean())
-    mean_a = float(a.mean())
-    if mean_a == 0:
-        raise ValueError("The mean of a is 0: there is no ratio to it.")
-    ratio = mean_b / mean_a
-    fewest = min(len(b), len(a))
-    if fewest < 2:
-        return Estimate(ratio, 0.0, math.inf)
-    squared_t = float(stats.t.ppf(0.975, df=fewest - 1)) ** 2
-    covariance = float(np.cov(b, a)[0, 1]) / fewest if paired else 0.0
-    variance_b = float(b.var(ddof=1)) / len(b)
-    variance_a = float(a.var(ddof=1)) / len(a)
-    # The ends are the roots of square * rho^2 - 2 * half * rho + constant.
-    square = mean_a**2 - squared_t * variance_a
-    half = mean_a * mean_b - squared_t * covariance
-    constant = mean_b**2 - squared_t * variance_b
-    root = math.sqrt(max(0.0, half**2 - square * constant))
-    if square > 0:
-        return Estimate(ratio, max(0.0, (half - root) / square), (half + root) / square)
-    # If the ends are not real, or 0 is as likely as the ratio, there is no lower end either.
-    low = constant / (half + root) if constant > 0 else 0.0
-    return Estimate(ratio, low, math.inf)
 
 
 def mcnemar_p_value(a, b) -> float:

@@ -9,11 +9,10 @@ from rich.table import Table as RichTable
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.pairs import Comparison, Verdict, compare_with_references, verdicts
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
-from trl_prorl.eval.analysis.timing import parallel_notes
 from trl_prorl.eval.pages.document import Section, bullets
 from trl_prorl.eval.pages.plotting import Panel, Picture, bars_panel, colour_of
 from trl_prorl.eval.pages.reproduce import passk_command
-from trl_prorl.eval.pages.table import NOT_MEASURED, POWER, Column, cell, interval_cell, percent, table_of
+from trl_prorl.eval.pages.table import POWER, Column, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR, RecordedRun
 from trl_prorl.provenance import describe_evaluation
 from trl_prorl.run_files import training_note
@@ -55,40 +54,26 @@ def stale_notes(runs: list[RecordedRun]) -> list[str]:
     return lines
 
 
-def _share_cell(row: Comparison) -> str:
-    if row.share is None:
-        return NOT_MEASURED
-    value, low, high = map(percent, row.share)
-    return f"{value} [{low}, {high}]"
-
-
 def p_cell(row: Comparison) -> str:
     """Return p after Holm, or n/a."""
     return "n/a" if math.isnan(row.adjusted) else f"{row.adjusted:.2g}"
 
 
-PAIR_COLUMNS = [
+COLUMNS = [
     Column("first − second", lambda row: f"{row.first} − {row.second}"),
     Column("outcome", lambda row: row.outcome),
-]
-DIFFERENCE_COLUMNS = [
     Column("first", lambda row: f"{row.first_value:.3f}"),
     Column("second", lambda row: f"{row.second_value:.3f}"),
     Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
     Column("p (Holm)", p_cell),
-]
-RATIO_COLUMNS = [
-    Column("seeds in common", lambda row: str(row.seeds)),
-    Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
-    Column("first / second [95 %]", _share_cell),
     Column(
-        "step time, first / second [95 %]",
-        lambda row: interval_cell(row.step_time, ".2f"),
-        applies=lambda rows: any(row.step_time is not None for row in rows),
+        "detectable",
+        lambda row: cell(row.detectable, ".3f"),
+        f"**detectable**: the smallest true difference that the test detects with {POWER}.",
     ),
 ]
+SEEDS = Column("seeds in common", lambda row: str(row.seeds))
 DIFFERENCES = "Pairwise differences"
-RATIOS = "Ratios of scores and of step times: --json FILE."
 MAX_NAMED = 6  # pairs in one sentence
 SIDE_OFFSET = 0.13  # of a row of the picture, so that neither interval hides the other
 MAX_LEFT_OUT = 3  # runs or pairs in the line of the answer
@@ -100,17 +85,11 @@ DIFFERENCE_NOTES = [
     "and, with several runs, over seeds: the larger p counts. p is Holm-corrected over all pairs of an outcome; the "
     "interval is not. It covers prompts and, with several runs, seeds.",
 ]
-RATIO_NOTES = [
-    "Intervals: ratios over prompts, step times over steps, both also over runs if there are several. A dash: no "
-    "interval, or that of the second side includes 0. Other load on the machine is not recorded."
-]
 
 
 def terminal_table(comparisons: list[Comparison]) -> RichTable:
-    """Return a row per outcome and pair of variants, without ratios, for a terminal of 100 columns."""
-    detectable = Column("detectable", lambda row: cell(row.detectable, ".3f"))
-    columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, detectable]
-    return table_of(DIFFERENCES, columns, comparisons, [RATIOS]).to_rich(narrow=True)
+    """Return a row per outcome and pair of variants, for a terminal of 100 columns."""
+    return table_of(DIFFERENCES, COLUMNS, comparisons).to_rich(narrow=True)
 
 
 def left_out_statement(lines: list[str]) -> str:
@@ -281,9 +260,7 @@ def section(frame: Frame) -> Section | None:
         return None
     blocks = []
     if rows:
-        columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, *RATIO_COLUMNS]
-        blocks.append(table_of(DIFFERENCES, columns, rows, [*DIFFERENCE_NOTES, *RATIO_NOTES]))
-    notes = [*left_out, *parallel_notes(frame.parallel)]
-    if notes:
-        blocks.append(bullets(notes))
+        blocks.append(table_of(DIFFERENCES, [*COLUMNS, SEEDS], rows, DIFFERENCE_NOTES))
+    if left_out:
+        blocks.append(bullets(left_out))
     return Section(DIFFERENCES, blocks)

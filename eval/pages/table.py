@@ -52,7 +52,7 @@ def interval_cell(estimate: Estimate | None, spec: str) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
+    return f"{100 * value:.0f} %"
 
 
 def mean_cell(values: list[float], spec: str) -> str:

@@ -9,14 +9,17 @@ Write the scores of these recipes on the embedded model to `expected.csv`, and f
 
 import argparse
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import yaml
+from scipy import stats
 
 from trl_prorl.cli.recipe_yaml import read_recipe
 from trl_prorl.embedded.shipped import weights_sha256
-from trl_prorl.eval.analysis.statistics import fieller_ratio, prediction_interval, t_interval
+from trl_prorl.eval.analysis.statistics import Estimate, t_interval
 from trl_prorl.files import replaced
 from trl_prorl.variants import VARIANTS
 
@@ -104,6 +107,28 @@ def outside(runs: list[Path]) -> list[str]:
     return lines
 
 
+def prediction_interval(values: list[float], level: float = 0.95) -> Estimate:
+    """Return the mean of runs with the interval for one more run: ± t s √(1 + 1/S) with S − 1 degrees of freedom."""
+    mean, low, high = t_interval(values, level)
+    wider = math.sqrt(len(values) + 1)  # of t s / √S
+    return Estimate(mean, mean - wider * (mean - low), mean + wider * (high - mean))
+
+
+def fieller_ratio(b: list[float], a: list[float]) -> Estimate:
+    """
+    Return the ratio of means of `b` and `a`, paired by seed, with the 95 % interval of Fieller (1954): every ρ with
+    which a t-test of mean(b) = ρ mean(a) does not reject. Raises `ValueError` if `a` does not differ from 0.
+    """
+    means = np.array([np.mean(b), np.mean(a)])
+    allowed = np.outer(means, means) - stats.t.ppf(0.975, df=len(a) - 1) ** 2 * np.cov(b, a) / len(a)
+    if allowed[1, 1] <= 0:
+        raise ValueError("the scores of A do not differ significantly from 0: there is no ratio to them.")
+    # The ends are the roots of square ρ² − 2 half ρ + allowed[0, 0].
+    half, square = allowed[1]
+    root = math.sqrt(max(0.0, half**2 - square * allowed[0, 0]))
+    return Estimate(means[0] / means[1], (half - root) / square, (half + root) / square)
+
+
 def text(rows: pd.DataFrame) -> str:
     """Return the page's table, and the differences between recipes."""
     scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
@@ -122,7 +147,7 @@ def text(rows: pd.DataFrame) -> str:
         cells = [f"[`{recipe}.yaml`]({recipe}.yaml)", what, mean_1, f"**{new_run_1}**", mean_8, new_run_8]
         lines.append(f"| {' | '.join(cells)} |")
     plain, control, a, b, c = (list(scores[recipe]["pass@1"]) for recipe in RECIPES)
-    ratio = fieller_ratio(b, a, paired=True)
+    ratio = fieller_ratio(b, a)
     lines += [
         "",
         "Differences of the means, with 95 % t-intervals over the training seeds, paired by seed: "

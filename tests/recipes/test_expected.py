@@ -65,6 +65,20 @@ def test_from_runs_to_a_page(run, tmp_path, monkeypatch):
     assert "B − A +0.060" in text
 
 
+def test_intervals_by_hand():
+    # mean 2, s = 1, t(0.975, 2) = 4.302653, the error of one more value
+    half = 4.302653 * math.sqrt(4 / 3)
+    assert expected.prediction_interval([1, 2, 3]) == pytest.approx((2, 2 - half, 2 + half))
+    # t(0.75, 1) = 1, and the error of one more value is √3.
+    assert expected.prediction_interval([0, 2], 0.5) == pytest.approx((1, 1 - math.sqrt(3), 1 + math.sqrt(3)))
+    # Means 5, 5; variances of the means 1/3, covariance 1/6; t(0.975, 2)^2 = 18.5128.
+    # 18.8291 r^2 - 2 * 21.9145 r + 18.8291 <= 0: r = 1.16387 -+ sqrt(1.16387^2 - 1).
+    assert expected.fieller_ratio([4, 5, 6], [5, 4, 6]) == pytest.approx((1.0, 0.56839, 1.75935), rel=1e-4)
+    assert expected.fieller_ratio([0, 0], [2, 2]) == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="not differ significantly from 0"):
+        expected.fieller_ratio([1, 1], [0, 2])  # 1 - 161.45 * 1 < 0
+
+
 def test_a_night_s_runs_are_held_against_the_table(run, tmp_path, monkeypatch):
     monkeypatch.setattr(expected, "TABLE", tmp_path / "expected.csv")
     expected.write_rows([run(seed=seed, pass1=0.6 + 0.001 * seed) for seed in (1, 2, 3)])

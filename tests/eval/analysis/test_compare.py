@@ -184,53 +184,6 @@ def test_other_verifiers_and_precisions_have_a_note(evaluated, of_b, noted):
     assert [noted in note for note in found] == ([True] if noted else [])
 
 
-@pytest.fixture
-def found(read_run):
-    """B against A, of runs given by variant, seed, correct samples of 8 at every of 400 prompts, and step time."""
-
-    def make(*runs, prompts=400, **keys):
-        runs = [read_run(*run, trained=[solved] * prompts, time_step=time, **keys) for *run, solved, time in runs]
-        a, b = Frame(runs).groups
-        return compare(b, a)
-
-    return make
-
-
-def test_ratios_of_one_pair_are_over_prompts_and_steps(found):
-    """Every prompt has 7/8: of 400 that agree, 1 - 0.05^(1/400) = .75 % of others are not excluded."""
-    row = found(("A", 0, 8, 2.0), ("B", 0, 7, 1.0))
-    unseen = 1 - 0.05 ** (1 / 400)
-    seen = (1 - unseen) * np.array([7 / 8, 1.0])
-    assert row.share == pytest.approx((0.875, seen[0] / (seen[1] + unseen), (seen[0] + unseen) / seen[1]))
-    assert row.step_time == (0.5, 0.5, 0.5)  # all steps alike
-    # B's steps take 1 and 3 s in turns, A's 1 s: 2 times as long, ± t(0.975, 3) times the standard error.
-    row = found(("A", 1, 8, 1.0), ("B", 1, 8, lambda step: 1 + 2.0 * (step % 2)))
-    half = 3.182446 * np.std([1, 3, 1, 3], ddof=1) / 2
-    assert row.step_time == pytest.approx((2.0, 2 - half, 2 + half), rel=1e-4)
-
-
-def test_no_ratio_to_what_may_be_0(found):
-    """Base score 0, too few prompts, one step: no ratio."""
-    nothing = found(("A", 0, 0, 2.0), ("B", 0, 7, 1.0))
-    few = found(("A", 0, 8, 2.0), ("B", 0, 8, 1.0), prompts=8)
-    # Seeds at 1/8, 1/8 and 6/8: mean 1/3, t(0.975, 2) times the standard error is .9.
-    noisy = found(*(("A", seed, 1 + 5 * (seed == 2), 2.0) for seed in range(3)), *(("B", s, 4, 1.0) for s in range(3)))
-    assert nothing.share is few.share is noisy.share is None
-    assert found(("A", 0, 8, 1.0), ("B", 0, 8, 1.0), steps=1).step_time is None
-
-
-def test_ratios_over_seeds_by_hand(found):
-    """The means are 2.5 and 2 s; log ratios ±ln 2: mean 0, standard error ln 2, t(0.975, 1) = 12.706."""
-    row = found(("A", 0, 8, 2.0), ("A", 1, 8, 2.0), ("B", 0, 8, 1.0), ("B", 1, 8, 4.0))
-    assert row.step_time == pytest.approx((2.5 / 2, 2**-12.7062, 2**12.7062), rel=1e-4)
-    # B's third run collapsed: s = 1/sqrt(3), standard error 1/3, t(0.975, 2) = 4.3027: 2/3 +- 1.4342.
-    row = found(
-        *(("A", seed, 8, 2.0) for seed in (2, 3, 4)), *(("B", seed, 8 * (seed < 4), 1.0) for seed in (2, 3, 4))
-    )
-    assert row.share == pytest.approx((2 / 3, 0.0, 2 / 3 + 4.3027 / 3), rel=1e-4)
-    assert row.difference == pytest.approx((-1 / 3, -1.0, 1.0))  # two shares are no further from each other
-
-
 def counts(mean, seed):
     """Correct samples of 8 at 40 prompts."""
     return [int(c) for c in np.random.default_rng(seed).binomial(8, mean, size=40)]
@@ -289,6 +242,14 @@ def test_seeds_that_are_nowhere_shared_and_runs_that_answer_alike(run_of):
         compare_runs(runs, [1])
     row = of_two(runs[0], runs[2], 1)
     assert (row.difference.value, row.p_value, row.adjusted) == (0, 1.0, 1.0)
+
+
+def test_two_scores_are_no_further_from_each_other_than_1(run_of):
+    """B's third run collapsed: differences 0, 0 and -1, ± t(0.975, 2) / 3 = 1.434."""
+    runs = [run_of("A", seed, [8] * 40) for seed in (1, 2, 3)]
+    runs += [run_of("B", seed, [8 * (seed < 3)] * 40) for seed in (1, 2, 3)]
+    rows, *_ = compare_runs(runs, [1])
+    assert rows[0].difference == pytest.approx((1 / 3, -1.0, 1.0))
 
 
 @pytest.fixture
@@ -384,14 +345,12 @@ def timed(read_run):
         (107.0, 6.0, True),  # … 105 to 107
     ],
 )
-def test_runs_that_trained_in_parallel_decide_nothing_of_the_cost(timed, last, pause, parallel):
+def test_runs_that_trained_in_parallel_have_no_step_time(timed, last, pause, parallel):
     """C trained alone, and always has a step time."""
     a, b, c = runs = [timed("A", 106.0), timed("B", last, pause), timed("C", 200.0)]
     assert trained_in_parallel([b, a]) == ([b, a] if parallel else [])
-    groups = Frame(runs).groups
-    assert [compare(groups[first], groups[0]).step_time is None for first in (1, 2)] == [parallel, parallel]
-    # Without the one that trained beside it, as a user would compare two runs.
-    assert of_two(a, c, 1).step_time.value == 1.0
+    assert [row.seconds for row in Frame(runs).rows] == ([None, None, 2.0] if parallel else [2.0, 2.0, 2.0])
+    assert [row.seconds for row in Frame([a, c]).rows] == [2.0, 2.0]  # without the one that trained beside it
 
 
 def test_a_common_past_is_not_in_parallel(read_run):
