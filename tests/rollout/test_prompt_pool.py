@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from run_record import read_rows
 from tiny_run import vowels
 
-from trl_prorl.extras.prompt_pool import Memory, PromptPool, Queue, update_memory
+from trl_prorl.extras.prompt_pool import Memory, PromptPool, update_memory
 from trl_prorl.rollout import RolloutResult
 
 
@@ -39,43 +39,40 @@ def test_what_is_remembered_of_a_group(earlier, passed, is_equal, expected):
 
 
 def test_unseen_prompts_come_first_and_then_those_that_are_due():
-    memories = {0: Memory(0.5, 0, due=8), 2: Memory(1.0, 1, due=20), 3: Memory(0.5, 0, due=4)}
-    order = [0, 2, 3, 1, 4]  # 1 and 4 are unseen
-    assert Queue(order, memories).take(3) == [1, 4, 3]
-    assert Queue(order, memories).take(5) == [1, 4, 3, 0, 2]
-    assert Queue(order, memories).take(7) == [1, 4, 3, 0, 2, 1, 4]
-    assert Queue(order, memories).take(3, last={1, 3}) == [4, 0, 2]
-    queue = Queue(order, memories)
-    assert queue.take(2) == [1, 4]
-    memories[1] = Memory(1.0, 1, due=6)
-    queue.put([1, 4], memories)  # nothing was learned about 4
-    assert queue.take(4, last={4}) == [3, 1, 0, 2]
+    pool = make_pool(5, shuffle_dataset=False)
+    pool.due[[0, 2, 3]] = [8, 20, 4]  # 1 and 4 are unseen
+    assert pool.take(3) == [1, 4, 3]
+    assert pool.take(5) == [1, 4, 3, 0, 2]
+    assert pool.take(7) == [1, 4, 3, 0, 2, 1, 4]
+    pool._asked = {1, 3}
+    assert pool.take(3) == [4, 0, 2]
+    pool._asked = {4}
+    pool.due[1] = 6  # nothing was learned about 4
+    assert pool.take(5) == [3, 1, 0, 2, 4]
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False), st.integers(1, 9))
-def test_the_queue_is_the_order_of_all_prompts_by_their_turns(draw, prompts):
+def test_prompts_are_taken_by_their_turns(draw, prompts):
     """In batches and further rounds, of memories that change and of prompts about which nothing was learned."""
-    order = draw.sample(range(prompts), prompts)
-    memories = {}
-    queue = Queue(order, memories)
+    pool = make_pool(prompts)
+    order = torch.randperm(prompts, generator=torch.Generator().manual_seed(3)).tolist()
+    due = [-1] * prompts
     for step in range(1, 30):
-        asked = set()
+        pool._asked = set()
         for _ in range(draw.randint(1, 2)):
             number = draw.randint(1, 2 * prompts)
-            due = [memories[prompt].due if prompt in memories else -1 for prompt in order]
-            turns = [(prompt in asked, due[place], place) for place, prompt in enumerate(order)]
+            turns = [(prompt in pool._asked, due[prompt], place) for place, prompt in enumerate(order)]
             in_turn = [order[place] for _, _, place in sorted(turns)]
-            taken = queue.take(number, asked)
+            taken = pool.take(number)
             assert taken == [in_turn[place % prompts] for place in range(number)]
-            asked.update(taken)
+            pool._asked.update(taken)
             for prompt in taken:
                 if draw.random() < 0.8:
-                    memories[prompt] = Memory(None, 0, step + draw.randint(0, 20))
-            queue.put(taken, memories)
+                    pool.due[prompt] = due[prompt] = step + draw.randint(0, 20)
 
 
-def test_a_batch_does_not_look_at_every_prompt():
+def test_a_batch_calls_nothing_for_every_prompt():
     """Counted by the calls of Python's functions, after a pass in which each prompt was asked."""
     draw, _ = sampler(lambda prompt, place: place == 0)
     pool = make_pool(2000)
@@ -91,12 +88,12 @@ def test_a_batch_does_not_look_at_every_prompt():
         pool.sample(lambda rows, again: draw(rows), [{}] * 4)
     finally:
         sys.setprofile(None)
-    assert calls < 1000
+    assert calls < 1000, calls
 
 
-def make_pool(prompts, process=0, processes=1, **keys):
+def make_pool(prompts, process=0, processes=1, shuffle_dataset=True):
     """A pool of prompts, which are numbers; of the first ones, if a number is given."""
-    args = SimpleNamespace(prompt_pool_retire=0.9, seed=3, shuffle_dataset=True, **keys)
+    args = SimpleNamespace(prompt_pool_retire=0.9, seed=3, shuffle_dataset=shuffle_dataset)
     accelerator = SimpleNamespace(num_processes=processes, process_index=process)
     numbers = range(prompts) if isinstance(prompts, int) else prompts
     rows = Dataset.from_dict({"prompt": [str(number) for number in numbers]})
@@ -183,7 +180,8 @@ def test_a_changed_training_set_keeps_the_memory_of_each_prompt_that_occurs_once
     assert later.drawn == 6
     assert later.memories == {2: pool.memories[1], 5: pool.memories[0]}
     assert pool.memories[0] != pool.memories[1]
-    assert later.queue.take(6) == [*[index for index in later.order if index not in (2, 5)], 5, 2]
+    order = later.places.argsort().tolist()
+    assert later.take(6) == [*[index for index in order if index not in (2, 5)], 5, 2]
     same = make_pool(prompts=[0, 1, 2, 3, 4, 4])
     same.load_state_dict(state, {})
     assert same.memories == pool.memories

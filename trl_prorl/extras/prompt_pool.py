@@ -6,10 +6,9 @@ difficulty. Here a prompt is sampled again after its rest, which detects forgett
 """
 
 import hashlib
-import heapq
 import json
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from .dynamic_sampling import deciding_rewards
 
 DECAY = 0.5  # weight of earlier groups in the pass rate
 LONGEST_REST = 8  # passes
+LAST = 2**62  # added to a turn: after all others
 
 
 @dataclass(frozen=True)
@@ -60,48 +60,6 @@ def update_memory(
     return Memory(rate, rests + 1, due=drawn + passes * prompts)
 
 
-class Queue:
-    """
-    The order of prompts: unseen ones, then by due time. A heap: scanning a million prompts per batch takes a second.
-    """
-
-    def __init__(self, order: Sequence[int], memories: Mapping[int, Memory]):
-        self.order = order
-        self.due = np.full(len(order), -1)  # by prompt; -1 is unseen
-        for prompt, memory in memories.items():
-            self.due[prompt] = memory.due
-        # One number is a prompt's priority: its due time, then its place in the order.
-        self._places = np.empty(len(order), dtype=np.int64)
-        self._places[order] = np.arange(len(order))
-        self._heap = ((self.due + 1) * len(order) + self._places).tolist()
-        heapq.heapify(self._heap)
-
-    def take(self, number: int, last: Collection[int] = ()) -> list[int]:
-        """
-        Take the next `number` prompts; those already taken for this batch (`last`) come last. None is taken twice
-        unless all are.
-        """
-        taken: list[int] = []
-        held: list[int] = []
-        while self._heap and len(taken) < number:
-            prompt = self.order[heapq.heappop(self._heap) % len(self.order)]
-            (held if prompt in last else taken).append(prompt)
-        missing = number - len(taken)
-        taken += held[:missing]
-        for prompt in held[missing:]:
-            self._push(prompt)
-        return [taken[which % len(taken)] for which in range(number)]
-
-    def put(self, prompts: Collection[int], memories: Mapping[int, Memory]) -> None:
-        for prompt in set(prompts):
-            if prompt in memories:
-                self.due[prompt] = memories[prompt].due
-            self._push(prompt)
-
-    def _push(self, prompt: int) -> None:
-        heapq.heappush(self._heap, int((self.due[prompt] + 1) * len(self.order) + self._places[prompt]))
-
-
 class PromptPool(Part):
     """
     Draws the prompts of each generation batch, the same on all processes. The reward `functions` (indices, by default
@@ -131,7 +89,7 @@ class PromptPool(Part):
         order = torch.arange(len(dataset))
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
-        self.order = order.tolist()
+        self.places = order.argsort().numpy()  # by prompt, as `due`
         self._prompts = dataset.select_columns("prompt") if "prompt" in dataset.column_names else dataset
         self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
@@ -140,8 +98,18 @@ class PromptPool(Part):
         self.drawn = 0  # groups, of all processes
         self.memories: dict[int, Memory] = {}
         self.solved = 0  # prompts
-        self.queue = Queue(self.order, self.memories)
+        self.due = np.full(len(self.places), -1)  # -1 is unseen
         self._asked: set[int] = set()  # prompts of the batch, which may have further rounds
+
+    def take(self, number: int) -> list[int]:
+        """
+        Return the next prompts: unseen ones, then by due time, each in the order; those already asked in this batch
+        come last. None is returned twice unless all are.
+        """
+        turns = self.due * len(self.due) + self.places
+        turns[list(self._asked)] += LAST
+        first = np.argpartition(turns, min(number, len(turns)) - 1)[:number]
+        return np.resize(first[np.argsort(turns[first])], number).tolist()
 
     def sample(self, draw: Callable, examples: list[dict], again: bool = False):
         """Sample a generation batch in place of `examples`, as [`DynamicSampling.sample`] does."""
@@ -149,7 +117,7 @@ class PromptPool(Part):
         groups = count * self.accelerator.num_processes // self.group_size
         if not again:
             self._asked = set()
-        prompts = self.queue.take(groups, last=self._asked)
+        prompts = self.take(groups)
         self._asked.update(prompts)
         asked = [index for index in prompts for _ in range(self.group_size)]
         own = asked[count * self.accelerator.process_index :][:count]
@@ -173,17 +141,17 @@ class PromptPool(Part):
             verdicts = result.correct[which * size :][:size]
             passed = sum(verdicts) / size if verdicts else None
             earlier = self.memories.get(index)
-            memory = update_memory(earlier, passed, equal[which], self.drawn, len(self.order), self.retire)
+            memory = update_memory(earlier, passed, equal[which], self.drawn, len(self.due), self.retire)
             self.memories[index] = memory
+            self.due[index] = memory.due
             self.solved += self._is_solved(memory) - self._is_solved(earlier)
-        self.queue.put(prompts, self.memories)
         measured = {
             "groups_with_signal": 1.0 - sum(equal) / len(equal),
-            "prompts_unseen": 1.0 - len(self.memories) / len(self.order),
-            "prompts_resting": np.count_nonzero(self.queue.due > self.drawn) / len(self.order),
+            "prompts_unseen": 1.0 - len(self.memories) / len(self.due),
+            "prompts_resting": np.count_nonzero(self.due > self.drawn) / len(self.due),
         }
         if result.correct:
-            measured["prompts_solved"] = self.solved / len(self.order)
+            measured["prompts_solved"] = self.solved / len(self.due)
         return measured
 
     def _is_solved(self, memory: Memory | None) -> bool:
@@ -201,14 +169,15 @@ class PromptPool(Part):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         """In a changed data set, restore the memory of prompts that occur once in both."""
+        self.begin()
         self.drawn = state["drawn"]
         known = state["prompts"]
         if "rows of the training set" in changed:
             then = Counter(content for _, content, *_ in known)
-            now = Counter(map(self._hash, self.order))
-            places = {self._hash(index): index for index in self.order}
-            once = [one for one in known if then[one[1]] == now[one[1]] == 1]
-            known = [[places[content], content, *values] for _, content, *values in once]
+            now = defaultdict(list)
+            for index in range(len(self.due)):
+                now[self._hash(index)].append(index)
+            known = [[*now[one[1]], *one[1:]] for one in known if then[one[1]] == len(now[one[1]]) == 1]
         self.memories = {index: Memory(*values) for index, _, *values in known}
+        self.due[list(self.memories)] = [memory.due for memory in self.memories.values()]
         self.solved = sum(map(self._is_solved, self.memories.values()))
-        self.queue = Queue(self.order, self.memories)
