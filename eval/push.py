@@ -4,7 +4,7 @@ Push a run to the Hugging Face Hub; push again after a failed upload, or after `
     trl-prorl push --run runs/demo/variantA --repo someone/reverse-digits-A
 
 Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. A tokenizer
-that is not whole, or that has more tokens than the model's embedding has rows, is not pushed. Log in with `hf auth
+that is not whole, or that has more tokens than a full model's embedding has rows, is not pushed. Log in with `hf auth
 login`, or set `HF_TOKEN`.
 """
 
@@ -40,7 +40,7 @@ def main(argv=None) -> None:
         reference = config.get("hub_push_reference", False)
     name = args.repo or config.get("hub_model_id") or folder.resolve().name
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
-    check_tokenizer_files(folder, base=config.get("model_name_or_path"), revision=config.get("model_revision"))
+    check_tokenizer_files(folder)
     if args.dry_run:
         card = model_card(args.run, folder, repo=name, license=args.license)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}

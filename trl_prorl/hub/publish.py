@@ -2,16 +2,14 @@
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from safetensors import safe_open
 from transformers import AutoConfig
 
 from ..errors import PushError
@@ -49,7 +47,6 @@ TOKENIZER_FILES = (
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, *LOG_FILES, PASSK_FILE, DRIFT_FILE)
 REFERENCE_FOLDER = "ref"
 LINKED = (".safetensors", ".pt", ".bin")  # weights, which never change
-EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 
 
 def make_api(token: str | None = None) -> HfApi:
@@ -95,52 +92,27 @@ def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
     return {path.name: path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
 
 
-def check_tokenizer_files(model_dir: str | os.PathLike, base: str | None = None, revision: str | None = None) -> None:
+def check_tokenizer_files(model_dir: Path) -> None:
     """
-    Raise `ValueError` for incomplete tokenizer files, or a vocabulary larger than the model's embedding. Makes no
-    request to the Hub and runs no code: nothing is compared if an adapter's base is not on this machine, or if the
-    tokenizer has its own code.
+    Raise `ValueError` for a tokenizer that cannot be loaded, or has more tokens than a full model's embedding has
+    rows. Runs no code: a tokenizer or a configuration that has its own is not checked.
     """
-    model_dir = Path(model_dir)
-    if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+    if not _matching(model_dir, TOKENIZER_FILES):
         raise ValueError(
             f"'{model_dir}' has no tokenizer (no tokenizer.json, no tokenizer_config.json): copy the files of a "
             "checkpoint's tokenizer there."
         )
-    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with refuse_code(model_dir):
         try:
-            tokenizer = load_tokenizer(model_dir, **local)
+            tokenizer = load_tokenizer(model_dir, local_files_only=True, trust_remote_code=False)
         except ValueError as error:
             if "trust_remote_code" in str(error):
                 return
             raise
-        except OSError as error:
-            raise ValueError(f"the tokenizer of '{model_dir}' cannot be loaded ({_one_line(error)})") from error
-    check_tokenizer(tokenizer, _saved_rows(model_dir, base, revision, local))
-
-
-def _saved_rows(model_dir: Path, base: str | None, revision: str | None, local: dict[str, Any]) -> int | None:
-    name: str | Path = model_dir
-    adapter = model_dir / ADAPTER_CONFIG
-    rows = 0
-    if adapter.is_file():
-        name = base or read_shaped(adapter).get("base_model_name_or_path") or model_dir
-        rows = max(_embeddings_of_adapter(model_dir), default=0)  # after resize_token_embeddings
-    try:
-        config = AutoConfig.from_pretrained(name, revision=revision if adapter.is_file() else None, **local)
-    except (OSError, ValueError):
-        return None
-    known = embedding_rows(config)
-    return None if known is None else max(known, rows)
-
-
-def _embeddings_of_adapter(model_dir: Path) -> Iterator[int]:
-    for file in model_dir.glob("adapter_model*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - it is no dict
-                if EMBEDDING.search(key):
-                    yield tensors.get_slice(key).get_shape()[0]
+    rows = None
+    with suppress(OSError, ValueError):  # an adapter, or a class of its own
+        rows = embedding_rows(AutoConfig.from_pretrained(model_dir, trust_remote_code=False))
+    check_tokenizer(tokenizer, rows)
 
 
 def stage(files: Mapping[str, Path], folder: Path) -> Path:
