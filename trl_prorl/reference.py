@@ -166,6 +166,20 @@ def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: s
     )
 
 
+def warn_of_rounded(reference: torch.nn.Module, mix: float) -> None:
+    """Warn if averages of a reference's weights are rounded to bf16 or fp16."""
+    dtype = decoder_dtype(reference)
+    if 0.0 < mix < 1.0 and dtype in (torch.bfloat16, torch.float16):
+        logger.warning(
+            "ref_reset_mix=%g averages weights in %s: a weight of the reference stays where it is while the policy's "
+            "differs by less than %.2g of its size. Set dtype: float32 (in a script, in model_init_kwargs), or "
+            "ref_reset_mix: 1.",
+            mix,
+            str(dtype).removeprefix("torch."),
+            torch.finfo(dtype).eps / (4 * mix),
+        )
+
+
 class AnchorModels:
     """
     Makes the models that score as anchors of a policy.
@@ -199,6 +213,8 @@ class AnchorModels:
                 reference = self.copy_of_policy("ref")
                 trainer.ref_model = reference.ref_model
             # TRL loads from the path, but the policy may have been changed in memory.
+            if self.moves:
+                warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
             if self.moves and not trainer.is_fsdp_enabled:
                 reference.move(1.0)
             elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:

@@ -101,6 +101,23 @@ def test_every_step_and_a_small_mix_make_the_reference_a_moving_average(make_tra
     assert any(not torch.equal(one, base) for one, base in zip(found, policies[0], strict=True))
 
 
+@pytest.mark.parametrize(
+    "dtype, mix, loses", [("bfloat16", 0.02, True), ("bfloat16", 1.0, False), ("float32", 0.02, False)]
+)
+def test_a_small_mix_that_bf16_rounds_away_is_told(make_trainer, caplog, dtype, mix, loses):
+    """Of a reference that begins as the policy, and of a policy with every weight a 64th larger."""
+    keys = {"beta": 0.1, "ref_reset_every": 1, "ref_reset_mix": mix, "model_init_kwargs": {"dtype": dtype}}
+    reference = make_trainer(lora=False, **keys).reference
+    with torch.no_grad():
+        for _, policy in reference.pairs():
+            policy.mul_(1 + 1 / 64)
+    before = [ref.clone() for ref, _ in reference.pairs()]
+    reference.move(mix)
+    pairs = zip(reference.pairs(), before, strict=True)
+    assert all(torch.equal(ref, old) for (ref, _), old in pairs if old.any()) == loses
+    assert ("ref_reset_mix=0.02" in caplog.text) == loses
+
+
 class Always(Trigger):
     def observe_step(self, step, kl_ref=None):
         return Reason("always", value=step, threshold=0.0, step=step)
