@@ -174,6 +174,8 @@ class RewardGuard:
             if limit.expired():
                 raise self._too_late(prompts) from own_traceback(error)
             raise self._failed(error, prompts) from own_traceback(error)  # possibly the function's own time-out
+        if self.seconds is not None and asyncio.get_running_loop().time() > limit.when():
+            raise self._too_late(prompts)  # it blocked the loop, so it was not interrupted
         return self._check(rewards, prompts)
 
     def _check(self, rewards: Any, prompts: list) -> list:

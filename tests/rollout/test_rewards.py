@@ -124,7 +124,12 @@ async def sleep_later(**columns):
     await asyncio.sleep(60)
 
 
-@pytest.mark.parametrize("function", [spin, sleep, stubborn, generator, sleep_later])
+async def block(prompts, **columns):
+    time.sleep(1)  # in place of asyncio.sleep: no limit of asyncio's can act before it returns
+    return [1.0] * len(prompts)
+
+
+@pytest.mark.parametrize("function", [spin, sleep, stubborn, generator, sleep_later, block])
 def test_what_hangs_is_interrupted(function):
     with pytest.raises(RewardError, match="'mine' .*reward_timeout=0.2 s .*'first'"):
         call(function, seconds=0.2)
