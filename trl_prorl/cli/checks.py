@@ -16,8 +16,11 @@ from ..text import nearest
 
 
 def check_columns(rows: Any) -> None:
-    """Raise `ValueError` for a training set without prompts. TRL checks one that is no [`~datasets.Dataset`]."""
-    if isinstance(rows, Dataset) and "prompt" not in rows.column_names:
+    """
+    Raise `ValueError` for a training set without prompts. TRL checks one that is no [`~datasets.Dataset`]; a transform
+    may make prompts of other columns, and its rows are checked as they are read.
+    """
+    if isinstance(rows, Dataset) and "prompt" not in rows.column_names and rows.format["type"] != "custom":
         raise ValueError(
             f"train_dataset has no column 'prompt'; its columns are {', '.join(rows.column_names)}. Rename the column "
             "with the prompts: dataset.rename_column(NAME, 'prompt')."

@@ -90,7 +90,9 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.places = order.argsort().numpy()  # by prompt, as `due`
-        self._prompts = dataset.select_columns("prompt") if "prompt" in dataset.column_names else dataset
+        is_made = dataset.format["type"] == "custom"  # by a transform, which may need every column
+        reads_all = is_made or "prompt" not in dataset.column_names
+        self._prompts = dataset if reads_all else dataset.select_columns("prompt")
         self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
 
@@ -159,7 +161,9 @@ class PromptPool(Part):
 
     def _hash(self, index: int) -> str:
         if index not in self._hashes:
-            content = json.dumps(self._prompts[index], sort_keys=True, default=str)
+            row = self._prompts[index]
+            row = {"prompt": row["prompt"]} if "prompt" in row else row
+            content = json.dumps(row, sort_keys=True, default=str)
             self._hashes[index] = hashlib.sha256(content.encode()).hexdigest()[:16]
         return self._hashes[index]
 
