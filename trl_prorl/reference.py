@@ -229,7 +229,7 @@ class AnchorModels:
             return self.of_adapter(None)
         reference = self.of_adapter("ref")
         reference.move(1.0)  # TRL's copy lacks the factors of embeddings
-        if trainer.args.ref_reset_mix == 1.0:  # else an average, of which bf16 would lose small steps
+        if self.moves and trainer.args.ref_reset_mix == 1.0:  # an average in bf16 would lose small steps
             reference.take_dtypes()
         return reference
 

@@ -10,6 +10,7 @@ from tiny_run import LORA, logits
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Mxfp4Config
 from trl import GRPOTrainer
 
+from trl_prorl import ProRLTrainer
 from trl_prorl.supported import INITIALISATIONS, QUANTISATIONS
 
 
@@ -121,6 +122,21 @@ def test_frozen_copies_of_an_adapter_in_bf16_are_the_policy_without_autocast(run
     rows = read_rows(trainer)
     assert rows[0]["kl_base"] == rows[0]["kl_ref"] == rows[2]["kl_ref"] == 0.0
     assert rows[1]["kl_ref"] > 1e-3
+
+
+def test_a_fixed_reference_of_an_adapter_in_bf16_is_trls(run, tiny_model):
+    """PEFT makes TRL's copy in fp32: with our keys at their defaults its KL is TRL's to the bit."""
+
+    def logged_kl(trainer_class):
+        torch.manual_seed(11)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+        model = get_peft_model(base, LoraConfig(**LORA, init_lora_weights=False), autocast_adapter_dtype=False)
+        trainer = run(trainer_class, model=model, lora=False, beta=0.5, max_steps=3, learning_rate=2e-2)
+        return [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+
+    kl = logged_kl(ProRLTrainer)
+    assert len(kl) == 3
+    assert kl == logged_kl(GRPOTrainer)
 
 
 def adapter(**keys):
