@@ -81,8 +81,9 @@ def masked_tokens(
 
 def sampler_of(batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
     """
-    Return the log-probabilities `(B, T)` of the policy that sampled a batch: vLLM's, else π_old's. A batch without
-    both had no update yet, so they are `logps`.
+    Return the log-probabilities `(B, T)` of the policy that sampled a batch: vLLM's, else π_old's, also of a token
+    without one (TRL's NaN). A batch without both had no update yet, so they are `logps`.
     """
     old_logps = batch.get("old_per_token_logps", logps)
-    return batch.get("sampling_per_token_logps", old_logps)
+    sampler_logps = batch.get("sampling_per_token_logps", old_logps)
+    return torch.where(sampler_logps.isnan(), old_logps, sampler_logps)

@@ -9,7 +9,7 @@ from run_record import read_rows
 
 from trl_prorl.parts import Part
 from trl_prorl.supported import CLIPPED_LOSSES, TRUST_REGIONS
-from trl_prorl.trust_region import beyond_mean, masked_tokens
+from trl_prorl.trust_region import beyond_mean, masked_tokens, sampler_of
 
 
 REGIONS = tuple(TRUST_REGIONS)
@@ -201,6 +201,15 @@ def test_the_sampler_s_own_log_probabilities_are_the_anchor(make_trainer, name):
     assert (loss, share) == (pytest.approx(expected_loss, abs=1e-6), pytest.approx(expected_share, abs=1e-6))
     assert torch.allclose(gradient.double(), expected_gradient, atol=1e-6, rtol=0)
     assert share != pytest.approx(model_loss("grpo", name, threshold, batch | {"sampler": batch["old"]})[2])
+
+
+@pytest.mark.parametrize("name", TRUST_REGIONS)
+def test_a_token_whose_sampler_gave_no_log_probability_is_compared_with_pi_old(name):
+    """The second token is far from π_old: it has no gradient, as without a sampler."""
+    logps, old, advantages = torch.tensor([[-1.0, -0.1]]), torch.tensor([[-1.0, -3.0]]), torch.ones(1)
+    batch = {"old_per_token_logps": old, "sampling_per_token_logps": torch.tensor([[-1.0, math.nan]])}
+    masked = masked_tokens(name, 0.04, logps, sampler_of(batch, logps), advantages, torch.ones(1, 2))
+    assert masked.tolist() == [[False, True]]
 
 
 def test_a_kl_penalty_acts_on_masked_tokens(make_trainer):

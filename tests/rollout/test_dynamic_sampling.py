@@ -12,6 +12,7 @@ from run_record import read_rows as rows
 from tiny_run import constant
 
 from trl_prorl.advantages import estimate
+from trl_prorl.errors import InputError
 from trl_prorl.extras.dynamic_sampling import deciding_rewards, next_rows, replace_groups
 from trl_prorl.extras.length_rewards import cosine, cosine_length_reward, target_length_reward
 from trl_prorl.extras.thinking import make_interrupted_rollout
@@ -315,6 +316,55 @@ def test_interruptions_are_those_of_the_first_round_as_rewards_are_and_every_com
     keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, **rollout_of(6, scored)}
     (row,) = rows(run(reward=reward, **keys))
     assert (row["reward"], row["interrupted_fraction"], row["groups_replaced"]) == (0.0, 0.25, 2)
+
+
+def written(which):
+    """A rollout that masks two tokens in some of its calls (the second is of the further round), or in all."""
+    calls = []
+
+    def columns(trainer, ids):
+        calls.append(len(ids))
+        masks = [[0, 0, *[1] * len(one)][: len(one)] if len(calls) in which else [1] * len(one) for one in ids]
+        return {"env_mask": masks}
+
+    return columns
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_mask_that_a_rollout_gives_in_one_round_only_is_of_that_round(run, call):
+    """As if it had given ones in the other; the first round's groups are replaced."""
+
+    columns = written([call])
+
+    def without_ones(trainer, ids):
+        given = columns(trainer, ids)
+        return given if any(0 in mask for mask in given["env_mask"]) else {}
+
+    seen = []
+
+    def reward(completions, prompts, **columns):
+        seen.append(0)
+        return [0.0 if len(seen) == 1 and row < 4 else float(row % 3) for row in range(len(completions))]
+
+    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, "reward": reward}
+    some = rows(run(**keys, **rollout_of(6, without_ones)))
+    seen.clear()
+    every = rows(run(**keys, **rollout_of(6, written([call]))))
+    assert some[0]["groups_replaced"] == 1
+    for name in ("loss", "grad_norm", "entropy"):
+        assert some[0][name] == every[0][name]
+
+
+def test_log_probabilities_of_one_round_only_are_refused(run):
+    calls = []
+
+    def columns(trainer, ids):
+        calls.append(0)
+        return {"logprobs": [[-1.0] * len(one) for one in ids] if len(calls) == 1 else None}
+
+    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "reward": hopeless}
+    with pytest.raises(InputError, match="^rollout_func returned logprobs .*dynamic_sampling_rounds=1"):
+        run(**keys, **rollout_of(6, columns))
 
 
 def test_cosine_by_hand():

@@ -205,6 +205,20 @@ def test_every_process_has_its_share_of_the_same_prompts_even_of_half_a_group():
     assert first[0] == first[1] != first[2] == second[0] != second[1] == second[2]
 
 
+def test_rows_of_a_group_share_no_list():
+    """As those that a data set gives one after the other: an environment may take from them."""
+    pool = make_pool(2)
+    pool.dataset = pool.dataset.add_column("cards", [[1, 2]] * 2)
+    taken = []
+
+    def draw(rows, again):
+        taken.extend(row["cards"].pop() for row in rows)
+        return {}, RolloutResult(torch.ones(4, 1), 2, torch.tensor(0), [None] * 4, [])
+
+    pool.sample(draw, [{}] * 4)
+    assert taken == [2, 2, 2, 2]
+
+
 def test_a_run_is_asked_by_the_pool_and_dynamic_sampling_takes_its_further_prompts_from_it(run):
     """Prompts with an exclamation mark are hopeless: two of three. There are 16, and 2 groups of 4 in a batch."""
     asked = []

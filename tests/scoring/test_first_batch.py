@@ -10,7 +10,9 @@ import pytest
 import torch
 from run_record import read_rows, without_times
 from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
 
+from trl_prorl import ProRLTrainer
 from trl_prorl.errors import InputError
 from trl_prorl.fast import first_batch, packing
 from trl_prorl.fast.compact import RoomyLayer
@@ -177,3 +179,16 @@ def test_a_gpu_s_products_round_fp32_where_transformers_tf32_is_on(monkeypatch, 
     model = Mock(parameters=lambda: iter([parameter]))
     monkeypatch.setattr(torch.backends.cuda, "matmul", Mock(fp32_precision=precision))
     assert coarsest_unit(model, None) == unit
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_token_ids_of_a_rollout_may_be_tensors_as_with_trl(run, largest_difference, kind):
+    def rollout(prompts, trainer):
+        ids = trainer._tokenize_prompts(prompts)[0]
+        completions = [[65 + row, 66, 67] for row in range(len(ids))]
+        return {"prompt_ids": [*map(kind, ids)], "completion_ids": [*map(kind, completions)], "logprobs": None}
+
+    theirs, ours = (
+        run(cls, trainer_kwargs={"rollout_func": rollout}, max_steps=1) for cls in (GRPOTrainer, ProRLTrainer)
+    )
+    assert largest_difference(theirs, ours) == 0.0

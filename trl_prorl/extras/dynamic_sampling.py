@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 
 from ..advantages import UNGROUPED, all_equal
-from ..errors import RewardError
+from ..errors import InputError, RewardError
 from ..kl import completion_mask
 from ..parts import Part, make_event
 from ..rollout import RolloutResult, groups_without_signal, select_own_rows, weighted_sum
@@ -85,8 +85,23 @@ def replace_groups(
             mine = widen(mine, width, fill, left=name.startswith("prompt"))
             theirs = widen(theirs, width, fill, left=name.startswith("prompt"))
         if mine.dim():
-            merged[name] = mine.index_copy(0, to.to(mine.device), theirs[source.to(mine.device)])
+            merged[name] = mine.index_copy(0, to.to(mine.device), theirs[source.to(mine.device)].to(mine.dtype))
     return merged
+
+
+def complete_columns(batch: dict[str, torch.Tensor], others: dict[str, torch.Tensor], rounds: int) -> None:
+    """
+    Give both batches a `tool_mask` if one has it: a rollout function may return `env_mask` in some calls only. Raises
+    `InputError`: only one has the sampler's log-probabilities.
+    """
+    if "tool_mask" in batch or "tool_mask" in others:
+        for one in (batch, others):
+            one.setdefault("tool_mask", torch.ones_like(one["completion_mask"]))
+    if ("sampling_per_token_logps" in batch) != ("sampling_per_token_logps" in others):
+        raise InputError(
+            f"rollout_func returned logprobs in one call and None in another, which dynamic_sampling_rounds={rounds} "
+            "joins into one batch. Return logprobs in every call, or in none."
+        )
 
 
 def widen(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
@@ -174,6 +189,7 @@ class DynamicSampling(Part):
             replaced += len(sources)
             batch["rewards"] = rewards
             others["rewards"] = their_rewards
+            complete_columns(batch, others, self.rounds)
             batch = replace_groups(batch, others, places, sources, size, self.pad_token_id)
             rewards = batch.pop("rewards")
         left = self._find_undecided(rewards).sum()

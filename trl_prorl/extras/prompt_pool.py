@@ -18,6 +18,7 @@ from datasets import Dataset
 
 from ..advantages import all_equal
 from ..parts import Part
+from ..rewards import own_copy
 from ..rollout import RolloutResult
 from .dynamic_sampling import deciding_rewards
 
@@ -124,8 +125,8 @@ class PromptPool(Part):
         asked = [index for index in prompts for _ in range(self.group_size)]
         own = asked[count * self.accelerator.process_index :][:count]
         read = {index: self.dataset[index] for index in set(own)}
-        # Copies: a rollout function adds its own columns, with a value per completion.
-        rows = [dict(read[index]) for index in own]
+        # A rollout function adds columns with a value per completion, and an environment may change its row's lists.
+        rows = [own_copy(read[index]) for index in own]
         batch, result = draw(rows, again=again)
         result.measured.update(self.observe(prompts, result))
         return batch, result

@@ -95,6 +95,8 @@ class FirstBatch(Part):
         """
         if self.score is not None:
             return
+        # A rollout function may return tensors or arrays.
+        prompts, completions = ([[*map(int, ids)] for ids in rows] for rows in (prompts, completions))
         rows = rows_of_a_prompt(prompts, completions)
         head, noise, score = None, None, None
         if rows:
