@@ -134,6 +134,7 @@ CONTRADICTIONS = [
     (EVALUATED | {"rollback": 2, "lr_scheduler_type": "greedy"}, {"rollback": 0}),
     ({"rollback": 2, "prompt_pool": True}, {"prompt_pool": False}),
     ({"rollback": 2, "elastic_reset_every": 4}, {"rollback": 0}),
+    ({"guard_gap": 0.1, "prompt_pool": True}, {"prompt_pool": False}),
     ({"stop_stall": 2}, EVALUATED),
     (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),

@@ -456,7 +456,7 @@ class ProlongedKeys:
             Detect reward hacking: fires when accuracy has fallen by more than this from its highest value, while the
             reward is no lower than it was then. `accuracy` is the share of completions accepted by the task's `verify`
             or a reward function's `batch_verifier`. Both are averages over 40 optimizer steps, so the run must be
-            longer. Does not work with `length_off`. `None`: off.
+            longer. Does not work with `length_off` or `prompt_pool`. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
             Action of `guard_gap`: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (also request a reset
             of the reference) or `"stop"` (end the run, with a checkpoint).

@@ -305,6 +305,7 @@ def refuse_losses(args: "ProRLConfig") -> None:
     - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
     - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
     - `rollback` with `prompt_pool` or `elastic_reset_every`: the reward also falls without a collapse.
+    - `guard_gap` with `prompt_pool`: accuracy also falls without reward hacking.
     """
     for name, listed in (("loss_type", LOSS_TYPES), ("importance_sampling_level", IMPORTANCE_LEVELS)):
         if getattr(args, name) not in listed:
@@ -350,6 +351,11 @@ def refuse_losses(args: "ProRLConfig") -> None:
                 f"rollback={args.rollback} takes a fall of the reward for a collapse, but with {key}="
                 f"{getattr(args, key)} the reward also falls without one. Remove rollback or {key}."
             )
+    if args.guard_gap is not None and args.prompt_pool:
+        raise ValueError(
+            f"guard_gap={args.guard_gap} compares accuracy and reward of different steps, but with prompt_pool=True "
+            "accuracy also falls because solved prompts rest. Remove guard_gap, or set prompt_pool: false."
+        )
 
 
 def _refuse_trust_region(args: "ProRLConfig") -> None:
