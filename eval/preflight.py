@@ -29,6 +29,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOTrainer
 
 from trl_prorl.cli.ending import NOTHING_CHANGED, as_bad_input
+from trl_prorl.cli.prompt_rows import has_prompts, read_prompts
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
 from trl_prorl.cli.terminal import highest_rate
 from trl_prorl.config import ProRLConfig
@@ -164,7 +165,7 @@ def check(
     own = trainer.optimizer  # a script's, in place of the key
     rate = trainer.args.learning_rate if own is None else highest_rate(own)
     findings += rate_findings(rate, is_peft_model(trainer.model))
-    train_prompts = list(trainer.train_dataset["prompt"])
+    train_prompts = read_prompts(trainer.train_dataset)
     recipe = getattr(trainer, "recipe", ())
     seed = getattr(recipe[0], "task_seed", 0) if recipe else 0
     findings += split_findings({"train": train_prompts, **held_out_prompts(trainer.eval_dataset, task, seed)})
@@ -198,7 +199,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     """
     if not isinstance(trainer.train_dataset, Dataset):
         raise InputError("train_dataset is a stream, which can be read only once: pass a Dataset")
-    if "prompt" not in trainer.train_dataset.column_names:
+    if not has_prompts(trainer.train_dataset):
         raise InputError("train_dataset has no column 'prompt': prompts that an environment writes cannot be checked")
     check_processes(trainer.accelerator.num_processes)
 

@@ -8,6 +8,7 @@ import torch
 
 from trl_prorl.evaluation import Verdicts, judges
 from trl_prorl.extras.length_rewards import LENGTH_NAMES
+from trl_prorl.rewards import own_copy
 from trl_prorl.rollout import compared_rewards, weighted_sum
 
 
@@ -23,6 +24,7 @@ class SampledRows:
     Attributes:
         completions (`list`): As reward functions get them: texts, or lists of messages.
         ids (`list[list[int]]`): Their tokens, the end token included.
+        lengths (`list[int]`): Tokens that the model has sampled: without those of tools and environments.
         truncated (`list[bool]`): Whether each was truncated at the greatest length instead of ending.
         rewards (`torch.Tensor` of shape `(N, F)`): By reward function; NaN if it does not apply.
         total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
@@ -34,6 +36,7 @@ class SampledRows:
 
     completions: list
     ids: list[list[int]]
+    lengths: list[int]
     truncated: list[bool]
     rewards: torch.Tensor
     total: torch.Tensor
@@ -44,14 +47,24 @@ class SampledRows:
 
 
 def tokenize_prompts(trainer, prompts: list) -> list[list[int]]:
-    """Turn prompts into token ids, with the chat template."""
-    ours = getattr(trainer, "tokenize_prompts", None)
-    return trainer._tokenize_prompts(prompts)[0] if ours is None else ours(prompts)
+    """Turn the training set's prompts into token ids, with the chat template and the tools of their environments."""
+    if trainer.environment_factories is not None:
+        names = trainer.train_dataset["environment"] if trainer._multi_environment else [None] * len(prompts)
+        trainer._batch_environments = list(names)  # TRL looks there for each prompt's tools
+    return trainer._tokenize_prompts(prompts)[0]
 
 
 def watch(owner, name: str, see: Callable) -> None:
     """Call `see(call, *args)` in place of a method of an object; `call` is the method."""
     setattr(owner, name, partial(see, getattr(owner, name)))
+
+
+def sampled_columns(trainer, rows: Sequence[dict]) -> list[dict]:
+    """Return rows of the training set with the columns that a step has, see `remove_unused_columns`."""
+    if not trainer.args.remove_unused_columns:
+        return list(rows)
+    trainer._set_signature_columns_if_needed()
+    return [{name: row[name] for name in row if name in trainer._signature_columns} for row in rows]
 
 
 @torch.no_grad()
@@ -62,15 +75,23 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
     `batch_verifier` of a reward function.
     """
     seen = []
+    masks = []
 
     def see(call, inputs, prompts, completions, ids):
         rewards = call(inputs, prompts, completions, ids)
-        seen[:] = rewards, inputs, prompts, completions, ids
+        seen[:] = rewards, inputs, prompts, completions, [[*map(int, one)] for one in ids]
         return rewards
 
+    def see_masks(call, prompts):
+        generated = call(prompts)
+        masks[:] = generated[2] or []
+        return generated
+
     trainer.model.train()  # rollouts of a step are drawn so
-    inputs = [dict(row) for row in rows for _ in range(trainer.num_generations)]
+    # Own copies: an environment may change its row's lists.
+    inputs = [own_copy(row) for row in sampled_columns(trainer, rows) for _ in range(trainer.num_generations)]
     watch(trainer, "_calculate_rewards", see)
+    watch(trainer, "_generate", see_masks)
     try:
         if hasattr(trainer, "_sample"):  # ours, without the resets that are due before a step's batch
             batch, _ = trainer._sample(inputs)
@@ -78,6 +99,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
             batch = trainer._generate_and_score_completions(inputs)
     finally:
         del trainer._calculate_rewards
+        del trainer._generate
     rewards, inputs, prompts, completions, ids = seen
     weights = trainer.reward_weights
     aggregation = trainer.args.multi_objective_aggregation
@@ -86,6 +108,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
     return SampledRows(
         completions=completions,
         ids=ids,
+        lengths=[int(sum(mask)) for mask in masks] or [len(tokens) for tokens in ids],
         truncated=[not tokens or tokens[-1] not in ends for tokens in ids],
         rewards=rewards.cpu(),
         total=weighted_sum(rewards, weights).cpu(),

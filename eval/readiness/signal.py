@@ -65,7 +65,7 @@ class Rollouts:
         compared (`list[float]`): What TRL's `multi_objective_aggregation` compares within a group.
         correct (`list[bool]`): Verdicts.
         truncated (`list[bool]`): Whether a completion was truncated at `max_completion_length`.
-        lengths (`list[int]`): Tokens.
+        lengths (`list[int]`): Sampled tokens.
         texts (`list[str]`): The completions.
         parts (`list[tuple]`): Task and level of each prompt, shape (P,).
         batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
@@ -114,7 +114,7 @@ def sample_starting_model(
         found.for_answers += sampled.for_answers.tolist()
         found.compared += sampled.compared.tolist()
         found.truncated += sampled.truncated
-        found.lengths += [len(ids) for ids in sampled.ids]
+        found.lengths += sampled.lengths
         texts = [text if isinstance(text, str) else last_text(text) for text in sampled.completions]
         found.texts += texts
         found.parts += map(task_and_level, batch)

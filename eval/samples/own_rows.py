@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from trl_prorl.cli.prompt_rows import check_prompts
+from trl_prorl.cli.prompt_rows import check_prompts, has_prompts
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.tasks import plugin
@@ -41,7 +41,7 @@ class OwnRows(Task):
         self.verifier = verifier
         self.rows_name = rows_name
         self.verifier_name = verifier_name
-        if "prompt" not in getattr(rows, "column_names", ()):
+        if not isinstance(rows, Dataset) or not has_prompts(rows):
             columns = getattr(rows, "column_names", type(rows).__name__)
             raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
         check_prompts(rows, rows_name)

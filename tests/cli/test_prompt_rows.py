@@ -100,13 +100,14 @@ def test_messages_without_a_chat_template_are_refused_and_text_is_taken(make_tra
         make_trainer(trainer_kwargs={"train_dataset": Dataset.from_list(CHATS), "processing_class": tokenizer})
 
 
-def test_prompts_that_a_transform_makes_of_another_column_train_as_with_trl(run, largest_difference):
+def test_prompts_that_a_transform_makes_of_another_column_train_as_with_trl(run, make_trainer, largest_difference):
     def ask(rows):
         return {"prompt": [f"say {number}" for number in rows["n"]]}
 
     numbers = Dataset.from_dict({"n": [*range(16)]})
     given = {"train_dataset": numbers.with_transform(ask)}
     assert largest_difference(run(trainer_kwargs=given), run(GRPOTrainer, trainer_kwargs=given)) == 0.0
+    assert make_trainer(trainer_kwargs=given, pack_groups="auto", pack_max_tokens=60).acceleration.packs
     for rows in (numbers, numbers.add_column("prompt", [""] * 16)):  # the state of a pool has hashes of prompts
         trainer = run(trainer_kwargs={"train_dataset": rows.with_transform(ask)}, prompt_pool=True, max_steps=1)
         assert len({name for _, name, *_ in trainer.prompt_pool.state_dict()["prompts"]}) == 2

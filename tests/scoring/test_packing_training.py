@@ -305,6 +305,16 @@ def test_a_limit_is_refused_where_processes_would_wait_for_each_other():
         check_limit(trainer)
 
 
+def test_a_limit_is_refused_where_environments_extend_prompts(make_trainer, tools_model):
+    class Silent:
+        def reset(self, **row):
+            """Begin."""
+
+    given = {"environment_factory": Silent, "processing_class": AutoTokenizer.from_pretrained(tools_model)}
+    with pytest.raises(ValueError, match="pack_max_tokens=4000 .* environments"):
+        make_trainer(model=tools_model, trainer_kwargs=given, pack_groups="auto", pack_max_tokens=4000)
+
+
 def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, tiny_model):
     tokens = AutoTokenizer.from_pretrained(tiny_model)
     sizes = MOE | {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, "head_dim": 8}

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..evaluation import find_verifier, pass_k_values
 from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
+from .prompt_rows import read_prompts
 
 
 def check_columns(rows: Any) -> None:
@@ -173,7 +174,7 @@ def check_in_one_place(model: Any) -> None:
 
 
 def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -> list[int]:
-    prompts = rows["prompt"]
+    prompts = read_prompts(rows)
     lengths = []
     for start in range(0, len(prompts), 1000):
         lengths += [len(ids) for ids in tokenize(prompts[start : start + 1000])]

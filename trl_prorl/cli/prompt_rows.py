@@ -75,6 +75,17 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
     yield from enumerate(prompt for part in parts for prompt in part["prompt"])
 
 
+def has_prompts(rows: Dataset) -> bool:
+    """Return whether rows have prompts, which a transform may make as they are read."""
+    is_made = rows.format["type"] == "custom" and len(rows) > 0
+    return "prompt" in (rows[0] if is_made else rows.column_names)
+
+
+def read_prompts(rows: Dataset) -> list:
+    """Return all prompts, also those that a transform makes."""
+    return [row["prompt"] for row in rows] if rows.format["type"] == "custom" else list(rows["prompt"])
+
+
 def check_template(sets: Mapping[str, Any]) -> None:
     """Raise `InputError` for messages, because the tokenizer has no chat template."""
     for which, rows in sets.items():

@@ -166,7 +166,7 @@ def check_limit(trainer) -> None:
             f"pack_max_tokens={limit} is not supported with {processes} processes: they would run different numbers "
             "of forward passes and deadlock. Remove pack_max_tokens, and lower per_device_train_batch_size."
         )
-    if trainer.environments is not None:
+    if trainer.environment_factories is not None:
         raise ValueError(
             f"pack_max_tokens={limit} is not supported with environments, which extend prompts at their reset. Remove "
             "pack_max_tokens, and lower per_device_train_batch_size."

@@ -1,0 +1,101 @@
+"""Samples that a preflight draws: the rows, the prompts and the counts of a step of training."""
+
+import pytest
+from datasets import Dataset
+from tool_run import rewarded, speaks
+from transformers import AutoTokenizer
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLTrainer, evaluate, preflight
+from trl_prorl.eval.readiness.samples_of import sample_rows
+
+
+PROMPTS = [[{"role": "user", "content": f"say {number}"}] for number in range(16)]
+
+
+class Deck:
+    """An environment that takes a card from its row."""
+
+    taken = []
+
+    def reset(self, cards, **row):
+        self.taken.append(cards.pop())
+        return self.taken[-1]
+
+    def add(self, a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+
+class Other(Deck):
+    """Another environment of the same tools."""
+
+
+@pytest.fixture
+def make(make_trainer, tools_model):
+    def make(cls, factory, **columns):
+        given = {
+            "environment_factory": factory,
+            "processing_class": AutoTokenizer.from_pretrained(tools_model),
+            "train_dataset": Dataset.from_dict({"prompt": PROMPTS, "cards": [["a", "b"]] * 16, **columns}),
+        }
+        keys = {"max_steps": 1, "max_completion_length": 400}
+        return speaks(make_trainer(cls, model=tools_model, reward=rewarded, trainer_kwargs=given, **keys))
+
+    return make
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
+@pytest.mark.parametrize("several", [False, True])
+def test_environments_are_asked_as_in_training(make, cls, several):
+    columns = {"environment": ["a", "b"] * 8} if several else {}
+    trainer = make(cls, {"a": Deck, "b": Other} if several else Deck, **columns)
+    Deck.taken.clear()
+    found = {finding.what for finding in preflight(trainer, prompts=2)}
+    assert {"longest prompt, with a completion", "entropy at the first update"} <= found
+    assert Deck.taken == ["b"] * 16  # of 2 prompts, and of a step: the last of each row's own cards
+
+
+def test_lengths_are_of_the_model_s_own_tokens(make):
+    trainer = make(ProRLTrainer, Deck)
+    said = []
+    speak = trainer._generate_single_turn
+
+    def count(*args, **keys):
+        drawn = speak(*args, **keys)
+        said.extend(map(len, drawn[0]))
+        return drawn
+
+    trainer._generate_single_turn = count
+    sampled = sample_rows(trainer, [trainer.train_dataset[0], trainer.train_dataset[1]])
+    assert sum(sampled.lengths) == sum(said) < sum(map(len, sampled.ids))
+
+
+def test_removed_columns_are_missing_as_in_training(make_trainer):
+    def reward(completions, answer, **columns):
+        return [1.0] * len(completions)
+
+    trainer = make_trainer(reward=reward, columns={"answer": ["5"] * 16}, remove_unused_columns=True)
+    findings = {finding.what: finding for finding in preflight(trainer, prompts=2)}
+    assert findings["first samples and steps"].number == "the run stops"
+    assert not any(what.startswith("base pass rate") for what in findings)  # nothing was rewarded with the answer
+    assert "'answer'" in findings["first samples and steps"].change
+
+
+def test_prompts_that_a_transform_makes(make_trainer, run):
+    def ask(rows):
+        return {"prompt": [f"say {number}" for number in rows["n"]]}
+
+    rows = Dataset.from_dict({"n": [*range(16)]}).with_transform(ask)
+    for cls in (GRPOTrainer, ProRLTrainer):
+        trainer = make_trainer(cls, trainer_kwargs={"train_dataset": rows, "eval_dataset": rows}, max_steps=1)
+        findings = {finding.what: finding for finding in preflight(trainer, prompts=2)}
+        assert findings["prompts of validation in train"].number == "16 of 16"
+    trained = run(trainer_kwargs={"train_dataset": rows}, max_steps=1)
+    evaluate(trained, rows, lambda completion, row: "5" in completion, n=2)
