@@ -27,6 +27,7 @@ from trl_prorl.eval.samples.models import (
     checkpoint_points,
     evaluation_dtype,
     identity,
+    kind_of_model,
     load_point,
     load_tokenizer,
     trained_point,
@@ -39,11 +40,11 @@ from trl_prorl.eval.samples.sampling import (
     progress,
     sample,
 )
-from trl_prorl.eval.samples.store import COLUMNS, SAMPLES_FOLDER, SampleStore, content_ids, digest
+from trl_prorl.eval.samples.store import COLUMNS, ENDS, SAMPLES_FOLDER, SampleStore, content_ids, digest
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
 from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
-from trl_prorl.run_files import PASSK_FILE, weight_hashes
+from trl_prorl.run_files import PASSK_FILE, read_json, weight_hashes
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
@@ -130,6 +131,7 @@ class HeldOut:
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
+            ENDS: [self.tokenizer.eos_token_id, self._declared_end(point)],
         }
         return SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, settings)
 
@@ -150,6 +152,7 @@ class HeldOut:
             sampling = replace(sampling, temperature=temperature)
         store = self.store(point, sampling)
         with store.exclusive():
+            store.drop_other_ends()
             if point is self.base:
                 self._adopt(store)
             # Samples after the gap of a damaged file do not count, and are drawn again.
@@ -250,6 +253,12 @@ class HeldOut:
 
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)
+
+    def _declared_end(self, point: Point) -> int | list[int] | None:
+        """Return the end tokens in a model's files; its commit identifies those of a model on the Hub."""
+        has_own = point.folder is not None and kind_of_model(point.folder) == "full"
+        file = Path(point.folder if has_own else self.config["model_name_or_path"], "generation_config.json")
+        return read_json(file).get("eos_token_id") if file.is_file() else None
 
     def _dtype(self, point: Point) -> str:
         """Return the name of the precision in which a model is sampled."""

@@ -29,6 +29,7 @@ from trl_prorl.text import visible
 
 SAMPLES_FOLDER = "samples"  # in a run folder
 SETTINGS_FILE = "_settings.json"  # parquet readers skip files whose names begin with an underscore
+ENDS = "ends"  # in the settings, but not in the folder's name: older samples, which lack it, are kept
 WHOLE = "samples.parquet"
 BATCH = 1024  # rows
 MAX_BYTES = 2**32  # of the samples in a file, unpacked
@@ -67,6 +68,10 @@ def content_ids(rows: list[dict]) -> list[str]:
     return names
 
 
+def _name(settings: dict) -> str:
+    return digest({name: value for name, value in settings.items() if name != ENDS})[:12]
+
+
 class SampleStore:
     """
     The samples of one model with one setting, in a subfolder of a run's samples.
@@ -79,7 +84,7 @@ class SampleStore:
 
     def __init__(self, folder: Path, label: str, settings: dict):
         self.settings = settings
-        self.folder = folder / f"{label}-{digest(settings)[:12]}"
+        self.folder = folder / f"{label}-{_name(settings)}"
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Lock these samples against other evaluations inside a context; wait for one that is drawing them."""
@@ -108,6 +113,18 @@ class SampleStore:
         whole = pd.concat(frames, ignore_index=True)
         # A stop between writing the merged file and removing its parts leaves both.
         return whole.drop_duplicates(["prompt_id", "sample"]).sort_values(["prompt_id", "sample"], ignore_index=True)
+
+    def drop_other_ends(self) -> None:
+        """Remove samples that are known to have ended at other tokens."""
+        path = self.folder / SETTINGS_FILE
+        if path.is_file() and self._has_other_ends(read_json(path)):
+            print(f"{visible(str(self.folder))}: the end tokens have changed, so its samples are drawn again.")
+            for file in (*self._files(), path):
+                file.unlink()
+
+    def _has_other_ends(self, noted: dict) -> bool:
+        ends = self.settings.get(ENDS)
+        return noted.get(ENDS, ends) != ends
 
     def frame_in_line(self) -> pd.DataFrame:
         """Return the samples of each prompt up to the first gap, left by a damaged file that was removed."""
@@ -142,9 +159,10 @@ class SampleStore:
             store = copy.copy(self)
             store.folder = folder
             try:
-                same = digest(read_json(folder / SETTINGS_FILE)) == digest(self.settings)
+                noted = read_json(folder / SETTINGS_FILE)
             except InputError:
                 continue
+            same = _name(noted) == _name(self.settings) and not self._has_other_ends(noted)
             if same and folder.resolve() != self.folder.resolve():
                 yield store
 

@@ -49,10 +49,11 @@ class TrainerHeldOut(HeldOut):
                 f"evaluate and drift need one process, and this run has {processes}; evaluate it with "
                 "`trl-prorl passk --plugin FILE.py` after training"
             )
-        if getattr(trainer, "environment_factories", None):
+        if trainer.environment_factories or trainer.tools:
+            given = "environment_factory" if trainer.environment_factories else "tools"
             raise InputError(
-                "environment_factory is not supported by evaluate and drift, which sample one turn; pass eval_dataset "
-                "and set eval_strategy, which evaluate in the environment"
+                f"{given} is not supported by evaluate and drift, which sample one turn; pass eval_dataset and set "
+                "eval_strategy, which evaluate as the run samples"
             )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(getattr(trainer, "run_dir", trainer.args.output_dir))
@@ -100,6 +101,11 @@ class TrainerHeldOut(HeldOut):
             named = [*named, *self.initial_adapter.values.items()]
         with self.as_point(point):
             return {"weights": weights_hash(named, trained_whole=True)}
+
+    def _declared_end(self, point: Point) -> int | list[int] | None:
+        if point is self.base and not self.base_below:
+            return super()._declared_end(point)
+        return self.policy.generation_config.eos_token_id
 
     def _dtype(self, point: Point) -> str:
         """Return the precision in which the policy computes; a command may load it in another precision."""

@@ -421,7 +421,14 @@ def test_an_environment_stays_what_it_is(base):
     assert guard_reward(same, "same", None, "stop")(prompts=["a"], completions=["b"], environments=[world]) == [1.0]
 
 
-def test_an_evaluation_of_one_turn_refuses_an_environment():
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), environment_factories={None: object})
-    with pytest.raises(InputError, match="^environment_factory.*eval_dataset"):
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("environment_factory", {"environment_factories": {None: object}, "tools": []}),
+        ("tools", {"environment_factories": None, "tools": [print]}),
+    ],
+)
+def test_an_evaluation_of_one_turn_refuses_environments_and_tools(name, given):
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), **given)
+    with pytest.raises(InputError, match=f"^{name} .*eval_dataset"):
         evaluate(trainer, [], bool)

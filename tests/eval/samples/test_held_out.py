@@ -119,6 +119,26 @@ def test_other_settings_and_weights_are_sampled_anew(run_dir, drawn, calls):
     assert len(calls) == 5
 
 
+def test_samples_that_ended_at_another_token_are_drawn_again_and_others_are_kept(run_dir, drawn, calls, capsys):
+    sampled = drawn(3, 2)
+    for path in run_dir.glob("samples/*/_settings.json"):  # as of an earlier version, which did not note it
+        settings = json.loads(path.read_text())
+        assert settings.pop("ends")[0] is not None
+    path.write_text(json.dumps(settings))
+    assert drawn(3, 2) == sampled
+    shutil.rmtree(path.parent)
+    assert drawn(3, 2) == sampled
+    assert len(calls) == 2
+    config = run_dir / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token": "7"}))
+    new = drawn(3, 2)
+    assert len(calls) == 3
+    assert "end tokens have changed" in capsys.readouterr().out
+    assert new != sampled
+    assert drawn(3, 2) == new
+    assert len(calls) == 3
+
+
 def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     """Killed from outside while it samples; its samples and the rest are those of an undisturbed evaluation."""
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
