@@ -101,6 +101,7 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         EVALUATION_ROWS: evaluated,
         **describe_tokenizer(trainer),
         "reward functions": list(trainer.reward_func_names),
+        "tools": [tool.__name__ for tool in trainer.tools],
         SCALING: adapter_scaling(policy),
     }
 

@@ -13,6 +13,7 @@ from datasets import Dataset, Features, Image, List, Value
 from peft import LoraConfig
 from run_record import read_events, read_rows
 from tiny_run import LORA, constant
+from tool_run import add
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.optimization import Adafactor, AdafactorSchedule
 
@@ -462,3 +463,23 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     trainer.train(resume_from_checkpoint=True)
     assert read_events(out, "resume")[-1]["changed"] == {"beta": [0.3, 0.2]}
     assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2
+
+
+def test_a_run_is_not_resumed_with_another_tool(make_trainer, tools_model):
+    def halve(a: int) -> int:
+        """
+        Halve a number.
+
+        Args:
+            a: The number.
+        """
+        return a // 2
+
+    def trainer(*tools, **keys):
+        given = {"tools": [*tools], "processing_class": AutoTokenizer.from_pretrained(tools_model)}
+        return make_trainer(model=tools_model, trainer_kwargs=given, save_strategy="steps", save_steps=1, **keys)
+
+    first = trainer(add, max_steps=1)
+    first.train()
+    with pytest.raises(ValueError, match=r"tools: \['add'\] -> \['halve'\]"):
+        trainer(halve, max_steps=2, output_dir=first.args.output_dir).train(resume_from_checkpoint=True)
