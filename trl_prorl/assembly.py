@@ -31,12 +31,14 @@ from .fast.acceleration import Acceleration
 from .identity import (
     EVALUATION_ROWS,
     SCALING,
+    SCALING_BY_MODULE,
     adapter_scaling,
     base_parameters,
     dataset_hash,
     describe_optimizer,
     describe_schedule,
     describe_tokenizer,
+    scaling_by_module,
     weights_hash,
 )
 from .parts import Part
@@ -104,6 +106,7 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         "tools": [tool.__name__ for tool in trainer.tools],
         SCALING: adapter_scaling(policy),
     }
+        SCALING_BY_MODULE: scaling_by_module(policy),
 
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.optimization import AdafactorSchedule
 
@@ -75,6 +76,7 @@ COMPARED_STEPS = (0, *(2**power for power in range(17)))
 # Of a schedule's state. The first is compared as that of the optimizer.
 MOVING = {"base_lrs", "last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i"}
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
+SCALING_BY_MODULE = "scaling of every module of the adapter (alpha, alpha_pattern, rank_pattern)"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
 
 
@@ -254,6 +256,15 @@ def adapter_scaling(policy: torch.nn.Module) -> list[float]:
     """Return the scaling factors of LoRA layers: a script's resume has no key for them."""
     layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
     return sorted({float(f"{layer.scaling['default']:.9g}") for layer in layers if "default" in layer.scaling})
+
+
+def scaling_by_module(policy: torch.nn.Module) -> str:
+    """Hash the scaling factor of every module with an adapter that has one: LoRA's and LoKr's."""
+    found = {}
+    for name, module in policy.named_modules():
+        if isinstance(module, BaseTunerLayer) and "default" in getattr(module, "scaling", {}):
+            found[name] = f"{module.scaling['default']:.9g}"
+    return _digest(found)
 
 
 def describe_optimizer(optimizer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset, Features, Image, List, Value
-from peft import LoraConfig
+from peft import LoKrConfig, LoraConfig
 from run_record import read_events, read_rows
 from tiny_run import LORA, constant
 from tool_run import add
@@ -163,6 +163,37 @@ def test_a_script_s_own_optimizer_is_compared_and_a_change_acts(make_trainer, ti
     first = own(0.0, **rates)
     first.train()
     assert resume(first, 0.0, entropy_floor=1e-9, **rates, **allowed) == column(first, "lr")[2:]
+
+
+SHAPE = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
+
+
+@pytest.mark.parametrize(
+    "then, now",
+    [
+        (
+            LoraConfig(**SHAPE, alpha_pattern={"q_proj": 8, "v_proj": 32}),
+            LoraConfig(**SHAPE, alpha_pattern={"q_proj": 32, "v_proj": 8}),
+        ),
+        (LoKrConfig(**SHAPE, alpha=8), LoKrConfig(**SHAPE, alpha=32)),
+        (LoraConfig(**SHAPE, lora_alpha=8), LoraConfig(**SHAPE, lora_alpha=16)),
+    ],
+)
+def test_the_scaling_of_every_module_of_an_adapter_is_compared_and_a_change_acts(make_trainer, then, now):
+    keys = {**KEYS, "max_steps": 2, "lr_scheduler_type": "constant", "warmup_steps": 0}
+
+    def make(config, **more):
+        return make_trainer(trainer_kwargs={"peft_config": config}, **keys, **more)
+
+    trained = make(then)
+    trained.train()
+    saved = str(Path(trained.args.output_dir, "checkpoint-1"))
+    make(then).train(resume_from_checkpoint=saved)
+    with pytest.raises(ValueError, match="scaling of every module"):
+        make(now).train(resume_from_checkpoint=saved)
+    other = make(now, allow_config_change=True)
+    other.train(resume_from_checkpoint=saved)
+    assert column(other, "entropy")[-1] != column(trained, "entropy")[-1]
 
 
 TABLE = [1.0, 0.5, 0.25, 0.125]  # of factors; it ends with the run
