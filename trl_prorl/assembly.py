@@ -8,7 +8,7 @@ from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
 from trl.trainer.utils import add_fused_lm_head
 
-from .cli.adapters import check_growing_model, check_merged_in_vllm
+from .cli.adapters import check_growing_model, check_merged_in_vllm, check_trained_once
 from .cli.checks import check_in_one_place, shards_weights
 from .cli.dropout import check_dropout
 from .cli.fp32_head import cast_head_to_fp32, give_bias
@@ -65,6 +65,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     check_in_one_place(trainer.ref_model)
     keep_unpacked(policy)
     if is_peft_model(policy):
+        check_trained_once(policy)
         give_bias(policy)
         if trainer.use_vllm and not args.vllm_enable_lora:
             check_merged_in_vllm(policy)
@@ -105,8 +106,8 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         "reward functions": list(trainer.reward_func_names),
         "tools": [tool.__name__ for tool in trainer.tools],
         SCALING: adapter_scaling(policy),
-    }
         SCALING_BY_MODULE: scaling_by_module(policy),
+    }
 
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:

@@ -50,6 +50,21 @@ def check_head(policy: PeftModel) -> None:
         )
 
 
+def check_trained_once(policy: PeftModel) -> None:
+    """Raise `ValueError` for a module that is trained whole and by rows: PEFT fails in its forward, or in a copy."""
+    for name, module in policy.named_modules():
+        if not isinstance(module, AuxiliaryTrainingWrapper):
+            continue
+        inner = [one for one in module.modules() if isinstance(one, AuxiliaryTrainingWrapper)]
+        if len(inner) > 1:
+            config = policy.peft_config["default"]
+            raise ValueError(
+                f"modules_to_save={config.modules_to_save} and trainable_token_indices="
+                f"{short(config.trainable_token_indices)} of the adapter both train {name}, which PEFT does not "
+                "support; rows of embeddings are those of an LM head that is tied to them. Remove one of these keys."
+            )
+
+
 def check_loaded(model: PeftModel) -> None:
     """
     Raise `ValueError` unless the one active adapter is named `default`: a resume, the best checkpoint and an

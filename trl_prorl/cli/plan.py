@@ -28,8 +28,15 @@ from ..resets import ReferenceResetCallback, check_one_value
 from ..run_folder import RunFolder
 from ..supported import FEATURES, check_adapters, check_distribution, check_options, check_quantisation
 from ..vocabulary import readable_files
-from ..weights import check_decoder, read_config, refuse_kernel, whole_weights
-from .adapters import check_head, check_loaded, check_room_to_grow, leave_out_towers, refuse_leftover_layers
+from ..weights import check_decoder, differing_settings, read_config, refuse_kernel, whole_weights
+from .adapters import (
+    check_head,
+    check_loaded,
+    check_room_to_grow,
+    check_trained_once,
+    leave_out_towers,
+    refuse_leftover_layers,
+)
 from .checks import (
     check_columns,
     check_measured,
@@ -170,6 +177,7 @@ def _check_adapters(model: PreTrainedModel | str, config: PeftConfig | None) -> 
 
 def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
     """Leave out the towers of a multimodal model if all prompts are text."""
+    check_trained_once(model)
     config = given["peft_config"]
     if args.is_trl or not is_text_only(given.get("train_dataset")):
         return config
