@@ -14,7 +14,8 @@ import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
 from trl_prorl.checkpoint_files import unusable_reason
-from trl_prorl.train import task_reward
+from trl_prorl.cli.recipe import parse_recipe
+from trl_prorl.train import build, task_reward
 
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +65,34 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
     status, written = recipe()
     assert status == 2
     assert modification_times(first) == before
+
+
+def test_the_tokenizer_is_of_the_model_s_revision(tiny_model, tmp_path, monkeypatch):
+    asked = []
+
+    def load(name, revision, **kwargs):
+        asked.append(revision)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trl_prorl.train.load_tokenizer", load)
+    given = [
+        "--config",
+        str(ROOT / "recipes/tiny/variantA.yaml"),
+        "--model_name_or_path",
+        tiny_model,
+        "--use_cpu=true",
+    ]
+    for number, (more, revision) in enumerate(
+        [
+            ([], "main"),
+            (["--model_revision", "v2"], "v2"),
+            (["--model_revision", "v2", "--model_init_kwargs", '{"revision": "v3"}'], "v3"),
+        ]
+    ):
+        recipe = parse_recipe([*given, "--output_dir", str(tmp_path / str(number)), *more])
+        with pytest.raises(KeyboardInterrupt):
+            build(*recipe)
+        assert asked[-1] == revision
 
 
 OF_GSM8K = f"--config {GSM8K} --bf16 false --use_cpu true --dataset_name"

@@ -156,6 +156,16 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
         assert lora or torch.equal(logits(base), began)
 
 
+def test_a_model_in_a_subfolder_is_evaluated(save_model, tmp_path):
+    path = shutil.copytree(save_model(qwen2, True), tmp_path / "both")
+    shutil.copytree(save_model(qwen2, False), path / "other")
+    keys = {"subfolder": "other"}
+    config = {"model_name_or_path": str(path), "model_init_kwargs": keys}
+    began = logits(AutoModelForCausalLM.from_pretrained(path, **keys).eval())
+    assert torch.equal(logits(load_base_model(config).eval()), began)
+    assert identity(None, config) != identity(None, {"model_name_or_path": str(path)})
+
+
 def test_the_best_checkpoint_of_experts_is_loaded(save_model, make_trainer):
     trainer = make_trainer(
         model=save_model(experts), lora=False, max_steps=4, learning_rate=5e-2, trainer_kwargs=QUESTIONS, **BEST

@@ -78,7 +78,7 @@ def build(
     rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
     model = find_model(model_args.model_name_or_path, init=args.model_init_kwargs)
-    place = {"revision": model_args.model_revision, "trust_remote_code": args.trust_remote_code}
+    place = {"revision": args.model_init_kwargs["revision"], "trust_remote_code": args.trust_remote_code}
     tokenizer = load_tokenizer(model, padding_side="left", truncation_side="left", **place)
     task_args.check_thinking(tokenizer, args.max_completion_length)
 

@@ -17,7 +17,7 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
 
     A path is tried as written, then from the run's folder and its parents, nearest first, because the run was usually
     started in one of them. A possible name on the Hub is not changed. The run's record of the base model
-    decides: another model of the same name is skipped, and `model_revision` is the Hub commit of the starting model.
+    decides: another model of the same name is skipped, and the revision is the Hub commit of the starting model.
 
     Raises:
         InputError: If the base model was a local folder and is not found, has other weights now, or a link that leads
@@ -30,8 +30,13 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
         "model_name_or_path": _model(run_dir, config.get("model_name_or_path"), noted),
         "dataset_name": _find(run_dir, data, lambda path: path.is_file() or (may_be_folder and path.is_dir())),
     }
-    if noted.get("name") == config.get("model_name_or_path"):
-        found["model_revision"] = noted.get("commit")
+    commit = noted.get("commit")
+    if commit and noted.get("name") == config.get("model_name_or_path"):
+        found["model_revision"] = commit
+        found["model_init_kwargs"] = {
+            **(config.get("model_init_kwargs") or {}),
+            "revision": commit,
+        }  # it may be a branch
     return {**config, **{key: path for key, path in found.items() if path}}
 
 

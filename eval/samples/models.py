@@ -166,11 +166,14 @@ def read_base_config(config: dict) -> PreTrainedConfig:
 
 
 def settings_of_base(config: dict) -> dict:
-    """Return the settings in a run's `model_init_kwargs` by which its base model computes, in place of its files'."""
+    """
+    Return the settings in a run's `model_init_kwargs` by which its base model computes, in place of its files', and
+    which of its files are loaded.
+    """
     init = init_of_base(config)
     if not init:
         return {}
-    names = read_base_config(config).to_dict().keys() - NO_SETTINGS
+    names = {*read_base_config(config).to_dict(), "subfolder", "variant"} - NO_SETTINGS
     return {name: value for name, value in init.items() if name in names and not name.endswith("_implementation")}
 
 

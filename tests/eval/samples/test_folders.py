@@ -19,7 +19,7 @@ from trl_prorl.eval import passk
 from trl_prorl.eval.samples import sampling
 from trl_prorl.eval.samples import store as store_module
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer
+from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer, revision_of_base
 from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.eval.samples.store import COLUMNS, SampleStore
 from trl_prorl.provenance import fingerprint
@@ -96,6 +96,9 @@ def test_the_hubs_commit_that_the_run_began_from(project):
     (run / "env.json").write_text(json.dumps(noted))
     assert with_local_paths(run, {"model_name_or_path": "Qwen/A"})["model_revision"] == "abc"
     assert "model_revision" not in with_local_paths(run, {"model_name_or_path": "Qwen/B"})
+    for name, revision in (("Qwen/A", "abc"), ("Qwen/B", "main")):  # which the Hub may have moved
+        config = {"model_name_or_path": name, "model_init_kwargs": {"revision": "main"}}
+        assert revision_of_base(with_local_paths(run, config)) == revision
 
 
 @pytest.mark.parametrize("path", ["runs/embedded/gone", "/nowhere/at/all", "./gone"])
