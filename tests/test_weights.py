@@ -154,6 +154,10 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
     held_out = TrainerHeldOut(trainer, QUESTIONS["eval_dataset"], None, "own")
     with held_out.scored(held_out.base) as base:
         assert lora or torch.equal(logits(base), began)
+    code = model_card(folder).text.partition("```python\n")[2].partition("print(")[0]
+    copied = {}
+    exec(code, copied)
+    assert logits(copied["generator"].model).sub(logits(in_memory(trainer))).abs().max() < 1e-4
 
 
 def test_a_model_in_a_subfolder_is_evaluated(save_model, tmp_path):

@@ -50,6 +50,12 @@ OF_EMBEDDINGS = re.compile(
     r"lora_embedding_|\b(embed_tokens|wte|embed_in|lm_head|embed_out)\..*lora_|\b(lm_head|embed_out)\.token_adapter\."
 )
 
+# Arguments of `from_pretrained` that do not belong to the model; `revision` is the commit.
+OF_MACHINE = frozenset(
+    "revision attn_implementation cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory "
+    "offload_folder quantization_config token trust_remote_code use_cache use_kernels".split()
+)
+
 
 @dataclass(frozen=True)
 class Record:
@@ -134,6 +140,16 @@ def changes_embeddings(folder: Path) -> bool:
     except SafetensorError:  # a push reports it
         return False
     return any(map(OF_EMBEDDINGS.search, names))
+
+
+def loading_arguments(config: dict[str, Any], base: BaseModel | None) -> dict[str, Any]:
+    """Return the arguments with which a run loaded its base model, but for those of its machine."""
+    given = config.get("model_init_kwargs")
+    init = given if isinstance(given, dict) else {}
+    kept = {name: value for name, value in init.items() if name not in OF_MACHINE and value is not None}
+    revision = base.commit or init.get("revision") if base is not None and base.hub_id else None
+    place = {"revision": revision} if revision not in (None, "main") else {}
+    return place | {name: value for name, value in kept.items() if str(name).isidentifier() and value != "auto"}
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
@@ -224,6 +240,7 @@ def model_card(
             base=base,
             adapter=adapter,
             merges=not changes_embeddings(folder),
+            init=loading_arguments(record.config, base),
             source=repo or str(weights_dir or folder),
             variant_meaning=_variant_meaning(record),
             evaluation=describe_evaluation(record.config, record.env, run_dir),
@@ -256,6 +273,7 @@ def _environment() -> Environment:
     environment.filters["code"] = lambda value: Markup(code_span(str(value)))
     environment.filters["code_block"] = lambda value, language: Markup(code_block(value, language))
     environment.filters["python"] = lambda value: Markup(json.dumps(value, ensure_ascii=False))
+    environment.filters["literal"] = lambda value: Markup(repr(value))
     environment.filters["code_of_command"] = lambda value: Markup(code_span(spell_again(value)))
     environment.filters["word"] = lambda value: Markup(shell_quote(value))
     environment.tests["hub_name"] = is_hub_name
