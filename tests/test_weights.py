@@ -62,6 +62,10 @@ def qwen2(tied, **text):
     return Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=tied))
 
 
+def with_dropout(tied, **text):
+    return qwen2(tied, attention_dropout=0.1, **text)
+
+
 def experts(tied, **text):
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, **sizes, tie_word_embeddings=tied))
@@ -168,6 +172,31 @@ def test_a_model_in_a_subfolder_is_evaluated(save_model, tmp_path):
     began = logits(AutoModelForCausalLM.from_pretrained(path, **keys).eval())
     assert torch.equal(logits(load_base_model(config).eval()), began)
     assert identity(None, config) != identity(None, {"model_name_or_path": str(path)})
+
+
+def test_a_model_object_whose_settings_its_name_does_not_have_is_told(save_model, make_trainer, caplog):
+    """Its folder or `model_init_kwargs` has them; an adapter's is trained, and compared with itself, all the same."""
+    path = save_model(qwen2, True)
+    seeing = save_model(gemma3, True)
+    drops = save_model(with_dropout, True)
+    rope = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}
+
+    def told(model, **keys):
+        caplog.clear()
+        make_trainer(model=model, lora=False, **keys)
+        return [line for line in caplog.messages if "starting model by that name" in line]
+
+    for lora in (True, False):
+        keys = {"beta": 0.1, "ref_reset_every": 2, "trainer_kwargs": adapter_of() if lora else {}}
+        (line,) = told(AutoModelForCausalLM.from_pretrained(path, **rope), **keys)
+        assert f"{path} in rope_parameters:" in line
+        assert not told(AutoModelForCausalLM.from_pretrained(path, **rope), model_init_kwargs=rope, **keys)
+        assert told(AutoModelForCausalLM.from_pretrained(path), model_init_kwargs=rope, **keys)
+        assert not told(AutoModelForCausalLM.from_pretrained(drops, attention_dropout=0.0, dtype="bfloat16"), **keys)
+        for kind in (AutoModelForCausalLM, Gemma3ForConditionalGeneration):
+            assert not told(kind.from_pretrained(seeing), **keys)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(path, **rope), adapter_of()["peft_config"])
+    assert told(adapted)
 
 
 def test_the_best_checkpoint_of_experts_is_loaded(save_model, make_trainer):

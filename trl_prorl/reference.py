@@ -36,7 +36,7 @@ from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, has_advantage, zero_masked
 from .upstream import incompatible
-from .weights import WITHOUT_EFFECT, copy_tensors
+from .weights import copy_tensors, settings_of
 
 
 logger = logging.getLogger(__name__)
@@ -140,12 +140,6 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     copy.requires_grad_(False)
     add_fused_lm_head(copy, temperature=temperature, cast_lm_head_to_fp32=cast_lm_head_to_fp32)
     return copy
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a model's configuration that can change a log-probability, at any depth."""
-    held = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
-    return {name: settings_of(value) if isinstance(value, Mapping) else value for name, value in held.items()}
 
 
 def has_settings_of(policy: torch.nn.Module, reference: torch.nn.Module) -> bool:

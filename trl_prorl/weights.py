@@ -37,6 +37,8 @@ SHOWN = 2  # tensor names per message
 WITHOUT_EFFECT = (
     "_name_or_path architectures bos_token_id dtype eos_token_id pad_token_id transformers_version use_cache".split()
 )
+# Of a model's configuration; the rest of `model_init_kwargs` says from where and how it is loaded.
+NO_SETTINGS = {*WITHOUT_EFFECT, "auto_map", "model_type", "quantization_config"}
 
 
 @contextmanager
@@ -222,6 +224,31 @@ def _find_kernel(keys: Mapping[str, Any]) -> Any:
         if inner is not None:
             return inner
     return None
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in a model's configuration that can change a log-probability, at any depth."""
+    held = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
+    return {name: settings_of(value) if isinstance(value, Mapping) else value for name, value in held.items()}
+
+
+def differing_settings(config: PreTrainedConfig, name: str, init: Mapping[str, Any]) -> list[str]:
+    """
+    Name the settings of a model in memory that those of its folder or Hub name do not have when it is loaded with the
+    arguments `init`; none if that cannot be read.
+    """
+    place = {key: init[key] for key in ("revision", "cache_dir", "token", "local_files_only") if key in init}
+    try:
+        named = AutoConfig.from_pretrained(name, trust_remote_code=False, **place)
+        settings = {key: init[key] for key in init.keys() & named.to_dict().keys() - NO_SETTINGS}
+        named = AutoConfig.from_pretrained(name, trust_remote_code=False, **place, **settings)
+    except (OSError, ValueError):
+        return []
+    if type(named) is not type(config):  # the text model of one that sees
+        named = named.get_text_config()
+    own, other = (settings_of(one.to_dict()) for one in (config, named))
+    differing = [key for key in own.keys() | other.keys() if own.get(key) != other.get(key)]
+    return sorted(key for key in differing if key not in NO_SETTINGS and "drop" not in key)
 
 
 def named_class(config: PreTrainedConfig) -> type:

@@ -17,11 +17,7 @@ from trl_prorl.files import file_sha256
 from trl_prorl.provenance import hub_commit
 from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
 from trl_prorl.run_folder import steps_of
-from trl_prorl.weights import WITHOUT_EFFECT, load_model, named_class, refuse_code
-
-
-# Of a model's configuration; the rest of `model_init_kwargs` says from where and how it is loaded.
-NO_SETTINGS = {*WITHOUT_EFFECT, "auto_map", "model_type", "quantization_config"}
+from trl_prorl.weights import NO_SETTINGS, load_model, named_class, refuse_code
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Check a trainer's arguments before a model is loaded, and turn them into the arguments of TRL's trainer."""
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
@@ -49,6 +50,9 @@ from .checks import (
 from .dropout import check_dropout_config
 from .model_name import PLACE, find_model
 from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -123,6 +127,8 @@ class Plan:
                 f"beta={args.beta} with a full model that was not loaded from a path: TRL loads the reference from "
                 "there. Save the model with save_pretrained, and pass the folder."
             )
+        if not isinstance(model, str) and (moves or args.beta == 0.0 or not is_full):  # else reference.py compares it
+            _warn_of_other_settings(model, args)
         if config is not None:
             given["peft_config"] = _adapter_of_text(args, given)
         return cls(
@@ -171,13 +177,13 @@ def _check_adapters(model: PreTrainedModel | str, config: PeftConfig | None) -> 
         return config
     check_adapters(adapters | dict(model.peft_config))
     check_head(model)
+    check_trained_once(model)
     check_loaded(model)
     return model.peft_config["default"]
 
 
 def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
     """Leave out the towers of a multimodal model if all prompts are text."""
-    check_trained_once(model)
     config = given["peft_config"]
     if args.is_trl or not is_text_only(given.get("train_dataset")):
         return config
@@ -239,6 +245,19 @@ def _check_model(model: PreTrainedModel | str, args: ProRLConfig) -> None:
         config = model.config
         check_decoder(config, get_config_model_id(config))
     check_quantisation(getattr(config, "quantization_config", None))
+
+
+def _warn_of_other_settings(model: PreTrainedModel, args: ProRLConfig) -> None:
+    """Warn if a model object computes by other settings than the starting model that its name stands for."""
+    name = get_config_model_id(model.config)
+    differing = differing_settings(model.config, name, args.model_init_kwargs or {}) if name else []
+    if differing and args.process_index == 0:
+        logger.warning(
+            "The model differs from %s in %s: passk, drift and the model card load the starting model by that name. "
+            "Save the model and pass the folder, or pass the name and give these settings in model_init_kwargs.",
+            name,
+            ", ".join(differing),
+        )
 
 
 def _place(args: ProRLConfig) -> dict[str, Any]:
