@@ -599,13 +599,8 @@ class Scorer:
     ) -> torch.Tensor:
         """
         Return log-probabilities `(B, T)` of completions under an anchor, in nats, by forwards of `size` rows (`None`:
-        all). Raises `ValueError`: the batch is not only text.
+        all). The batch is text: see `check_images`.
         """
-        unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
-        if unsupported:
-            raise ValueError(
-                f"ref_compute='naive_epoch' and beta_base support text only; the batch has {unsupported}."
-            )
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)

@@ -329,6 +329,8 @@ def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, t
     [
         ({"skip_zero_rows": True}, "skip_zero_rows=True .* images"),
         ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds=2 .* images"),
+        ({"beta": 0.1, "ref_compute": "naive_epoch"}, "ref_compute='naive_epoch' .* images"),
+        ({"beta_base": 0.1}, "beta_base=0.1 .* images"),
         ({}, "image column"),
     ],
 )

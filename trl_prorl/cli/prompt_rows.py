@@ -288,6 +288,10 @@ def check_images(trainer) -> None:
             f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} does not support prompts with images. Set "
             "dynamic_sampling_rounds: 0."
         )
+    if args.ref_compute == "naive_epoch" and args.beta != 0.0:
+        raise ValueError("ref_compute='naive_epoch' does not support prompts with images. Set ref_compute: cached.")
+    if args.beta_base != 0.0:
+        raise ValueError(f"beta_base={args.beta_base} does not support prompts with images. Set beta_base: 0.")
     if not trainer.is_vlm:
         raise ValueError(
             "train_dataset has an image column, but the model reads only text. Remove the column, or train a "
