@@ -440,11 +440,13 @@ class CheckpointMixin:
         return loader
 
     def get_eval_dataloader(self, *args, **kwargs):
-        """Likewise, if this run has evaluated before."""
+        """Likewise, if this run has evaluated before the checkpoint."""
         loader = super().get_eval_dataloader(*args, **kwargs)
-        logged = {name for entry in self.state.log_history for name in entry}
-        if any(name.startswith("eval_") and name.endswith("_runtime") for name in logged):
-            draw_no_seed(loader)
+        if self._resume is not None:
+            before = [entry for entry in self.state.log_history if entry["step"] <= self._resume.step]
+            logged = {name for entry in before for name in entry}
+            if any(name.startswith("eval_") and name.endswith("_runtime") for name in logged):
+                draw_no_seed(loader)
         return loader
 
     def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):

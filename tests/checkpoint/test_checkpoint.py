@@ -15,6 +15,7 @@ from datasets import Dataset
 from run_record import read_events, read_rows, without_times
 from tiny_run import BEST, QUESTIONS, set_evaluations, vowels
 from transformers import Trainer, TrainerCallback
+from trl import GRPOTrainer
 
 from trl_prorl import checkpoint_files as on_disk
 from trl_prorl import evaluate
@@ -447,6 +448,14 @@ def test_workers_that_stay_draw_their_seed_once_through_a_resume(run, resume, la
     whole = run(trainer_kwargs=QUESTIONS, **keys, **evaluations)
     again = resume(whole, step, trainer_kwargs=QUESTIONS, **keys, **evaluations)
     assert largest_difference(whole, again) == 0.0
+
+
+def test_workers_that_stay_draw_a_seed_for_every_evaluation_set_as_with_trl(run, largest_difference):
+    rows = QUESTIONS["eval_dataset"]
+    given = {"trainer_kwargs": {"eval_dataset": {"a": rows, "b": rows}}}
+    keys = {"max_steps": 3, "num_iterations": 1, "eval_strategy": "steps", "eval_steps": 1, **given}
+    keys |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_eval_batch_size": 4}
+    assert largest_difference(run(**keys), run(GRPOTrainer, **keys)) == 0.0
 
 
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "tokenizer.json"])
