@@ -10,7 +10,9 @@ import decimal
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -284,14 +286,15 @@ def describe_optimizer(optimizer) -> dict[str, Any]:
 
 def describe_schedule(schedule) -> dict[str, Any]:
     """
-    Return class and settings of a script's own schedule, and what a LambdaLR's functions return at some steps. A
-    schedule within a schedule is not compared.
+    Return class and settings of a script's own schedule, and what a LambdaLR's functions return at some steps. Not
+    compared: a schedule within a schedule, and objects in place of functions, whose state a call may change.
     """
     if schedule is None:
         return {SCHEDULE_CLASS: None}
     found = {SCHEDULE_CLASS: full_name(type(schedule))}
     if takes_new_rates(schedule):
-        return {**found, OWN_FACTORS: [_factors(function) for function in schedule.lr_lambdas]}
+        functions = [function for function in schedule.lr_lambdas if isinstance(function, FunctionType | partial)]
+        return {**found, OWN_FACTORS: [_factors(function) for function in functions]}
     for name, value in schedule.state_dict().items():
         if name not in MOVING and not name.startswith("_") and isinstance(value, bool | int | float | str):
             found[f"{name} of {OWN_SCHEDULE}"] = value

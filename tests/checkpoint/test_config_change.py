@@ -242,6 +242,25 @@ def test_a_script_s_own_schedule_is_compared(make_trainer, tiny_model, then, now
             own(now, allow_config_change=True).train(resume_from_checkpoint=last)
 
 
+class Halves:
+    calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return 0.5**self.calls
+
+
+def test_a_schedule_s_object_is_not_called_to_compare_it(make_trainer, tiny_model):
+    """A call changes its next rates, which are TRL's."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    halves = Halves()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, halves)
+    calls = halves.calls
+    make_trainer(model=model, lora=False, trainer_kwargs={"optimizers": (optimizer, schedule)})
+    assert halves.calls == calls
+
+
 def resets(trainer):
     return [(event["step_applied"], event["reason"]) for event in read_events(trainer, "reset")]
 
