@@ -204,6 +204,9 @@ class AnchorModels:
             computes_alike = not is_other and has_settings_of(self.policy, reference.ref_model)
             if self.moves and not computes_alike and not trainer.is_fsdp_enabled:
                 # TRL uses class and settings of the path's config; a script's policy may have others.
+                prepared = trainer.accelerator._models  # which would keep TRL's in memory
+                prepared[:] = [model for model in prepared if model is not trainer.ref_model]
+                del trainer.ref_model, reference
                 reference = self.copy_of_policy("ref")
                 trainer.ref_model = reference.ref_model
             # TRL loads from the path, but the policy may have been changed in memory.

@@ -35,7 +35,8 @@ from .text import cut, short
 SHOWN = 2  # tensor names per message
 # Settings of a model that no log-probability depends on. Trainer aligns some with the tokenizer, in the policy alone.
 WITHOUT_EFFECT = (
-    "_name_or_path architectures bos_token_id dtype eos_token_id pad_token_id transformers_version use_cache".split()
+    "_name_or_path architectures bos_token_id dtype eos_token_id id2label label2id output_attentions "
+    "output_hidden_states pad_token_id transformers_version use_cache".split()
 )
 # Of a model's configuration; the rest of `model_init_kwargs` says from where and how it is loaded.
 NO_SETTINGS = {*WITHOUT_EFFECT, "auto_map", "model_type", "quantization_config"}

@@ -1,8 +1,10 @@
 """When resets are applied, what they leave in the log, what they need, and the learning rates after them."""
 
+import gc
 import json
 import math
 import warnings
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -23,6 +25,8 @@ from transformers import (
     set_seed,
 )
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
+from trl.trainer.utils import create_model_from_path
 
 from trl_prorl import (
     KLSpike,
@@ -218,6 +222,21 @@ def test_a_full_model_that_is_not_its_path_s_is_its_own_reference(run, tiny_mode
     assert [began, moved] == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
+def test_a_reference_that_a_copy_replaces_leaves_the_memory(make_trainer, tiny_model, monkeypatch):
+    loaded = []
+
+    def load(*args, **kwargs):
+        model = create_model_from_path(*args, **kwargs)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(grpo_trainer, "create_model_from_path", load)
+    trainer = make_trainer(model=with_other_settings(tiny_model), lora=False, beta=0.1, ref_reset_every=2)
+    gc.collect()
+    assert trainer.ref_model is not None
+    assert [model() for model in loaded] == [None]
+
+
 def test_a_full_model_without_a_path_has_no_reference(make_trainer, tiny_model):
     model = changed_in_memory(tiny_model)
     model.config._name_or_path = ""
@@ -236,6 +255,7 @@ def with_a_new_head(path):
     "make, differs",
     [
         (AutoModelForCausalLM.from_pretrained, False),
+        (partial(AutoModelForCausalLM.from_pretrained, num_labels=3, output_hidden_states=True), False),
         (changed_in_memory, True),
         (with_other_settings, True),
         (with_a_new_head, True),
