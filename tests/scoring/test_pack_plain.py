@@ -49,6 +49,11 @@ def test_a_model_that_is_not_listed_is_refused(make_trainer):
         pack(trainer)
 
 
+def test_our_own_trainer_is_refused(make_trainer):
+    with pytest.raises(InputError, match="ProRLTrainer does so by itself, with pack_groups='on'"):
+        pack(make_trainer())
+
+
 @pytest.mark.parametrize(
     "adapter, said",
     [

@@ -49,6 +49,8 @@ def pack(trainer: GRPOTrainer) -> None:
 
 
 def _trainer_obstacle(trainer: GRPOTrainer) -> str | None:
+    if hasattr(trainer.args, "pack_groups"):
+        return f"{type(trainer).__name__} does so by itself, with pack_groups='on'."
     if trainer._is_vlm:
         return "the model takes images."
     if trainer.aux_loss_enabled:
