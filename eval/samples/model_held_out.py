@@ -109,5 +109,7 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
         args=SimpleNamespace(output_dir=output_dir or f"passk/{Path(name).name}", bf16=False),
         processing_class=load_tokenizer(name),
         train_dataset=None,
+        environment_factories=None,
+        tools=None,
         state=SimpleNamespace(global_step=None),
     )
