@@ -106,7 +106,7 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
     return SimpleNamespace(
         model=model,
         accelerator=SimpleNamespace(num_processes=1, unwrap_model=lambda model: model),
-        args=SimpleNamespace(output_dir=output_dir or f"passk/{Path(name).name}", bf16=False),
+        args=SimpleNamespace(output_dir=output_dir or f"passk/{Path(name).name}", bf16=False, model_init_kwargs=None),
         processing_class=load_tokenizer(name),
         train_dataset=None,
         environment_factories=None,
