@@ -602,8 +602,13 @@ class Scorer:
     ) -> torch.Tensor:
         """
         Return log-probabilities `(B, T)` of completions under an anchor, in nats, by forwards of `size` rows (`None`:
-        all). The batch is text: see `check_images`.
+        all). Raises `ValueError`: the batch has images.
         """
+        if "num_images" in batch or "pixel_values" in batch:
+            raise ValueError(
+                "ref_compute='naive_epoch' and beta_base do not support prompts with images. Set ref_compute: cached, "
+                "and beta_base: 0."
+            )
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)

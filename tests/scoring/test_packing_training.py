@@ -13,6 +13,7 @@ from tiny_run import LORA, constant, record_results, vowels
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
+from trl_prorl.cli.prompt_rows import check_images, has_images
 from trl_prorl.fast.acceleration import check_limit
 from trl_prorl.parts import Part
 from trl_prorl.reference import Scorer
@@ -337,3 +338,16 @@ def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, t
 def test_images_are_refused_where_text_alone_is_read(make_trainer, keys, line):
     with pytest.raises(ValueError, match=line):
         make_trainer(**keys, columns={"image": ["none"] * 16})
+
+
+@pytest.mark.parametrize("given", ["tools", "environment_factories"])
+def test_images_that_only_a_reply_may_have_are_refused_in_the_batch(make_trainer, given):
+    """Replies may be text, so a model that sees trains with them until the first image."""
+    trainer = make_trainer(beta=0.1, beta_base=0.1, ref_compute="naive_epoch")
+    trainer._is_vlm = True
+    assert not has_images(trainer)
+    setattr(trainer, given, {None: print})
+    assert has_images(trainer)
+    check_images(trainer)
+    with pytest.raises(ValueError, match="naive_epoch.* images"):
+        trainer.scorer.score_anchor(None, None, None, {"pixel_values": torch.ones(1)}, None)

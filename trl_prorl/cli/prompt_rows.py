@@ -269,11 +269,13 @@ def is_text_only(dataset) -> bool:
 
 
 def has_images(trainer) -> bool:
-    """Return whether columns, messages or replies of tools may have images."""
+    """Return whether columns, messages, or replies of tools and environments may have images."""
     if not trainer.is_vlm:
         return has_image_columns(trainer.train_dataset)
+    if trainer.tools or trainer.environment_factories is not None:
+        return True
     sets = named_sets(trainer.train_dataset, trainer.eval_dataset).values()
-    return bool(trainer.tools) or not all(rows is None or is_text_only(rows) for rows in sets)
+    return not all(rows is None or is_text_only(rows) for rows in sets)
 
 
 def check_images(trainer) -> None:
@@ -288,9 +290,11 @@ def check_images(trainer) -> None:
             f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} does not support prompts with images. Set "
             "dynamic_sampling_rounds: 0."
         )
-    if args.ref_compute == "naive_epoch" and args.beta != 0.0:
+    # Messages, tools and environments of a model that sees may be text: `score_anchor` looks at the batch.
+    shows_images = has_image_columns(trainer.train_dataset)
+    if shows_images and args.ref_compute == "naive_epoch" and args.beta != 0.0:
         raise ValueError("ref_compute='naive_epoch' does not support prompts with images. Set ref_compute: cached.")
-    if args.beta_base != 0.0:
+    if shows_images and args.beta_base != 0.0:
         raise ValueError(f"beta_base={args.beta_base} does not support prompts with images. Set beta_base: 0.")
     if not trainer.is_vlm:
         raise ValueError(
