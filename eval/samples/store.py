@@ -68,6 +68,12 @@ def content_ids(rows: list[dict]) -> list[str]:
     return names
 
 
+def _end_tokens(ends: list) -> set[int]:
+    """Return the tokens of all: the start of training writes the tokenizer's among those that a model declares."""
+    given = [each if isinstance(each, list) else [each] for each in ends]
+    return {token for tokens in given for token in tokens if token is not None}
+
+
 def _name(settings: dict) -> str:
     return digest({name: value for name, value in settings.items() if name != ENDS})[:12]
 
@@ -123,8 +129,7 @@ class SampleStore:
                 file.unlink()
 
     def _has_other_ends(self, noted: dict) -> bool:
-        ends = self.settings.get(ENDS)
-        return noted.get(ENDS, ends) != ends
+        return ENDS in noted and ENDS in self.settings and _end_tokens(noted[ENDS]) != _end_tokens(self.settings[ENDS])
 
     def frame_in_line(self) -> pd.DataFrame:
         """Return the samples of each prompt up to the first gap, left by a damaged file that was removed."""

@@ -139,6 +139,17 @@ def test_samples_that_ended_at_another_token_are_drawn_again_and_others_are_kept
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("then, same", [([7, 7], True), ([2, 7], True), (None, True), ([2], False), ([2, 3], False)])
+def test_end_tokens_are_compared_as_those_at_which_a_sample_ends(tmp_path, then, same):
+    """A start of training aligns what the model declares with the tokenizer, whose token ends samples anyway."""
+    now = SampleStore(tmp_path, "base", {"n": 1, "ends": [7, [7, 2] if then and 2 in then else None]})
+    now.folder.mkdir()
+    noted = {"n": 1, "ends": [7 if same else 5, then]}
+    (now.folder / "_settings.json").write_text(json.dumps(noted))
+    now.drop_other_ends()
+    assert (now.folder / "_settings.json").exists() == same
+
+
 def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     """Killed from outside while it samples; its samples and the rest are those of an undisturbed evaluation."""
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
