@@ -165,8 +165,9 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
 
 
 def test_a_model_in_a_subfolder_is_evaluated(save_model, tmp_path):
+    """Of another family than the model above it."""
     path = shutil.copytree(save_model(qwen2, True), tmp_path / "both")
-    shutil.copytree(save_model(qwen2, False), path / "other")
+    shutil.copytree(save_model(experts, False), path / "other")
     keys = {"subfolder": "other"}
     config = {"model_name_or_path": str(path), "model_init_kwargs": keys}
     began = logits(AutoModelForCausalLM.from_pretrained(path, **keys).eval())
@@ -179,6 +180,7 @@ def test_a_model_object_whose_settings_its_name_does_not_have_is_told(save_model
     path = save_model(qwen2, True)
     seeing = save_model(gemma3, True)
     drops = save_model(with_dropout, True)
+    mixed = save_model(experts, True)
     rope = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}
 
     def told(model, **keys):
@@ -193,6 +195,7 @@ def test_a_model_object_whose_settings_its_name_does_not_have_is_told(save_model
         assert not told(AutoModelForCausalLM.from_pretrained(path, **rope), model_init_kwargs=rope, **keys)
         assert told(AutoModelForCausalLM.from_pretrained(path), model_init_kwargs=rope, **keys)
         assert not told(AutoModelForCausalLM.from_pretrained(drops, attention_dropout=0.0, dtype="bfloat16"), **keys)
+        assert not told(AutoModelForCausalLM.from_pretrained(mixed, output_router_logits=True), **keys)
         for kind in (AutoModelForCausalLM, Gemma3ForConditionalGeneration):
             assert not told(kind.from_pretrained(seeing), **keys)
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(path, **rope), adapter_of()["peft_config"])

@@ -36,7 +36,7 @@ SHOWN = 2  # tensor names per message
 # Settings of a model that no log-probability depends on. Trainer aligns some with the tokenizer, in the policy alone.
 WITHOUT_EFFECT = (
     "_name_or_path architectures bos_token_id dtype eos_token_id id2label label2id output_attentions "
-    "output_hidden_states pad_token_id transformers_version use_cache".split()
+    "output_hidden_states output_router_logits pad_token_id transformers_version use_cache".split()
 )
 # Of a model's configuration; the rest of `model_init_kwargs` says from where and how it is loaded.
 NO_SETTINGS = {*WITHOUT_EFFECT, "auto_map", "model_type", "quantization_config"}
@@ -128,7 +128,7 @@ def load_model(
     ```
     """
     init.setdefault("trust_remote_code", False)
-    place = {key: init[key] for key in ("revision", "trust_remote_code") if key in init}
+    place = {key: init[key] for key in ("revision", "subfolder", "trust_remote_code") if key in init}
     with whole_weights(name), refuse_code(name):
         config = read_config(name, "attn_implementation" in init, **place)
         kind = kind or named_class(config)
@@ -238,7 +238,9 @@ def differing_settings(config: PreTrainedConfig, name: str, init: Mapping[str, A
     Name the settings of a model in memory that those of its folder or Hub name do not have when it is loaded with the
     arguments `init`; none if that cannot be read.
     """
-    place = {key: init[key] for key in ("revision", "cache_dir", "token", "local_files_only") if key in init}
+    place = {
+        key: init[key] for key in ("revision", "subfolder", "cache_dir", "token", "local_files_only") if key in init
+    }
     try:
         named = AutoConfig.from_pretrained(name, trust_remote_code=False, **place)
         settings = {key: init[key] for key in init.keys() & named.to_dict().keys() - NO_SETTINGS}

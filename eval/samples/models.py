@@ -157,8 +157,9 @@ def init_of_base(config: dict) -> dict:
 def read_base_config(config: dict) -> PreTrainedConfig:
     """Return the configuration of a run's base model, as in its files."""
     base = config["model_name_or_path"]
+    place = {"revision": revision_of_base(config), "subfolder": init_of_base(config).get("subfolder") or ""}
     with base_model_errors(base):
-        return AutoConfig.from_pretrained(base, revision=revision_of_base(config), trust_remote_code=False)
+        return AutoConfig.from_pretrained(base, trust_remote_code=False, **place)
 
 
 def settings_of_base(config: dict) -> dict:

@@ -177,8 +177,8 @@ def _check_adapters(model: PreTrainedModel | str, config: PeftConfig | None) -> 
         return config
     check_adapters(adapters | dict(model.peft_config))
     check_head(model)
-    check_trained_once(model)
     check_loaded(model)
+    check_trained_once(model)
     return model.peft_config["default"]
 
 

@@ -53,7 +53,7 @@ OF_EMBEDDINGS = re.compile(
 # Arguments of `from_pretrained` that do not belong to the model; `revision` is the commit.
 OF_MACHINE = frozenset(
     "revision attn_implementation cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory "
-    "offload_folder quantization_config token trust_remote_code use_cache use_kernels".split()
+    "offload_folder proxies quantization_config token tp_plan trust_remote_code use_cache use_kernels".split()
 )
 
 
