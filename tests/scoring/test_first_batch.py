@@ -64,6 +64,14 @@ def test_what_is_right_stays_on_and_is_compared_once(run, monkeypatch):
     assert execution(trainer)["packing"] == execution(trainer)["compact_generation"] == "on"
 
 
+@pytest.mark.parametrize("keys", [{"lora": False}, {}, {"compact_merge": False}])
+def test_autocast_is_rounding_and_no_difference(run, keys):
+    """Accelerate wraps a full model's forward, by which it is sampled; an adapter's copy computes in fp32."""
+    trainer = run(**FAST, **keys, beta=0.1, bf16=True)
+    assert trainer.first_batch.state_dict() == {"score": "", "samples": "", "noise": ""}
+    assert execution(trainer)["packing"] == execution(trainer)["compact_generation"] == "on"
+
+
 def test_scores_that_are_off_are_found_and_trl_s_take_their_place(run, monkeypatch, largest_difference):
     plain = run(max_steps=2)
     shifted(monkeypatch)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from peft import PeftModel
 
 from ..cli.dropout import evaluation_mode, own_random_state
 from ..errors import InputError
@@ -194,7 +195,9 @@ class FirstBatch(Part):
             own = own_logps(self.policy, prompts[rows[0]], texts, self.temperature)
         drawn = [torch.tensor(logps[row][: len(each)]).to(each) for row, each in zip(rows, own, strict=True)]
         differs = mean_difference(torch.cat(drawn), torch.cat(own))
-        limit = allowed(self.policy, None)
+        # A full model is sampled under Accelerate's autocast, which wraps its forward.
+        autocast = None if isinstance(self.policy, PeftModel) else mixed_dtype(self.accelerator)
+        limit = allowed(self.policy, autocast)
         return None if differs <= limit else _describe("log-probabilities of compact generation", differs, limit)
 
     # ------------------------------------------------------------------------------------------------ what follows
