@@ -314,8 +314,11 @@ class Trained:
         )
         if is_trl and name.endswith("packed"):
             pack(self.trainer)
-        # The second one ends a step: it writes the row of our log.
-        for stage, method in (("scoring", "_generate_and_score_completions"), ("step", "_maybe_log_save_evaluate")):
+        # Not our method that calls both: with a script's own in its place, `fast` would keep the order of the rows.
+        scoring = ["_generate_and_score_completions"] if is_trl else ["_sample", "_score"]
+        stages = dict.fromkeys(scoring, "scoring")
+        stages["_maybe_log_save_evaluate"] = "step"  # writes the row of our log
+        for method, stage in stages.items():
             setattr(self.trainer, method, self.watch.wrap(stage, getattr(self.trainer, method)))
 
     def generate(self, number: int) -> np.ndarray:

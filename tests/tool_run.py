@@ -62,3 +62,20 @@ def speaks(trainer):
 def rewarded(completion_ids, **columns):
     """Differs within groups, by lengths alone; every second group is rewarded alike."""
     return [float(len(ids) % 7) if row // 4 % 2 else 1.0 for row, ids in enumerate(completion_ids)]
+
+
+class Adds:
+    """An environment of TRL, whose turns are answered by its own method."""
+
+    def reset(self, **row):
+        """Begin."""
+
+    def add(self, a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b

@@ -33,10 +33,8 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
     commit = noted.get("commit")
     if commit and noted.get("name") == config.get("model_name_or_path"):
         found["model_revision"] = commit
-        found["model_init_kwargs"] = {
-            **(config.get("model_init_kwargs") or {}),
-            "revision": commit,
-        }  # it may be a branch
+        given = config.get("model_init_kwargs") or {}
+        found["model_init_kwargs"] = {**given, "revision": commit}  # given's may be a branch
     return {**config, **{key: path for key, path in found.items() if path}}
 
 

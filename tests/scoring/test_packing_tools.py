@@ -9,7 +9,7 @@ import pytest
 import torch
 from run_record import read_rows
 from tiny_run import record_results
-from tool_run import KEYS, add, rewarded, speaks
+from tool_run import KEYS, Adds, add, rewarded, speaks
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
@@ -36,23 +36,6 @@ def trained(make_trainer, tools_model):
         return trainer
 
     return build_and_train
-
-
-class Adds:
-    """An environment of TRL, whose turns are answered by its own method."""
-
-    def reset(self, **row):
-        """Begin."""
-
-    def add(self, a: int, b: int) -> int:
-        """
-        Add two numbers.
-
-        Args:
-            a: The first.
-            b: The second.
-        """
-        return a + b
 
 
 @pytest.mark.parametrize(

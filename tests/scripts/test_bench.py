@@ -80,6 +80,17 @@ def test_a_variant_generates_in_its_own_way_and_its_step_ends_when_its_row_is_wr
     assert variant.watch.spent["step"][0] == (2 if name == "A" else 0)
 
 
+def test_a_watched_variant_keeps_groups_together_and_its_scoring_is_counted(tmp_path, bench):
+    """A method that is set on a trainer in place of ours may need the rows in order, so `fast` would leave them so."""
+    variant = bench.Trained("A", bench.parse(SIZES), str(tmp_path))
+    calls = []
+    keep = variant.trainer._keep_groups_together
+    variant.trainer._keep_groups_together = lambda batch: (calls.append(1), keep(batch))[1]
+    variant.train(0)
+    assert calls
+    assert variant.watch.spent["scoring"][0] > 0
+
+
 def test_operators_are_counted_by_hand(bench):
     """A view, an addition of six numbers, their sum, and a number that is read: 24 + 24, 24 + 4 and 4 bytes."""
     numbers = torch.ones(2, 3)

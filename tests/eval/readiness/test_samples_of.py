@@ -2,7 +2,7 @@
 
 import pytest
 from datasets import Dataset
-from tool_run import rewarded, speaks
+from tool_run import Adds, rewarded, speaks
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
@@ -13,7 +13,7 @@ from trl_prorl.eval.readiness.samples_of import sample_rows
 PROMPTS = [[{"role": "user", "content": f"say {number}"}] for number in range(16)]
 
 
-class Deck:
+class Deck(Adds):
     """An environment that takes a card from its row."""
 
     taken = []
@@ -21,16 +21,6 @@ class Deck:
     def reset(self, cards, **row):
         self.taken.append(cards.pop())
         return self.taken[-1]
-
-    def add(self, a: int, b: int) -> int:
-        """
-        Add two numbers.
-
-        Args:
-            a: The first.
-            b: The second.
-        """
-        return a + b
 
 
 class Other(Deck):
