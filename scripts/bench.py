@@ -267,6 +267,20 @@ def forced_ends(lengths: list[int], width: int, end: int, device: str):
     return process
 
 
+def watch_scoring(trainer: ProRLTrainer, watch: Watch) -> None:
+    """
+    Add a trainer's scoring to `watch.spent`, by way of its class: a method set on the trainer itself counts as a
+    script's own, for which `fast` leaves the rows in their order.
+    """
+    score = ProRLTrainer._generate_and_score_completions
+    watched = watch.wrap("scoring", score)
+
+    def scored(self, inputs):
+        return (watched if self is trainer else score)(self, inputs)
+
+    ProRLTrainer._generate_and_score_completions = scored
+
+
 class Trained:
     """A variant: a trainer of TRL's or ours, whose rollouts are the drawn batches."""
 
@@ -314,12 +328,14 @@ class Trained:
         )
         if is_trl and name.endswith("packed"):
             pack(self.trainer)
-        # Not our method that calls both: with a script's own in its place, `fast` would keep the order of the rows.
-        scoring = ["_generate_and_score_completions"] if is_trl else ["_sample", "_score"]
-        stages = dict.fromkeys(scoring, "scoring")
-        stages["_maybe_log_save_evaluate"] = "step"  # writes the row of our log
-        for method, stage in stages.items():
-            setattr(self.trainer, method, self.watch.wrap(stage, getattr(self.trainer, method)))
+        if is_trl:
+            self.trainer._generate_and_score_completions = self.watch.wrap(
+                "scoring", self.trainer._generate_and_score_completions
+            )
+        else:
+            watch_scoring(self.trainer, self.watch)
+        # It ends a step: it writes the row of our log.
+        self.trainer._maybe_log_save_evaluate = self.watch.wrap("step", self.trainer._maybe_log_save_evaluate)
 
     def generate(self, number: int) -> np.ndarray:
         """Return seconds and operators of sampling a batch, with the trainer's own method, at the batch's lengths."""

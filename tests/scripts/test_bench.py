@@ -20,6 +20,8 @@ def bench(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     module = importlib.import_module("bench")
     monkeypatch.setitem(module.SHAPES, "small", ("qwen2", 16, 1, 2, 2, 32, 300))
+    scoring = "_generate_and_score_completions"
+    monkeypatch.setattr(module.ProRLTrainer, scoring, getattr(module.ProRLTrainer, scoring))  # watched by its class
     logger = logging.getLogger("trl_prorl")
     level = logger.level
     yield module
