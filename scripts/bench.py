@@ -48,7 +48,7 @@ from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.cli.prompts import find_distinct, pad_left
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.fast import pack
-from trl_prorl.fast.compact import Room, repeat_rows
+from trl_prorl.fast.batch_cache import Room, repeat_rows
 from trl_prorl.fast.head import add_frozen_head
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes

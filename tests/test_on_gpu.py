@@ -15,8 +15,10 @@ from run_record import read_rows as rows
 from transformers import AutoModelForCausalLM, GenerationConfig, TrainerCallback
 
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.fast.compact import PaddingMask, compact_sample, draw
+from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.recording import Recordings
+from trl_prorl.fast.rows import draw
+from trl_prorl.fast.token_forward import PaddingMask
 from trl_prorl.fast.trial import compare_samples
 from trl_prorl.finite import all_finite
 from trl_prorl.meter import StageTimer, measure_gpu

@@ -5,7 +5,7 @@ import torch
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from trl_prorl.eval.readiness.finding import Finding, make_finding
-from trl_prorl.fast.compact import cache_among, states_of
+from trl_prorl.fast.batch_cache import cache_among, states_of
 from trl_prorl.fast.own_forward import plain_model
 from trl_prorl.fast.recording import SPAN, full_size, row_size
 

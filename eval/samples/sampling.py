@@ -15,8 +15,9 @@ from transformers import GenerationConfig, StoppingCriteria
 from trl_prorl.cli.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
-from trl_prorl.fast.compact import compact_sample, contiguous_states
+from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.families import listing_obstacle
+from trl_prorl.fast.head import contiguous_states
 from trl_prorl.fast.merged_copy import merge_obstacle
 from trl_prorl.fast.recording import Recordings
 from trl_prorl.pass_at_k import as_verdict

@@ -22,12 +22,14 @@ from trl_prorl.cli.fp32_head import cast_head_to_fp32
 from trl_prorl.cli.prompts import cut_at_end, find_distinct, pad_left
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.extras.thinking import make_interrupted_rollout
+from trl_prorl.fast.batch_cache import Room, RoomyLayer
 from trl_prorl.fast.choice import Choice
-from trl_prorl.fast.compact import BLOCK, Room, RoomyLayer, Rows, compact_sample, draw
+from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.generation import MERGED_BOUND, CompactGeneration
 from trl_prorl.fast.merged_copy import FusedLayers, MergedCopy, merge_obstacle
 from trl_prorl.fast.recording import RecordedSteps, Recordings
+from trl_prorl.fast.rows import BLOCK, Rows, draw
 from trl_prorl.fast.trial import compare_samples
 
 

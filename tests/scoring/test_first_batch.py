@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLTrainer
 from trl_prorl.errors import InputError
 from trl_prorl.fast import first_batch, packing
-from trl_prorl.fast.compact import RoomyLayer
+from trl_prorl.fast.batch_cache import RoomyLayer
 from trl_prorl.fast.own_forward import coarsest_unit
 
 

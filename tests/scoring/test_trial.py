@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from trl_prorl import preflight
 from trl_prorl.errors import InputError
 from trl_prorl.fast import trial
-from trl_prorl.fast.compact import RoomyLayer
+from trl_prorl.fast.batch_cache import RoomyLayer
 from trl_prorl.fast.lean_lora import Adapted
 from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.trial import compare_packed, compare_samples, tiny_config, tiny_model, trial_obstacle

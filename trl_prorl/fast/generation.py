@@ -15,7 +15,8 @@ from ..keys import switched_on
 from ..parts import Part, make_event
 from ..run_files import UNMERGED
 from .choice import Choice
-from .compact import compact_sample, contiguous_states
+from .compact import compact_sample
+from .head import contiguous_states
 from .merged_copy import MergedCopy, merge_obstacle
 from .recording import Recordings, usable_bytes
 

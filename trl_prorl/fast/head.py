@@ -15,7 +15,8 @@ ten passes over memory. A state h that attends to the head's rows W, as keys and
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -98,3 +99,21 @@ def can_attend(head: nn.Module) -> bool:
         and head.weight.device.type == "cpu"
         and head.weight.dtype in (torch.float32, torch.bfloat16)
     )
+
+
+@contextmanager
+def contiguous_states(model) -> Iterator[None]:
+    """
+    Make the states for a CPU's bf16 head contiguous: with AVX512-BF16, torch 2.13 multiplies each row of `generate`'s
+    slice by a copy of the head, for six rows eighty times as long.
+    """
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -13,8 +13,8 @@ from trl.trainer.utils import add_fused_lm_head
 from ..cli.model_defaults import plain_generation_config
 from ..cli.prompts import cut_at_end, pad_left
 from ..errors import first_line
-from .compact import contiguous_states
 from .generation import sample_at_once
+from .head import contiguous_states
 from .lean_lora import lean_layers
 from .own_forward import allowed, coarsest_unit, mean_difference, own_logps
 from .packing import packed_logps
