@@ -307,6 +307,8 @@ def tested(name: str, values: pd.Series) -> dict:
         "mean": mean,
         "low": low,
         "high": high,
+        "90 % low": narrow_low,
+        "90 % high": narrow_high,
         "p": p,
         "within margin": is_equivalent,
         "n": len(values),
@@ -387,6 +389,23 @@ def slopes(curves: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def slope_tests(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the differences of slopes, in points per 1,000 steps: secondary outcomes."""
+    table = slopes(curves)
+    pairs = (("A", "no_kl"), ("C_hard", "A"), ("A", "fixed"), ("fixed", "no_kl"))
+    rows = [tested(f"{a} − {b}, slope", difference(table, "base", a, b, "slope")) for a, b in pairs]
+    return pd.DataFrame(rows).drop(columns=["90 % low", "90 % high", "within margin"])
+
+
+def check_whole(table: pd.DataFrame, runs: list[Run]) -> None:
+    """Raise `SystemExit` if a run's row is missing, or is there twice: a number would have one task alone."""
+    keys = ["task", "base", "seed", "variant"]
+    there = table[keys].apply(tuple, axis=1).to_list()
+    missing = [run.name for run in runs if (run.task, run.base, run.seed, run.variant) not in there]
+    if missing or len(there) != len(runs):
+        raise SystemExit(f"{len(there)} rows for {len(runs)} runs; missing: {', '.join(missing) or 'none'}.")
+
+
 def smollm2_differences(table: pd.DataFrame, unit: str) -> dict[str, pd.Series]:
     """Return the differences of SmolLM2's scores by unit, seeds or questions: four registered, then early stopping."""
     means = table.groupby([unit, "variant"]).mean(numeric_only=True).unstack("variant")
@@ -410,7 +429,7 @@ def smollm2_tests(table: pd.DataFrame, questions: pd.DataFrame) -> pd.DataFrame:
         rows.append(tested(name, values) | {"low, questions": over_questions[1], "high, questions": over_questions[2]})
     found = pd.DataFrame(rows)
     found.loc[:3, "p (Holm)"] = holm(found["p"].iloc[:4])
-    return found.drop(columns="within margin")
+    return found.drop(columns=["within margin", "90 % low", "90 % high"])
 
 
 def smollm2_predictions(table: pd.DataFrame) -> pd.DataFrame:
@@ -444,7 +463,7 @@ def keep_questions(folder: Path, tables: Path) -> None:
 def draw(curves: pd.DataFrame, path: Path) -> None:
     """Draw held-out accuracy over steps, the mean of all starting models."""
     parts = curves["run"].str.split("-", expand=True)
-    curves = curves.assign(task=parts[1], variant=parts[3])[parts[0] == "exact"]
+    curves = curves.assign(task=parts[1], variant=parts[3])
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     for axes, (task, rows) in zip(figure.subplots(1, 2), curves.groupby("task"), strict=True):
         for variant, label in LABELS.items():
@@ -459,14 +478,18 @@ def table(tables: Path) -> None:
     tuning = pd.read_csv(tables / NAMES["tuning"])
     print(tuning.groupby(["task", "variant"])[["sampled", "greedy", "kl_ref_end"]].mean().to_string())
     exact = pd.read_csv(tables / NAMES["exact"])
+    check_whole(exact, exact_runs(tuning))
     print(exact.groupby(["task", "variant"]).mean(numeric_only=True).to_string())
     for tests in (*exact_tests(exact), exact_predictions(exact)):
         print(tests.to_string(index=False))
     curves = pd.read_csv(tables / CURVES)
-    print(slopes(curves[curves["run"].str.startswith("exact")]).groupby(["task", "variant"]).mean(numeric_only=True))
+    curves = curves[curves["run"].str.startswith("exact")]
+    print(slopes(curves).groupby(["task", "variant"]).mean(numeric_only=True))
+    print(slope_tests(curves).to_string(index=False))
     draw(curves, STUDY / "pictures" / "protocol5.png")
     if (tables / NAMES["smollm2"]).exists():
         smollm2 = pd.read_csv(tables / NAMES["smollm2"])
+        check_whole(smollm2, smollm2_runs())
         questions = pd.read_csv(tables / QUESTIONS)
         for tests in (smollm2_tests(smollm2, questions), smollm2_predictions(smollm2)):
             print(tests.to_string(index=False))

@@ -44,7 +44,8 @@ def test_tasks_of_a_starting_model_are_averaged_before_the_test(protocol5):
     # Mean 3 points, standard error 2 / √3 = 1.1547, t of 2 degrees of freedom 2.598; 4.3027 at 95 %, 2.92 at 90 %.
     assert found["p"] == pytest.approx(0.1217, abs=1e-4)
     assert (found["low"], found["high"]) == pytest.approx((-0.01968, 0.07968), abs=1e-5)
-    assert not found["within margin"]  # 3 + 2.92 · 1.1547 = 6.4 points
+    assert found["90 % high"] == pytest.approx(0.06372, abs=1e-5)  # 3 + 2.92 · 1.1547 points
+    assert not found["within margin"]
 
 
 def test_a_narrow_interval_lies_within_the_margin(protocol5):
@@ -99,6 +100,29 @@ def test_the_best_temperature_shall_bring_a_mean_nearer_to_zero(protocol5):
         last = protocol5.exact_predictions(changed).iloc[-1]
         assert last["refuted"] == refuted
         assert last["met"] != refuted
+
+
+def test_slopes_of_the_last_third_are_compared_by_number(protocol5):
+    rows = []
+    for base, gain in ((11, 2.0), (12, 4.0)):  # points in the last 1,000 of 3,000 steps, more than without a KL
+        for variant in ("no_kl", "fixed", "A", "C_hard"):
+            end = 0.50 + (gain / 100 if variant == "A" else 0.0)
+            for step, accuracy in ((1000, 0.1), (2000, 0.40), (2500, (0.40 + end) / 2), (3000, end)):
+                name = f"exact-sums-{base}-{variant}-seed{base}"
+                rows.append({"run": name, "step": step, "eval_pass@1": accuracy})
+    found = protocol5.slope_tests(pd.DataFrame(rows)).set_index("name")
+    assert found.loc["A − no_kl, slope", "mean"] == pytest.approx(3.0)
+    assert found.loc["A − no_kl, slope", "high"] == pytest.approx(3.0 + 12.7062)  # standard error 1, one degree
+    assert found.loc["C_hard − A, slope", "mean"] == pytest.approx(-3.0)
+
+
+def test_a_table_with_a_missing_or_a_second_row_is_not_graded(protocol5):
+    runs = protocol5.smollm2_runs()
+    table = pd.DataFrame([vars(run) for run in runs])
+    protocol5.check_whole(table, runs)
+    for changed in (table.iloc[1:], pd.concat([table, table.iloc[:1]])):
+        with pytest.raises(SystemExit, match=f"{len(changed)} rows for {len(runs)} runs"):
+            protocol5.check_whole(changed, runs)
 
 
 def test_smollm2_is_compared_by_seed_with_intervals_over_questions_beside(protocol5):
