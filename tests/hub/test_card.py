@@ -2,6 +2,8 @@
 
 import ast
 import hashlib
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from markdown_it import MarkdownIt
 from run_record import write_run
 from safetensors.torch import save_file
 
+from trl_prorl import run_files
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval import push
+from trl_prorl.files import read_text
 from trl_prorl.hub.card import model_card, remove_secrets
 
 
@@ -242,3 +246,18 @@ def test_the_dry_run_prints_nothing_that_acts(folder, capsys):
     byte_tokenizer().save_pretrained(run)
     assert push.main(["--run", str(run), "--dry-run"]) == 0
     assert not set("\u202e\x1b") & set(capsys.readouterr().out)
+
+
+def test_a_save_does_not_read_the_rows_of_all_steps(run, monkeypatch):
+    """Each save writes the card: after 100,000 steps that would be 180 MB."""
+    read = Counter()
+
+    def count(path):
+        read[Path(path).name] += 1
+        return read_text(path)
+
+    monkeypatch.setattr(run_files, "read_text", count)
+    trainer = run(save_strategy="steps", save_steps=1)
+    assert read["events.jsonl"] >= 4
+    assert read["metrics.jsonl"] == 0
+    assert "4 optimizer steps" in Path(trainer.args.output_dir, "README.md").read_text()

@@ -65,13 +65,9 @@ class Record:
     env: dict[str, Any]
     events: list[dict[str, Any]] | None
     passk: dict[str, Any] | None
-    metrics: list[dict[str, Any]]
+    steps: int | None  # of the run so far
     saved_step: int | None  # of the weights in the folder
     has_evaluated_weights: bool | None  # whether `passk.json` measured them; `None`: unknown
-
-    @property
-    def steps(self) -> int | None:
-        return self.metrics[-1]["step"] if self.metrics else None
 
     @property
     def variant(self) -> str:
@@ -103,14 +99,20 @@ class Record:
 
 
 def read_record(
-    run_dir: str | os.PathLike, model_dir: str | os.PathLike | None = None, step: int | None = None
+    run_dir: str | os.PathLike,
+    model_dir: str | os.PathLike | None = None,
+    step: int | None = None,
+    steps: int | None = None,
 ) -> Record:
     """
-    Any file may be missing. `step` is that of weights that are not in `model_dir` yet. Raises `ValueError`: a file
-    cannot be read.
+    Any file may be missing. `step` is that of weights that are not in `model_dir` yet. A run that trains knows its
+    `steps`; otherwise `metrics.jsonl` is read. Raises `ValueError`: a file cannot be read.
     """
     folder = Path(run_dir)
     model_dir = model_dir or folder
+    if steps is None:
+        rows = read_shaped_rows(folder, METRICS_FILE)
+        steps = rows[-1]["step"] if rows else None
     events = folder / EVENTS_FILE
     passk = read_if_there(folder / PASSK_FILE)
     is_known = passk is not None and step is None
@@ -119,7 +121,7 @@ def read_record(
         env=read_if_there(folder / ENV_FILE) or {},
         events=read_shaped_rows(folder, EVENTS_FILE) if events.is_file() else None,
         passk=passk,
-        metrics=read_shaped_rows(folder, METRICS_FILE),
+        steps=steps,
         saved_step=saved_step(model_dir) if step is None else step,
         has_evaluated_weights=has_weights_of(passk, model_dir) if is_known else None,
     )
@@ -196,6 +198,7 @@ def model_card(
     datasets: Iterable[str] = (),
     license: str | None = None,
     step: int | None = None,
+    steps: int | None = None,
 ) -> ModelCard:
     """
     Make the model card of a run. Raises `ValueError`: a log file cannot be read.
@@ -209,9 +212,10 @@ def model_card(
         tags, datasets (iterable of `str`): Further metadata.
         license (`str`, *optional*): The Hub's name of a licence; defaults to that of an existing card.
         step (`int`, *optional*): Step of weights that are not in `model_dir` yet; defaults to the one saved there.
+        steps (`int`, *optional*): Steps of the run so far; by default those in `metrics.jsonl`.
     """
     folder = Path(model_dir or run_dir)
-    record = read_record(run_dir, folder, step)
+    record = read_record(run_dir, folder, step, steps)
     adapter_config = read_if_there(folder / "adapter_config.json") or {}
     if adapter is None:
         adapter = bool(adapter_config)

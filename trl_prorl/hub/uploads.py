@@ -81,6 +81,7 @@ class Uploads:
             tags=[*self.tags, *_as_list(tags)],
             datasets=_as_list(dataset_name),
             step=trainer.step_of_weights,
+            steps=trainer.state.global_step or None,
         )
         write_card(card, folder)
 
