@@ -1,6 +1,7 @@
 """A collapse, and the way back: to the same weights, killed or not, at a lower rate, and at most so many times."""
 
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -38,6 +39,32 @@ def test_the_rule_by_hand(tmp_path):
     assert part.on_row(31, {}) is None
     again = Rollback(args, tmp_path)
     assert all(again.on_row(step, {"reward": reward}) is None for step, reward in enumerate([0.0] * 25, start=1))
+
+
+class ReadList(list):
+    """Counts how many of its items are read by iteration."""
+
+    read = 0
+
+    def __iter__(self):
+        self.read += len(self)
+        return super().__iter__()
+
+
+def test_a_step_does_not_read_the_steps_before_it(tmp_path):
+    """Of a run of 100,000 steps that would be billions of values."""
+    args = SimpleNamespace(rollback=1, rollback_rate=0.5)
+    begun = Rollback(args, tmp_path)
+    rewards = enumerate([0.0] * 20 + [1.0] * 80 + [0.0] * 9)
+    assert not any(begun.on_row(3 * step, {"reward": reward}) for step, reward in islice(rewards, 60))
+    resumed = Rollback(args, tmp_path)
+    resumed.load_state_dict(begun.state_dict(), {})
+    resumed.values = ReadList(resumed.values)
+    told = [resumed.on_row(3 * step, {"reward": reward}) for step, reward in rewards]
+    assert resumed.values.read == 0
+    # The end is the last tenth of the steps, at least ten: after 106 steps of these 6 of 11 are 0.
+    first = next(event for event in told if event)
+    assert (first["step_applied"], first["value"], first["last_good"]) == (3 * 105, pytest.approx(5 / 11), 3 * 29)
 
 
 class Fault(Part):

@@ -10,10 +10,12 @@ Roll-back: a run that collapses continues from its last good checkpoint, at a lo
 The event is authoritative: after a kill before 3 nothing has happened; after it `checkpoint_after_rollback` repeats 4.
 """
 
+from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 from torch.optim.swa_utils import SWALR
@@ -66,19 +68,20 @@ class Rollback(Alarm):
     def begin(self) -> None:
         super().begin()
         self.known = 0  # roll-backs in the current rate
+        self._rewards = array("d")  # those of `values`; 70 ms a step to convert these after 100,000 steps
 
     def observe(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
         if metrics.get("reward") is None:
             return None
         self.values.append([step, metrics["reward"]])
+        self._rewards.append(metrics["reward"])
         if len(self.values) < 2 * SMOOTHING_STEPS:
             return None
-        steps, values = zip(*self.values, strict=True)
-        rewards = pd.Series(values, steps)
+        rewards = pd.Series(np.array(self._rewards))
         share = end_by_best(rewards)
         if share is None or share >= COLLAPSE_SHARE:
             return None
-        self.best_step = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
+        self.best_step, _ = self.values[rewards.rolling(SMOOTHING_STEPS).mean().idxmax()]
         return Reason(self.name, share, COLLAPSE_SHARE, step)
 
     def optimizer_made(self, optimizer) -> None:
@@ -127,3 +130,4 @@ class Rollback(Alarm):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         super().load_state_dict({**state, "known": self.known}, changed)
+        self._rewards = array("d", [reward for _, reward in self.values])
