@@ -19,6 +19,7 @@ WANDB = "wandb"  # its client links to its own cache; no command uses the folder
 LIMITS = {
     "run.lock": 2**12,
     "trainer_state.json": 2**29,  # the log of all steps
+    "prorl_state.json": 2**29,  # the prompts of a pool, 60 bytes each
     ".jsonl": 2**29,  # about 300,000 rows
     ".json": 2**26,
     ".jinja": 2**20,

@@ -1,5 +1,6 @@
 """A link in the folder of a run or a model that leads out of it is refused by name, at every door."""
 
+import json
 import os
 
 import pytest
@@ -66,6 +67,15 @@ def test_a_text_of_gigabytes_is_named_before_a_library_reads_it(out, name):
     with pytest.raises(InputError, match=f"{name}' has 3,221,225,472 bytes, more than"):
         check_contents(out)
     (out / name).unlink()
+    check_contents(out)
+
+
+def test_the_state_of_a_pool_of_four_million_prompts_is_read(out):
+    """As `PromptPool` writes it, with rates of seventeen digits."""
+    prompts = [[10**6 + 1, "0123456789abcdef", 0.12345678901234567, 20, 10**8]] * 1000
+    path = out / "checkpoint-1" / "prorl_state.json"
+    path.touch()
+    os.truncate(path, 4000 * len(json.dumps(prompts)))
     check_contents(out)
 
 

@@ -77,6 +77,22 @@ def test_a_batch_calls_nothing_for_every_prompt():
     draw, _ = sampler(lambda prompt, place: place == 0)
     pool = make_pool(2000)
     pool.sample(draw, [{}] * 4000)
+    assert count_calls(lambda: pool.sample(lambda rows, again: draw(rows), [{}] * 4)) < 1000
+
+
+def test_a_save_after_a_resume_does_not_read_every_prompt_again():
+    """To read one takes dozens of calls of Python's functions."""
+    draw, _ = sampler(lambda prompt, place: place == 0)
+    pool = make_pool(500)
+    pool.sample(draw, [{}] * 1000)
+    state = pool.state_dict()
+    resumed = make_pool(500)
+    resumed.load_state_dict(state, {})
+    assert count_calls(resumed.state_dict) < 5 * 500
+    assert resumed.state_dict() == state
+
+
+def count_calls(function):
     calls = 0
 
     def count(frame, event, argument):
@@ -85,10 +101,10 @@ def test_a_batch_calls_nothing_for_every_prompt():
 
     sys.setprofile(count)
     try:
-        pool.sample(lambda rows, again: draw(rows), [{}] * 4)
+        function()
     finally:
         sys.setprofile(None)
-    assert calls < 1000, calls
+    return calls
 
 
 def make_pool(prompts, process=0, processes=1, shuffle_dataset=True):

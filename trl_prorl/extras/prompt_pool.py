@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,9 @@ class PromptPool(Part):
         return self._hashes[index]
 
     def state_dict(self) -> dict[str, Any]:
-        known = [[index, self._hash(index), *astuple(memory)] for index, memory in self.memories.items()]
+        known = []
+        for index, memory in self.memories.items():
+            known.append([index, self._hash(index), memory.rate, memory.rests, memory.due])
         return {"drawn": self.drawn, "prompts": known}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
@@ -183,6 +185,8 @@ class PromptPool(Part):
             for index in range(len(self.due)):
                 now[self._hash(index)].append(index)
             known = [[*now[one[1]], *one[1:]] for one in known if then[one[1]] == len(now[one[1]]) == 1]
+        # Not to be read again: a million prompts take half a minute.
+        self._hashes |= {index: content for index, content, *_ in known}
         self.memories = {index: Memory(*values) for index, _, *values in known}
         self.due[list(self.memories)] = [memory.due for memory in self.memories.values()]
         self.solved = sum(map(self._is_solved, self.memories.values()))
