@@ -8,6 +8,7 @@ from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 TIMES = ("time_step", "time_ended")
+Spans = tuple[np.ndarray, np.ndarray]  # start and end of each step
 MAX_NAMED = 6  # runs in one sentence
 
 
@@ -17,17 +18,18 @@ def trained_in_parallel(runs: list[RecordedRun]) -> list[RecordedRun]:
     unknown amount, so these runs have no step time in a comparison.
     """
     timed = [run for run in runs if all(run.measured(key) is not None for key in TIMES)]
+    spans = {run: _step_spans(run) for run in timed}
     parallel = set()
     for first, second in combinations(timed, 2):
-        if share_a_moment(first, second):
+        if share_a_moment(spans[first], spans[second]):
             parallel |= {first, second}
     return [run for run in timed if run in parallel]
 
 
-def share_a_moment(a: RecordedRun, b: RecordedRun) -> bool:
+def share_a_moment(a: Spans, b: Spans) -> bool:
     """Return whether any step of one run overlaps with a step of the other."""
-    begun_a, ended_a = _step_spans(a)
-    begun_b, ended_b = _step_spans(b)
+    begun_a, ended_a = a
+    begun_b, ended_b = b
     # For each step of a: the number of b's steps that began before its end, and that ended before its start.
     begun = np.searchsorted(begun_b, ended_a, side="left")
     over = np.searchsorted(ended_b, begun_a, side="right")
@@ -36,7 +38,7 @@ def share_a_moment(a: RecordedRun, b: RecordedRun) -> bool:
     return bool((begun > over)[is_own].any())
 
 
-def _step_spans(run: RecordedRun) -> tuple[np.ndarray, np.ndarray]:
+def _step_spans(run: RecordedRun) -> Spans:
     """Return start and end of a run's timed steps, in seconds since 1970, ascending, shape (T,) each."""
     seconds, ended = run.metrics[list(TIMES)].dropna().to_numpy().T
     return np.sort(ended - seconds), np.sort(ended)

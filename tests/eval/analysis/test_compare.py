@@ -353,6 +353,26 @@ def test_runs_that_trained_in_parallel_have_no_step_time(timed, last, pause, par
     assert [row.seconds for row in Frame([a, c]).rows] == [2.0, 2.0]  # without the one that trained beside it
 
 
+class Counted:
+    """A run that counts how often its rows are read."""
+
+    def __init__(self, run):
+        self.run = run
+        self.measured = run.measured
+        self.reads = 0
+
+    @property
+    def metrics(self):
+        self.reads += 1
+        return self.run.metrics
+
+
+def test_the_times_of_a_run_are_read_once_and_not_for_every_other_run(timed):
+    runs = [Counted(timed(f"run{number}", 100.0 + 10 * number)) for number in range(6)]
+    assert trained_in_parallel(runs) == []
+    assert [run.reads for run in runs] == [1] * 6
+
+
 def test_a_common_past_is_not_in_parallel(read_run):
     """Two trials of one run, whose first two steps are those of the run; the second one was trained afterwards."""
     first, second = ({1: 100.0, 2: 102.0, 3: last}.get for last in (104.0, 110.0))
