@@ -277,6 +277,18 @@ def test_samples_of_other_types_are_one_line(tmp_path, values):
         store.frame()
 
 
+def test_samples_of_any_size_that_an_evaluation_wrote_are_read(tmp_path, monkeypatch):
+    """Two batches, each of more than is read of a file that is packed tightly, and then merged."""
+    monkeypatch.setattr(store_module, "MAX_BYTES", 1000)
+    store = SampleStore(tmp_path, "base", {})
+    made = dict.fromkeys(COLUMNS, None) | {"ids": list(range(1000)), "completion": "".join(map(chr, range(32, 1032)))}
+    for prompt in "ab":
+        store.add([made | {"prompt_id": prompt, "sample": number} for number in range(2)])
+    store.merge()
+    assert [path.name for path in store.folder.glob("*.parquet")] == ["samples.parquet"]
+    assert store.frame()["ids"].map(len).tolist() == [1000] * 4
+
+
 def test_samples_that_unpack_to_gigabytes_are_one_line(tmp_path, monkeypatch):
     """64 texts of a megabyte, in a file of some kilobytes, where 16 MB are allowed; and a column of categories."""
     monkeypatch.setattr(store_module, "MAX_BYTES", 2**24)
