@@ -40,7 +40,7 @@ from trl_prorl.eval.samples.sampling import (
     progress,
     sample,
 )
-from trl_prorl.eval.samples.store import COLUMNS, ENDS, SAMPLES_FOLDER, SampleStore, content_ids, digest
+from trl_prorl.eval.samples.store import COLUMNS, ENDS, SAMPLES_FOLDER, SampleStore, content_ids, digest, in_line
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.files import check_contents
 from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
@@ -153,29 +153,33 @@ class HeldOut:
         store = self.store(point, sampling)
         with store.exclusive():
             store.drop_other_ends()
-            if point is self.base:
-                self._adopt(store)
+            frame = store.frame()  # a second for 80,000 samples
+            if point is self.base and self._adopt(store, frame):
+                frame = store.frame()
             # Samples after the gap of a damaged file do not count, and are drawn again.
-            sizes = store.frame_in_line().groupby("prompt_id").size()
+            sizes = in_line(frame).groupby("prompt_id").size()
             have = [int(sizes.get(name, 0)) for name in self.prompt_ids]
             batches = plan({place: n - count for place, count in enumerate(have) if count < n}, self.batch_size)
             if batches:
                 self._draw(point, batches, have, sampling, store)
-            store.merge()
-            frame = self._regraded(store)
+            if store.merge() or batches:
+                frame = store.frame()
+            frame = self._regraded(store, frame)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
         frame = frame.loc[self.prompt_ids].reset_index(drop=True)
         return frame if self.grader is None else frame.astype({"correct": bool})
 
-    def _adopt(self, store: SampleStore) -> None:
+    def _adopt(self, store: SampleStore, here: pd.DataFrame) -> bool:
         """
         Copy samples of the base, which variants share, from other runs in the same folder, for prompts without samples
-        here. Anyone may have written them, so a line names their folder, and the verdicts are computed again.
+        `here`; return whether there are any. Anyone may have written them, so a line names their folder, and
+        the verdicts are computed again.
         """
-        wanted = set(self.prompt_ids) - set(store.frame()["prompt_id"])
+        missing = set(self.prompt_ids) - set(here["prompt_id"])
+        wanted = set(missing)
         for theirs in store.stores_beside(self.run_dir):
             if not wanted:
-                return
+                break
             frame = self._graded(self._samples_beside(theirs, wanted))
             if not frame.empty:
                 store.add(frame)
@@ -183,13 +187,14 @@ class HeldOut:
                 ours = visible(str(store.folder))
                 graded = ", with new verdicts" if self.grader else ""
                 print(f"{ours}: reused {len(frame)} samples of {visible(str(theirs.folder))}{graded}.")
+        return wanted != missing
 
     def _samples_beside(self, theirs: SampleStore, wanted: set[str]) -> pd.DataFrame:
         """Return the valid samples of another run on these prompts; none if a file cannot be read."""
         run_dir = theirs.folder.parent.parent
         try:
             check_contents(run_dir)
-            frame = theirs.frame_in_line()
+            frame = in_line(theirs.frame())
         except InputError as error:
             print(visible(f"{run_dir}: its samples of the base are not used: {error}."))
             return pd.DataFrame(columns=COLUMNS)
@@ -212,12 +217,11 @@ class HeldOut:
             grader=self.grader,
         )
 
-    def _regraded(self, store: SampleStore) -> pd.DataFrame:
+    def _regraded(self, store: SampleStore, frame: pd.DataFrame) -> pd.DataFrame:
         """
-        Return all samples of a store. Samples of these prompts without a verdict of the current graders are graded
-        again.
+        Return all samples of a store (`frame`). Samples of these prompts without a verdict of the current graders are
+        graded again.
         """
-        frame = store.frame()
         stale = frame["prompt_id"].isin(self.places) & (frame["grader"] != self.grader)
         if self.grader is None or not stale.any():
             return frame

@@ -132,11 +132,6 @@ class SampleStore:
     def _has_other_ends(self, noted: dict) -> bool:
         return ENDS in noted and ENDS in self.settings and _end_tokens(noted[ENDS]) != _end_tokens(self.settings[ENDS])
 
-    def frame_in_line(self) -> pd.DataFrame:
-        """Return the samples of each prompt up to the first gap, left by a damaged file that was removed."""
-        frame = self.frame()
-        return frame[frame["sample"] == frame.groupby("prompt_id").cumcount()]
-
     def add(self, rows: list[dict] | pd.DataFrame) -> None:
         """Save a batch of samples, with the columns `COLUMNS`."""
         frame = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -146,10 +141,12 @@ class SampleStore:
         first = frame.iloc[0]
         self._write(frame, f"part-{first['prompt_id']}-{first['sample']:04d}.parquet")
 
-    def merge(self) -> None:
-        """Merge all files into one."""
-        if any(path.name != WHOLE for path in self._files()):
+    def merge(self) -> bool:
+        """Merge all files into one; return whether there were others."""
+        has_parts = any(path.name != WHOLE for path in self._files())
+        if has_parts:
             self.replace(self.frame())
+        return has_parts
 
     def replace(self, frame: pd.DataFrame) -> None:
         """Replace all samples by these."""
@@ -179,6 +176,11 @@ class SampleStore:
     def _write(self, frame: pd.DataFrame, name: str) -> None:
         with replaced(self.folder / name) as staging:
             frame.to_parquet(staging, index=False)
+
+
+def in_line(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the samples of each prompt up to the first gap, left by a damaged file that was removed."""
+    return frame[frame["sample"] == frame.groupby("prompt_id").cumcount()]
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -92,6 +93,16 @@ def test_nothing_is_sampled_twice(drawn, calls):
     # Every batch has a seed of its own; with one seed for all, the second half would repeat the first.
     both = drawn(2, 40, "base", batch_size=20)
     assert both[:20] != both[20:40]
+
+
+def test_samples_that_are_there_are_read_once(drawn, monkeypatch):
+    sides = ("base", "trained")
+    before = [drawn(4, 2, side) for side in sides]
+    original = pq.ParquetFile
+    opened = []
+    monkeypatch.setattr(pq, "ParquetFile", lambda path: opened.append(path) or original(path))
+    assert [drawn(4, 2, side) for side in sides] == before
+    assert len(opened) == 2
 
 
 def test_a_damaged_file_is_removed_as_its_line_says_and_its_samples_are_drawn_again(run_dir, task, drawn, monkeypatch):
