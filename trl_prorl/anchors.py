@@ -50,10 +50,15 @@ class Anchor:
     def __init__(self, args):
         self.args = args
         self.model = None
+        self.set(getattr(args, self.key))
+
+    def set(self, coefficient: float) -> None:
+        """Set the value with which a training begins, and the current one."""
+        self._start = coefficient
         self.begin()
 
     def begin(self) -> None:
-        self.coefficient: float = getattr(self.args, self.key)
+        self.coefficient = self._start
 
     @property
     def is_on(self) -> bool:

@@ -352,7 +352,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 f"trainer.beta={value} needs a reference, but the trainer was made with beta=0. Make it with beta > 0 "
                 "and set trainer.beta = 0.0 before train."
             )
-        anchor.coefficient = value
+        anchor.set(value)
 
     @property
     def reward_weights(self) -> torch.Tensor:
