@@ -68,7 +68,9 @@ class OneByOne:
     def __init__(self, verify: Callable):
         self.verify = verify
 
-    def batch_verifier(self, prompts: list, completions: list, **columns: list) -> list[bool]:
+    def batch_verifier(
+        self, prompts: list, completions: list, completion_ids=None, trainer_state=None, **columns: list
+    ) -> list[bool]:
         verdicts = []
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = completion if isinstance(completion, str) else last_text(completion)
@@ -80,6 +82,14 @@ class OneByOne:
 def judges(verify: Callable | None, functions: Iterable[Any]) -> list:
     """Return the objects that may have a `batch_verifier`: the reward functions, unless `verify` takes their place."""
     return [*functions] if verify is None else [OneByOne(verify)]
+
+
+def beside_rows(trainer, completion_ids: list[list[int]]) -> dict[str, Any]:
+    """Return what TRL passes to reward functions beside the rows' columns, without its functions that log."""
+    more = {"completion_ids": completion_ids, "trainer_state": trainer.state}
+    if trainer.environments is not None:
+        more["environments"] = trainer.environments
+    return more
 
 
 def pass_k_values(n: int) -> list[int]:
@@ -126,16 +136,16 @@ class Verdicts:
         self._correct: list[bool] = []
         self._tasks: list[str | None] = []
 
-    def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
+    def judge(self, examples: list[Mapping], prompts: list, completions: list, more: Mapping[str, Any]) -> list[bool]:
         """
-        Judge this process's completions; returns all processes' verdicts. Raises [`RewardError`]: the verifier fails,
-        exceeds its time, or returns no bools.
+        Judge this process's completions; returns all processes' verdicts. `more`: [`beside_rows`]. Raises
+        [`RewardError`]: the verifier fails, exceeds its time, or returns no bools.
         """
         if self._verify is None:
             return []
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
         columns = {key: [example[key] for example in examples] for key in keys}
-        verdicts = self._verify(prompts=prompts, completions=completions, **columns)
+        verdicts = self._verify(prompts=prompts, completions=completions, **(columns | more))
         return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
 
     def add(self, correct: list[bool], tasks: list[str | None]) -> None:

@@ -61,7 +61,7 @@ from .cli.prompt_rows import (
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
 from .errors import InputError, RewardError
-from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, judges
+from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
 from .extras.vllm import keep_weights
 from .fast.first_batch import FirstBatch
 from .fast.generation import CompactGeneration
@@ -602,7 +602,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         rewards = calculate(inputs, prompts, completions, completion_ids_list)
         seconds = time.perf_counter() - began
         training = self.model.training
-        correct = self.verdicts.judge(inputs, prompts, completions)
+        correct = self.verdicts.judge(inputs, prompts, completions, beside_rows(self, completion_ids_list))
         size = self.num_generations if training else self.num_generations_eval
         result = RolloutResult.from_rewards(
             rewards, size, inputs, completion_ids_list, self._call.tool_masks, correct, seconds

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from trl_prorl.evaluation import Verdicts, judges
+from trl_prorl.evaluation import Verdicts, beside_rows, judges
 from trl_prorl.extras.length_rewards import LENGTH_NAMES
 from trl_prorl.rewards import own_copy
 from trl_prorl.rollout import compared_rewards, weighted_sum
@@ -101,6 +101,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
         del trainer._calculate_rewards
         del trainer._generate
     rewards, inputs, prompts, completions, ids = seen
+    verdicts = Verdicts(judges(verify, trainer.reward_funcs), 1, None)
     weights = trainer.reward_weights
     aggregation = trainer.args.multi_objective_aggregation
     is_length = torch.tensor([name in LENGTH_NAMES for name in trainer.reward_func_names])
@@ -114,7 +115,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
         total=weighted_sum(rewards, weights).cpu(),
         for_answers=weighted_sum(rewards[:, ~is_length], weights[~is_length]).cpu(),
         compared=compared_rewards(rewards, trainer.num_generations, weights, aggregation).cpu(),
-        correct=Verdicts(judges(verify, trainer.reward_funcs), 1, None).judge(inputs, prompts, completions),
+        correct=verdicts.judge(inputs, prompts, completions, beside_rows(trainer, ids)),
         batch=batch,
     )
 

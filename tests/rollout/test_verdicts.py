@@ -118,6 +118,23 @@ def test_several_tasks(run):
     }
 
 
+def test_a_verifier_gets_what_a_reward_function_gets(run):
+    seen = {"reward": [], "verifier": []}
+
+    def note(which, columns):
+        values = {name: value for name, value in columns.items() if not name.startswith("log_")}
+        seen[which].append({**values, "trainer_state": values["trainer_state"].global_step})
+        return [1.0] * len(columns["prompts"])
+
+    def reward(**columns):
+        return note("reward", columns)
+
+    reward.batch_verifier = lambda **columns: [value == 1.0 for value in note("verifier", columns)]
+    run(reward=reward, columns={"answer": [str(i) for i in range(16)]}, num_iterations=1, max_steps=2)
+    assert seen["verifier"] == seen["reward"] != []
+    assert seen["reward"][0].keys() == {"prompts", "completions", "completion_ids", "answer", "trainer_state"}
+
+
 RISING = [i / 1000 for i in range(1000)]
 
 

@@ -67,6 +67,20 @@ def test_lengths_are_of_the_model_s_own_tokens(make):
     assert sum(sampled.lengths) == sum(said) < sum(map(len, sampled.ids))
 
 
+@pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
+def test_a_verifier_gets_tokens_and_environments_as_in_training(make, monkeypatch, cls):
+    def verifier(completion_ids, environments, **columns):
+        return [
+            type(each) is Deck and len(ids) % 2 == 0 for each, ids in zip(environments, completion_ids, strict=True)
+        ]
+
+    monkeypatch.setattr(rewarded, "batch_verifier", verifier, raising=False)
+    trainer = make(cls, Deck)
+    sampled = sample_rows(trainer, [trainer.train_dataset[0]])
+    assert sampled.correct == [len(ids) % 2 == 0 for ids in sampled.ids]
+    assert len(set(sampled.correct)) == 2
+
+
 def test_removed_columns_are_missing_as_in_training(make_trainer):
     def reward(completions, answer, **columns):
         return [1.0] * len(completions)
