@@ -801,7 +801,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
         """Add the row of a step. `on_step_end` would be too early: a callback that is added later runs after it."""
-        ends_step = self.meter.open  # also called at the end of an epoch, without an open step
+        # Also called at the end of an epoch: without an open step, or with one that a callback has cut short.
+        ends_step = self.meter.open and self.accelerator.sync_gradients
         self._pass_is_over = not ends_step and not self.control.should_training_stop
         if ends_step:
             self._end_step(self.state.global_step)

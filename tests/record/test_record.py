@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import yaml
 from run_record import read_rows
+from transformers import TrainerCallback
 
 from trl_prorl import ProRLConfig
 from trl_prorl.identity import changing_keys
@@ -116,6 +117,17 @@ def test_a_second_call_of_train_is_another_run(run):
     first = recorded_run_id(trainer.args.output_dir)
     trainer.train()
     assert None is not first != recorded_run_id(trainer.args.output_dir) is not None
+
+
+class StopsWithin(TrainerCallback):
+    def on_substep_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step == 1
+
+
+def test_a_step_that_a_callback_cuts_short_has_no_row(run):
+    trainer = run(gradient_accumulation_steps=2, trainer_kwargs={"callbacks": [StopsWithin()]})
+    assert trainer.state.global_step == 1
+    assert [row["step"] for row in read_rows(trainer)] == [1]
 
 
 def test_completions_that_were_cut_off_are_the_share_that_trl_logs(make_trainer, tmp_path):
