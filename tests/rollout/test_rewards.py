@@ -324,6 +324,26 @@ def test_an_environment_and_a_reward_of_one_name_are_refused(make_trainer, tools
         make_trainer(model=tools_model, reward=OF_ONE_NAME["Judge"][0], trainer_kwargs=given)
 
 
+def test_a_script_s_list_of_rewards_is_that_of_its_next_trainer_too(make_trainer, tools_model):
+    """TRL appends what an environment rewards, and would count it twice in a second trainer."""
+
+    class Judge:
+        def reset(self, **row):
+            """Begin."""
+
+        def get_reward(self):
+            return 1.0
+
+    rewards = [vowels]
+    tokenizers = [None]
+    given = {"processing_class": AutoTokenizer.from_pretrained(tools_model), "environment_factory": Judge}
+    given["reward_processing_classes"] = tokenizers
+    for _ in range(2):
+        trainer = make_trainer(model=tools_model, reward=rewards, trainer_kwargs=given)
+        assert trainer.reward_func_names == ["vowels", "Judge"]
+    assert (rewards, tokenizers) == ([vowels], [None])
+
+
 def edit(completions, completion_ids, answer, **columns):
     """Change whatever a reward function gets, in place."""
     for message in completions:

@@ -94,6 +94,9 @@ class Plan:
         RunFolder(args.output_dir).check_usable()
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
+        for name in ("reward_funcs", "reward_processing_classes"):
+            if isinstance(given.get(name), list):
+                given[name] = [*given[name]]  # TRL adds what environments reward to the script's own list
         _check_data_and_rewards(args, given, trainer.verify)
         keys = changing_keys(args)
         optimizer, schedule = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
