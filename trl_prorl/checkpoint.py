@@ -50,6 +50,7 @@ from .optimizer import inner_of
 from .parts import Part
 from .provenance import remove_secrets, write_config, write_env
 from .quiet import without_warning
+from .refusals import refuse_later_changes
 from .run_files import (
     BASE_ADAPTER,
     EVENTS_FILE,
@@ -93,6 +94,9 @@ class CheckpointMixin:
     rollback: Part | None = None  # extras/rollback.py
     stall_stop: Part | None = None  # watch.py
     _run_id: str | None = None
+    _settled_keys: Mapping[str, Any] = {}
+    _first_keys: Mapping[str, Any] = {}  # when the trainer was made, after TRL's changes
+    _keys_set_later: Mapping[str, Any] = {}
 
     def base_name(self) -> str | None:
         """The starting model as recipe or script name it: Hub name, folder, `smollm2` and the like."""
@@ -137,6 +141,7 @@ class CheckpointMixin:
             `ValueError`: The checkpoint is incomplete, belongs to a different run (see `allow_config_change`), another
                 process trains into `output_dir`, or a new run would mix with other files there.
         """
+        self._note_later_keys()
         self._folder = RunFolder(super()._get_output_dir(trial), self.made_by_trl)
         is_main = self.is_world_process_zero()
         on_main_process(is_main, self.folder.check_usable)
@@ -248,7 +253,14 @@ class CheckpointMixin:
         return Resume(checkpoint, state["global_step"], int(state["epoch"]), best, skipped, changed, began, place)
 
     def _whole_identity(self) -> dict:
-        return {**self._identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
+        identity = self._identity | self._keys_set_later
+        return {**identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
+
+    def _note_later_keys(self) -> None:
+        """Note what a script, or a search, has changed in `args` since the trainer was made. Raises `ValueError`."""
+        refuse_later_changes(self.args, self._settled_keys)
+        now = changing_keys(self.args)
+        self._keys_set_later = {name: value for name, value in now.items() if self._first_keys.get(name) != value}
 
     def _evaluations_act(self) -> bool:
         args = self.args
@@ -259,6 +271,7 @@ class CheckpointMixin:
 
     def _inner_training_loop(self, *args, **kwargs):
         """Open the run's files. Not in `train`: a failure to load weights must leave no files."""
+        self._note_later_keys()  # again, because a search has set its own
         if self._has_trained:  # weights and the reference stay as they are
             for part in self.parts.values():
                 part.begin()

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .advantages import UNGROUPED
-from .keys import LOWER_THE_REWARD, TRIGGER_KEYS, Key, Requirement, Values, check_values
+from .keys import KEYS, LOWER_THE_REWARD, TRIGGER_KEYS, Key, Requirement, Values, check_values
 from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, PATH_DEPENDENT_SCHEDULES, SCHEDULES
 from .treatments import TREATMENTS
 
@@ -516,6 +516,25 @@ def check_device(args: Any) -> None:
             "bf16 needs a GPU, and torch finds none. On a CPU set use_cpu: true, bf16: false and dtype: float32, or "
             "train a recipe that does, such as gsm8k/cpu or tiny/variantA."
         )
+
+
+# Read when they are needed. Every other key of ours, and `beta`, is read when the trainer is made.
+READ_LATER = {"allow_config_change", "overwrite", "log_update_norm", "hub_push_reference"}
+
+
+def settled_keys(args: "ProRLConfig") -> Values:
+    """Return the keys that [`refuse_later_changes`] compares."""
+    return {name: getattr(args, name) for name in ("beta", *KEYS) if name not in READ_LATER}
+
+
+def refuse_later_changes(args: "ProRLConfig", settled: Values) -> None:
+    """Raise `ValueError` for a key that was changed after the trainer was made, by a script or a search."""
+    for name, value in settled.items():
+        if getattr(args, name) != value:
+            raise ValueError(
+                f"args.{name} was changed from {value!r} to {getattr(args, name)!r} after the trainer was made, which "
+                "no longer reads it. Make the trainer with the new value."
+            )
 
 
 COUNTS = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")

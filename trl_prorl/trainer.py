@@ -68,6 +68,7 @@ from .fast.generation import CompactGeneration
 from .fast.merged import Merging
 from .finite import FiniteGuard
 from .hub.uploads import Uploads
+from .identity import changing_keys
 from .keys import Effect
 from .kl import (
     Aggregation,
@@ -90,6 +91,7 @@ from .reference import (
     Scorer,
     check_trained,
 )
+from .refusals import settled_keys
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rewards import guard_reward, treat_nonfinite
 from .rollout import (
@@ -274,6 +276,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.resets.configured = configured_callback(args)
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
+        self._settled_keys = settled_keys(args)
+        self._first_keys = changing_keys(args)
 
     def _judges(self) -> list:
         return judges(self.verify, self.reward_funcs)

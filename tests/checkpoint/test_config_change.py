@@ -515,6 +515,23 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2
 
 
+def test_a_rate_that_a_script_sets_in_args_is_compared_and_a_change_acts(make_trainer):
+    def trainer(rate, **keys):
+        made = make_trainer(**{**KEYS, "lr_scheduler_type": "constant", "warmup_steps": 0, **keys})
+        made.args.learning_rate = rate
+        return made
+
+    first = trainer(1e-4)
+    first.train()
+    checkpoint = str(Path(first.args.output_dir) / "checkpoint-2")
+    with pytest.raises(ValueError, match=r"learning_rate: 0\.0001 -> 0\.002"):
+        trainer(2e-3).train(resume_from_checkpoint=checkpoint)
+    for rate, keys in ((1e-4, {}), (2e-3, {"allow_config_change": True})):
+        resumed = trainer(rate, **keys)
+        resumed.train(resume_from_checkpoint=checkpoint)
+        assert column(resumed, "lr")[-2:] == [rate] * 2
+
+
 def test_a_run_is_not_resumed_with_another_tool(make_trainer, tools_model):
     def halve(a: int) -> int:
         """

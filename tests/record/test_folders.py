@@ -221,6 +221,21 @@ def test_a_trial_of_a_search_has_a_run_s_folder(make_trainer, tmp_path, monkeypa
         trainer.train(trial=Trial(3))
 
 
+@pytest.mark.parametrize("key, value", [("ref_reset_every", 1), ("kl_target", 0.1), ("beta", 0.2), ("fast", True)])
+def test_a_key_that_a_search_or_a_script_sets_too_late_is_refused(make_trainer, tmp_path, monkeypatch, key, value):
+    """The trainer is made, and its parts with it."""
+    monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: {})
+    line = f"^args.{key} was changed from .* to {value} after"
+    trainer = make_trainer(output_dir=str(tmp_path / "run"), beta=0.1, max_steps=2)
+    trainer.hp_search_backend = HPSearchBackend.OPTUNA
+    trainer.hp_space = lambda trial: {key: value}
+    with pytest.raises(ValueError, match=line):
+        trainer.train(trial=Trial(1))
+    with pytest.raises(ValueError, match=line):
+        trainer.train()
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
 def test_what_a_run_writes_hinders_the_next(make_trainer, tmp_path):
     settings = {
         "beta": 0.1,
