@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,8 @@ def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
 
 
 def with_current_names(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {FORMER_NAMES.get(name, name): value for name, value in metrics.items()}
+    # Interned: 100,000 rows would have 0.4 GB of names.
+    return {sys.intern(FORMER_NAMES.get(name, name)): value for name, value in metrics.items()}
 
 
 def attempt_of(row: dict[str, Any]) -> int:

@@ -13,6 +13,7 @@ from trl_prorl.run_files import (
     METRICS_FILE,
     JsonLines,
     next_attempt,
+    read_jsonl,
     read_log,
 )
 
@@ -143,3 +144,11 @@ def test_a_full_disk_names_the_file():
     log = JsonLines("/dev/full", begins=False)
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         log.write({"step": 1})
+
+
+def test_all_rows_share_the_names_of_their_columns(tmp_path):
+    """In memory the names of 100,000 rows would be larger than their numbers."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "reward": 0.5, "gold": 1.0}) + "\n" for step in range(100)))
+    rows = read_jsonl(path)
+    assert len({id(name) for row in rows for name in row}) == 3
