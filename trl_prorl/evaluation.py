@@ -1,10 +1,12 @@
 """
 Evaluations during training: metrics over all rows, and pass@k.
 
-A reward function's attribute `batch_verifier` is called with the same arguments, and returns one bool per completion:
-whether it is correct.
+A reward function's attribute `batch_verifier` is called with `prompts`, `completions` and the rows' columns. It returns
+one bool per completion: whether it is correct. If it names `completion_ids`, `environments` or `trainer_state`, it gets
+them, too.
 """
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,9 +70,7 @@ class OneByOne:
     def __init__(self, verify: Callable):
         self.verify = verify
 
-    def batch_verifier(
-        self, prompts: list, completions: list, completion_ids=None, trainer_state=None, **columns: list
-    ) -> list[bool]:
+    def batch_verifier(self, prompts: list, completions: list, **columns: list) -> list[bool]:
         verdicts = []
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = completion if isinstance(completion, str) else last_text(completion)
@@ -129,7 +129,10 @@ class Verdicts:
         self.n = n
         verifier = find_verifier(functions)
         self.name = getattr(verifier, "__qualname__", "batch_verifier")
-        self._verify = None if verifier is None else guard_reward(verifier, self.name, seconds, "stop")
+        self._verify = None
+        if verifier is not None:
+            self._verify = guard_reward(verifier, self.name, seconds, "stop")
+            self._names = inspect.signature(verifier).parameters
         self.begin()
 
     def begin(self) -> None:
@@ -145,7 +148,8 @@ class Verdicts:
             return []
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
         columns = {key: [example[key] for example in examples] for key in keys}
-        verdicts = self._verify(prompts=prompts, completions=completions, **(columns | more))
+        columns |= {name: value for name, value in more.items() if name in self._names}
+        verdicts = self._verify(prompts=prompts, completions=completions, **columns)
         return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
 
     def add(self, correct: list[bool], tasks: list[str | None]) -> None:

@@ -121,7 +121,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             starting model are then copies of it.
         reward_funcs (`Callable`, `str` or a list of them): A function `reward(completions, **columns)` returns one
             number per completion; `prompts` and the other columns of the data set are lists of the same length. Its
-            attribute `batch_verifier`, called with the same arguments, returns one bool per completion: whether it is
+            attribute `batch_verifier`, called with the same columns, returns one bool per completion: whether it is
             correct. A `str` is the name of a reward model.
         args ([`ProRLConfig`], *optional*): The settings.
         train_dataset (`datasets.Dataset`): Rows with a `prompt` (chat messages or text). Their other columns are

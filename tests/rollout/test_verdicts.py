@@ -118,21 +118,30 @@ def test_several_tasks(run):
     }
 
 
-def test_a_verifier_gets_what_a_reward_function_gets(run):
+def test_a_verifier_gets_what_a_reward_function_gets_if_it_names_it(run):
     seen = {"reward": [], "verifier": []}
 
-    def note(which, columns):
-        values = {name: value for name, value in columns.items() if not name.startswith("log_")}
-        seen[which].append({**values, "trainer_state": values["trainer_state"].global_step})
-        return [1.0] * len(columns["prompts"])
+    def reward(prompts, completions, completion_ids, answer, trainer_state, **others):
+        seen["reward"].append((prompts, completions, completion_ids, answer, trainer_state.global_step))
+        return [1.0] * len(prompts)
 
-    def reward(**columns):
-        return note("reward", columns)
+    def verifier(prompts, completions, completion_ids, answer, trainer_state):
+        seen["verifier"].append((prompts, completions, completion_ids, answer, trainer_state.global_step))
+        return [True] * len(prompts)
 
-    reward.batch_verifier = lambda **columns: [value == 1.0 for value in note("verifier", columns)]
+    reward.batch_verifier = verifier
     run(reward=reward, columns={"answer": [str(i) for i in range(16)]}, num_iterations=1, max_steps=2)
     assert seen["verifier"] == seen["reward"] != []
-    assert seen["reward"][0].keys() == {"prompts", "completions", "completion_ids", "answer", "trainer_state"}
+
+
+def test_a_verifier_that_names_the_columns_alone_gets_lists_of_rows_alone(run):
+    def verifier(**columns):
+        assert columns.keys() == {"prompts", "completions", "answer"}
+        return [len(row) == 3 for row in zip(*columns.values(), strict=True)]
+
+    columns = {"answer": [str(i) for i in range(16)]}
+    trainer = run(reward=constant(1.0, verifier), columns=columns, num_iterations=1, max_steps=1)
+    assert read(trainer, "metrics.jsonl")[0]["accuracy"] == 1.0
 
 
 RISING = [i / 1000 for i in range(1000)]
