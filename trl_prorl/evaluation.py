@@ -1,9 +1,9 @@
 """
 Evaluations during training: metrics over all rows, and pass@k.
 
-A reward function's attribute `batch_verifier` is called with `prompts`, `completions` and the rows' columns. It returns
-one bool per completion: whether it is correct. If it names `completion_ids`, `environments` or `trainer_state`, it gets
-them, too.
+A reward function's attribute `batch_verifier` is called with `prompts`, `completions` and the rows' columns, and with
+`completion_ids`, `environments` and `trainer_state` if it names them. It returns one bool per completion: whether it
+is correct.
 """
 
 import inspect
