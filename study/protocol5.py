@@ -68,6 +68,7 @@ SMOLLM2_PREDICTIONS = (
     ("S3", "KL − untrained, sampled", 0.0, np.inf),
     ("S4", "KL − no KL, stopped, sampled", -0.08, 0.08),
 )
+TITLES = {"reverse_digits": "reversing", "sums": "sums"}
 LABELS = {
     "no_kl": "no KL",
     "fixed": "fixed reference",
@@ -469,7 +470,7 @@ def draw(curves: pd.DataFrame, path: Path) -> None:
         for variant, label in LABELS.items():
             points = rows[rows["variant"] == variant]
             axes.plot(points.groupby("step")["eval_pass@1"].mean(), label=label)
-        axes.set(title=task, xlabel="step", ylabel="held-out pass@1")
+        axes.set(title=TITLES[task], xlabel="step", ylabel="accuracy on validation questions, sampled")
     axes.legend()
     figure.savefig(path, dpi=120)
 
