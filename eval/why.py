@@ -209,7 +209,7 @@ RULES = (
     Rule(
         "KL too strong",
         too_strong,
-        "raise kl_target; without one lower beta (B: beta_old), or reset the reference (ref_reset_every)",
+        "raise kl_target; without one lower beta (0 if the reward is exact; B: beta_old), or reset the reference",
     ),
     Rule(
         "KL idle",
