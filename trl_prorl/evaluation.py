@@ -9,7 +9,7 @@ is correct.
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -92,6 +92,14 @@ def beside_rows(trainer, completion_ids: list[list[int]]) -> dict[str, Any]:
     return more
 
 
+def named_by(function: Callable) -> Collection[str]:
+    """Return the names of a function's parameters; none if it does not tell them, as a compiled one may not."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
 def pass_k_values(n: int) -> list[int]:
     return [1 << power for power in range(n.bit_length())]
 
@@ -132,7 +140,7 @@ class Verdicts:
         self._verify = None
         if verifier is not None:
             self._verify = guard_reward(verifier, self.name, seconds, "stop")
-            self._names = inspect.signature(verifier).parameters
+            self._names = named_by(verifier)
         self.begin()
 
     def begin(self) -> None:
