@@ -271,7 +271,8 @@ class CheckpointMixin:
 
     def _inner_training_loop(self, *args, **kwargs):
         """Open the run's files. Not in `train`: a failure to load weights must leave no files."""
-        self._note_later_keys()  # again, because a search has set its own
+        if kwargs.get("trial") is not None:  # a search has set its keys by now
+            self._note_later_keys()
         if self._has_trained:  # weights and the reference stay as they are
             for part in self.parts.values():
                 part.begin()

@@ -518,7 +518,7 @@ def check_device(args: Any) -> None:
         )
 
 
-# Read when they are needed. Every other key of ours, and `beta`, is read when the trainer is made.
+# Read when they are needed. Parts are made with most other keys of ours, and with `beta`.
 READ_LATER = {"allow_config_change", "overwrite", "log_update_norm", "hub_push_reference"}
 
 
@@ -532,8 +532,8 @@ def refuse_later_changes(args: "ProRLConfig", settled: Values) -> None:
     for name, value in settled.items():
         if getattr(args, name) != value:
             raise ValueError(
-                f"args.{name} was changed from {value!r} to {getattr(args, name)!r} after the trainer was made, which "
-                "no longer reads it. Make the trainer with the new value."
+                f"args.{name} was changed from {value!r} to {getattr(args, name)!r} after the trainer was made, too "
+                "late for what is made with it. Make the trainer with the new value."
             )
 
 

@@ -14,7 +14,7 @@ from run_record import read_rows as rows
 from run_record import without_times
 from tiny_run import QUESTIONS, vowels
 from torch.optim.lr_scheduler import OneCycleLR
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.errors import NonFiniteError, RewardError
@@ -124,6 +124,22 @@ def test_the_way_back_is_exact(make_trainer, run, largest_difference, arm):
     assert [row["step"] for row in rows(back)] == list(range(1, 13))
     assert Path(back.args.output_dir, "abandoned-checkpoint-8").is_dir()
     assert Path(back.args.output_dir, "checkpoint-8").is_dir()  # written again
+
+
+def test_keys_that_a_callback_changes_during_the_run_do_not_end_it_at_a_roll_back(make_trainer):
+    class Changing(TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            if state.global_step == 6:
+                args.advantage_estimator = "rloo"
+                args.weight_decay = 0.1
+
+    trainer = make_trainer(**SAVES, rollback=2, advantage_estimator="centered")
+    trainer.add_callback(Changing())
+    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.parts["another"] = Fault(12, last_good=6)
+    trainer.train()
+    assert [event["checkpoint"] for event in events(trainer, "rollback")] == ["checkpoint-4"] * 2
+    assert [row["step"] for row in rows(trainer)] == list(range(1, 13))
 
 
 @pytest.mark.parametrize("arm", ["A, hard", "a schedule"])
