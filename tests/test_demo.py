@@ -88,6 +88,6 @@ def test_the_report_is_written_and_the_arms_are_shown(demo):
     for arm, variant in ARMS.items():
         assert arm in report and arm in shown
         assert json.loads((out / arm / "env.json").read_text())["variant"] == variant
-    for picture in ("summary.png", "ref_cost.png"):
+    for picture in ("summary.png", "verdict.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
         assert picture in report
