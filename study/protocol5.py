@@ -52,6 +52,7 @@ WITHIN = 0.01  # of the best accuracy: the largest such β is chosen
 RESETS = {"ref_reset_every": 300}
 TEMPERATURES = (0.3, 0.7, 1.0)
 MARGIN = 0.03
+COMPARED = (("A", "no_kl"), ("C_hard", "A"), ("A", "fixed"), ("fixed", "no_kl"))  # the first two are registered
 # A difference of two variants, its score, and the bounds between which its mean is predicted
 PREDICTIONS = (
     ("E1", "A", "no_kl", "sampled", -MARGIN, MARGIN),
@@ -357,9 +358,9 @@ def exact_tests(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the registered tests, with Holm's p and the answer, and the secondary differences."""
     found = []
     for pairs, scores in (
-        ((("A", "no_kl"), ("C_hard", "A")), ("sampled", "greedy")),
-        ((("A", "fixed"), ("fixed", "no_kl")), ("sampled", "greedy")),
-        ((("A", "no_kl"), ("C_hard", "A"), ("A", "fixed"), ("fixed", "no_kl")), ("at_best", "pass@64")),
+        (COMPARED[:2], ("sampled", "greedy")),
+        (COMPARED[2:], ("sampled", "greedy")),
+        (COMPARED, ("at_best", "pass@64")),
     ):
         for first, second in pairs:
             for score in scores:
@@ -393,8 +394,7 @@ def slopes(curves: pd.DataFrame) -> pd.DataFrame:
 def slope_tests(curves: pd.DataFrame) -> pd.DataFrame:
     """Return the differences of slopes, in points per 1,000 steps: secondary outcomes."""
     table = slopes(curves)
-    pairs = (("A", "no_kl"), ("C_hard", "A"), ("A", "fixed"), ("fixed", "no_kl"))
-    rows = [tested(f"{a} − {b}, slope", difference(table, "base", a, b, "slope")) for a, b in pairs]
+    rows = [tested(f"{a} − {b}, slope", difference(table, "base", a, b, "slope")) for a, b in COMPARED]
     return pd.DataFrame(rows).drop(columns=["90 % low", "90 % high", "within margin"])
 
 
