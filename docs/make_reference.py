@@ -24,10 +24,10 @@ from trl import GRPOConfig  # noqa: E402
 import trl_prorl  # noqa: E402
 from trl_prorl import supported  # noqa: E402
 from trl_prorl.cli.help import describe, own_keys  # noqa: E402
-from trl_prorl.columns import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
-from trl_prorl.run_files import EVENT_KINDS  # noqa: E402
+from trl_prorl.run.columns import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
+from trl_prorl.run.log_files import EVENT_KINDS  # noqa: E402
 
 
 PAGE = Path(__file__).parent / "reference.md"

@@ -22,7 +22,6 @@ from urllib.parse import quote
 
 from trl import ModelConfig
 
-from trl_prorl.checkpoint_files import find_checkpoint
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
@@ -38,10 +37,11 @@ from trl_prorl.eval.samples.run_samples import held_out_rows, held_out_tasks
 from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
-from trl_prorl.files import check_contents, file_sha256
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.run_files import CONFIG_FILE, RUN_ID_FILE, read_json, recorded_run_id
-from trl_prorl.run_folder import MANIFEST_FILE, step_of, steps_of
+from trl_prorl.run.checkpoint_files import find_checkpoint
+from trl_prorl.run.files import check_contents, file_sha256
+from trl_prorl.run.folder import MANIFEST_FILE, step_of, steps_of
+from trl_prorl.run.log_files import CONFIG_FILE, RUN_ID_FILE, read_json, recorded_run_id
 from trl_prorl.tasks.registry import PLUGINS
 from trl_prorl.text import visible
 from trl_prorl.train import check_folder

@@ -40,7 +40,7 @@ from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_runs, write_json
 from trl_prorl.eval.run_folder.run import RecordedRun, sort_runs
-from trl_prorl.provenance import describe_evaluation
+from trl_prorl.run.provenance import describe_evaluation
 from trl_prorl.text import visible
 
 

@@ -30,7 +30,7 @@ from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.run_files import DRIFT_FILE
+from trl_prorl.run.log_files import DRIFT_FILE
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 

@@ -50,7 +50,7 @@ from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.run_files import PASSK_FILE, SIDES
+from trl_prorl.run.log_files import PASSK_FILE, SIDES
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 

@@ -18,9 +18,9 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import check_trained_model
-from trl_prorl.files import STAGED
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import check_tokenizer_files, files_to_push, make_api, open_repo, stage, upload
+from trl_prorl.run.files import STAGED
 from trl_prorl.text import visible
 
 

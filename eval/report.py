@@ -33,7 +33,7 @@ from trl_prorl.eval.pages.document import Report, Section, bullets, to_html, to_
 from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_runs, report_folder
 from trl_prorl.eval.run_folder.run import sort_runs
-from trl_prorl.files import replaced
+from trl_prorl.run.files import replaced
 from trl_prorl.text import shell_quote, visible
 
 

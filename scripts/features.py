@@ -38,7 +38,7 @@ os.environ.update(QUIET)  # before NumPy and PyTorch begin
 
 import yaml  # noqa: E402
 
-from trl_prorl.run_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, read_log  # noqa: E402
+from trl_prorl.run.log_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, read_log  # noqa: E402
 
 
 ROOT = Path(__file__).resolve().parent.parent

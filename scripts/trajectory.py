@@ -29,7 +29,7 @@ ONEDNN = {"AVX512": "AVX512_CORE"}.get(CAPABILITY, CAPABILITY)
 os.environ |= {"MKL_CBWR": CAPABILITY, "ONEDNN_MAX_CPU_ISA": ONEDNN}
 
 import trl_prorl  # noqa: E402, F401
-from trl_prorl.run_files import METRICS_FILE, read_log  # noqa: E402
+from trl_prorl.run.log_files import METRICS_FILE, read_log  # noqa: E402
 from trl_prorl.train import build, parse_recipe, train  # noqa: E402
 
 

@@ -21,7 +21,7 @@ import yaml
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.why import find_causes
-from trl_prorl.run_files import FORMER_NAMES
+from trl_prorl.run.log_files import FORMER_NAMES
 
 
 LIST = Path(__file__).with_suffix(".yaml")

@@ -35,7 +35,7 @@ from compare_commits import unpack  # noqa: E402
 from features import PAUSE, forked, import_libraries, run_here  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from trl_prorl.run_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, read_log  # noqa: E402
+from trl_prorl.run.log_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, read_log  # noqa: E402
 
 
 LIST = Path(__file__).with_suffix(".yaml")

@@ -25,6 +25,6 @@ def pytest_configure(config):
     """Import the fixtures, but for the process that only hands out tests: PyTorch and the others take 10 seconds."""
     is_worker = hasattr(config, "workerinput")
     if is_worker or not getattr(config.option, "numprocesses", None):
-        import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/quiet.py
+        import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/cli/quiet.py
 
         config.pluginmanager.import_plugin("shared_fixtures")

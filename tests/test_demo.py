@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trl_prorl import demo as demo_module
+from trl_prorl.cli import demo as demo_module
 from trl_prorl.errors import RunError
 
 

@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from trl_prorl import ProRLConfig
-from trl_prorl.identity import check_change
 from trl_prorl.keys import KEYS
+from trl_prorl.run.identity import check_change
 
 
 BASE = {"output_dir": "run", "use_cpu": True, "bf16": False, "num_iterations": 2, "report_to": "none"}

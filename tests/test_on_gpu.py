@@ -20,8 +20,8 @@ from trl_prorl.fast.recording import Recordings
 from trl_prorl.fast.rows import draw
 from trl_prorl.fast.token_forward import PaddingMask
 from trl_prorl.fast.trial import compare_samples
-from trl_prorl.finite import all_finite
-from trl_prorl.meter import StageTimer, measure_gpu
+from trl_prorl.guards.finite import all_finite
+from trl_prorl.run.meter import StageTimer, measure_gpu
 
 
 pytestmark = pytest.mark.gpu

@@ -3,7 +3,7 @@
 import logging
 import warnings
 
-from trl_prorl.quiet import KERNEL_HINT, KERNEL_LOGGER, ignore_old_names
+from trl_prorl.cli.quiet import KERNEL_HINT, KERNEL_LOGGER, ignore_old_names
 
 
 HINT = f"{KERNEL_HINT}: %s. Please make sure you already `pip install kernels` and the kernels >= 0.11.1"

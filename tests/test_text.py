@@ -14,7 +14,7 @@ from trl_prorl.eval import report
 from trl_prorl.eval.pages.document import Report, Section, bullets, to_markdown
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.hub.card import model_card
-from trl_prorl.provenance import evaluation_options, passk_command, script_of
+from trl_prorl.run.provenance import evaluation_options, passk_command, script_of
 from trl_prorl.text import shell_quote, shell_words, visible, without_html
 
 

@@ -13,8 +13,8 @@ import torch
 import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
-from trl_prorl.checkpoint_files import unusable_reason
 from trl_prorl.cli.recipe import parse_recipe
+from trl_prorl.run.checkpoint_files import unusable_reason
 from trl_prorl.train import build, task_reward
 
 

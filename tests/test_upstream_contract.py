@@ -10,11 +10,12 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from trl_prorl import ProRLTrainer, upstream
-from trl_prorl.checkpoint import CheckpointMixin
+from trl_prorl import ProRLTrainer
 from trl_prorl.cli.plan import Plan
 from trl_prorl.evaluation import EvaluationMixin
-from trl_prorl.upstream import CALLS, VLLM_CALLS, check_names, check_untested
+from trl_prorl.run.checkpoint import CheckpointMixin
+from trl_prorl.upstream import names as upstream
+from trl_prorl.upstream.names import CALLS, VLLM_CALLS, check_names, check_untested
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +142,7 @@ def test_a_newer_trl_with_another_loss_is_refused_before_a_model_is_loaded(newer
 
 
 def test_the_tested_trl_is_not_asked_for_its_numbers(make_trainer, monkeypatch):
-    monkeypatch.setattr("trl_prorl.upstream_numbers.find_incompatibility", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr("trl_prorl.upstream.numbers.find_incompatibility", lambda *_: pytest.fail("computed"))
     make_trainer()
 
 

@@ -10,6 +10,7 @@ import pytest
 from run_record import write_run
 
 from trl_prorl import ProRLConfig
+from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
 from trl_prorl.eval.analysis.configurations import group_labels
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.pairs import pair_notes
@@ -18,7 +19,6 @@ from trl_prorl.eval.pages.plotting import colour_of
 from trl_prorl.eval.pages.runs import learned
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
-from trl_prorl.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
 
 
 RESETS = {"beta": 0.1, "ref_reset_every": 4}

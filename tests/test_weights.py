@@ -37,7 +37,7 @@ from trl_prorl.eval.samples.models import identity, load_base_model, load_point,
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.weights import copy_tensors, load_checkpoint
+from trl_prorl.upstream.weights import copy_tensors, load_checkpoint
 
 
 TEXT = {

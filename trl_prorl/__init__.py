@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .quiet import drop_kernel_hint, ignore_old_names
+from .cli.quiet import drop_kernel_hint, ignore_old_names
 
 
 if TYPE_CHECKING:
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from .eval.passk import evaluate
     from .eval.preflight import preflight
     from .resets import ReferenceResetCallback
-    from .run_recorder import RunRecorder
+    from .run.recorder import RunRecorder
     from .trainer import ProRLTrainer
+    from .upstream.weights import load_model
     from .watch import KLSpike, Periodic, Reason, Stall, Trigger
-    from .weights import load_model
 
 
 __version__ = "0.1.0"
@@ -48,11 +48,11 @@ _MODULES = {
     "ProRLConfig": "config",
     "ProRLTrainer": "trainer",
     "ReferenceResetCallback": "resets",
-    "RunRecorder": "run_recorder",
+    "RunRecorder": "run.recorder",
     "drift": "eval.drift",
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",
-    "load_model": "weights",
+    "load_model": "upstream.weights",
     "preflight": "eval.preflight",
     "task_reward": "cli.recipe",
 }
@@ -64,7 +64,7 @@ def __getattr__(name: str):
     try:
         module = import_module(f".{_MODULES.get(name, 'watch')}", __name__)
     except ImportError as error:
-        from .upstream import with_cure
+        from .upstream.names import with_cure
 
         raise with_cure(error) from error
     return getattr(module, name)

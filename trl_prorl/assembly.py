@@ -28,7 +28,8 @@ from .extras.vllm import (
     seed_requests,
 )
 from .fast.acceleration import Acceleration
-from .identity import (
+from .parts import Part
+from .run.identity import (
     EVALUATION_ROWS,
     SCALING,
     SCALING_BY_MODULE,
@@ -41,7 +42,6 @@ from .identity import (
     scaling_by_module,
     weights_hash,
 )
-from .parts import Part
 from .watch import StopReason, configured_alarms
 
 

@@ -12,7 +12,7 @@ from .text import nearest
 # Command: its module in `trl_prorl`, imported when the command runs, and its line in the help.
 COMMANDS = {
     "train": ("cli.command_line", "train a recipe; without one, list the shipped recipes"),
-    "demo": ("demo", "train five variants on a CPU and compare them (6 to 10 minutes)"),
+    "demo": ("cli.demo", "train five variants on a CPU and compare them (6 to 10 minutes)"),
     "smollm2": ("embedded.smollm2", "install SmolLM2-135M, a pretrained language model (once)"),
     "preflight": ("eval.preflight", "check before training: can a recipe learn, does it fit, how long?"),
     "passk": ("eval.passk", "evaluate held-out pass@k, before and after training"),

@@ -10,6 +10,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from .anchors import ANCHOR_KEYS, ANCHORS
+from .cli.variants import variant_of
 from .keys import (
     BARE_WORDS,
     FAST,
@@ -29,7 +30,6 @@ from .refusals import REFUSALS, check_device, check_folders_and_beta
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
-from .variants import variant_of
 
 
 class KeepsKeywords:

@@ -20,12 +20,12 @@ from trl.trainer.utils import nanstd
 
 from .cli.dropout import own_random_state
 from .errors import EvaluationError, RewardError
+from .guards.rewards import guard_reward
 from .kl import Penalty, completion_mask, zero_masked
-from .meter import Means, StageTimer
 from .pass_at_k import as_verdict, pass_at_k
-from .record import take, token_means
-from .rewards import guard_reward
 from .rollout import EQUAL_GROUPS, RolloutResult, groups_without_signal, weighted_sum
+from .run.meter import Means, StageTimer
+from .run.record import take, token_means
 from .supported import TOKEN_LOSSES
 from .text import last_text
 

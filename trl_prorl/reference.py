@@ -35,8 +35,8 @@ from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, has_advantage, zero_masked
-from .upstream import incompatible
-from .weights import copy_tensors, settings_of
+from .upstream.names import incompatible
+from .upstream.weights import copy_tensors, settings_of
 
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from .columns import check_metric
 from .optimizer import (
     Rewarmup,
     apply_reset,
@@ -20,7 +19,8 @@ from .optimizer import (
     snapshot_schedule,
 )
 from .parts import Part, make_event
-from .run_files import RESET
+from .run.columns import check_metric
+from .run.log_files import RESET
 from .treatments import treatment_of
 from .watch import Reason, Trigger, configured_triggers
 

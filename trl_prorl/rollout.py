@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import gather_object
 
 from .advantages import OVER_BATCH, ROUNDING, UNGROUPED, all_equal, estimate
-from .meter import Means
+from .run.meter import Means
 
 
 if TYPE_CHECKING:

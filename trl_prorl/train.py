@@ -17,7 +17,6 @@ from functools import partial
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .checkpoint_files import FinishedError, begins_again, find_checkpoint
 from .cli.checks import check_prompts_fit, check_rows
 from .cli.command_line import main  # noqa: F401  scripts import it from here
 from .cli.ending import (
@@ -32,15 +31,16 @@ from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
-from .files import check_contents
 from .hub.downloads import PREFIX, fetch_run
-from .identity import changing_keys, check_same_run
 from .keys import AUTO_RESUME
-from .run_files import EVENTS_FILE, read_jsonl
-from .run_folder import FolderLock, RunFolder, check_free, on_main_process
+from .run.checkpoint_files import FinishedError, begins_again, find_checkpoint
+from .run.files import check_contents
+from .run.folder import FolderLock, RunFolder, check_free, on_main_process
+from .run.identity import changing_keys, check_same_run
+from .run.log_files import EVENTS_FILE, read_jsonl
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
-from .vocabulary import load_tokenizer
+from .upstream.vocabulary import load_tokenizer
 
 
 def build(

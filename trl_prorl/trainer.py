@@ -39,7 +39,6 @@ from .assembly import (
     run_identity,
     warn_of_unused_defaults,
 )
-from .checkpoint import CheckpointMixin
 from .cli.checks import (
     check_reward_names,
     choose_best_metric,
@@ -66,9 +65,10 @@ from .extras.vllm import keep_weights
 from .fast.first_batch import FirstBatch
 from .fast.generation import CompactGeneration
 from .fast.merged import Merging
-from .finite import FiniteGuard
+from .guards.finite import FiniteGuard
+from .guards.rewards import guard_reward, treat_nonfinite
+from .guards.trained import TrainedCheck
 from .hub.uploads import Uploads
-from .identity import changing_keys
 from .keys import Effect
 from .kl import (
     Aggregation,
@@ -77,12 +77,8 @@ from .kl import (
     without_ratio,
     zero_masked,
 )
-from .meter import Means, Meter
-from .modules import Modules, checkpointing_off
 from .optimizer import inner_of
 from .parts import MicroBatch, Parts
-from .positions import with_positions
-from .record import Recorder, take
 from .reference import (
     AdapterReference,
     AnchorModels,
@@ -93,19 +89,23 @@ from .reference import (
 )
 from .refusals import settled_keys
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
-from .rewards import guard_reward, treat_nonfinite
 from .rollout import (
     RolloutResult,
     SamplingCall,
     keep_groups_together,
     set_advantages,
 )
-from .run_folder import COMPLETIONS, RunFolder
+from .run.checkpoint import CheckpointMixin
+from .run.folder import COMPLETIONS, RunFolder
+from .run.identity import changing_keys
+from .run.meter import Means, Meter
+from .run.record import Recorder, take
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
-from .trained import TrainedCheck
 from .trust_region import by_token, masked_tokens, sampler_of
-from .upstream import check_names, check_untested
-from .vocabulary import check_tokenizer, embedding_rows
+from .upstream.modules import Modules, checkpointing_off
+from .upstream.names import check_names, check_untested
+from .upstream.positions import with_positions
+from .upstream.vocabulary import check_tokenizer, embedding_rows
 
 
 class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .parts import Part, make_event
-from .run_files import ENTROPY_COLLAPSE, GUARD_GAP, RESET, STALL
+from .run.log_files import ENTROPY_COLLAPSE, GUARD_GAP, RESET, STALL
 
 
 logger = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ import re
 from collections import Counter
 from typing import Any
 
+from trl_prorl.cli.variants import NEVER_RESET
 from trl_prorl.eval.analysis.sampled_scores import EVALUATION, SAMPLING
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
-from trl_prorl.provenance import evaluation_options, passk_command
-from trl_prorl.variants import NEVER_RESET
+from trl_prorl.run.provenance import evaluation_options, passk_command
 
 
 # Settings in which repetitions of a configuration may differ: seeds, and keys that change no number. Model and data,

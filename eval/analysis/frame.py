@@ -13,7 +13,7 @@ from trl_prorl.eval.analysis.sampled_scores import gain, largest_k, per_prompt, 
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
 from trl_prorl.eval.analysis.timing import trained_in_parallel
 from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun
-from trl_prorl.run_files import SIDES
+from trl_prorl.run.log_files import SIDES
 
 
 MIN_STEPS = 3  # of a curve, and of a mean step time: the first steps of a run are slow

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
+from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.configurations import pairing_obstacle, value_of
 from trl_prorl.eval.analysis.frame import Frame, Row, RunGroup
@@ -20,8 +21,7 @@ from trl_prorl.eval.analysis.statistics import (
     prompts_and_seeds,
 )
 from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun, require_passk
-from trl_prorl.provenance import describe_evaluation
-from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
+from trl_prorl.run.provenance import describe_evaluation
 
 
 COMPARED = ("plain", "control", "A")  # references: every variant of their ground is compared with these

@@ -9,7 +9,7 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, paired_difference, pass_at_k_per_prompt, prompt_interval
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.run_files import SIDES
+from trl_prorl.run.log_files import SIDES
 from trl_prorl.text import shell_quote
 
 

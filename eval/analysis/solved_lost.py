@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import fisher_exact
 
 from trl_prorl.eval.analysis.statistics import ERROR_RATE, holm, mcnemar_p_value
-from trl_prorl.run_files import SIDES
+from trl_prorl.run.log_files import SIDES
 
 
 class PromptChange(NamedTuple):

@@ -7,7 +7,7 @@ import pandas as pd
 
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.extras.collapse import COLLAPSE_SHARE, LAST_SHARE, SMOOTHING_STEPS, end_by_best
-from trl_prorl.run_files import NONFINITE
+from trl_prorl.run.log_files import NONFINITE
 
 
 FIRST_SHARE = 0.05

@@ -10,7 +10,7 @@ from trl_prorl.eval.analysis.statistics import METHOD, MIN_PROMPTS, NO_INTERVAL_
 from trl_prorl.eval.pages.comparison import stale_notes
 from trl_prorl.eval.pages.document import Section, bullets
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
-from trl_prorl.run_files import RECORDED, training_note
+from trl_prorl.run.log_files import RECORDED, training_note
 from trl_prorl.text import visible
 
 

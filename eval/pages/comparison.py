@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich.table import Table as RichTable
 
+from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.pairs import Comparison, Verdict, compare_with_references, verdicts
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
@@ -14,10 +15,9 @@ from trl_prorl.eval.pages.plotting import Panel, Picture, bars_panel, colour_of
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.table import POWER, Column, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR, RecordedRun
-from trl_prorl.provenance import describe_evaluation
-from trl_prorl.run_files import training_note
+from trl_prorl.run.log_files import training_note
+from trl_prorl.run.provenance import describe_evaluation
 from trl_prorl.text import visible
-from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
 def objective_notes(runs: list[RecordedRun]) -> list[str]:

@@ -11,7 +11,7 @@ from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
-from trl_prorl.run_files import SIDES, read_json
+from trl_prorl.run.log_files import SIDES, read_json
 from trl_prorl.text import code_span, cut, visible
 
 

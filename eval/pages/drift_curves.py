@@ -8,7 +8,7 @@ from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, Es
 from trl_prorl.eval.pages.document import Section, table_section
 from trl_prorl.eval.pages.plotting import TRAINED_COLOUR, Panel, Picture, label_steps
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
-from trl_prorl.run_files import training_note
+from trl_prorl.run.log_files import training_note
 
 
 # Title and unit of each measure's panel.

@@ -19,8 +19,8 @@ from PIL import Image
 from trl_prorl.eval.analysis.frame import MIN_STEPS, Frame, RunGroup
 from trl_prorl.eval.analysis.stability import band, running_mean
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.files import replaced
-from trl_prorl.run_files import GROWTH, GUARD_GAP, STALL
+from trl_prorl.run.files import replaced
+from trl_prorl.run.log_files import GROWTH, GUARD_GAP, STALL
 from trl_prorl.text import visible
 
 

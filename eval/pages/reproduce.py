@@ -3,7 +3,7 @@
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.provenance import describe_evaluation, evaluation_options, plugin_options
+from trl_prorl.run.provenance import describe_evaluation, evaluation_options, plugin_options
 from trl_prorl.text import code_block, shell_quote, visible
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from trl_prorl.cli.variants import VARIANTS
 from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.sampled_scores import score
@@ -22,8 +23,7 @@ from trl_prorl.eval.pages.table import (
     sides_cell,
     table_of,
 )
-from trl_prorl.run_files import SIDES
-from trl_prorl.variants import VARIANTS
+from trl_prorl.run.log_files import SIDES
 
 
 STAGES = {  # colour and label

@@ -35,7 +35,7 @@ from trl_prorl.eval.pages.plotting import (
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
-from trl_prorl.run_files import SIDES, training_note
+from trl_prorl.run.log_files import SIDES, training_note
 from trl_prorl.text import visible
 
 

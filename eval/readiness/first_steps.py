@@ -15,8 +15,8 @@ from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_f
 from trl_prorl.eval.readiness.memory import GIB
 from trl_prorl.eval.readiness.samples_of import TIMED, watch
 from trl_prorl.kl import completion_mask
-from trl_prorl.run_files import METRICS_FILE, read_log
-from trl_prorl.run_recorder import RunRecorder
+from trl_prorl.run.log_files import METRICS_FILE, read_log
+from trl_prorl.run.recorder import RunRecorder
 
 
 STEPS = 2

@@ -12,7 +12,7 @@ from peft import PeftModel
 from torch.optim.lr_scheduler import LRScheduler
 
 from trl_prorl.cli.dropout import own_random_state
-from trl_prorl.identity import base_parameters
+from trl_prorl.run.identity import base_parameters
 
 
 # Modules of the classes whose objects are put back, with their subclasses; others stay as the trial leaves them.

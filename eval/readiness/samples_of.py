@@ -8,7 +8,7 @@ import torch
 
 from trl_prorl.evaluation import Verdicts, beside_rows, judges
 from trl_prorl.extras.length_rewards import LENGTH_NAMES
-from trl_prorl.rewards import own_copy
+from trl_prorl.guards.rewards import own_copy
 from trl_prorl.rollout import compared_rewards, weighted_sum
 
 

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trl_prorl import run_files
 from trl_prorl.errors import InputError
-from trl_prorl.files import check_contents, replaced
-from trl_prorl.run_files import DRIFT_FILE, PASSK_FILE
-from trl_prorl.run_folder import SET_ASIDE, exclusive
-from trl_prorl.run_shapes import MAX_NUMBER, read_shaped, read_shaped_rows
+from trl_prorl.run import log_files
+from trl_prorl.run.files import check_contents, replaced
+from trl_prorl.run.folder import SET_ASIDE, exclusive
+from trl_prorl.run.log_files import DRIFT_FILE, PASSK_FILE
+from trl_prorl.run.shapes import MAX_NUMBER, read_shaped, read_shaped_rows
 from trl_prorl.text import cut, visible
 
 
@@ -90,7 +90,7 @@ def load_config(run_dir) -> dict:
 def is_plain_run(folder: Path) -> bool:
     """Return whether a folder has the files of a transformers trainer, but not those of ours."""
     written = [folder / "training_args.bin", *folder.glob("checkpoint-*/trainer_state.json")]
-    return any(path.is_file() for path in written) and not (folder / run_files.METRICS_FILE).is_file()
+    return any(path.is_file() for path in written) and not (folder / log_files.METRICS_FILE).is_file()
 
 
 def read_env(run_dir: Path) -> dict:
@@ -100,7 +100,7 @@ def read_env(run_dir: Path) -> dict:
     Raises:
         InputError: If it is not JSON, or has another shape.
     """
-    path = Path(run_dir) / run_files.ENV_FILE
+    path = Path(run_dir) / log_files.ENV_FILE
     return read_shaped(path) if path.is_file() else {}
 
 
@@ -122,8 +122,8 @@ def read_evaluation(run_dir: Path, file: str) -> dict | None:
 
 def _with_current_names(point: dict) -> dict:
     """Return a point of `drift.json`, with its numbers on other tasks, under the current names of its metrics."""
-    others = {task: run_files.with_current_names(numbers) for task, numbers in point.get("others", {}).items()}
-    return run_files.with_current_names(point) | {"others": others}
+    others = {task: log_files.with_current_names(numbers) for task, numbers in point.get("others", {}).items()}
+    return log_files.with_current_names(point) | {"others": others}
 
 
 def load_run(run_dir, name: str | None = None) -> "RecordedRun":
@@ -139,18 +139,18 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
 
     run_dir = Path(run_dir)
     config = load_config(run_dir)
-    for file in (run_files.ENV_FILE, run_files.METRICS_FILE):
+    for file in (log_files.ENV_FILE, log_files.METRICS_FILE):
         if not (run_dir / file).is_file():
             raise InputError(
                 f"'{run_dir / file}' is missing; give the folder of a run that was trained for at least one step"
             )
-    metrics = _read_rows(run_dir, run_files.METRICS_FILE)
+    metrics = _read_rows(run_dir, log_files.METRICS_FILE)
     if metrics.empty:
-        raise InputError(f"'{run_dir / run_files.METRICS_FILE}' has no step; train the run first")
+        raise InputError(f"'{run_dir / log_files.METRICS_FILE}' has no step; train the run first")
     metrics = metrics.sort_values("step", ignore_index=True)
     twice = metrics["step"][metrics["step"].duplicated()]
     if len(twice):
-        path = run_dir / run_files.METRICS_FILE
+        path = run_dir / log_files.METRICS_FILE
         raise InputError(f"'{path}' has step {twice.iloc[0]} twice; remove one of the two lines")
     gaps = metrics["step"][metrics["step"].diff() > 1]
     if len(gaps):
@@ -159,18 +159,18 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         logger.warning(
             "%s: no row between step %d and step %d (gaps: %d).", visible(str(run_dir)), first, last, len(gaps)
         )
-    events = run_dir / run_files.EVENTS_FILE
-    evaluations = run_dir / run_files.EVALUATIONS_FILE
+    events = run_dir / log_files.EVENTS_FILE
+    evaluations = run_dir / log_files.EVALUATIONS_FILE
     return RecordedRun(
         path=run_dir,
         name=visible(name or run_dir.resolve().name),
         config=config,
         env=read_env(run_dir),
         metrics=metrics,
-        events=read_shaped_rows(run_dir, run_files.EVENTS_FILE) if events.is_file() else None,
+        events=read_shaped_rows(run_dir, log_files.EVENTS_FILE) if events.is_file() else None,
         passk=read_evaluation(run_dir, PASSK_FILE),
         drift=read_evaluation(run_dir, DRIFT_FILE),
-        evaluations=_read_rows(run_dir, run_files.EVALUATIONS_FILE) if evaluations.is_file() else None,
+        evaluations=_read_rows(run_dir, log_files.EVALUATIONS_FILE) if evaluations.is_file() else None,
     )
 
 
@@ -234,7 +234,7 @@ def find_run_folders(patterns: list[str | Path]) -> list[Path]:
             load_config(pattern)
             found.setdefault(Path(pattern).resolve(), Path(pattern))
         for match in matches:
-            if (Path(match) / run_files.METRICS_FILE).is_file():
+            if (Path(match) / log_files.METRICS_FILE).is_file():
                 found.setdefault(Path(match).resolve(), Path(match))
     if not found:
         raise InputError(
@@ -322,7 +322,7 @@ def _runs_below(folder: Path) -> list[Path]:
     runs = []
     for path, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if run_files.CONFIG_FILE in files or run_files.METRICS_FILE in files:
+        if log_files.CONFIG_FILE in files or log_files.METRICS_FILE in files:
             runs.append(Path(path))
             folders.clear()  # subfolders of a run folder belong to the run
     return runs or [folder]
@@ -330,9 +330,9 @@ def _runs_below(folder: Path) -> list[Path]:
 
 def _reason_left_out(folder: Path, is_named: bool) -> str | None:
     """Return why a folder has no data to show; `None` if a step of a run is recorded there."""
-    if not (folder / run_files.CONFIG_FILE).is_file() and not (folder / run_files.METRICS_FILE).is_file():
+    if not (folder / log_files.CONFIG_FILE).is_file() and not (folder / log_files.METRICS_FILE).is_file():
         return PLAIN_RUN if is_plain_run(folder) else "it contains no run"
-    log = folder / run_files.METRICS_FILE
+    log = folder / log_files.METRICS_FILE
     if not log.is_file() or log.stat().st_size == 0:
         return "it has no finished step"
     if (folder / SET_ASIDE).is_file() and not is_named:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from trl_prorl.cli.variants import VARIANTS, Variant, describe_missing_reset
 from trl_prorl.errors import InputError
 from trl_prorl.keys import LOWER_THE_REWARD
-from trl_prorl.provenance import describe_evaluation
-from trl_prorl.run_files import has_weights_of, step_of_evaluation
+from trl_prorl.run.log_files import has_weights_of, step_of_evaluation
+from trl_prorl.run.provenance import describe_evaluation
 from trl_prorl.text import visible
-from trl_prorl.variants import VARIANTS, Variant, describe_missing_reset
 
 
 UNKNOWN_COLOUR = "#7F7F7F"  # of an unknown variant

@@ -7,8 +7,8 @@ from pathlib import Path
 from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.files import check_contents
-from trl_prorl.provenance import fingerprint, is_hub_name
+from trl_prorl.run.files import check_contents
+from trl_prorl.run.provenance import fingerprint, is_hub_name
 
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:

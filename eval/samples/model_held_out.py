@@ -13,9 +13,9 @@ from trl_prorl.eval.samples.models import Point, kind_of_model, load_tokenizer
 from trl_prorl.eval.samples.run_samples import HeldOut, split_of
 from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.files import check_contents
-from trl_prorl.provenance import is_hub_name
-from trl_prorl.run_files import read_json
+from trl_prorl.run.files import check_contents
+from trl_prorl.run.log_files import read_json
+from trl_prorl.run.provenance import is_hub_name
 
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")  # of a repository on the Hub

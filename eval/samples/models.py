@@ -10,14 +10,14 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
-from trl_prorl import vocabulary
 from trl_prorl.cli.environment import cpu_computes_bf16
 from trl_prorl.errors import InputError
-from trl_prorl.files import file_sha256
-from trl_prorl.provenance import hub_commit
-from trl_prorl.run_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
-from trl_prorl.run_folder import steps_of
-from trl_prorl.weights import NO_SETTINGS, load_model, named_class, refuse_code
+from trl_prorl.run.files import file_sha256
+from trl_prorl.run.folder import steps_of
+from trl_prorl.run.log_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
+from trl_prorl.run.provenance import hub_commit
+from trl_prorl.upstream import vocabulary
+from trl_prorl.upstream.weights import NO_SETTINGS, load_model, named_class, refuse_code
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,13 @@ from trl_prorl.eval.samples.sampling import (
 )
 from trl_prorl.eval.samples.store import COLUMNS, ENDS, SAMPLES_FOLDER, SampleStore, content_ids, digest, in_line
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.files import check_contents
-from trl_prorl.provenance import describe_evaluation, plugin_options, script_of
-from trl_prorl.run_files import PASSK_FILE, read_json, weight_hashes
+from trl_prorl.run.files import check_contents
+from trl_prorl.run.log_files import PASSK_FILE, read_json, weight_hashes
+from trl_prorl.run.provenance import describe_evaluation, plugin_options, script_of
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
-from trl_prorl.vocabulary import check_tokenizer, embedding_rows
+from trl_prorl.upstream.vocabulary import check_tokenizer, embedding_rows
 
 
 PROMPTS = 128  # default number of prompts of a task

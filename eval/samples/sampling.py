@@ -20,8 +20,8 @@ from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.fast.head import contiguous_states
 from trl_prorl.fast.merged_copy import merge_obstacle
 from trl_prorl.fast.recording import Recordings
+from trl_prorl.guards.rewards import DeadlineExceeded, call_within
 from trl_prorl.pass_at_k import as_verdict
-from trl_prorl.rewards import DeadlineExceeded, call_within
 from trl_prorl.text import cut, visible
 
 

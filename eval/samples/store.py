@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import write_json
-from trl_prorl.files import replaced
-from trl_prorl.run_files import read_json
-from trl_prorl.run_folder import exclusive
+from trl_prorl.run.files import replaced
+from trl_prorl.run.folder import exclusive
+from trl_prorl.run.log_files import read_json
 from trl_prorl.text import visible
 
 

@@ -18,8 +18,8 @@ from trl_prorl.eval.samples.run_samples import HeldOut, split_of
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.files import check_contents
-from trl_prorl.identity import base_parameters, weights_hash
+from trl_prorl.run.files import check_contents
+from trl_prorl.run.identity import base_parameters, weights_hash
 
 
 class TrainerHeldOut(HeldOut):

@@ -18,10 +18,10 @@ import yaml
 from scipy import stats
 
 from trl_prorl.cli.recipe_yaml import read_recipe
+from trl_prorl.cli.variants import VARIANTS
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.eval.analysis.statistics import Estimate, t_interval
-from trl_prorl.files import replaced
-from trl_prorl.variants import VARIANTS
+from trl_prorl.run.files import replaced
 
 
 HERE = Path(__file__).resolve().parent

@@ -18,8 +18,8 @@ from trl_prorl import ProRLConfig
 from trl_prorl.cli.adapters import check_growing_model
 from trl_prorl.cli.plan import Plan
 from trl_prorl.extras.growth import Growth, list_factors, random_state
-from trl_prorl.meter import StageTimer
 from trl_prorl.reference import frozen_adapter
+from trl_prorl.run.meter import StageTimer
 
 
 # Two steps a generation, so that growth is requested at 2, and applied there.

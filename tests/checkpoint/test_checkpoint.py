@@ -17,14 +17,14 @@ from tiny_run import BEST, QUESTIONS, set_evaluations, vowels
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
-from trl_prorl import checkpoint_files as on_disk
 from trl_prorl import evaluate
-from trl_prorl.checkpoint import completions_to_json
-from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, unusable_reason
 from trl_prorl.errors import CheckpointError, InputError
-from trl_prorl.files import file_sha256
-from trl_prorl.run_files import JsonLines, recorded_run_id, saved_run_id
-from trl_prorl.run_folder import RunFolder
+from trl_prorl.run import checkpoint_files as on_disk
+from trl_prorl.run.checkpoint import completions_to_json
+from trl_prorl.run.checkpoint_files import find_checkpoint, find_newest_checkpoint, unusable_reason
+from trl_prorl.run.files import file_sha256
+from trl_prorl.run.folder import RunFolder
+from trl_prorl.run.log_files import JsonLines, recorded_run_id, saved_run_id
 
 
 def write(folder, step, resumable=True, **files):
@@ -228,7 +228,7 @@ def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trl_prorl.run_folder.shutil.rmtree", broken_off)
+        patch.setattr("trl_prorl.run.folder.shutil.rmtree", broken_off)
         RunFolder(tmp_path).remove_oldest(4, 1, None)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
     RunFolder(tmp_path).clear_leftovers()

@@ -17,8 +17,9 @@ from tool_run import add
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.optimization import Adafactor, AdafactorSchedule
 
-from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, identity, train
-from trl_prorl.identity import changing_keys, check_change, differences
+from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, train
+from trl_prorl.run import identity
+from trl_prorl.run.identity import changing_keys, check_change, differences
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "soak"))
 
 from same_run import differences  # noqa: E402
 
-from trl_prorl.checkpoint_files import find_newest_checkpoint  # noqa: E402
+from trl_prorl.run.checkpoint_files import find_newest_checkpoint  # noqa: E402
 
 
 def steps_done(out):

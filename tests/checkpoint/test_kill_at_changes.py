@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "soak"))
 
 from same_run import differences  # noqa: E402
 
-from trl_prorl.checkpoint_files import find_newest_checkpoint, incomplete_reason  # noqa: E402
+from trl_prorl.run.checkpoint_files import find_newest_checkpoint, incomplete_reason  # noqa: E402
 
 
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of one process, and of several

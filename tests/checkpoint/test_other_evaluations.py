@@ -10,7 +10,7 @@ from tiny_run import BEST, QUESTIONS
 from transformers import EarlyStoppingCallback
 
 from trl_prorl import ReferenceResetCallback, Trigger
-from trl_prorl.run_files import EVALUATIONS_FILE, read_log
+from trl_prorl.run.log_files import EVALUATIONS_FILE, read_log
 
 
 def draws(completions, **columns):

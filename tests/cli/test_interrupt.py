@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from trl_prorl.checkpoint_files import find_newest_checkpoint
 from trl_prorl.cli.ending import (
     EndAtOnce,
     Ended,
@@ -19,6 +18,7 @@ from trl_prorl.cli.ending import (
     interrupt_as_usual,
     warn_interrupted,
 )
+from trl_prorl.run.checkpoint_files import find_newest_checkpoint
 
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from trl_prorl import embedded_model, evaluate, train
 from trl_prorl.cli.model_name import find_model
 from trl_prorl.eval import passk
-from trl_prorl.provenance import identify
+from trl_prorl.run.provenance import identify
 
 
 NAMED = {"model": "embedded:sorting", "trainer_kwargs": {"processing_class": None}}

@@ -2,7 +2,7 @@
 
 from doc_pages import ROOT, named_file
 
-from trl_prorl.run_files import EVENTS_FILE, METRICS_FILE, JsonLines, read_log
+from trl_prorl.run.log_files import EVENTS_FILE, METRICS_FILE, JsonLines, read_log
 
 
 def write(path, *rows):

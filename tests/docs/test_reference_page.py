@@ -13,9 +13,9 @@ from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.help import own_keys
-from trl_prorl.columns import EVENTS, METRICS
 from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.keys import KEYS, TASK_KEYS
+from trl_prorl.run.columns import EVENTS, METRICS
 from trl_prorl.train import TaskArguments
 from trl_prorl.treatments import TREATMENTS
 

@@ -19,7 +19,7 @@ from trl_prorl.embedded.shipped import DEFAULT, byte_tokenizer, embedded_model, 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.hub.card import model_card
-from trl_prorl.provenance import identify
+from trl_prorl.run.provenance import identify
 from trl_prorl.tasks import get_task
 from trl_prorl.train import find_model
 

@@ -16,9 +16,9 @@ from trl_prorl.embedded import shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
-from trl_prorl.provenance import identify
+from trl_prorl.run.files import file_sha256
+from trl_prorl.run.provenance import identify
 from trl_prorl.train import find_model
 
 

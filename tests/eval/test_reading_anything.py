@@ -22,7 +22,7 @@ from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.eval.samples.run_samples import check_run
 from trl_prorl.eval.why import explain
 from trl_prorl.hub.card import model_card
-from trl_prorl.run_files import JsonLines, next_attempt, read_jsonl, read_yaml
+from trl_prorl.run.log_files import JsonLines, next_attempt, read_jsonl, read_yaml
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}

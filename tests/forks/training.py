@@ -13,8 +13,8 @@ from tiny_run import LORA, SETTINGS, vowels
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.checkpoint import last_rollback
 from trl_prorl.parts import Part, make_event
+from trl_prorl.run.checkpoint import last_rollback
 
 
 def rows(count, first):

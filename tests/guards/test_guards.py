@@ -14,14 +14,14 @@ from tiny_run import constant
 from transformers import TrainerCallback
 
 from trl_prorl import ProRLConfig
-from trl_prorl.checkpoint_files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError
 from trl_prorl.extras.rollback import Rollback
-from trl_prorl.finite import FiniteGuard, all_finite, first_nonfinite
+from trl_prorl.guards.finite import FiniteGuard, all_finite, first_nonfinite
 from trl_prorl.kl import Anchors
-from trl_prorl.meter import Meter
 from trl_prorl.parts import MicroBatch
-from trl_prorl.record import Recorder
+from trl_prorl.run.checkpoint_files import find_newest_checkpoint
+from trl_prorl.run.meter import Meter
+from trl_prorl.run.record import Recorder
 from trl_prorl.train import main
 from trl_prorl.watch import GUARD_WINDOW, configured_alarms
 

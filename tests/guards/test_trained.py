@@ -205,7 +205,7 @@ def test_weights_that_grow_until_updates_are_rounded_away_are_said(make_trainer,
         for param in some_of(model, "lora_"):
             param.data.mul_(1000.0)
 
-    monkeypatch.setattr("trl_prorl.trained.EVERY", 4)
+    monkeypatch.setattr("trl_prorl.guards.trained.EVERY", 4)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
     model = get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)
     make_trainer(model=model, lora=False, trainer_kwargs={"callbacks": [Changing(grow)]}).train()

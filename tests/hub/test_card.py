@@ -12,11 +12,11 @@ from markdown_it import MarkdownIt
 from run_record import write_run
 from safetensors.torch import save_file
 
-from trl_prorl import run_files
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval import push
-from trl_prorl.files import read_text
 from trl_prorl.hub.card import model_card, remove_secrets
+from trl_prorl.run import log_files
+from trl_prorl.run.files import read_text
 
 
 SECRET = "hf_" + "S" * 34
@@ -256,7 +256,7 @@ def test_a_save_does_not_read_the_rows_of_all_steps(run, monkeypatch):
         read[Path(path).name] += 1
         return read_text(path)
 
-    monkeypatch.setattr(run_files, "read_text", count)
+    monkeypatch.setattr(log_files, "read_text", count)
     trainer = run(save_strategy="steps", save_steps=1)
     assert read["events.jsonl"] >= 4
     assert read["metrics.jsonl"] == 0

@@ -14,7 +14,7 @@ from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import TrainerCallback
 
 from trl_prorl.hub import downloads
-from trl_prorl.run_files import RUN_ID, recorded_run_id
+from trl_prorl.run.log_files import RUN_ID, recorded_run_id
 
 
 A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}

@@ -18,11 +18,11 @@ from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import embedded_model
-from trl_prorl.checkpoint_files import unusable_reason
 from trl_prorl.cli.plan import Plan
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish, uploads
+from trl_prorl.run.checkpoint_files import unusable_reason
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"

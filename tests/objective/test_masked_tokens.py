@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.fast.packing import PackedScorer
 from trl_prorl.kl import Anchors, token_weights
-from trl_prorl.meter import Meter
+from trl_prorl.run.meter import Meter
 from trl_prorl.supported import IMPORTANCE_LEVELS, LOSS_TYPES
 
 

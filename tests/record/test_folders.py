@@ -11,7 +11,7 @@ from tiny_run import QUESTIONS
 from transformers.trainer_utils import HPSearchBackend
 from trl import GRPOTrainer
 
-from trl_prorl.run_folder import FolderLock, RunFolder
+from trl_prorl.run.folder import FolderLock, RunFolder
 
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.run_files import (
+from trl_prorl.run.log_files import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
     LOG_FILES,

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from trl_prorl.errors import InputError
-from trl_prorl.files import check_contents, link_or_copy, read_text
-from trl_prorl.run_folder import RunFolder
+from trl_prorl.run.files import check_contents, link_or_copy, read_text
+from trl_prorl.run.folder import RunFolder
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from run_record import read_rows as rows
 from run_record import without_times
 from transformers import TrainerCallback
 
-from trl_prorl import meter as meter_module
-from trl_prorl.meter import TOKENS_IN_LOSS, Meter, StageTimer, Utilization, measure_gpu
-from trl_prorl.record import UpdateNorm
+from trl_prorl.run import meter as meter_module
+from trl_prorl.run.meter import TOKENS_IN_LOSS, Meter, StageTimer, Utilization, measure_gpu
+from trl_prorl.run.record import UpdateNorm
 
 
 CPU = torch.device("cpu")
@@ -219,7 +219,7 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     meter.begin_step()
     assert over.wait(10)
     meter.device = CPU  # of the counts, because there is no GPU
-    monkeypatch.setattr("trl_prorl.meter.measure_gpu", lambda device, readings: measure_gpu(gpu, readings))
+    monkeypatch.setattr("trl_prorl.run.meter.measure_gpu", lambda device, readings: measure_gpu(gpu, readings))
     assert meter.end_step(torch.clone)["gpu_utilization"] == 60.0
     assert threading.active_count() == threads
 

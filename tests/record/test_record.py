@@ -11,9 +11,9 @@ from run_record import read_rows
 from transformers import TrainerCallback
 
 from trl_prorl import ProRLConfig
-from trl_prorl.identity import changing_keys
-from trl_prorl.provenance import write_config, write_env
-from trl_prorl.run_files import RUN_ID_FILE, recorded_run_id, saved_run_id
+from trl_prorl.run.identity import changing_keys
+from trl_prorl.run.log_files import RUN_ID_FILE, recorded_run_id, saved_run_id
+from trl_prorl.run.provenance import write_config, write_env
 
 
 def config(folder, **keys):

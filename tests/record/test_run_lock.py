@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from run_record import error_lines, modification_times, read_rows
 
-from trl_prorl import run_folder, train
-from trl_prorl.run_folder import LOCK_FILE, FolderInUseError, FolderLock, check_free
+from trl_prorl import train
+from trl_prorl.run import folder as run_folder
+from trl_prorl.run.folder import LOCK_FILE, FolderInUseError, FolderLock, check_free
 
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
 
 HOLDER = """
 import os, sys, time
-from trl_prorl.run_folder import FolderLock
+from trl_prorl.run.folder import FolderLock
 lock = FolderLock(sys.argv[1])
 lock.hold()
 if (child := os.fork()):
@@ -78,7 +79,7 @@ def test_a_killed_process_holds_nothing_though_its_children_live_on(tmp_path, qu
 WITHOUT_FCNTL = """
 import os, sys
 sys.modules["fcntl"] = None
-from trl_prorl.run_folder import FolderInUseError, FolderLock, RunFolder
+from trl_prorl.run.folder import FolderInUseError, FolderLock, RunFolder
 folder = RunFolder(sys.argv[1])
 folder.check_usable()
 lock = FolderLock(sys.argv[1])

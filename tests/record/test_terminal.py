@@ -12,7 +12,7 @@ from run_record import read_rows
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.terminal import describe_processes, describe_resets
-from trl_prorl.record import COLUMNS
+from trl_prorl.run.record import COLUMNS
 
 
 SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from trl_prorl import evaluate
 from trl_prorl.errors import InputError, NonFiniteRewardError, RewardError
-from trl_prorl.rewards import DeadlineExceeded, call_within, guard_reward
+from trl_prorl.guards.rewards import DeadlineExceeded, call_within, guard_reward
 
 
 PROMPTS = [[{"role": "user", "content": "first"}], [{"role": "user", "content": "second"}]]

@@ -18,8 +18,8 @@ from trl_prorl.fast.packing import packed_logps
 from trl_prorl.fast.prefix import accept_prefixes
 from trl_prorl.fast.recording import Recordings
 from trl_prorl.fast.trial import compare_samples
-from trl_prorl.positions import with_positions
 from trl_prorl.supported import FAMILIES, LEARNED_POSITIONS, POSITIONS
+from trl_prorl.upstream.positions import with_positions
 
 
 DELTA = {

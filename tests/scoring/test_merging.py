@@ -14,7 +14,7 @@ from trl_prorl import ProRLTrainer
 from trl_prorl.fast.acceleration import find_merging_obstacle
 from trl_prorl.fast.choice import Choice
 from trl_prorl.fast.merged import Merging
-from trl_prorl.identity import differences
+from trl_prorl.run.identity import differences
 from trl_prorl.supported import LOSS_TYPES
 
 

@@ -13,8 +13,8 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLTrainer
 from trl_prorl.extras.elastic import ElasticResets
 from trl_prorl.kl import next_coefficient
-from trl_prorl.meter import StageTimer
 from trl_prorl.reference import AdapterReference, SnapshotReference
+from trl_prorl.run.meter import StageTimer
 
 
 def perturbed(model, seed):

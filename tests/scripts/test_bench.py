@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Model
 
-from trl_prorl.run_files import JsonLines
+from trl_prorl.run.log_files import JsonLines
 
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

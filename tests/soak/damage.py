@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.checkpoint_files import unusable_reason
-from trl_prorl.run_files import AT_BOUNDARY, STARTS
-from trl_prorl.run_folder import CHECKPOINT
+from trl_prorl.run.checkpoint_files import unusable_reason
+from trl_prorl.run.folder import CHECKPOINT
+from trl_prorl.run.log_files import AT_BOUNDARY, STARTS
 
 
 def step_of(checkpoint: Path) -> int:

@@ -1,15 +1,15 @@
 """Defects made on purpose, one at a time, to see that the soak finds them. Applied in the training processes alone."""
 
 from trl_prorl import ProRLTrainer
-from trl_prorl import checkpoint as mixin
-from trl_prorl import checkpoint_files as checkpoint
-from trl_prorl import record as recorder
 from trl_prorl.extras.dynamic_sampling import SignalWatch
 from trl_prorl.extras.growth import Growth
-from trl_prorl.record import Means
 from trl_prorl.reference import SnapshotReference
 from trl_prorl.resets import Resets
-from trl_prorl.run_folder import RunFolder
+from trl_prorl.run import checkpoint as mixin
+from trl_prorl.run import checkpoint_files as checkpoint
+from trl_prorl.run import record as recorder
+from trl_prorl.run.folder import RunFolder
+from trl_prorl.run.record import Means
 from trl_prorl.watch import Alarm
 
 

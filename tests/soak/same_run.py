@@ -12,7 +12,7 @@ from run_record import read_rows, without_times
 from safetensors.torch import load_file
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from trl_prorl.run_files import RUN_ID_FILE, recorded_run_id, saved_run_id
+from trl_prorl.run.log_files import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
 ABANDONED = "abandoned-"  # begins the names of the checkpoints behind which a run has gone back

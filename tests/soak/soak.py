@@ -36,7 +36,7 @@ from same_run import differences  # noqa: E402
 from stages import BALLAST, Accident  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
-from trl_prorl.run_files import LOG_FILES  # noqa: E402
+from trl_prorl.run.log_files import LOG_FILES  # noqa: E402
 
 
 REPOSITORY = Path(__file__).parents[2]

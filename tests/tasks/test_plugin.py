@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from trl_prorl.errors import InputError
-from trl_prorl.provenance import describe_evaluation, plugin_options, spell_command
+from trl_prorl.run.provenance import describe_evaluation, plugin_options, spell_command
 from trl_prorl.tasks import get_task, registry
 from trl_prorl.tasks.plugin import load_plugin
 

@@ -110,7 +110,7 @@ def as_bad_input() -> Iterator[None]:
     except Exception as error:
         shown = error
         if isinstance(error, ImportError):
-            from ..upstream import with_cure
+            from ..upstream.names import with_cure
 
             shown = with_cure(error)
         elif not isinstance(error, ValueError | OSError) and not is_refusal_of_library(error):
@@ -225,7 +225,7 @@ def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on
         go_on (`str`): How to continue from a checkpoint.
         restart (`str`): How to start again without a checkpoint.
     """
-    from ..checkpoint_files import find_newest_checkpoint  # a command that only reads need not import it
+    from ..run.checkpoint_files import find_newest_checkpoint  # a command that only reads need not import it
 
     checkpoint, _ = find_newest_checkpoint(output_dir, content=False)
     if checkpoint is not None:

@@ -9,8 +9,8 @@ from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
-from ..files import check_contents
-from ..provenance import is_hub_name
+from ..run.files import check_contents
+from ..run.provenance import is_hub_name
 from ..text import cut, nearest
 
 

@@ -19,17 +19,17 @@ from ..evaluation import judges
 from ..extras.growth import check_growing_optimizer
 from ..extras.rollback import check_schedule
 from ..extras.vllm import RANKS, let_engine_take_adapters
-from ..files import check_contents
-from ..identity import changing_keys
 from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class, full_name, inner_of
 from ..reference import check_adapter
 from ..refusals import SWITCHES, refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
-from ..run_folder import RunFolder
+from ..run.files import check_contents
+from ..run.folder import RunFolder
+from ..run.identity import changing_keys
 from ..supported import FEATURES, check_adapters, check_distribution, check_options, check_quantisation
-from ..vocabulary import readable_files
-from ..weights import check_decoder, differing_settings, read_config, refuse_kernel, whole_weights
+from ..upstream.vocabulary import readable_files
+from ..upstream.weights import check_decoder, differing_settings, read_config, refuse_kernel, whole_weights
 from .adapters import (
     check_head,
     check_loaded,
@@ -237,8 +237,8 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Ca
 
 def _check_model(model: PreTrainedModel | str, args: ProRLConfig) -> None:
     """
-    Raise an error for a model that [`~trl_prorl.weights.read_config`] rejects, or for a quantisation that is not
-    listed.
+    Raise an error for a model that [`~trl_prorl.upstream.weights.read_config`] rejects, or for a quantisation that is
+    not listed.
     """
     if isinstance(model, str):
         is_set = "attn_implementation" in (args.model_init_kwargs or {})

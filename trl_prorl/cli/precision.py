@@ -12,11 +12,11 @@ import torch
 from accelerate.utils import get_int_from_env
 from torch.utils.benchmark import Timer
 
-from ..checkpoint_files import find_checkpoint
 from ..errors import InputError
-from ..identity import IDENTITY_FILE
 from ..keys import read_resume_word
-from ..run_files import ENV_FILE, read_json
+from ..run.checkpoint_files import find_checkpoint
+from ..run.identity import IDENTITY_FILE
+from ..run.log_files import ENV_FILE, read_json
 
 
 AUTO = "auto"  # a value of bf16 in a recipe

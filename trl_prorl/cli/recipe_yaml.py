@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import read_text
 from ..keys import cure_of
-from ..run_files import parse_yaml
+from ..run.files import read_text
+from ..run.log_files import parse_yaml
 from ..text import cut, parse_json, short
 
 

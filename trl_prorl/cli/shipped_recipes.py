@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..text import nearest
-from ..variants import VARIANTS
+from .variants import VARIANTS
 
 
 RECIPES = (Path(__file__).parents[1] / "recipes").resolve()  # in a checkout it is a link

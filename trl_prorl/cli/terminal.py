@@ -11,12 +11,12 @@ from transformers import PrinterCallback, ProgressCallback
 from ..anchors import ANCHORS
 from ..keys import TRIGGER_KEYS
 from ..optimizer import configured_rates
-from ..provenance import passk_command
-from ..run_files import ENV_FILE, GROWTH, NONFINITE, RESET, STALL, read_json
+from ..run.log_files import ENV_FILE, GROWTH, NONFINITE, RESET, STALL, read_json
+from ..run.provenance import passk_command
 from ..text import shell_quote
-from ..variants import DIFFER_BY_RESETS, VARIANTS
 from ..watch import Alarm
 from .prompt_rows import named_sets
+from .variants import DIFFER_BY_RESETS, VARIANTS
 
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub.constants import HF_HOME
 
-from ..files import file_sha256
+from ..run.files import file_sha256
 from ..text import nearest
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..cli.ending import announce, as_bad_input, command
 from ..errors import InputError
-from ..files import file_sha256
+from ..run.files import file_sha256
 from .shipped import MADE_WITH, SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, write_hashes
 
 
@@ -111,7 +111,7 @@ def load(gguf: Path):
     from transformers import AutoModelForCausalLM, GgufConfig
     from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
-    from ..weights import refuse_keys, whole_weights
+    from ..upstream.weights import refuse_keys, whole_weights
 
     with whole_weights(gguf):
         model = AutoModelForCausalLM.from_pretrained(

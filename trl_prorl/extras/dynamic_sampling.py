@@ -13,7 +13,7 @@ from ..errors import InputError, RewardError
 from ..kl import completion_mask
 from ..parts import Part, make_event
 from ..rollout import RolloutResult, groups_without_signal, select_own_rows, weighted_sum
-from ..run_files import NO_SIGNAL
+from ..run.log_files import NO_SIGNAL
 
 
 def deciding_rewards(

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from ..parts import Part, make_event
-from ..run_files import ELASTIC
-from ..weights import copy_tensors
+from ..run.log_files import ELASTIC
+from ..upstream.weights import copy_tensors
 
 
 class ElasticResets(Part):

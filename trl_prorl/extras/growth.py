@@ -14,7 +14,7 @@ from peft.tuners.lora.layer import LoraLayer
 
 from ..optimizer import STEP
 from ..parts import Part, make_event
-from ..run_files import GROWTH, read_json
+from ..run.log_files import GROWTH, read_json
 from ..supported import OPTIMIZERS, find_optimizer
 
 

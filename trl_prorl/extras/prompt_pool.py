@@ -17,8 +17,8 @@ import torch
 from datasets import Dataset
 
 from ..advantages import all_equal
+from ..guards.rewards import own_copy
 from ..parts import Part
-from ..rewards import own_copy
 from ..rollout import RolloutResult
 from .dynamic_sampling import deciding_rewards
 

@@ -21,12 +21,12 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 from torch.optim.swa_utils import SWALR
 from transformers.optimization import AdafactorSchedule
 
-from ..checkpoint import known_rollbacks, last_rollback
-from ..checkpoint_files import unusable_reason
-from ..identity import takes_new_rates
 from ..optimizer import full_name
-from ..run_files import REWARD_COLLAPSE, ROLLBACK
-from ..run_folder import steps_of
+from ..run.checkpoint import known_rollbacks, last_rollback
+from ..run.checkpoint_files import unusable_reason
+from ..run.folder import steps_of
+from ..run.identity import takes_new_rates
+from ..run.log_files import REWARD_COLLAPSE, ROLLBACK
 from ..watch import Alarm, Reason
 from .collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 

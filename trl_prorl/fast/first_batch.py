@@ -20,10 +20,10 @@ from peft import PeftModel
 
 from ..cli.dropout import evaluation_mode, own_random_state
 from ..errors import InputError
-from ..modules import checkpointing_off
 from ..parts import Part
-from ..positions import with_positions
 from ..supported import LEARNED_POSITIONS, PAGE
+from ..upstream.modules import checkpointing_off
+from ..upstream.positions import with_positions
 from .acceleration import Acceleration
 from .own_forward import allowed, mean_difference, mixed_dtype, own_logps, plain_model, rows_padded_right
 

@@ -13,7 +13,7 @@ from ..cli.model_defaults import kept_defaults
 from ..cli.prompts import cut_at_end, find_distinct, pad_left
 from ..keys import switched_on
 from ..parts import Part, make_event
-from ..run_files import UNMERGED
+from ..run.log_files import UNMERGED
 from .choice import Choice
 from .compact import compact_sample
 from .head import contiguous_states

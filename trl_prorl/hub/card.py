@@ -15,17 +15,9 @@ from markupsafe import Markup
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
-from ..files import replaced
-from ..provenance import (
-    BaseModel,
-    describe_evaluation,
-    evaluation_options,
-    identify,
-    is_hub_name,
-    plugin_options,
-    remove_secrets,
-)
-from ..run_files import (
+from ..cli.variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
+from ..run.files import replaced
+from ..run.log_files import (
     CONFIG_FILE,
     ENV_FILE,
     EVENTS_FILE,
@@ -38,9 +30,17 @@ from ..run_files import (
     step_of_evaluation,
     training_note,
 )
-from ..run_shapes import read_shaped, read_shaped_rows
+from ..run.provenance import (
+    BaseModel,
+    describe_evaluation,
+    evaluation_options,
+    identify,
+    is_hub_name,
+    plugin_options,
+    remove_secrets,
+)
+from ..run.shapes import read_shaped, read_shaped_rows
 from ..text import LICENSE, code_block, code_span, plain_markdown, shell_quote, spell_again, visible
-from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
 
 
 CARD_FILE = "README.md"

@@ -5,10 +5,17 @@ from pathlib import Path
 
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ..checkpoint_files import adopt_unnamed, find_newest_checkpoint, incomplete_reason, name_staged, unusable_reason
 from ..errors import InputError
-from ..files import check_contents, replaced
-from ..run_files import (
+from ..run.checkpoint_files import (
+    adopt_unnamed,
+    find_newest_checkpoint,
+    incomplete_reason,
+    name_staged,
+    unusable_reason,
+)
+from ..run.files import check_contents, replaced
+from ..run.folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, step_of
+from ..run.log_files import (
     BASE_ADAPTER,
     ENV_FILE,
     RUN_ID_FILE,
@@ -17,7 +24,6 @@ from ..run_files import (
     recorded_run_id,
     saved_run_id,
 )
-from ..run_folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, step_of
 from .publish import RECORD_FILES, make_api
 
 

@@ -13,21 +13,13 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from transformers import AutoConfig
 
 from ..errors import PushError
-from ..files import check_contents, link_or_copy
-from ..provenance import identify, remove_secrets
-from ..run_files import (
-    BASE_ADAPTER,
-    CONFIG_FILE,
-    DRIFT_FILE,
-    ENV_FILE,
-    LOG_FILES,
-    PASSK_FILE,
-    read_yaml,
-)
-from ..run_shapes import INDEX_FILES, read_shaped
+from ..run.files import check_contents, link_or_copy
+from ..run.log_files import BASE_ADAPTER, CONFIG_FILE, DRIFT_FILE, ENV_FILE, LOG_FILES, PASSK_FILE, read_yaml
+from ..run.provenance import identify, remove_secrets
+from ..run.shapes import INDEX_FILES, read_shaped
 from ..text import shell_quote
-from ..vocabulary import check_tokenizer, embedding_rows, load_tokenizer
-from ..weights import check_files, refuse_code
+from ..upstream.vocabulary import check_tokenizer, embedding_rows, load_tokenizer
+from ..upstream.weights import check_files, refuse_code
 from .card import CARD_FILE
 
 

@@ -12,8 +12,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveS
 from transformers.utils import PushInProgress
 
 from ..errors import PushError
-from ..files import STAGED
-from ..run_files import BASE_ADAPTER
+from ..run.files import STAGED
+from ..run.log_files import BASE_ADAPTER
 from .card import CARD_FILE, model_card, write_card
 from .publish import (
     ADAPTER_CONFIG,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE
 from trl_prorl.errors import InputError
 from trl_prorl.eval import compare as command
 from trl_prorl.eval.analysis.frame import Frame
@@ -15,7 +16,6 @@ from trl_prorl.eval.analysis.timing import trained_in_parallel
 from trl_prorl.eval.compare import compare_runs
 from trl_prorl.eval.pages.caveats import caveats
 from trl_prorl.eval.pages.comparison import stale_notes
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from trl_prorl.cli.variants import VARIANTS
 from trl_prorl.eval.analysis.configurations import common_name, group_labels, matters, repetitions
 from trl_prorl.eval.run_folder.reading import shortest_names
 from trl_prorl.eval.run_folder.run import base_family
-from trl_prorl.variants import VARIANTS
 
 
 A, B, C, ELASTIC = (VARIANTS[name].label for name in ("A", "B", "C", "elastic"))

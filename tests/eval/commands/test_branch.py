@@ -15,7 +15,7 @@ from run_record import error_lines, hash_files, read_events, read_rows, without_
 
 from trl_prorl.cli.command_line import check_arguments
 from trl_prorl.eval import branch, trial
-from trl_prorl.run_folder import FolderLock
+from trl_prorl.run.folder import FolderLock
 from trl_prorl.train import parse_recipe, run
 
 

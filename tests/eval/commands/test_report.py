@@ -4,9 +4,9 @@ import os
 import pytest
 from PIL import Image
 
+from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE
 from trl_prorl.eval import compare, report
 from trl_prorl.eval.run_folder.reading import find_recorded_runs
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture

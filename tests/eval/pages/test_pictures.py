@@ -6,13 +6,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
+from trl_prorl.cli.variants import VARIANTS
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages import comparison, curves, plotting, reset_panels, score_sections
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
-from trl_prorl.variants import VARIANTS
 
 
 RESET = {"event": "reset", "step_applied": 10}

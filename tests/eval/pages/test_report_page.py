@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
+from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE
 from trl_prorl.eval import report
 from trl_prorl.eval.pages import document
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore
 from trl_prorl.text import code_block
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 HOSTILE = "A <b>&amp; 'x' [y](http:||z) $x_{$"

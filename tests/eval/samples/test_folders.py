@@ -22,8 +22,8 @@ from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer, revision_of_base
 from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.eval.samples.store import COLUMNS, SampleStore
-from trl_prorl.provenance import fingerprint
-from trl_prorl.weights import check_files, load_model
+from trl_prorl.run.provenance import fingerprint
+from trl_prorl.upstream.weights import check_files, load_model
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_what_looks_like_a_name_and_was_a_folder(project):
 @pytest.mark.parametrize("read_whole", [2**29, 2**20])
 def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch, read_whole):
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
-    monkeypatch.setattr("trl_prorl.provenance.READ_WHOLE", read_whole)
+    monkeypatch.setattr("trl_prorl.run.provenance.READ_WHOLE", read_whole)
     run = project / "runs/study/A"
     config = {"model_name_or_path": "runs/embedded/7b"}
     here = Path("runs/embedded/7b")

@@ -9,7 +9,7 @@ from trl_prorl import drift, evaluate
 from trl_prorl.eval import report
 from trl_prorl.eval.samples.run_samples import count_of_script
 from trl_prorl.hub.card import eval_results, model_card, read_record
-from trl_prorl.run_files import saved_step
+from trl_prorl.run.log_files import saved_step
 
 
 def chats(texts, **more):

@@ -17,7 +17,7 @@ from trl_prorl.eval.samples.models import (
     trained_point,
 )
 from trl_prorl.eval.samples.run_samples import HeldOut
-from trl_prorl.run_files import write_run_id
+from trl_prorl.run.log_files import write_run_id
 
 
 @pytest.fixture

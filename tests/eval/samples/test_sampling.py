@@ -5,7 +5,7 @@ from transformers import set_seed
 
 from trl_prorl.eval.samples.models import load_tokenizer
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample, stop_token_ids
-from trl_prorl.weights import load_model
+from trl_prorl.upstream.weights import load_model
 
 
 NEW_TOKENS = 6

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForCon
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import drift, passk, preflight
-from trl_prorl.vocabulary import check_tokenizer, load_tokenizer
+from trl_prorl.upstream.vocabulary import check_tokenizer, load_tokenizer
 
 
 RECIPE = str(Path(__file__).parents[3] / "recipes" / "tiny" / "variantA.yaml")

@@ -27,9 +27,9 @@ from transformers import (
     modeling_utils,
 )
 
-from .errors import InputError
-from .run_shapes import INDEX_FILES, read_shaped
-from .text import cut, short
+from ..errors import InputError
+from ..run.shapes import INDEX_FILES, read_shaped
+from ..text import cut, short
 
 
 SHOWN = 2  # tensor names per message

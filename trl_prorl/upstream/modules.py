@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .parts import Part
+from ..parts import Part
 
 
 class Modules(Part):

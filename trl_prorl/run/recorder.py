@@ -13,9 +13,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from .provenance import write_config, write_plain_env
-from .record import COLUMNS, evaluation_row
-from .run_files import (
+from .log_files import (
     ATTEMPT,
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -26,6 +24,8 @@ from .run_files import (
     next_attempt,
     recorded_run_id,
 )
+from .provenance import write_config, write_plain_env
+from .record import COLUMNS, evaluation_row
 
 
 OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, but not in a row

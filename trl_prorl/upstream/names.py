@@ -16,8 +16,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from .errors import InputError
-from .supported import VERSIONS
+from ..errors import InputError
+from ..supported import VERSIONS
 
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def check_names(trainer: type, with_vllm: bool = False) -> None:
     """
     ours = {}
     for cls in trainer.__mro__:
-        if cls.__module__.partition(".")[0] == __package__:
+        if cls.__module__.partition(".")[0] == __package__.partition(".")[0]:
             ours = {**vars(cls), **ours}
     grpo = _find_class("GRPOTrainer")
     for name, method in ours.items():
@@ -135,7 +135,7 @@ def check_untested(is_main: bool = True) -> None:
         InputError: TRL computes another number than trl-prorl relies on.
     """
     if version("trl") != VERSIONS["trl"]:
-        from .upstream_numbers import find_incompatibility
+        from .numbers import find_incompatibility
 
         found = find_incompatibility(_find_class("GRPOTrainer"), _find_class("GRPOConfig"))
         if found is not None:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from trl.trainer.utils import is_async_callable
 
-from .errors import NonFiniteRewardError, RewardError
-from .text import quoted, short
+from ..errors import NonFiniteRewardError, RewardError
+from ..text import quoted, short
 
 
 # Not SIGALRM: reward functions use it (math-verify's time limit does).

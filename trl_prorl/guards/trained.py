@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import torch
 from accelerate.utils import DistributedType
 
-from .errors import RunError
-from .optimizer import configured_rates
-from .parts import Part
+from ..errors import RunError
+from ..optimizer import configured_rates
+from ..parts import Part
 
 
 logger = logging.getLogger(__name__)

@@ -22,14 +22,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.optimization import AdafactorSchedule
 
+from ..errors import naming
+from ..keys import FIXED_KEYS, FREE_KEYS, KEYS, OTHER_OPTIMIZER, TRIGGER_KEYS, is_on, switched_off, switched_on
+from ..optimizer import full_name, inner_of
+from ..supported import ENDLESS_SCHEDULES, PATH_DEPENDENT_SCHEDULES
+from ..text import short
 from .checkpoint_files import buffer_file
-from .errors import naming
-from .keys import FIXED_KEYS, FREE_KEYS, KEYS, OTHER_OPTIMIZER, TRIGGER_KEYS, is_on, switched_off, switched_on
-from .optimizer import full_name, inner_of
+from .log_files import read_json
 from .provenance import as_plain, remove_secrets
-from .run_files import read_json
-from .supported import ENDLESS_SCHEDULES, PATH_DEPENDENT_SCHEDULES
-from .text import short
 
 
 IDENTITY_FILE = "identity.json"

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .anchors import ANCHORS
-from .kl import zero_masked
+from ..anchors import ANCHORS
+from ..kl import zero_masked
 
 
 logger = logging.getLogger(__name__)

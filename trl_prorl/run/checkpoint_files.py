@@ -11,11 +11,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from .errors import CheckpointError, InputError, RunError
+from ..errors import CheckpointError, InputError, RunError
+from ..keys import AUTO_RESUME
 from .files import check_contents, file_sha256
-from .keys import AUTO_RESUME
-from .run_files import read_json, recorded_run_id, saved_run_id
-from .run_folder import (
+from .folder import (
     MANIFEST_FILE,
     WRITING,
     RunFolder,
@@ -25,6 +24,7 @@ from .run_folder import (
     rename_to_remove,
     steps_of,
 )
+from .log_files import read_json, recorded_run_id, saved_run_id
 
 
 logger = logging.getLogger(__name__)

@@ -12,23 +12,14 @@ from typing import Any
 
 import torch
 
-from . import kl
-from .anchors import OldPolicyAnchor, ReferenceAnchor
+from .. import kl
+from ..anchors import OldPolicyAnchor, ReferenceAnchor
+from ..kl import Anchors, completion_mask, has_advantage
+from ..parts import MicroBatch, Part
+from ..rollout import RolloutResult
 from .columns import METRICS
-from .kl import Anchors, completion_mask, has_advantage
+from .log_files import ATTEMPT, EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, RESET, ROLLBACK, JsonLines, next_attempt
 from .meter import TOKENS_IN_LOSS, Means, Meter
-from .parts import MicroBatch, Part
-from .rollout import RolloutResult
-from .run_files import (
-    ATTEMPT,
-    EVALUATIONS_FILE,
-    EVENTS_FILE,
-    METRICS_FILE,
-    RESET,
-    ROLLBACK,
-    JsonLines,
-    next_attempt,
-)
 
 
 # Columns of `metrics.jsonl` with another name in TRL's log.

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from .cli.environment import git_commit, hardware, versions
-from .embedded import shipped as embedded_base
+from ..cli.environment import git_commit, hardware, versions
+from ..embedded import shipped as embedded_base
+from ..text import code_span, shell_quote, shell_words, spell_again
 from .files import replaced
-from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML, weight_files
-from .text import code_span, shell_quote, shell_words, spell_again
+from .log_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML, weight_files
 
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from .errors import InputError
-from .text import cut
+from ..errors import InputError
+from ..text import cut
 
 
 CURE = "save or download it again"

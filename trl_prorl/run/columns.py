@@ -3,8 +3,11 @@
 import re
 from dataclasses import dataclass
 
-from .anchors import ANCHORS, ReferenceAnchor
-from .run_files import (
+from ..anchors import ANCHORS, ReferenceAnchor
+from ..text import nearest
+from ..treatments import names_with_alpha
+from ..watch import CONFIGURED
+from .log_files import (
     AT_BOUNDARY,
     ENTROPY_COLLAPSE,
     EVENT_KINDS,
@@ -18,9 +21,6 @@ from .run_files import (
     ROLLBACK,
     STALL,
 )
-from .text import nearest
-from .treatments import names_with_alpha
-from .watch import CONFIGURED
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
-from .run_files import (
+from ..errors import InputError
+from ..text import short
+from .log_files import (
     CONFIG_FILE,
     DRIFT_FILE,
     ENV_FILE,
@@ -23,7 +24,6 @@ from .run_files import (
     read_log,
     read_yaml,
 )
-from .text import short
 
 
 Shape = Callable[[Any], None]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from .config import ProRLConfig
+    from ..config import ProRLConfig
 
 
 DIFFERENT_OBJECTIVE = (

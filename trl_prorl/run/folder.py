@@ -14,9 +14,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import InputError
+from ..errors import InputError
+from ..tasks.plugin import check_not_loading
 from .files import STAGED, WANDB, free_name, open_own, read_text
-from .run_files import (
+from .log_files import (
     DRIFT_FILE,
     METRICS_FILE,
     PASSK_FILE,
@@ -25,8 +26,7 @@ from .run_files import (
     saved_run_id,
     step_of_evaluation,
 )
-from .run_shapes import read_shaped
-from .tasks.plugin import check_not_loading
+from .shapes import read_shaped
 
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from .errors import InputError
+from ..errors import InputError
 
 
 STAGED = "_push-"  # prefix of a background push's folder; never pushed itself

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from accelerate.utils import gather_object
 
-from .anchors import ANCHORS
-from .errors import NonFiniteError
-from .kl import completion_mask, zero_masked
-from .parts import MicroBatch, Part
-from .run_files import NONFINITE
-from .text import quoted
+from ..anchors import ANCHORS
+from ..errors import NonFiniteError
+from ..kl import completion_mask, zero_masked
+from ..parts import MicroBatch, Part
+from ..run.log_files import NONFINITE
+from ..text import quoted
 
 
 # In torch's messages for NaN while sampling. A GPU reports only the assertion, and computes nothing afterwards.

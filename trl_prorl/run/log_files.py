@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 
-from .errors import InputError
+from ..errors import InputError
+from ..text import cut, parse_json, short, visible
 from .files import file_sha256, read_text, replaced
-from .text import cut, parse_json, short, visible
 
 
 logger = logging.getLogger(__name__)

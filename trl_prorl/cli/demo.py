@@ -10,9 +10,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .cli.ending import DEBUG, Parser, announce, in_one_line
-from .errors import RunError
-from .files import open_own
+from ..errors import RunError
+from ..run.files import open_own
+from .ending import DEBUG, Parser, announce, in_one_line
 
 
 COMMAND = [sys.executable, "-m", "trl_prorl"]

@@ -21,6 +21,17 @@ from safetensors.torch import save_file
 from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
+from ..cli.quiet import without_warning
+from ..errors import CheckpointError, NonFiniteError, RunError, naming
+from ..extras.vllm import describe_engine
+from ..hub.downloads import PREFIX, fetch_run
+from ..keys import AUTO_RESUME, read_resume_word
+from ..optimizer import inner_of
+from ..parts import Part
+from ..refusals import refuse_later_changes
+from ..supported import PATH_DEPENDENT_SCHEDULES
+from ..text import visible
+from ..upstream.weights import load_checkpoint, whole_weights
 from .checkpoint_files import (
     WholeCheckpoint,
     adopt_unnamed,
@@ -31,10 +42,8 @@ from .checkpoint_files import (
     is_failed_write,
     means_newest,
 )
-from .errors import CheckpointError, NonFiniteError, RunError, naming
-from .extras.vllm import describe_engine
 from .files import check_contents
-from .hub.downloads import PREFIX, fetch_run
+from .folder import COMPLETIONS, FolderLock, RunFolder, on_main_process, step_of
 from .identity import (
     BATCH_KEYS,
     EVALUATIONS_ACT,
@@ -45,27 +54,9 @@ from .identity import (
     hyperparameters,
     restore_hyperparameters,
 )
-from .keys import AUTO_RESUME, read_resume_word
-from .optimizer import inner_of
-from .parts import Part
+from .log_files import BASE_ADAPTER, EVENTS_FILE, NONFINITE, RESUME, ROLLBACK, TRAINER_STATE, read_jsonl, write_run_id
 from .provenance import remove_secrets, write_config, write_env
-from .quiet import without_warning
-from .refusals import refuse_later_changes
-from .run_files import (
-    BASE_ADAPTER,
-    EVENTS_FILE,
-    NONFINITE,
-    RESUME,
-    ROLLBACK,
-    TRAINER_STATE,
-    read_jsonl,
-    write_run_id,
-)
-from .run_folder import COMPLETIONS, FolderLock, RunFolder, on_main_process, step_of
-from .run_shapes import STATE_FILE, check_shape, read_shaped
-from .supported import PATH_DEPENDENT_SCHEDULES
-from .text import visible
-from .weights import load_checkpoint, whole_weights
+from .shapes import STATE_FILE, check_shape, read_shaped
 
 
 logger = logging.getLogger(__name__)
@@ -114,7 +105,7 @@ class CheckpointMixin:
     @contextmanager
     def hold_folder(self):
         """
-        Lock the run's folder (re-entrant; by the main process). Raises [`~trl_prorl.run_folder.FolderInUseError`] on
+        Lock the run's folder (re-entrant; by the main process). Raises [`~trl_prorl.run.folder.FolderInUseError`] on
         every process.
         """
         if self._folder_lock is None or not self._folder_lock.held:
