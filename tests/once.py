@@ -9,9 +9,10 @@ import os
 
 import jinja2
 import torch
-from accelerate.utils import imports
+from accelerate.utils import imports, other
 
 from trl_prorl.cli import environment
+from trl_prorl.run import provenance
 
 
 def do_once() -> None:
@@ -21,10 +22,15 @@ def do_once() -> None:
     importlib.metadata.version = environment.version = functools.cache(importlib.metadata.version)
     # accelerate looks for a dozen of packages whenever it is made.
     imports._is_package_available = functools.cache(imports._is_package_available)
+    # It walks a model for compiled modules whenever it is unwrapped, several times a step.
+    other.has_compiled_regions = lambda module: False
     # The templates of model cards, PEFT's and ours, are compiled at every save.
     jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
+    # git is asked for the commit at the beginning of every run.
+    provenance.git_commit = functools.cache(environment.git_commit)
     # A file outlives a process that is killed; a power loss is the soak's to feign.
     os.fsync = lambda descriptor: None
-    # The stack is formatted whenever torch remembers a seed for a GPU that is not there.
-    if not torch.cuda.is_available():
-        torch.cuda.manual_seed_all = lambda seed: None
+    # The stack is formatted whenever torch remembers a seed for an accelerator that is not there.
+    for accelerator in (torch.cuda, torch.xpu, torch.mtia):
+        if not accelerator.is_available():
+            accelerator.manual_seed_all = lambda seed: None

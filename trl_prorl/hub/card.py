@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,7 +236,7 @@ def model_card(
         tags=sorted(tags),
     )
     text = (
-        _environment()
+        card_environment()
         .get_template(TEMPLATE.name)
         .render(
             card_data=data.to_yaml(),
@@ -266,7 +267,8 @@ def read_license(path: Path) -> str | None:
     return found if isinstance(found, str) and LICENSE.fullmatch(found) else None
 
 
-def _environment() -> Environment:
+@cache  # with the compiled template, which every save of a run fills
+def card_environment() -> Environment:
     """A run's texts are untrusted: they are shown literally by default, other places use a filter."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
