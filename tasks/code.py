@@ -11,7 +11,7 @@ from trl_prorl.tasks.code_templates import sample_function
 from trl_prorl.tasks.generated import GeneratedTask
 from trl_prorl.tasks.loaded import LoadedTask, Problem, level_of, need
 from trl_prorl.tasks.sandbox import Program, Sandbox
-from trl_prorl.text import short
+from trl_prorl.text import one_line, short
 
 
 REWARDS = ("exact", "share")
@@ -57,7 +57,7 @@ def parse_problem(row: Mapping, source: str) -> Problem:
         try:
             ast.parse(code)
         except (SyntaxError, ValueError, TypeError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise ValueError(f"{source}: {place} is {short(code)}, which is not Python: {reason}") from error
     columns = {"tests": tests, "entry_point": entry_point, "setup": setup}
     return Problem(prompt, solution, columns, f"{prompt.strip()}\n{INSTRUCTION}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .text import cut
+from .text import cut, one_line
 
 
 class InputError(ValueError):
@@ -54,5 +54,5 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, LookupError, AttributeError, EOFError, RecursionError) as error:
-        why = cut(" ".join(f"{type(error).__name__}: {error}".split()))
+        why = cut(one_line(f"{type(error).__name__}: {error}"))
         raise InputError(f"{path} has content that no run writes ({why}): use another checkpoint.") from error

@@ -122,11 +122,16 @@ def short(value: Any) -> str:
         return f"{type(value).__name__} too large to be shown"
 
 
+def one_line(value: Any) -> str:
+    """Return a value's text without line breaks and repeated spaces."""
+    return " ".join(str(value).split())
+
+
 def quoted(prompt: Any) -> str:
     """Return the last message of a prompt, on one line, quoted and shortened."""
     if isinstance(prompt, list) and prompt:
         prompt = prompt[-1].get("content", prompt[-1])
-    return short(" ".join(str(prompt).split()))
+    return short(one_line(prompt))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

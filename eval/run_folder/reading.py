@@ -17,7 +17,7 @@ from trl_prorl.run.files import check_contents, replaced
 from trl_prorl.run.folder import SET_ASIDE, exclusive
 from trl_prorl.run.log_files import DRIFT_FILE, PASSK_FILE
 from trl_prorl.run.shapes import MAX_NUMBER, read_shaped, read_shaped_rows
-from trl_prorl.text import cut, visible
+from trl_prorl.text import cut, one_line, visible
 
 
 if TYPE_CHECKING:
@@ -386,8 +386,7 @@ def _load_guarded(folder: Path, name: str) -> "RecordedRun":
     except (InputError, KeyboardInterrupt):
         raise
     except Exception as error:
-        why = " ".join(str(error).split())
-        raise InputError(f"'{folder}' cannot be read ({type(error).__name__}: {cut(why)})") from error
+        raise InputError(f"'{folder}' cannot be read ({type(error).__name__}: {cut(one_line(error))})") from error
 
 
 def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":

@@ -16,6 +16,7 @@ from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents
 from trl_prorl.run.log_files import read_json
 from trl_prorl.run.provenance import is_hub_name
+from trl_prorl.text import one_line
 
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")  # of a repository on the Hub
@@ -89,7 +90,7 @@ def find_folder(model: str) -> Path:
         try:
             folder = Path(snapshot_download(model, allow_patterns=list(FILES)))
         except OSError as error:
-            raise InputError(f"--model {model} cannot be loaded: {' '.join(str(error).split())}") from error
+            raise InputError(f"--model {model} cannot be loaded: {one_line(error)}") from error
     else:
         check_contents(folder, f"--model {model}")
     if kind_of_model(folder) is None:

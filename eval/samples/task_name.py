@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from trl_prorl import tasks
 from trl_prorl.errors import InputError
 from trl_prorl.tasks import plugin
+from trl_prorl.text import one_line
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ class TaskName:
         try:
             return tasks.task_of_recipe(self.task, **given)
         except (KeyError, TypeError, ValueError) as error:
-            message = " ".join(str(error).split())
             raise InputError(
-                f"task '{self.task}' with {given}: {message}; correct config.yaml, --task or --others"
+                f"task '{self.task}' with {given}: {one_line(error)}; correct config.yaml, --task or --others"
             ) from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import InputError, RunError
-from ..text import visible
+from ..text import one_line, visible
 
 
 BAD_INPUT = 2
@@ -74,7 +74,7 @@ def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
         if debug or not is_of_file:
             raise
         if not any(getattr(one, "already_reported", False) for one in (error, error.__cause__)):
-            print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
+            print(f"error: {visible(one_line(error))}", file=sys.stderr)
         raise Ended(BAD_INPUT if isinstance(error, InputError) else STOPPED) from None
     finally:
         if _reader_has_left():  # otherwise Python prints an error when it flushes at exit

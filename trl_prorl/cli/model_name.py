@@ -11,7 +11,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
 from ..run.files import check_contents
 from ..run.provenance import is_hub_name
-from ..text import cut, nearest
+from ..text import cut, nearest, one_line
 
 
 # Arguments of `from_pretrained` that select a model's files.
@@ -68,7 +68,7 @@ def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
     except OSError as error:
         like = nearest(name, cached_models())
         offline = " HF_HUB_OFFLINE is set: unset it to download." if constants.HF_HUB_OFFLINE else ""
-        reason = cut(" ".join(str(error).split()), 300)
+        reason = cut(one_line(error), 300)
         raise ValueError(f"{given} cannot be loaded{like}: {reason}{offline}") from None
 
 

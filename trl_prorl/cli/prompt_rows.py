@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 
 from ..errors import InputError
-from ..text import cut, quoted, short
+from ..text import cut, one_line, quoted, short
 
 
 logger = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def _count_tokens(
     try:
         ids = tokenize([prompt])[0]
     except Exception as error:
-        said = cut(" ".join(str(error).split()))
+        said = cut(one_line(error))
         raise InputError(
             f"{where}: the prompt {quoted(prompt)} cannot be tokenized: {type(error).__name__}: {said}. {CURE}"
         ) from error

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
 from ..extras.thinking import make_interrupted_rollout
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
-from ..text import last_text, parse_json, short
+from ..text import last_text, one_line, parse_json, short
 from .command_line import check_options
 from .precision import Precision, choose_precision
 from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
@@ -248,7 +248,7 @@ class RecipeParser(TrlParser):
         try:
             return super().parse_args_and_config(args, **kwargs)
         except ImportError as error:  # a package that a key needs
-            raise InputError(" ".join(str(error).split())) from error
+            raise InputError(one_line(error)) from error
         except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:  # TRL's checks
             raise InputError(f"a value is not supported: {type(error).__name__}: {error}.") from error
 

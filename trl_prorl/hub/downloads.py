@@ -24,6 +24,7 @@ from ..run.log_files import (
     recorded_run_id,
     saved_run_id,
 )
+from ..text import one_line
 from .publish import RECORD_FILES, make_api
 
 
@@ -67,7 +68,7 @@ def fetch_run(
                     check_contents(down)
                 break
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise InputError(f"{given} cannot be read ({' '.join(str(error).split())[:300]}).") from error
+        raise InputError(f"{given} cannot be read ({one_line(error)[:300]}).") from error
     if checkpoint is None or recorded_run_id(down) is None:
         raise InputError(
             f"{given} has no complete checkpoint of a run. Push them with push_to_hub: true, save_strategy: steps and "

@@ -17,7 +17,7 @@ from ..run.files import check_contents, link_or_copy
 from ..run.log_files import BASE_ADAPTER, CONFIG_FILE, DRIFT_FILE, ENV_FILE, LOG_FILES, PASSK_FILE, read_yaml
 from ..run.provenance import identify, remove_secrets
 from ..run.shapes import INDEX_FILES, read_shaped
-from ..text import shell_quote
+from ..text import one_line, shell_quote
 from ..upstream.vocabulary import check_tokenizer, embedding_rows, load_tokenizer
 from ..upstream.weights import check_files, refuse_code
 from .card import CARD_FILE
@@ -146,7 +146,7 @@ def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) 
         return api.create_repo(name, private=private, exist_ok=True).repo_id
     except Exception as error:  # the client's errors have no common class
         raise ValueError(
-            f"hub_model_id={name!r} cannot be pushed to ({_one_line(error)}). Set hub_model_id to NAMESPACE/NAME, "
+            f"hub_model_id={name!r} cannot be pushed to ({_describe(error)}). Set hub_model_id to NAMESPACE/NAME, "
             "and log in with `hf auth login`, or set HF_TOKEN or hub_token to a token with write permission."
         ) from error
 
@@ -182,7 +182,7 @@ def upload(
         )
     except Exception as error:  # the client's errors have no common class
         raise PushError(
-            f"the push to {repo} failed ({_one_line(error)}). The run is saved on disk. Try again with "
+            f"the push to {repo} failed ({_describe(error)}). The run is saved on disk. Try again with "
             f"{push_command(run_dir)}"
         ) from error
     finally:
@@ -212,8 +212,7 @@ def push_command(run_dir: str | os.PathLike) -> str:
     return f"`trl-prorl push --run {shell_quote(str(run_dir))}`"
 
 
-def _one_line(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if type(error) is RuntimeError and error.__cause__ is not None:
         error = error.__cause__  # the upload's own failure, not its thread's
-    text = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{type(error).__name__}: {one_line(error).rstrip('.')[:300]}"

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import InputError
-from ..text import cut
+from ..text import cut, one_line
 
 
 CURE = "save or download it again"
@@ -64,7 +64,7 @@ def readable_files(source: str | Path) -> Iterator[None]:
         is_refusal = isinstance(error, ValueError | OSError | ImportError | RuntimeError)
         if file is None and (is_refusal or not _is_of_loader(error)):
             raise
-        reason = cut(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+        reason = cut(one_line(f"{type(error).__name__}: {error}"))
         if file is None:
             raise InputError(f"{source} cannot be loaded ({reason}): {CURE}.") from error
         raise InputError(

@@ -29,7 +29,7 @@ from transformers import (
 
 from ..errors import InputError
 from ..run.shapes import INDEX_FILES, read_shaped
-from ..text import cut, short
+from ..text import cut, one_line, short
 
 
 SHOWN = 2  # tensor names per message
@@ -58,7 +58,7 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
         names_folder = Path(source).is_dir() and str(source) and str(source) in str(error)
         if isinstance(error, OSError) and not names_folder:
             raise  # the Hub's, or of another file
-        why = " ".join(str(error).split())
+        why = one_line(error)
         raise InputError(f"{source} lacks a file, or one is corrupt ({why}): save or download it again.") from error
     finally:
         modeling_utils.log_state_dict_report = report
@@ -77,7 +77,7 @@ def refuse_code(source: str | Path) -> Iterator[None]:
         raise
     except Exception as error:  # libraries raise various errors for wrong file content
         if "trust_remote_code" not in str(error) and Path(source).is_dir():
-            why = cut(" ".join(str(error).split()))
+            why = cut(one_line(error))
             raise InputError(
                 f"{source} cannot be loaded ({type(error).__name__}: {why}): save or download it again."
             ) from error
