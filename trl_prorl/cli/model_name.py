@@ -12,10 +12,7 @@ from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, s
 from ..run.files import check_contents
 from ..run.provenance import is_hub_name
 from ..text import cut, nearest, one_line
-
-
-# Arguments of `from_pretrained` that select a model's files.
-PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
+from ..upstream.weights import place_of
 
 
 def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[str, Any] | None = None) -> str:
@@ -25,7 +22,7 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
     Args:
         name (`str`, *optional*): The name, as given.
         key (`str`): Key or argument that gave it, for the message.
-        init (`Mapping[str, Any]`, *optional*): Arguments of `from_pretrained`; those of [`PLACE`] are used.
+        init (`Mapping[str, Any]`, *optional*): Arguments of `from_pretrained`; those of [`place_of`] are used.
 
     Raises:
         `ValueError`: There is no such model, or an embedded model's files were changed.
@@ -46,7 +43,7 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
         like = nearest(name, [EMBEDDED, SMOLLM2, *shipped(), *cached_models()])
         raise ValueError(f"{given} is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct{like}.")
     else:
-        _check_hub(name, given, init or {})
+        _check_hub(name, given, place_of(init))
     return name
 
 
@@ -58,9 +55,8 @@ def _check_folder(folder: Path, given: str) -> None:
         raise ValueError(f"{given} contains no model: config.json is missing.")
 
 
-def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
+def _check_hub(name: str, given: str, place: Mapping[str, Any]) -> None:
     """Raise an error for a name neither on the Hub nor in the local cache, or of an adapter."""
-    place = {argument: init[argument] for argument in PLACE if init.get(argument) is not None}
     try:
         if find_adapter_config_file(name, **place) is not None:
             raise _adapter_refusal(given)

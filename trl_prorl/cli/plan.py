@@ -29,7 +29,7 @@ from ..run.folder import RunFolder
 from ..run.identity import changing_keys
 from ..supported import FEATURES, check_adapters, check_distribution, check_options, check_quantisation
 from ..upstream.vocabulary import readable_files
-from ..upstream.weights import check_decoder, differing_settings, read_config, refuse_kernel, whole_weights
+from ..upstream.weights import check_decoder, differing_settings, place_of, read_config, refuse_kernel, whole_weights
 from .adapters import (
     check_head,
     check_loaded,
@@ -48,7 +48,7 @@ from .checks import (
     reward_name,
 )
 from .dropout import check_dropout_config
-from .model_name import PLACE, find_model
+from .model_name import find_model
 from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names
 
 
@@ -215,7 +215,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Ca
         if isinstance(function, str):  # a model's name
             check_contents(function, f"reward_funcs={function!r}")
             if "attn_implementation" not in (args.model_init_kwargs or {}):
-                refuse_kernel(function, **_place(args))
+                refuse_kernel(function, **place_of(args.model_init_kwargs))
     judging = judges(verify, functions)
     choose_best_metric(args, judging, evaluation, given.get("callbacks") or [])
     metrics = {}
@@ -243,7 +243,8 @@ def _check_model(model: PreTrainedModel | str, args: ProRLConfig) -> None:
     if isinstance(model, str):
         is_set = "attn_implementation" in (args.model_init_kwargs or {})
         with readable_files(model):
-            config = read_config(model, is_set, trust_remote_code=args.trust_remote_code, **_place(args))
+            place = place_of(args.model_init_kwargs)
+            config = read_config(model, is_set, trust_remote_code=args.trust_remote_code, **place)
     else:
         config = model.config
         check_decoder(config, get_config_model_id(config))
@@ -261,10 +262,6 @@ def _warn_of_other_settings(model: PreTrainedModel, args: ProRLConfig) -> None:
             name,
             ", ".join(differing),
         )
-
-
-def _place(args: ProRLConfig) -> dict[str, Any]:
-    return {key: value for key, value in (args.model_init_kwargs or {}).items() if key in PLACE}
 
 
 def _check_optimizer(args: ProRLConfig, optimizer) -> None:

@@ -33,6 +33,8 @@ from ..text import cut, one_line, short
 
 
 SHOWN = 2  # tensor names per message
+# Arguments of `from_pretrained` that select a model's files.
+PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
 # Settings of a model that no log-probability depends on. Trainer aligns some with the tokenizer, in the policy alone.
 WITHOUT_EFFECT = (
     "_name_or_path architectures bos_token_id dtype eos_token_id id2label label2id output_attentions "
@@ -227,6 +229,11 @@ def _find_kernel(keys: Mapping[str, Any]) -> Any:
     return None
 
 
+def place_of(init: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of [`PLACE`] that are set."""
+    return {name: value for name, value in (init or {}).items() if name in PLACE and value is not None}
+
+
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a model's configuration that can change a log-probability, at any depth."""
     held = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
@@ -238,9 +245,7 @@ def differing_settings(config: PreTrainedConfig, name: str, init: Mapping[str, A
     Name the settings of a model in memory that those of its folder or Hub name do not have when it is loaded with the
     arguments `init`; none if that cannot be read.
     """
-    place = {
-        key: init[key] for key in ("revision", "subfolder", "cache_dir", "token", "local_files_only") if key in init
-    }
+    place = place_of(init)
     try:
         named = AutoConfig.from_pretrained(name, trust_remote_code=False, **place)
         settings = {key: init[key] for key in init.keys() & named.to_dict().keys() - NO_SETTINGS}
