@@ -31,15 +31,12 @@ from .fast.acceleration import Acceleration
 from .parts import Part
 from .run.identity import (
     EVALUATION_ROWS,
-    SCALING,
-    SCALING_BY_MODULE,
-    adapter_scaling,
     base_parameters,
     dataset_hash,
     describe_optimizer,
+    describe_scaling,
     describe_schedule,
     describe_tokenizer,
-    scaling_by_module,
     weights_hash,
 )
 from .watch import StopReason, configured_alarms
@@ -105,8 +102,7 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         **describe_tokenizer(trainer),
         "reward functions": list(trainer.reward_func_names),
         "tools": [tool.__name__ for tool in trainer.tools],
-        SCALING: adapter_scaling(policy),
-        SCALING_BY_MODULE: scaling_by_module(policy),
+        **describe_scaling(policy),
     }
 
 

@@ -40,9 +40,9 @@ from trl_prorl.eval.samples.sampling import (
     progress,
     sample,
 )
-from trl_prorl.eval.samples.store import COLUMNS, ENDS, SAMPLES_FOLDER, SampleStore, content_ids, digest, in_line
+from trl_prorl.eval.samples.store import COLUMNS, ENDS, SAMPLES_FOLDER, SampleStore, content_ids, in_line
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.run.files import check_contents
+from trl_prorl.run.files import check_contents, json_sha256
 from trl_prorl.run.log_files import PASSK_FILE, read_json, weight_hashes
 from trl_prorl.run.provenance import describe_evaluation, plugin_options, script_of
 from trl_prorl.tasks import plugin
@@ -127,7 +127,7 @@ class HeldOut:
         settings = {
             "model": self._identity(point),
             "dtype": self._dtype(point),
-            "tokenizer": digest([self.tokenizer.get_vocab(), self.tokenizer.chat_template]),
+            "tokenizer": json_sha256([self.tokenizer.get_vocab(), self.tokenizer.chat_template]),
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
@@ -294,7 +294,7 @@ class HeldOut:
             for places, count in batches:
                 names = [self.prompt_ids[place] for place in places]
                 # A seed per batch: the samples do not depend on an earlier stop.
-                set_seed(int(digest([self.seed, names, have[places[0]]])[:8], 16))
+                set_seed(int(json_sha256([self.seed, names, have[places[0]]])[:8], 16))
                 try:
                     rows = [self.rows[place] for place in places]
                     drawn = sample(
@@ -398,7 +398,7 @@ def grader_version() -> str:
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
-    return digest([installed("sympy"), installed("reasoning-gym"), *(path.read_text() for path in files)])[:12]
+    return json_sha256([installed("sympy"), installed("reasoning-gym"), *(path.read_text() for path in files)])[:12]
 
 
 def check_run(run_dir: Path) -> dict:

@@ -8,12 +8,9 @@ reuses them.
 """
 
 import copy
-import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -21,7 +18,7 @@ import pyarrow.parquet as pq
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import write_json
-from trl_prorl.run.files import replaced
+from trl_prorl.run.files import json_sha256, replaced
 from trl_prorl.run.folder import exclusive
 from trl_prorl.run.log_files import read_json
 from trl_prorl.text import visible
@@ -49,11 +46,6 @@ COLUMNS = (
 )
 
 
-def digest(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def content_ids(rows: list[dict]) -> list[str]:
     """
     Return an id for every row, made from its content only, so that it is equal in all runs.
@@ -63,7 +55,7 @@ def content_ids(rows: list[dict]) -> list[str]:
     seen: dict[str, int] = {}
     names = []
     for row in rows:
-        name = digest(row)[:16]
+        name = json_sha256(row)[:16]
         seen[name] = place = seen.get(name, -1) + 1
         names.append(f"{name}.{place}" if place else name)
     return names
@@ -76,7 +68,7 @@ def _end_tokens(ends: list) -> set[int]:
 
 
 def _name(settings: dict) -> str:
-    return digest({name: value for name, value in settings.items() if name != ENDS})[:12]
+    return json_sha256({name: value for name, value in settings.items() if name != ENDS})[:12]
 
 
 class SampleStore:

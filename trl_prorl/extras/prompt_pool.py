@@ -5,8 +5,6 @@ Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) drop solved pr
 difficulty. Here a prompt is sampled again after its rest, which detects forgetting and retries hard prompts.
 """
 
-import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from ..advantages import all_equal
 from ..guards.rewards import own_copy
 from ..parts import Part
 from ..rollout import RolloutResult
+from ..run.files import json_sha256
 from .dynamic_sampling import deciding_rewards
 
 
@@ -164,8 +163,7 @@ class PromptPool(Part):
         if index not in self._hashes:
             row = self._prompts[index]
             row = {"prompt": row["prompt"]} if "prompt" in row else row
-            content = json.dumps(row, sort_keys=True, default=str)
-            self._hashes[index] = hashlib.sha256(content.encode()).hexdigest()[:16]
+            self._hashes[index] = json_sha256(row)[:16]
         return self._hashes[index]
 
     def state_dict(self) -> dict[str, Any]:

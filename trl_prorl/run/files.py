@@ -2,13 +2,14 @@
 
 import hashlib
 import itertools
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import InputError
 
@@ -132,6 +133,11 @@ def free_name(path: Path) -> Path:
     path = path.absolute()
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(candidate for candidate in numbered if not os.path.lexists(candidate))
+
+
+def json_sha256(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_sha256(file: Path) -> str:

@@ -28,6 +28,7 @@ from ..optimizer import full_name, inner_of
 from ..supported import ENDLESS_SCHEDULES, PATH_DEPENDENT_SCHEDULES
 from ..text import short
 from .checkpoint_files import buffer_file
+from .files import json_sha256
 from .log_files import read_json
 from .provenance import as_plain, remove_secrets
 
@@ -244,29 +245,25 @@ def describe_tokenizer(trainer) -> dict[str, Any]:
     added = tokenizer("").input_ids  # around every text
     template = trainer.processing_class.chat_template
     return {
-        TOKENIZER: _digest([vocabulary, tokenizer.special_tokens_map, added]),
-        TEMPLATE: None if template is None else _digest(template),
+        TOKENIZER: json_sha256([vocabulary, tokenizer.special_tokens_map, added]),
+        TEMPLATE: None if template is None else json_sha256(template),
         ENDS: sorted(trainer.eos_token_ids, key=str),
     }
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def adapter_scaling(policy: torch.nn.Module) -> list[float]:
-    """Return the scaling factors of LoRA layers: a script's resume has no key for them."""
-    layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
-    return sorted({float(f"{layer.scaling['default']:.9g}") for layer in layers if "default" in layer.scaling})
-
-
-def scaling_by_module(policy: torch.nn.Module) -> str:
-    """Hash the scaling factor of every module with an adapter that has one: LoRA's and LoKr's."""
+def describe_scaling(policy: torch.nn.Module) -> dict[str, Any]:
+    """
+    Return the scaling factors of LoRA layers, and a hash of every module's that has one (LoRA's and LoKr's): a
+    script's resume has no key for them.
+    """
     found = {}
+    of_lora = set()
     for name, module in policy.named_modules():
         if isinstance(module, BaseTunerLayer) and "default" in getattr(module, "scaling", {}):
             found[name] = f"{module.scaling['default']:.9g}"
-    return _digest(found)
+            if isinstance(module, LoraLayer):
+                of_lora.add(float(found[name]))
+    return {SCALING: sorted(of_lora), SCALING_BY_MODULE: json_sha256(found)}
 
 
 def describe_optimizer(optimizer) -> dict[str, Any]:
