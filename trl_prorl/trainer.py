@@ -876,8 +876,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def first_own(self, *names: str) -> str | None:
         """Return the first of these methods that a subclass overrides, or that a script has set on this object."""
         for name in names:
-            owner = next(cls for cls in type(self).__mro__ if name in vars(cls))
-            if name in vars(self) or owner not in (ProRLTrainer, GRPOTrainer):
+            if name in vars(self) or getattr(type(self), name) is not getattr(ProRLTrainer, name):
                 return name
         return None
 
