@@ -136,8 +136,9 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
             fixed[key] = declared.cannot_stop
     if now.get("beta") and not any(is_on(now.get(key)) for key in TRIGGER_KEYS):
         fixed |= {key: REFERENCE_MOVED for key in TRIGGER_KEYS if switched_off(changed, key)}
-    settings = [key for key in changed if key.endswith(f" of {OWN_SCHEDULE}")]
-    fixed |= {key: "a resume takes it from the checkpoint" for key in settings if key not in FREE_OF_SCHEDULE}
+    for key in changed:
+        if key.endswith(f" of {OWN_SCHEDULE}") and key not in FREE_OF_SCHEDULE:
+            fixed[key] = "a resume takes it from the checkpoint"
     old_class, new_class = changed.get(SCHEDULE_CLASS, (None, None))
     lambdas = (None, full_name(LambdaLR))  # `None`: that of `lr_scheduler_type`
     if new_class in lambdas and old_class not in lambdas:

@@ -78,17 +78,17 @@ def refuse_code(source: str | Path) -> Iterator[None]:
     except (InputError, OSError, SafetensorError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # libraries raise various errors for wrong file content
-        if "trust_remote_code" not in str(error) and Path(source).is_dir():
-            why = cut(one_line(error))
+        if "trust_remote_code" in str(error):
             raise InputError(
-                f"{source} cannot be loaded ({type(error).__name__}: {why}): save or download it again."
+                f"{source} has code of its own (auto_map in its config.json or tokenizer_config.json), which is not "
+                "run here: remove auto_map and name a class of transformers. Such a model can be trained, and not "
+                "evaluated (docs/howto-model.md)."
             ) from error
-        if "trust_remote_code" not in str(error):
+        if not Path(source).is_dir():
             raise
+        why = cut(one_line(error))
         raise InputError(
-            f"{source} has code of its own (auto_map in its config.json or tokenizer_config.json), which is not run "
-            "here: remove auto_map and name a class of transformers. Such a model can be trained, and not evaluated "
-            "(docs/howto-model.md)."
+            f"{source} cannot be loaded ({type(error).__name__}: {why}): save or download it again."
         ) from error
 
 
