@@ -181,7 +181,7 @@ class FirstBatch(Part):
         if self.samples:
             restore(before)
             return None, None
-        return completions, self.acceleration.compact.kept_logps(logps)
+        return completions, logps if self.acceleration.compact.measures else None
 
     @torch.no_grad()
     def _find_difference(

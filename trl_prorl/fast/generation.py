@@ -181,7 +181,7 @@ class CompactGeneration(Part):
             logps_at (`float`, *optional*): Temperature of the log-probabilities, returned whether needed or not.
 
         Returns the completions' token ids, and their log-probabilities under the merged copy if its rounding differs
-        from the policy's; [`CompactGeneration.kept_logps`] selects.
+        from the policy's; `measures` says whether that is so.
         """
         completions: list[list[int]] = [[] for _ in prompts]
         logps: list[list[float]] = [[] for _ in prompts]
@@ -227,10 +227,6 @@ class CompactGeneration(Part):
             self._recordings.clear()
         if self.copy is not None:
             self.copy.release()
-
-    def kept_logps(self, logps: list[list[float]]) -> list[list[float]] | None:
-        """Return the last log-probabilities if they measure the merged copy."""
-        return logps if self.measures else None
 
     def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """Take the sampler's log-probabilities `(B, T)` from a batch; `None` if they do not measure the copy."""
