@@ -4,6 +4,7 @@ from trl_prorl.eval.readiness.finding import LOOK, Finding
 from trl_prorl.fast.families import is_listed
 from trl_prorl.fast.trial import trial_obstacle
 from trl_prorl.trainer import ProRLTrainer
+from trl_prorl.upstream.modules import unwrap_adapter
 
 
 ACCELERATIONS = {"shared_prompts": "pack_groups", "compact": "compact_generation"}
@@ -17,7 +18,7 @@ def family_findings(trainer) -> list[Finding]:
     if not isinstance(trainer, ProRLTrainer):
         return []
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    model = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
+    model = unwrap_adapter(policy)
     kind = model.config.model_type
     if is_listed(model) or kind in (trainer.args.fast_models or ()):
         return []

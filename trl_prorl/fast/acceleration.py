@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from peft import PeftModel
 from peft.tuners.lora.layer import Linear
 
 from ..cli.checks import check_prompts_fit, shards_weights
 from ..cli.prompt_rows import has_images
+from ..upstream.modules import unwrap_adapter
 from .choice import Choice
 from .families import adapter_obstacle, is_listed, listing_obstacle
 from .generation import CompactGeneration, settings_obstacle
@@ -229,7 +229,7 @@ def family_obstacle(trainer, policy: torch.nn.Module, acceleration: str) -> str 
     Return why an acceleration does not support a model's family, or `None`: by the lists, or for `fast_models` by a
     trial.
     """
-    model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    model = unwrap_adapter(policy)
     kind = model.config.model_type
     if not is_listed(model) and kind in (trainer.args.fast_models or ()):
         return first_of_all_processes(trial_obstacle(acceleration, policy))

@@ -4,6 +4,7 @@ from peft import PeftModel
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..supported import FAMILIES, PACKED_ADAPTERS, PAGE, POSITIONS
+from ..upstream.modules import unwrap_adapter
 from .prefix import has_state
 
 
@@ -17,8 +18,7 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
     Return why an acceleration (a field of [`~trl_prorl.supported.Family`]) does not support a model; `None` if it
     does.
     """
-    if isinstance(model, PeftModel):
-        model = model.get_base_model()
+    model = unwrap_adapter(model)
     config = model.config
     kind = config.model_type
     name = f"{type(model).__name__} (model_type {kind!r})"

@@ -10,6 +10,8 @@ import torch
 from peft.tuners.lora.layer import Linear
 from torch import nn
 
+from ..upstream.modules import is_plain_linear
+
 
 class Adapted(torch.autograd.Function):
     """
@@ -76,11 +78,10 @@ def plain_layers(policy: nn.Module) -> Iterable[Linear]:
         base = getattr(layer, "base_layer", None)
         if (
             type(layer) is Linear
-            and type(base) is nn.Linear
+            and is_plain_linear(base)
             and not (layer.fan_in_fan_out or layer.lora_variant)
             and not any(layer.lora_bias.values())
             and all(isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values())
-            and not ("forward" in vars(base) or base._forward_hooks or base._forward_pre_hooks)
         ):
             yield layer
 

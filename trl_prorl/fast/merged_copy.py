@@ -13,6 +13,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from ..supported import other_options
+from ..upstream.modules import is_plain_linear
 
 
 ROWS = 8  # input rows for which oneDNN chooses the order; any number works
@@ -64,15 +65,6 @@ def can_be_packed(layer: torch.nn.Module | None) -> bool:
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and (layer.weight.dtype == torch.float32 or packs_bf16() and layer.weight.dtype == torch.bfloat16)
-    )
-
-
-def is_plain_linear(layer: torch.nn.Module | None) -> bool:
-    """Return whether a layer is a linear one of torch, and nothing else is computed with it."""
-    return (
-        type(layer) is torch.nn.Linear
-        and "forward" not in vars(layer)  # replaced, to cast
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from peft import PeftModel
 
+from ..upstream.modules import unwrap_adapter
+
 
 # Bound on the mean difference of log-probabilities, in nats per token: in fp32, and in units of the last place of a
 # coarser dtype. A deep bf16 model scored in one batch is 0.03 to 0.05 (4 to 6 units) off its token-by-token values; a
@@ -39,7 +41,7 @@ def own_logps(
     device = next(policy.parameters()).device
     ids, mask = rows_padded_right(prompt, completions, device)
     width = ids.shape[1] - len(prompt)
-    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    base = unwrap_adapter(policy)
     takes_few = "logits_to_keep" in inspect.signature(type(base).forward).parameters
     few = {"logits_to_keep": width + 1} if takes_few else {}
     logits = plain_model(policy)(input_ids=ids, attention_mask=mask, use_cache=False, **few).logits

@@ -13,6 +13,7 @@ from trl.trainer.utils import add_fused_lm_head
 from ..cli.model_defaults import plain_generation_config
 from ..cli.prompts import cut_at_end, pad_left
 from ..errors import first_line
+from ..upstream.modules import unwrap_adapter
 from .generation import sample_at_once
 from .head import contiguous_states
 from .lean_lora import lean_layers
@@ -153,7 +154,7 @@ def tiny_model(policy: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftMod
     Make a tiny model with every kind of layers, random weights, TRL's fused head and, if the model has adapters, a
     LoRA that changes it.
     """
-    given = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    given = unwrap_adapter(policy)
     settings = {"dtype": torch.float32, "attn_implementation": given.config._attn_implementation}
     try:
         model = type(given)._from_config(tiny_config(given.config, tuple(SIZES)), **settings)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from ..parts import Part
 
@@ -45,6 +46,20 @@ class Modules(Part):
         if self._parameters is None:
             self._parameters = dict(self._model().named_parameters())
         return self._parameters
+
+
+def unwrap_adapter(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model itself, without PEFT's wrapper; its layers may have adapters."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def is_plain_linear(layer: torch.nn.Module | None) -> bool:
+    """Return whether a layer is a linear one of torch, and nothing else is computed with it."""
+    return (
+        type(layer) is torch.nn.Linear
+        and "forward" not in vars(layer)  # replaced, to cast
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+    )
 
 
 @contextmanager
