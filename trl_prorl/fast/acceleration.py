@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import is_peft_model
 from peft.tuners.lora.layer import Linear
 
 from ..cli.checks import check_prompts_fit, shards_weights
 from ..cli.prompt_rows import has_images
+from ..run.folder import first_of_processes
 from ..upstream.modules import unwrap_adapter
 from .choice import Choice
 from .families import adapter_obstacle, is_listed, listing_obstacle
@@ -232,10 +233,5 @@ def family_obstacle(trainer, policy: torch.nn.Module, acceleration: str) -> str 
     model = unwrap_adapter(policy)
     kind = model.config.model_type
     if not is_listed(model) and kind in (trainer.args.fast_models or ()):
-        return first_of_all_processes(trial_obstacle(acceleration, policy))
+        return first_of_processes(trial_obstacle(acceleration, policy))
     return listing_obstacle(model, acceleration)
-
-
-def first_of_all_processes(obstacle: str | None) -> str | None:
-    """Return the first process's obstacle, on every process."""
-    return next(filter(None, gather_object([obstacle])), None)

@@ -21,6 +21,7 @@ from peft import PeftModel
 from ..cli.dropout import evaluation_mode, own_random_state
 from ..errors import InputError
 from ..parts import Part
+from ..run.folder import first_of_processes
 from ..supported import LEARNED_POSITIONS, PAGE
 from ..upstream.modules import checkpointing_off
 from ..upstream.positions import with_positions
@@ -176,7 +177,7 @@ class FirstBatch(Part):
         before = random_states()
         completions, logps = draw(self.temperature)
         reason = self._find_difference(prompts, completions, logps)
-        self.samples = next(filter(None, gather_object([reason])), "")
+        self.samples = first_of_processes(reason) or ""
         self._apply()
         if self.samples:
             restore(before)

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import gather_object
 
 from ..anchors import ANCHORS
 from ..errors import NonFiniteError
 from ..kl import completion_mask, zero_masked
 from ..parts import MicroBatch, Part
+from ..run.folder import first_of_processes
 from ..run.log_files import NONFINITE
 from ..text import quoted
 
@@ -136,8 +136,7 @@ class FiniteGuard(Part):
         finding = self._found
         self._found = None
         if self.accelerator.num_processes > 1:
-            all_findings = [one for one in gather_object([finding]) if one is not None]
-            finding = all_findings[0] if all_findings else None
+            finding = first_of_processes(finding)
         if finding is None:
             return
         if self.action == "stop":

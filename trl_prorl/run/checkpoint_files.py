@@ -19,6 +19,7 @@ from .folder import (
     WRITING,
     RunFolder,
     find_named,
+    first_of_processes,
     is_written,
     rename_abandoned,
     rename_to_remove,
@@ -87,19 +88,17 @@ class WholeCheckpoint:
 
     def _raise_first_failure(self, accelerator, gives_name: bool) -> None:
         """Raise the first failure of any process on all."""
-        from accelerate.utils import gather_object  # the search for the newest checkpoint need not import torch
-
         message = None
         if self.failure is not None:
             message = describe_failed_write(self.final, self.output_dir, self.failure)
             if accelerator.num_processes > 1:
                 message = f"In process {accelerator.process_index}, {message}"
-        messages = [found for found in gather_object([message]) if found is not None]
-        if not messages:
+        message = first_of_processes(message)
+        if message is None:
             return
         if gives_name:
             shutil.rmtree(self.folder, ignore_errors=True)
-        error = CheckpointError(messages[0])
+        error = CheckpointError(message)
         error.already_reported = not accelerator.is_main_process
         raise error from self.failure
 

@@ -289,6 +289,13 @@ def on_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     return found[0]
 
 
+def first_of_processes(value: Any) -> Any:
+    """Return the first process's value that is not `None`, on every process."""
+    from accelerate.utils import gather_object  # as in `on_main_process`
+
+    return next((found for found in gather_object([value]) if found is not None), None)
+
+
 class FolderInUseError(ValueError):
     """Another process trains into a folder."""
 
