@@ -33,7 +33,7 @@ from trl_prorl.eval.pages.document import Report, Section, bullets, to_html, to_
 from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_runs, report_folder
 from trl_prorl.eval.run_folder.run import sort_runs
-from trl_prorl.run.files import replaced
+from trl_prorl.run.files import replace_text
 from trl_prorl.text import shell_quote, visible
 
 
@@ -119,8 +119,7 @@ def write_report(report: Report, out: Path) -> str:
         plots = f" with {len(pictures)} plots (PNG and SVG)" if pictures else ""
         written = f"Wrote {out / 'report.html'}, and report.md{plots}."
     for path, text in texts.items():
-        with replaced(path) as staging:
-            staging.write_text(text, encoding="utf-8")
+        replace_text(path, text)
     return written
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trl_prorl.errors import InputError
 from trl_prorl.run import log_files
-from trl_prorl.run.files import check_contents, replaced
+from trl_prorl.run.files import check_contents, replace_text
 from trl_prorl.run.folder import SET_ASIDE, exclusive
 from trl_prorl.run.log_files import DRIFT_FILE, PASSK_FILE
 from trl_prorl.run.shapes import MAX_NUMBER, read_shaped, read_shaped_rows
@@ -38,8 +38,7 @@ PLAIN_RUN = (
 
 def write_json(path: Path, content: dict) -> None:
     """Write a JSON file atomically; NaN, which JSON lacks, becomes null."""
-    with replaced(path) as staging:
-        staging.write_text(json.dumps(_without_nan(content)) + "\n")
+    replace_text(path, json.dumps(_without_nan(content)) + "\n")
 
 
 def writing(path: Path) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
 from ..cli.variants import DIFFERENT_OBJECTIVE, VARIANTS, describe_missing_reset
-from ..run.files import replaced
+from ..run.files import replace_text
 from ..run.log_files import (
     CONFIG_FILE,
     ENV_FILE,
@@ -324,8 +324,7 @@ def _interval(ends: list[float], spec: str = ".3f") -> str:
 def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
     path = Path(folder) / CARD_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as staging:
-        staging.write_text(str(card), encoding="utf-8")
+    replace_text(path, str(card))
     return path
 
 

@@ -114,6 +114,12 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
         staging.unlink(missing_ok=True)
 
 
+def replace_text(path: str | os.PathLike, text: str) -> None:
+    """Write a text file as [`replaced`] does."""
+    with replaced(path) as staging:
+        staging.write_text(text, encoding="utf-8")
+
+
 def open_own(path: str | os.PathLike, mode: str) -> IO[str]:
     """Open a text file for writing. Raises `OSError` for a link: its author would choose the written file."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))

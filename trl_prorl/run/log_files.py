@@ -18,7 +18,7 @@ from yaml.composer import ComposerError
 
 from ..errors import InputError
 from ..text import cut, parse_json, short, visible
-from .files import file_sha256, read_text, replaced
+from .files import file_sha256, read_text, replace_text, replaced
 
 
 logger = logging.getLogger(__name__)
@@ -212,11 +212,10 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
     if run_id is None:
         path.unlink(missing_ok=True)
     else:
-        with replaced(path) as staging:
-            content = {RUN_ID: run_id}
-            if step is not None:
-                content[STEP_OF_WEIGHTS] = step
-            staging.write_text(json.dumps(content) + "\n")
+        content = {RUN_ID: run_id}
+        if step is not None:
+            content[STEP_OF_WEIGHTS] = step
+        replace_text(path, json.dumps(content) + "\n")
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:

@@ -18,7 +18,7 @@ import yaml
 from ..cli.environment import git_commit, hardware, versions
 from ..embedded import shipped as embedded_base
 from ..text import code_span, shell_quote, shell_words, spell_again
-from .files import replaced
+from .files import replace_text
 from .log_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML, weight_files
 
 
@@ -58,8 +58,7 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
         keys.pop("generation_batch_size", None)  # TRL derives it, and rejects both
     path = Path(run_dir) / CONFIG_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as staging:
-        staging.write_text(yaml.safe_dump(keys, sort_keys=True))
+    replace_text(path, yaml.safe_dump(keys, sort_keys=True))
 
 
 def write_env(
@@ -111,8 +110,7 @@ def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str |
 
 
 def _write_env(run_dir: str | os.PathLike, env: dict[str, Any]) -> None:
-    with replaced(Path(run_dir, ENV_FILE)) as path:
-        path.write_text(json.dumps(env, indent=2) + "\n")
+    replace_text(Path(run_dir, ENV_FILE), json.dumps(env, indent=2) + "\n")
 
 
 def _own_class(model: "torch.nn.Module") -> str | None:
