@@ -79,7 +79,7 @@ def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str
 def kl_penalty(
     logps: torch.Tensor,
     anchor_logps: torch.Tensor,
-    estimator: str = "k3",
+    estimator: str,
     importance_ratio: torch.Tensor | None = None,
     clamp: float | None = None,
 ) -> torch.Tensor:
@@ -89,7 +89,7 @@ def kl_penalty(
     Args:
         logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
         anchor_logps (`torch.Tensor` of shape `(B, T)`): The anchor's log-probabilities; detached.
-        estimator (`str`, *optional*, defaults to `"k3"`): One of [`KL_ESTIMATORS`].
+        estimator (`str`): One of [`KL_ESTIMATORS`].
         importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
             π_θ/π_old *with* gradient (TRL's `use_bias_correction_kl`).
         clamp (`float`, *optional*): Bound of the estimate, in nats.

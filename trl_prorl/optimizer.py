@@ -84,7 +84,7 @@ def check_state(state: Mapping[str, Any]) -> None:
         raise ValueError(f"optimizer state {sorted(unknown)} is unknown, so trl-prorl cannot reset it.")
 
 
-def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
+def check_optimizer_class(cls: type, momentum: float, beta1: float | None, mode: str) -> None:
     """Raise `ValueError` for an optimizer with an unknown state, or without the memory that a treatment changes."""
     memory = memory_of(cls, momentum, beta1)
     treatment = treatment_of(mode)
@@ -102,7 +102,7 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
         )
 
 
-def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> set[str]:
+def memory_of(cls: type, momentum: float, beta1: float | None) -> set[str]:
     """Return the parts of [`MEMORY`] of an optimizer. Raises `ValueError`: none, or an unknown state."""
     name = find_optimizer(cls)
     if name is None:
@@ -136,7 +136,7 @@ def configured_rates(optimizer: torch.optim.Optimizer) -> list[float]:
     return [group.get("initial_lr", group["lr"]) for group in groups]
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, mode: str) -> None:
     inner = inner_of(optimizer)
     momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
     betas = [group["beta1"] for group in inner.param_groups if group.get("beta1") is not None]
@@ -145,7 +145,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> Non
 
 
 def plan_reset(
-    optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
+    optimizer: torch.optim.Optimizer, mode: str, alpha: float
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """List every parameter's state with its factors. Raises `ValueError`: an unknown state."""
     if mode == "keep":

@@ -78,9 +78,9 @@ class RolloutResult:
         group_size: int,
         examples: list[dict],
         completion_ids: list[list[int]],
-        tool_masks: list[list[int]] | None = None,
-        correct: list[bool] = (),
-        seconds: float = 0.0,
+        tool_masks: list[list[int]] | None,
+        correct: list[bool],
+        seconds: float,
     ) -> "RolloutResult":
         """
         Make it from TRL's `_calculate_rewards`: rewards `(N, F)` and verdicts of all processes, the rest of this one.
@@ -284,9 +284,7 @@ def set_advantages(
     advantages.masked_fill_(select_own_rows(unbounded, process, count), math.nan)
 
 
-def combined_rewards(
-    rewards: torch.Tensor, weights: torch.Tensor, penalties: torch.Tensor | None = None
-) -> torch.Tensor:
+def combined_rewards(rewards: torch.Tensor, weights: torch.Tensor, penalties: torch.Tensor | None) -> torch.Tensor:
     combined = weighted_sum(rewards, weights)
     if penalties is None:
         return combined

@@ -46,7 +46,7 @@ def announce(line: str) -> None:
 
 
 @contextmanager
-def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
+def in_one_line(kept: str, debug: bool) -> Iterator[None]:
     """
     End the process with one line on stderr instead of a traceback. Exit codes: 2 for bad input, 1 for a run that had
     to stop, or a failed file operation, 130 for Ctrl-C, and 141 (without a line) if the reader of stdout has left,
@@ -54,7 +54,7 @@ def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
 
     Args:
         kept (`str`): For Ctrl-C: what was saved, and how to continue.
-        debug (`bool`, *optional*, defaults to `False`): Whether every error keeps its traceback.
+        debug (`bool`): Whether every error keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

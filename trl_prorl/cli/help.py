@@ -126,5 +126,5 @@ def _usage(default_recipe: str | Path | None, program: str) -> str:
     )
 
 
-def _wrapped(text: str, indent: str = "") -> str:
+def _wrapped(text: str, indent: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)

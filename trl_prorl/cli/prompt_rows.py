@@ -52,7 +52,7 @@ def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
     return sets
 
 
-def check_sets(sets: Mapping[str, Any], reserved: Collection[str], may_prefill: bool = False) -> None:
+def check_sets(sets: Mapping[str, Any], reserved: Collection[str], may_prefill: bool) -> None:
     """
     Raise `InputError` for a wrong column or prompt. [`check_batch`] checks streams and rows that are transformed when
     read. `may_prefill`: prompts may end with a message of the assistant, because a rollout function reads them.
@@ -123,7 +123,7 @@ def check_batch(
     which: str,
     reserved: Collection[str],
     needs_prompts: bool,
-    may_prefill: bool = False,
+    may_prefill: bool,
 ) -> None:
     """Raise `InputError` for rows as they are read, with unknown index."""
     check_names(rows[0], which, reserved)
@@ -147,7 +147,7 @@ class Context:
         limit (`int`, *optional*): vLLM's limit on prompt and completion together.
     """
 
-    def __init__(self, policy: torch.nn.Module, completion: int, limit: int | None = None):
+    def __init__(self, policy: torch.nn.Module, completion: int, limit: int | None):
         self.completion = completion
         positions = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
         self.ends = positions is not None and has_learned_positions(policy, positions)
@@ -193,7 +193,7 @@ def check_tokens(
     sets: Mapping[str, Any],
     tokenize: Callable[[list], list[list[int]]],
     context: Context,
-    end: tuple[str, int] | None = None,
+    end: tuple[str, int],
 ) -> None:
     """
     Tokenize the prompts that may be the longest, and one of each kind that a tokenizer or a chat template may reject.

@@ -268,7 +268,7 @@ def warn_of_low_rate(optimizer) -> None:
         )
 
 
-def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> str:
+def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool) -> str:
     """Return one line of a log: the main metrics, else an evaluation's, else all numbers."""
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"

@@ -87,7 +87,7 @@ def sample_at_once(
     config: GenerationConfig,
     multiple: int | None,
     logps_at: float | None,
-    recordings: Recordings | None = None,
+    recordings: Recordings | None,
 ) -> tuple[list[list[int]], list[list[float]] | None]:
     different, copies = find_distinct(prompts)
     device = next(model.parameters()).device

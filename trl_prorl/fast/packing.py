@@ -137,7 +137,7 @@ class PackedBatch:
 
     @classmethod
     def from_batch(
-        cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
+        cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None
     ) -> "PackedBatch":
         """Arguments as in [`packed_logps`]. Synchronizes with the device; scoring does not."""
         batch, width = input_ids.shape
@@ -237,9 +237,7 @@ def join_stretches(stretches: list[tuple[int, ...]]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(joined, axis=1))
 
 
-def plan_calls(
-    groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
-) -> list[Call]:
+def plan_calls(groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None) -> list[Call]:
     """
     Choose the rows of each call by first-fit decreasing. Rows of a prompt are separated only if they exceed
     `max_tokens`. Raises `ValueError`: a prompt with one completion exceeds it.

@@ -90,9 +90,7 @@ class Layout(NamedTuple):
     added: dict
 
 
-def to_add(
-    layout: Layout, block: Block, dtype: torch.dtype, groups: int = 1, window: int | None = None
-) -> torch.Tensor:
+def to_add(layout: Layout, block: Block, dtype: torch.dtype, groups: int, window: int | None = None) -> torch.Tensor:
     """
     Return a block's additive mask `(S', 1, Q·G, K)`, or one `(1, 1, Q·G, K)` for all its sequences, for G heads that
     share keys (`groups`). A query sees at most `window` keys, including itself.

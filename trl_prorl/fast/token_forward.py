@@ -154,9 +154,7 @@ class PaddingMask:
     dtype (a GPU's kernel supports no other), or `(R, 1, 1, W)` for the ring of a window.
     """
 
-    def __init__(
-        self, attention_mask: torch.Tensor, rows: torch.Tensor, to_add: torch.Tensor, window: int | None = None
-    ):
+    def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, to_add: torch.Tensor, window: int | None):
         width = attention_mask.shape[1]
         kept = width if window is None else min(width, window)
         is_padding = attention_mask[rows, width - kept :] == 0

@@ -135,12 +135,11 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
     return folder
 
 
-def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) -> str:
+def open_repo(name: str, private: bool | None, api: HfApi) -> str:
     """
     Create a repository if needed (`private=None`: the Hub's default). Returns its full name. Raises `ValueError`: it
     cannot be pushed to.
     """
-    api = api or make_api()
     try:
         api.whoami()  # an existing repository is found without any token
         return api.create_repo(name, private=private, exist_ok=True).repo_id

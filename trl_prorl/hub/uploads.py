@@ -64,7 +64,7 @@ class Uploads:
         self.trainer.hub_model_id = self.repo or self._open_repo(token, private)
         self.trainer.push_in_progress = None
 
-    def write_card(self, dataset_name=None, tags=None) -> None:
+    def write_card(self, dataset_name, tags) -> None:
         trainer = self.trainer
         if not trainer.is_world_process_zero():
             return

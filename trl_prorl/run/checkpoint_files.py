@@ -41,7 +41,7 @@ class WholeCheckpoint:
     gather tensors while writing (FSDP, DeepSpeed).
     """
 
-    def __init__(self, output_dir: Path, step: int, resumable: bool, sharded: bool = False):
+    def __init__(self, output_dir: Path, step: int, resumable: bool, sharded: bool):
         name = f"checkpoint-{step}"
         self.output_dir = output_dir
         self.step = step

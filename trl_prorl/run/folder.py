@@ -189,7 +189,7 @@ class RunFolder:
             path.unlink()
         (self.path / SET_ASIDE).unlink(missing_ok=True)
 
-    def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
+    def abandon_newer(self, checkpoint: Path, unusable: Collection[str]) -> dict[str, str]:
         """
         Rename newer checkpoints, except unusable ones: the next resume would choose them. Returns the new names by the
         old.

@@ -187,7 +187,7 @@ def fingerprint(name: str) -> str | None:
     return digest.hexdigest() if files else None
 
 
-def hub_commit(name: str, revision: str | None = None) -> str | None:
+def hub_commit(name: str, revision: str | None) -> str | None:
     if not is_hub_name(name):
         return None
     from huggingface_hub import try_to_load_from_cache  # deferred: a report does not need it

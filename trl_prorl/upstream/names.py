@@ -124,12 +124,12 @@ def check_names(trainer: type, with_vllm: bool = False) -> None:
 
 
 @cache
-def check_untested(is_main: bool = True) -> None:
+def check_untested(is_main: bool) -> None:
     """
     Check the numbers of an untested TRL, and warn of libraries newer than the tested versions. Runs once per process.
 
     Args:
-        is_main (`bool`, *optional*): Whether this process shows warnings.
+        is_main (`bool`): Whether this process shows warnings.
 
     Raises:
         InputError: TRL computes another number than trl-prorl relies on.

@@ -45,7 +45,7 @@ NO_SETTINGS = {*WITHOUT_EFFECT, "auto_map", "model_type", "quantization_config"}
 
 
 @contextmanager
-def whole_weights(source: str | Path = "the model") -> Iterator[None]:
+def whole_weights(source: str | Path) -> Iterator[None]:
     """
     Raise `InputError` if a model or an adapter loaded in this context lacks weights or leaves tensors unused. Tied
     weights, and keys that a model's class ignores, are allowed.
