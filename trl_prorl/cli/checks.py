@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..evaluation import find_verifier, pass_k_values
 from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
-from .prompt_rows import read_prompts
+from .prompt_rows import is_transformed, read_prompts
 
 
 def check_columns(rows: Any) -> None:
@@ -21,7 +21,7 @@ def check_columns(rows: Any) -> None:
     Raise `ValueError` for a training set without prompts. TRL checks one that is no [`~datasets.Dataset`]; a transform
     may make prompts of other columns, and its rows are checked as they are read.
     """
-    if isinstance(rows, Dataset) and "prompt" not in rows.column_names and rows.format["type"] != "custom":
+    if isinstance(rows, Dataset) and "prompt" not in rows.column_names and not is_transformed(rows):
         raise ValueError(
             f"train_dataset has no column 'prompt'; its columns are {', '.join(rows.column_names)}. Rename the column "
             "with the prompts: dataset.rename_column(NAME, 'prompt')."

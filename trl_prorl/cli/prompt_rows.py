@@ -69,21 +69,26 @@ def check_prompts(rows: Any, which: str, may_prefill: bool = False) -> None:
 
 def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
     """Yield index and prompt of a [`~datasets.Dataset`]; nothing for other objects."""
-    if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or rows.format["type"] == "custom":
+    if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or is_transformed(rows):
         return
     parts = rows.select_columns(["prompt"]).with_format(None).iter(batch_size=1000)
     yield from enumerate(prompt for part in parts for prompt in part["prompt"])
 
 
+def is_transformed(rows: Dataset) -> bool:
+    """Return whether a transform makes rows as they are read: other formats, such as tensors, change no value."""
+    return rows.format["type"] == "custom"
+
+
 def has_prompts(rows: Dataset) -> bool:
     """Return whether rows have prompts, which a transform may make as they are read."""
-    is_made = rows.format["type"] == "custom" and len(rows) > 0
+    is_made = is_transformed(rows) and len(rows) > 0
     return "prompt" in (rows[0] if is_made else rows.column_names)
 
 
 def read_prompts(rows: Dataset) -> list:
     """Return all prompts, also those that a transform makes."""
-    return [row["prompt"] for row in rows] if rows.format["type"] == "custom" else list(rows["prompt"])
+    return [row["prompt"] for row in rows] if is_transformed(rows) else list(rows["prompt"])
 
 
 def check_template(sets: Mapping[str, Any]) -> None:

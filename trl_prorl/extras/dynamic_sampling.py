@@ -28,7 +28,7 @@ def deciding_rewards(
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
     groups = rewards.view(-1, group_size, rewards.size(1))
-    decides = (~groups.isnan()).any(dim=1) & (weights != 0.0)
+    decides = (~groups.isnan()).any(dim=1) & (weights.to(rewards.device) != 0.0)
     first = decides.int().argmax(dim=1)  # the first of equal values
     index = first.view(-1, 1, 1).expand(-1, group_size, 1)
     deciders = groups.gather(2, index).squeeze(2)
@@ -200,7 +200,7 @@ class DynamicSampling(Part):
         return batch, first.join(further, self.accelerator.gather(rewards), measured)
 
     def _find_undecided(self, rewards: torch.Tensor) -> torch.Tensor:
-        deciders = deciding_rewards(rewards, self.weights.to(rewards.device), self.group_size, self.functions)
+        deciders = deciding_rewards(rewards, self.weights, self.group_size, self.functions)
         return all_equal(deciders.view(-1, self.group_size))
 
 

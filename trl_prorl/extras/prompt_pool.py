@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset
 
 from ..advantages import all_equal
+from ..cli.prompt_rows import is_transformed
 from ..guards.rewards import own_copy
 from ..parts import Part
 from ..rollout import RolloutResult
@@ -90,8 +91,7 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.places = order.argsort().numpy()  # by prompt, as `due`
-        is_made = dataset.format["type"] == "custom"  # by a transform, which may need every column
-        reads_all = is_made or "prompt" not in dataset.column_names
+        reads_all = is_transformed(dataset) or "prompt" not in dataset.column_names  # a transform may need all columns
         self._prompts = dataset if reads_all else dataset.select_columns("prompt")
         self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
@@ -133,7 +133,7 @@ class PromptPool(Part):
     def observe(self, prompts: list[int], result: RolloutResult) -> dict[str, float]:
         """Remember results of all processes' prompts (indices); return columns of `metrics.jsonl`."""
         size = self.group_size
-        deciders = deciding_rewards(result.rewards, self.weights.to(result.rewards.device), size, self.functions)
+        deciders = deciding_rewards(result.rewards, self.weights, size, self.functions)
         equal = all_equal(deciders.view(-1, size)).tolist()
         unscored = deciders.isnan().view(-1, size).all(dim=1).tolist()
         self.drawn += len(prompts)

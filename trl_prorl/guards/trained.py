@@ -45,7 +45,7 @@ class TrainedCheck(Part):
 
     def begin(self) -> None:
         self.is_possible = self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP)
-        self.is_due = self.is_possible  # whether to compare the next update
+        self.is_due = True  # whether to compare the next update
         self._compared = 0  # updates
         self._watched: list[torch.Tensor] = []  # the policy's log-probabilities, until their gradient is known
         self._has_signal = False
@@ -56,7 +56,6 @@ class TrainedCheck(Part):
         self.optimizer = optimizer
         if type(optimizer).__name__ in UPDATE_IN_BACKWARD:
             self.is_possible = False
-            self.is_due = False
         rates = configured_rates(optimizer)
         if 0.0 in rates:
             zero = f"{rates.count(0.0)} of {len(rates)}"

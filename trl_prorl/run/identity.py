@@ -22,6 +22,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.optimization import AdafactorSchedule
 
+from ..cli.prompt_rows import is_transformed
 from ..errors import naming
 from ..keys import FIXED_KEYS, FREE_KEYS, KEYS, OTHER_OPTIMIZER, TRIGGER_KEYS, is_on, switched_off, switched_on
 from ..optimizer import full_name, inner_of
@@ -199,7 +200,7 @@ def dataset_hash(dataset: Any) -> str | None:
         return None
     digest = hashlib.sha256(str(len(dataset)).encode())
     rows = dataset
-    if dataset.format["type"] != "custom":  # a transform counts, a format such as tensors does not
+    if not is_transformed(dataset):  # a transform counts, a format does not
         images = [name for name, feature in dataset.features.items() if _is_decoded(feature)]
         digest.update(repr(images).encode())
         rows = dataset.with_format(None).remove_columns(images).iter(ROWS_HASHED)
