@@ -76,19 +76,21 @@ def _is_of_loader(error: Exception) -> bool:
     return any(frame.f_code.co_name in LOADERS for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of tokenizer and configuration in a folder; none for a Hub name."""
+    return [file for file in sorted(folder.glob(pattern)) if file.name.startswith(NAMES)]
+
+
 def _find_pointer(folder: Path) -> Path | None:
-    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not file.name.startswith(NAMES) or not file.is_file() or file.stat().st_size > POINTER_BYTES:
-            continue
-        if file.read_bytes().startswith(POINTER):
+    for file in _files(folder, "*"):
+        is_small = file.is_file() and file.stat().st_size <= POINTER_BYTES
+        if is_small and file.read_bytes().startswith(POINTER):
             return file
     return None
 
 
 def _damaged_file(folder: Path) -> Path | None:
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        if not file.name.startswith(NAMES):
-            continue
+    for file in _files(folder, "*.json"):
         if not file.is_file():
             return file  # a broken link
         try:
