@@ -161,7 +161,7 @@ def test_a_log_that_is_a_hard_link_is_copied_before_it_is_continued(tmp_path):
     log, other = tmp_path / "metrics.jsonl", tmp_path / "backup.jsonl"
     log.write_text('{"step": 1}\n')
     os.link(log, other)
-    JsonLines(log, begins=False).write({"step": 2})
+    JsonLines(log, resumes=True).write({"step": 2})
     assert (len(log.read_text().splitlines()), len(other.read_text().splitlines())) == (2, 1)
 
 

@@ -6,7 +6,7 @@ from trl_prorl.run.log_files import EVENTS_FILE, METRICS_FILE, JsonLines, read_l
 
 
 def write(path, *rows):
-    log = JsonLines(path, begins=not path.exists())
+    log = JsonLines(path, resumes=path.exists())
     for row in rows:
         log.write(row)
 

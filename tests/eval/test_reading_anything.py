@@ -387,10 +387,10 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
             assert read_jsonl(path) == rows[: len(lines) + is_whole], (cut, end)
             assert ("truncated" in caplog.text) == (begun != b"" and not is_whole), (cut, end)
     path.write_bytes(whole[:-9])
-    JsonLines(path, begins=False).write({"step": 4, "attempt": 1})
+    JsonLines(path, resumes=True).write({"step": 4, "attempt": 1})
     assert read_jsonl(path) == [*rows[:-1], {"step": 4, "attempt": 1}]
     path.write_bytes(whole[:-9])
-    JsonLines(path, begins=False).write({"step": 4})
+    JsonLines(path, resumes=True).write({"step": 4})
     with pytest.raises(InputError, match="line 4 is not JSON"):
         read_jsonl(path)  # no kill cuts a line of a process that writes on
 

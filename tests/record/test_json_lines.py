@@ -19,7 +19,7 @@ from trl_prorl.run.log_files import (
 
 
 def write(path, rows):
-    log = JsonLines(path, begins=not path.exists())
+    log = JsonLines(path, resumes=path.exists())
     for row in rows:
         log.write(row)
 
@@ -74,7 +74,7 @@ class Run:
         self.attempt = 0 if checkpoint is None else next_attempt(folder)
         self.saved = checkpoint
         for file in LOG_FILES:
-            JsonLines(folder / file, begins=checkpoint is None)
+            JsonLines(folder / file, resumes=checkpoint is not None)
         try:
             if checkpoint is not None:
                 self.write(EVENTS_FILE, event("resume", 0, checkpoint))
@@ -141,7 +141,7 @@ def test_an_attempt_is_on_disk_before_its_rows(run, resume, monkeypatch):
 
 
 def test_a_full_disk_names_the_file():
-    log = JsonLines("/dev/full", begins=False)
+    log = JsonLines("/dev/full", resumes=True)
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         log.write({"step": 1})
 

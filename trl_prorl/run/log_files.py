@@ -178,12 +178,12 @@ def next_attempt(folder: str | os.PathLike) -> int:
 
 
 class JsonLines:
-    """Appends objects to a file, and first ends a truncated last line. `begins`: the file must be new."""
+    """Appends objects to a file, and first ends a truncated last line. Unless it `resumes`, the file must be new."""
 
-    def __init__(self, path: str | os.PathLike, begins: bool):
+    def __init__(self, path: str | os.PathLike, resumes: bool):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch(exist_ok=not begins)
+        self.path.touch(exist_ok=resumes)
         if self.path.stat().st_nlink > 1:  # hard-linked copies must not change
             with replaced(self.path) as staging:
                 shutil.copyfile(self.path, staging)

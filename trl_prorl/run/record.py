@@ -227,10 +227,10 @@ class Recorder(Part):
 
     def open(self, folder: Path, resumes: bool = False) -> None:
         self.attempt = next_attempt(folder) if resumes else 0
-        self.metrics = JsonLines(folder / METRICS_FILE, begins=not resumes)
-        self.events = JsonLines(folder / EVENTS_FILE, begins=not resumes)
+        self.metrics = JsonLines(folder / METRICS_FILE, resumes)
+        self.events = JsonLines(folder / EVENTS_FILE, resumes)
         if self.args.eval_strategy != "no":
-            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, begins=not resumes)
+            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, resumes)
 
     @property
     def files(self) -> Iterable[Path]:

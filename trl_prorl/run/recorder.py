@@ -62,9 +62,9 @@ class RunRecorder(TrainerCallback):
                 "resume that run with resume_from_checkpoint=True."
             )
         self.attempt = next_attempt(folder) if resumes else 0
-        self.metrics = JsonLines(folder / METRICS_FILE, begins=not resumes)
-        events = JsonLines(folder / EVENTS_FILE, begins=not resumes)
-        self.evaluations = JsonLines(folder / EVALUATIONS_FILE, begins=not resumes)
+        self.metrics = JsonLines(folder / METRICS_FILE, resumes)
+        events = JsonLines(folder / EVENTS_FILE, resumes)
+        self.evaluations = JsonLines(folder / EVALUATIONS_FILE, resumes)
         if resumes:
             step = state.global_step
             events.write({"event": RESUME, ATTEMPT: self.attempt, "step_requested": step, "step_applied": step})
