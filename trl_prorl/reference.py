@@ -212,8 +212,8 @@ class AnchorModels:
             # TRL loads from the path, but the policy may have been changed in memory.
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
-            if self.moves and not trainer.is_fsdp_enabled:
-                reference.move(1.0)
+                if not trainer.is_fsdp_enabled:
+                    reference.move(1.0)
             elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
                 warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference

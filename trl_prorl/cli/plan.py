@@ -13,7 +13,6 @@ from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from ..anchors import ANCHORS
 from ..config import ProRLConfig
 from ..evaluation import judges
 from ..extras.growth import check_growing_optimizer
@@ -284,7 +283,7 @@ def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> No
     needed = {key: f"{key}={getattr(args, key)}" for key in FEATURES if getattr(args, key, None)}
     if resets:
         needed["reference"] = "a reset of the reference"
-    for key in ("elastic_reset_every", *(anchor.key for anchor in ANCHORS if anchor.copies_policy)):
+    for key in ("elastic_reset_every", *args.copied_anchors):
         if getattr(args, key):
             needed["copies"] = f"{key}={getattr(args, key)}"
     if resets and args.treats_optimizer:

@@ -12,11 +12,7 @@ def with_positions(model: Callable) -> Callable:
     """Return a model's forward with positions as in `generate`."""
 
     def forward(attention_mask: torch.Tensor, **inputs):
-        return model(attention_mask=attention_mask, position_ids=token_positions(attention_mask), **inputs)
+        positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)  # padding on the left has position 0
+        return model(attention_mask=attention_mask, position_ids=positions, **inputs)
 
     return forward
-
-
-def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Number the tokens of each row `(B, T)` from 0; padding on the left has position 0."""
-    return (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
