@@ -138,18 +138,12 @@ def gradient_bias(
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
         return f"a sequence-level ratio makes no estimator unbiased; for an unbiased gradient set {exact}"
-    if estimator == "k2":
-        if corrected:
-            return f"k2 times the importance ratio is biased on- and off-policy; for an unbiased gradient set {exact}"
-        if not on_policy:
-            return f"k2 is unbiased on-policy only; for an unbiased gradient set {exact}"
-        return _clamp_bias(clamp)
-    if not corrected:
+    if estimator == "k2" and corrected:
+        return f"k2 times the importance ratio is biased on- and off-policy; for an unbiased gradient set {exact}"
+    if estimator == "k2" and not on_policy:
+        return f"k2 is unbiased on-policy only; for an unbiased gradient set {exact}"
+    if estimator != "k2" and not corrected:
         return f"{estimator} without use_bias_correction_kl is biased; for an unbiased gradient set {exact}"
-    return _clamp_bias(clamp)
-
-
-def _clamp_bias(clamp: float | None) -> str | None:
     return None if clamp is None else f"tokens whose KL exceeds kl_clamp={clamp} get no gradient from it"
 
 

@@ -214,8 +214,6 @@ class FinishedError(ValueError):
 def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
     """Return the newest usable checkpoint, and the skipped newer ones with reasons."""
     folder = Path(output_dir)
-    if not folder.is_dir():
-        return None, {}
     unnamed = find_unnamed(folder)
     complete = {path.parent for path in unnamed}
     skipped = {}
