@@ -492,22 +492,15 @@ class PolicyPass:
 
 class Scorer:
     """
-    Scores completions, and counts the calls of each model. `score_packed` replaces TRL's method, if given. Batches of
-    token ids alone (`text_only`) can be scored again from the buffer.
+    Scores completions, and counts the calls of each model. `acceleration` may replace TRL's method. Batches of token
+    ids alone (`text_only`) can be scored again from the buffer.
     """
 
-    def __init__(
-        self,
-        args,
-        meter,
-        anchors: Anchors,
-        score_packed: Callable | None,
-        text_only: bool,
-    ):
+    def __init__(self, args, meter, anchors: Anchors, acceleration, text_only: bool):
         self.args = args
         self.meter = meter
         self.anchors = anchors
-        self.score_packed = score_packed
+        self.acceleration = acceleration
         self.text_only = text_only
         # Chosen rows of batches in use, by their advantages: choosing rows synchronizes with the GPU.
         self._rows = WeakTensorKeyDictionary()
@@ -549,10 +542,11 @@ class Scorer:
 
     def score(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """Score as TRL does, uncounted: for an evaluation or a script."""
-        return (self.score_packed or trl_score)(model, *args, **kwargs)
+        return (self.acceleration.score or trl_score)(model, *args, **kwargs)
 
     def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
-        return trl_score if self.score_packed is None else partial(self.score_packed, plan_key=plan_key)
+        packed = self.acceleration.score
+        return trl_score if packed is None else partial(packed, plan_key=plan_key)
 
     def score_policy(
         self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs

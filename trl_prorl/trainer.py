@@ -229,14 +229,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.reference = self.anchors["ref"].model
         self.base = self.anchors["base"].model
         self._check_trained()
-        self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration.score, not has_images(self))
+        self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration, not has_images(self))
         is_possible = not shards_weights(self) and not has_images(self)
         self.first_batch = FirstBatch(
             args,
             accelerator,
             policy,
             self.acceleration,
-            self.scorer,
             self.temperature,
             is_possible,
             self._acceleration_changed,

@@ -126,7 +126,7 @@ def gradient(trainer, **others):
     logps = LOGPS.clone().requires_grad_()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    trainer.scorer.score_packed = lambda model, *args, **kwargs: (logps, torch.zeros_like(logps), None)
+    trainer.acceleration.score = lambda model, *args, **kwargs: (logps, torch.zeros_like(logps), None)
     inputs = {
         "prompt_ids": torch.ones(2, 2, dtype=torch.long),
         "prompt_mask": torch.ones(2, 2, dtype=torch.long),

@@ -154,7 +154,7 @@ def compute(trainer, batch, **others):
     logps = batch["logps"].clone().requires_grad_()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    trainer.scorer.score_packed = lambda model, *args, **kwargs: (logps, torch.zeros_like(logps), None)
+    trainer.acceleration.score = lambda model, *args, **kwargs: (logps, torch.zeros_like(logps), None)
     ones = torch.ones(len(logps), 2, dtype=torch.long)
     inputs = {
         "prompt_ids": ones,

@@ -223,7 +223,7 @@ def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
 
 def test_rows_with_a_gradient_are_chosen_by_hand():
     """The first and third; all; and, where no row has an advantage, the shortest."""
-    scores = Scorer(SimpleNamespace(skips_zero_rows=True), None, None, score_packed=None, text_only=True)
+    scores = Scorer(SimpleNamespace(skips_zero_rows=True), None, None, acceleration=None, text_only=True)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
     for advantages, kept in (([1.0, 0.0, -2.0], [0, 2]), ([1.0, float("nan"), 2.0], None), ([0.0, 0.0, 0.0], [1])):
         batch = {"advantages": torch.tensor(advantages), "completion_mask": mask}

@@ -47,7 +47,6 @@ class FirstBatch(Part):
         accelerator ([`~accelerate.Accelerator`]): The run's.
         policy (`torch.nn.Module`): The policy, unwrapped.
         acceleration ([`Acceleration`]): The accelerations of the run.
-        scorer ([`~trl_prorl.reference.Scorer`]): Scores batches.
         temperature (`float`): Of sampling and scoring.
         is_possible (`bool`): Whether one process can compute a row: its weights are not sharded, and it is text.
         changed (`Callable`): Called when an acceleration was switched off.
@@ -67,7 +66,6 @@ class FirstBatch(Part):
         accelerator,
         policy: torch.nn.Module,
         acceleration: Acceleration,
-        scorer,
         temperature: float,
         is_possible: bool,
         changed: Callable[[], None],
@@ -76,7 +74,6 @@ class FirstBatch(Part):
         self.accelerator = accelerator
         self.policy = policy
         self.acceleration = acceleration
-        self.scorer = scorer
         self.temperature = temperature
         self.score: str | None = None if is_possible else ""
         self.samples: str | None = None if is_possible else ""
@@ -211,8 +208,6 @@ class FirstBatch(Part):
             "merge_micro_batches": self.noise,
         }
         off = self.acceleration.switch_off(reasons)
-        if not self.acceleration.packs:
-            self.scorer.score_packed = None
         for key, reason in off.items():
             if getattr(self.args, key) == "on":
                 raise InputError(f"{key}='on' is not supported here: {reason} Set {key}: auto, or \"off\".")

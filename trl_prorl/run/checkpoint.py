@@ -71,7 +71,6 @@ class CheckpointMixin:
     _pass_is_over = False  # over the training set; at a save after its last batch
     _folder: RunFolder | None = None
     _folder_lock: FolderLock | None = None
-    _has_trained = False
     _sets_aside = False  # whether the folder's earlier content is set aside at the start
     _trained_in: Path | None = None  # folder of this trainer's last training
     made_by_trl: set[str] = frozenset()  # names in the folder made by TRL's trainer
@@ -264,12 +263,11 @@ class CheckpointMixin:
         """Open the run's files. Not in `train`: a failure to load weights must leave no files."""
         if kwargs.get("trial") is not None:  # a search has set its keys by now
             self._note_later_keys()
-        if self._has_trained:  # weights and the reference stay as they are
+        if self._trained_in is not None:  # weights and the reference stay as they are
             for part in self.parts.values():
                 part.begin()
             self._generations = 0
             self._forget_progress()
-        self._has_trained = True
         self._best_step = None
         resume = self._resume
         folder = self.folder
