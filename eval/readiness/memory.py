@@ -124,7 +124,7 @@ def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     places = -(-tokens // SPAN) * SPAN if recorded else tokens
     cache, logits = row_bytes(model, places)
     held, total = process_share(trainer.accelerator.device)
-    trained = sum(param.numel() * param.element_size() for param in model.parameters() if param.requires_grad)
+    trained = sum(param.nbytes for param in model.parameters() if param.requires_grad)
     room = max(0.0, USABLE * total - held - MOMENTS * trained)
     rows = args.generation_batch_size
     fits, advised, change = rows_that_fit(cache + logits, copy, room, rows, trainer.num_generations, recorded)

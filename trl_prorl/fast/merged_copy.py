@@ -33,7 +33,7 @@ class PackedLinear(torch.nn.Module):
         object.__setattr__(self, "_layer", layer)  # not a module of the copy
         self._packed: torch.Tensor | None = None
         self._of: tuple[int, int] | None = None  # address and version of the packed weights
-        self.bytes = layer.weight.numel() * layer.weight.element_size()
+        self.bytes = layer.weight.nbytes
 
     @property
     def weight(self) -> torch.Tensor:
@@ -90,7 +90,7 @@ class MergedLayer:
         self.bytes = 0
         for name, param in self._originals.items():
             setattr(self.weights, name, torch.nn.Parameter(param.detach(), requires_grad=False))
-            self.bytes += param.numel() * param.element_size()
+            self.bytes += param.nbytes
         self._packed = PackedLinear(self.weights) if can_be_packed(self.weights) else None
         self.module = self._packed or self.weights
 
