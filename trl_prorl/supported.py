@@ -4,7 +4,7 @@ an error, or runs without an acceleration. Nothing slow is imported.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, NamedTuple
 
 from .errors import InputError
@@ -379,12 +379,15 @@ def check_distribution(name: str, needed: Mapping[str, str], details: str = "") 
             raise InputError(f"{given} is not supported with {name}{details}. Use {', or '.join(others)}.")
 
 
+def default_of(field: Field) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 def changed_options(config: Any) -> dict[str, Any]:
     changed = {}
     for field in fields(config):
-        default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(config, field.name)
-        if value != default and value not in (None, {}, []):
+        if value != default_of(field) and value not in (None, {}, []):
             changed[field.name] = value
     return changed
 

@@ -17,6 +17,7 @@ import yaml
 
 from ..cli.environment import git_commit, hardware, versions
 from ..embedded import shipped as embedded_base
+from ..supported import default_of
 from ..text import code_span, shell_quote, shell_words, spell_again
 from .files import replace_text
 from .log_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML, weight_files
@@ -49,9 +50,7 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
     for part in (args, *recipe):
         keys.update({field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init})
     for field in dataclasses.fields(GRPOConfig):
-        made = field.default_factory is not dataclasses.MISSING
-        default = field.default_factory() if made else field.default
-        if field.name not in ALWAYS and keys.get(field.name) == default:
+        if field.name not in ALWAYS and keys.get(field.name) == default_of(field):
             keys.pop(field.name, None)
     keys = {key: value for key, value in remove_secrets(as_plain(keys)).items() if value is not None}
     if "steps_per_generation" in keys:
