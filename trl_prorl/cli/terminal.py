@@ -149,8 +149,7 @@ class Terminal(PrinterCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         is_shown = self.bar is None or self.bar.training_bar is not None
         if self.logs and state.is_local_process_zero and is_shown:
-            has_kl = any(getattr(args, anchor.key) != 0.0 for anchor in ANCHORS)
-            self.say(write_log_line(logs, state.global_step, has_kl))
+            self.say(write_log_line(logs, state.global_step, args.anchored))
 
 
 def first_possible_steps(trainer) -> dict[str, int]:
