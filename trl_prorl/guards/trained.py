@@ -84,11 +84,11 @@ class TrainedCheck(Part):
             return
         watched = self._watched
         self._watched = []
-        self._has_signal = any(logps.grad is not None and bool(logps.grad.any()) for logps in watched)
+        self._has_signal = any(map(_has_gradient, watched))
         trained = self._trained()
-        reached = [param for param in trained if param.grad is not None]
+        reached = any(param.grad is not None for param in trained)
         if self._has_signal:
-            reached = [param for param in reached if bool(param.grad.any())][:1]
+            reached = any(map(_has_gradient, trained))
         if not reached:
             raise self._none_reached(parameters, trained)
         self._warn_of_parts(parameters, trained)
@@ -96,7 +96,7 @@ class TrainedCheck(Part):
     def _none_reached(self, parameters: Mapping[str, torch.nn.Parameter], trained: list[torch.Tensor]) -> RunError:
         names = {param: name for name, param in parameters.items()}
         first = names.get(trained[0], "a tensor that is not in the model")
-        others = [name for param, name in names.items() if param.grad is not None and bool(param.grad.any())]
+        others = [name for param, name in names.items() if _has_gradient(param)]
         reaches = f"; it reaches {others[0]}, which the optimizer does not have" if others else ""
         return RunError(
             f"nothing is trained: the loss has a gradient, and none reaches the {len(trained)} parameters of the "
@@ -189,6 +189,10 @@ class TrainedCheck(Part):
 
     def _trained(self) -> list[torch.Tensor]:
         return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.grad is not None and bool(tensor.grad.any())
 
 
 def _compared_places(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
