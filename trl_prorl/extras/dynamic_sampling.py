@@ -72,10 +72,8 @@ def replace_groups(
     Replace groups of a batch (`places`) by groups of another (`sources`). Tensors `(N, …)` are padded: prompts on the
     left, completions on the right, token ids with `pad_token_id`, others with 0.
     """
-
-    within = torch.arange(group_size)
-    to = (torch.tensor(places, dtype=torch.long)[:, None] * group_size + within).flatten()
-    source = (torch.tensor(sources, dtype=torch.long)[:, None] * group_size + within).flatten()
+    rows = torch.tensor([places, sources], dtype=torch.long)[..., None] * group_size + torch.arange(group_size)
+    to, source = rows.flatten(1)
     merged = dict(batch)
     for name, mine in batch.items():
         theirs = others[name]

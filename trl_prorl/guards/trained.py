@@ -175,8 +175,8 @@ class TrainedCheck(Part):
         self._compared += 1
         params = [param for param, _, _ in before]
         shares = [change[2:].float().mean().item() if len(change) > 2 else 1.0 for change in changes]
-        low = [param.dtype in (torch.bfloat16, torch.float16) for param in params]
-        few = [param for param, share, is_low in zip(params, shares, low, strict=True) if share < FEW and is_low]
+        coarse = (torch.bfloat16, torch.float16)
+        few = [param for param, share in zip(params, shares, strict=True) if share < FEW and param.dtype in coarse]
         if few:
             names = {param: name for name, param in parameters.items()}
             self._warn(
