@@ -514,15 +514,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         with plain_generation_config(self._policy), checkpointing_off(self.modules.all()):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
-    def _generate_by_keys(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+    def _generate_by_keys(self, prompt_ids, *args, **kwargs):
         """Generate as TRL does, or compactly, without the model's own generation config."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and does not cast them back.
             casts_weights = self.use_transformers_continuous_batching and not shards_weights(self)
             with keep_weights(self.model) if casts_weights else nullcontext():
-                return super()._generate_single_turn(
-                    prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
-                )
+                return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         with profiling_context(self, "transformers.generate"):
             sample = self.compact.sample
             settings = (self.generation_config, self.eos_token_ids, self.pad_to_multiple_of)
@@ -531,7 +529,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             )
         if completions is not None:
             return completions, logps
-        return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
+        return self._generate_by_keys(prompt_ids, *args, **kwargs)
 
     def _generate(self, prompts):
         """Keep the masks of tokens that tools wrote."""
