@@ -103,6 +103,7 @@ class Plan:
         if args.rollback and schedule is not None:
             check_schedule(args.rollback, schedule)
         config = given.get("peft_config")
+        is_named = isinstance(model, str)
         given_wrapped = isinstance(model, PeftModel)
         adapter = _check_adapters(model, config)
         callbacks = given.get("callbacks") or []
@@ -120,22 +121,22 @@ class Plan:
             _check_requests(args, adapter)
         if args.beta != 0.0 or args.copied_anchors:
             check_adapter(model, config)
-        if isinstance(model, str):
+        if is_named:
             given["model"] = find_model(model, "model", args.model_init_kwargs)
         check_quantisation(given.get("quantization_config"))
         _check_model(given["model"], args)
-        if is_full and args.beta != 0.0 and not isinstance(model, str) and not get_config_model_id(model.config):
+        if is_full and args.beta != 0.0 and not is_named and not get_config_model_id(model.config):
             raise ValueError(
                 f"beta={args.beta} with a full model that was not loaded from a path: TRL loads the reference from "
                 "there. Save the model with save_pretrained, and pass the folder."
             )
-        if not isinstance(model, str) and (moves or args.beta == 0.0 or not is_full):  # else reference.py compares it
+        if not is_named and (moves or args.beta == 0.0 or not is_full):  # else reference.py compares it
             _warn_of_other_settings(model, args)
         if config is not None:
             given["peft_config"] = _adapter_of_text(args, given)
         return cls(
             given=given,
-            name=model if isinstance(model, str) else None,
+            name=model if is_named else None,
             keys=keys,
             resets=resets,
             moves=moves,
