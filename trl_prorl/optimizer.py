@@ -206,16 +206,23 @@ def rewarmup_factor(updates: int | None, steps: int) -> float:
 class Rewarmup:
     """Scales the learning rates during each update by [`rewarmup_factor`]."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, steps: int):
+    def __init__(self, steps: int):
         self.steps = steps
         self.updates: int | None = None
         self._rates: list[float] = []
-        inner = inner_of(optimizer)
-        inner.register_step_pre_hook(self._before)
-        inner.register_step_post_hook(self._after)
+        self._is_attached = False
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Scale the rates of the first optimizer that is given."""
+        if not self._is_attached:
+            self._is_attached = True
+            inner = inner_of(optimizer)
+            inner.register_step_pre_hook(self._before)
+            inner.register_step_post_hook(self._after)
 
     @property
     def factor(self) -> float:
+        """Factor on the learning rate of the next update."""
         return rewarmup_factor(self.updates, self.steps)
 
     def begin(self) -> None:

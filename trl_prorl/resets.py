@@ -136,7 +136,7 @@ class Resets(Part):
         self.optimizer = None
         self.schedule = None
         self.reference: Any = None  # a model of reference.py, if a reference moves
-        self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may create itself
+        self.rewarmup = Rewarmup(args.optimizer_reset_rewarmup_steps)
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
         self.configured: ReferenceResetCallback | None = None
@@ -171,17 +171,11 @@ class Resets(Part):
         if self.possible and self.args.optimizer_reset != "keep":
             check_optimizer(optimizer, self.args.optimizer_reset)  # a subclass may make another than the keys'
         self.optimizer = optimizer
-        if self.rewarmup is None:
-            self.rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)
+        self.rewarmup.attach(optimizer)
 
     def schedule_made(self, schedule) -> None:
         self.schedule = schedule
         self._schedule_start = snapshot_schedule(schedule)
-
-    @property
-    def rate_factor(self) -> float:
-        """Re-warm-up factor on the learning rate of the next update."""
-        return self.rewarmup.factor if self.rewarmup is not None else 1.0
 
     # Requests and their application.
 
@@ -227,8 +221,7 @@ class Resets(Part):
                 reset_scaler(self.accelerator.scaler, self._scale)
             if args.restarts_schedule:
                 restart_schedule(self.schedule, self._schedule_start)
-            if self.rewarmup is not None:
-                self.rewarmup.begin()
+            self.rewarmup.begin()
         for callback in self.callbacks:
             callback.applied(step)
         first = requests[0]
@@ -256,8 +249,7 @@ class Resets(Part):
     def begin(self) -> None:
         self._has_moved = False
         self.requests.clear()
-        if self.rewarmup is not None:
-            self.rewarmup.updates = None
+        self.rewarmup.updates = None
         for callback, state in self._untouched:
             callback.load_state_dict(state)
 
@@ -267,7 +259,7 @@ class Resets(Part):
             "requests": [request.to_dict() for request in self.requests],
             "callbacks": [callback.state_dict() for callback in self._own_callbacks()],
             "configured": self.configured.state_dict() if self.configured is not None else None,
-            "updates_since_reset": self.rewarmup.updates if self.rewarmup is not None else None,
+            "updates_since_reset": self.rewarmup.updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
@@ -286,8 +278,7 @@ class Resets(Part):
         # The configured callback may be new or gone since the checkpoint.
         if self.configured is not None and state["configured"] is not None:
             self.configured.load_state_dict(state["configured"])
-        if self.rewarmup is not None:
-            self.rewarmup.updates = state["updates_since_reset"]
+        self.rewarmup.updates = state["updates_since_reset"]
 
     def save(self, folder) -> None:
         if self._saves_reference:

@@ -795,7 +795,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
             norm = float(norm)  # synchronizes with the device, once for all parts and for TRL's log
-        rate = float(self.optimizer.param_groups[0]["lr"]) * self.resets.rate_factor
+        rate = float(self.optimizer.param_groups[0]["lr"]) * self.resets.rewarmup.factor
         for part in self.parts.values():
             part.on_pre_optimizer_step(self.state.global_step + 1, norm, rate)
         return norm

@@ -700,7 +700,8 @@ def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
     moved = []
     plain, optimizer = (torch.optim.SGD([param], lr=1.0) for _ in range(2))
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, T_max=10) for each in (plain, optimizer)]
-    rewarmup = Rewarmup(optimizer, steps=4)
+    rewarmup = Rewarmup(steps=4)
+    rewarmup.attach(optimizer)
     for step in range(8):
         if step == 2:
             rewarmup.begin()
@@ -720,7 +721,8 @@ def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
 def test_a_step_without_gradient_is_no_update_of_a_rewarmup():
     param = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([param], lr=1.0)
-    rewarmup = Rewarmup(optimizer, steps=4)
+    rewarmup = Rewarmup(steps=4)
+    rewarmup.attach(optimizer)
     rewarmup.begin()
     factors = []
     for gradient in (torch.ones(1), None, torch.ones(1)):
