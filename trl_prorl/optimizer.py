@@ -40,6 +40,7 @@ SECOND_MOMENTS = (
 # bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, recomputed by every update.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
+ResetPlan = list[tuple[dict[str, Any], dict[str, float]]]  # every parameter's state, with its factors
 
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
@@ -144,9 +145,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, mode: str) -> None:
     check_optimizer_class(type(inner), momentum, beta1, mode)
 
 
-def plan_reset(
-    optimizer: torch.optim.Optimizer, mode: str, alpha: float
-) -> list[tuple[dict[str, Any], dict[str, float]]]:
+def plan_reset(optimizer: torch.optim.Optimizer, mode: str, alpha: float) -> ResetPlan:
     """List every parameter's state with its factors. Raises `ValueError`: an unknown state."""
     if mode == "keep":
         return []
@@ -154,7 +153,7 @@ def plan_reset(
     return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
 
 
-def apply_reset(plan: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
+def apply_reset(plan: ResetPlan) -> None:
     for state, by_key in plan:
         apply_changes(state, by_key)
 

@@ -1,7 +1,7 @@
 """Checks when a trainer is made: training data, reward functions and metrics."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..evaluation import find_verifier, pass_k_values
 from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
-from .prompt_rows import is_transformed, read_prompts
+from .prompt_rows import Tokenize, is_transformed, read_prompts
 
 
 def check_columns(rows: Any) -> None:
@@ -173,7 +173,7 @@ def check_in_one_place(model: Any) -> None:
         )
 
 
-def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -> list[int]:
+def prompt_lengths(rows: Dataset, tokenize: Tokenize) -> list[int]:
     prompts = read_prompts(rows)
     lengths = []
     for start in range(0, len(prompts), 1000):
@@ -181,7 +181,7 @@ def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -
     return lengths
 
 
-def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], list[list[int]]], args: Any) -> None:
+def check_prompts_fit(train: Any, evaluation: Any, tokenize: Tokenize, args: Any) -> None:
     """
     Raise `ValueError` if a prompt and the longest completion exceed `pack_max_tokens`. Streamed prompts are checked as
     they are read.

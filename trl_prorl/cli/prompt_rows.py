@@ -14,6 +14,8 @@ from ..text import cut, one_line, quoted, short
 
 logger = logging.getLogger(__name__)
 
+Tokenize = Callable[[list], list[list[int]]]  # prompts to token ids
+
 # Arguments that TRL passes to every reward function. They override columns of the same name.
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 CURE = "Fix the row, or drop it with dataset.filter(...)."
@@ -196,7 +198,7 @@ def has_learned_positions(policy: torch.nn.Module, positions: int) -> bool:
 
 def check_tokens(
     sets: Mapping[str, Any],
-    tokenize: Callable[[list], list[list[int]]],
+    tokenize: Tokenize,
     context: Context,
     end: tuple[str, int],
 ) -> None:
@@ -237,7 +239,7 @@ def _size(prompt: Any) -> int:
 
 def _count_tokens(
     prompt: Any,
-    tokenize: Callable[[list], list[list[int]]],
+    tokenize: Tokenize,
     where: str,
     end: tuple[str, int] | None = None,
 ) -> int:

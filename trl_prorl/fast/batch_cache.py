@@ -18,7 +18,7 @@ from transformers.cache_utils import (
 )
 
 from .prefix import ALIGNMENT
-from .recording import AtMost, Take, number_of
+from .recording import AtMost, Size, Take, number_of
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of transformers' `layer_types`
@@ -32,7 +32,7 @@ class Room:
         self._sizes = {"rows": rows, "length": length + -length % ALIGNMENT}
         self._device = device
 
-    def take(self, name: str, sizes: tuple[int | str | AtMost, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(self, name: str, sizes: tuple[Size, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return zeros; a size may be `"rows"` or `"length"`."""
         return torch.zeros([number_of(size, self._sizes) for size in sizes], dtype=dtype, device=self._device)
 

@@ -26,6 +26,7 @@ from ..supported import LEARNED_POSITIONS, PAGE
 from ..upstream.modules import checkpointing_off
 from ..upstream.positions import with_positions
 from .acceleration import Acceleration
+from .generation import Drawn
 from .own_forward import allowed, mean_difference, mixed_dtype, own_logps, plain_model, rows_padded_right
 
 
@@ -35,7 +36,7 @@ LONGEST = 64  # tokens of a completion that are compared
 ROWS = 4  # completions of a prompt
 PADDING = 5  # tokens on the left of a row, as in a batch with a longer prompt
 
-Draw = Callable[[float | None], tuple[list[list[int]], list[list[float]] | None]]
+Draw = Callable[[float | None], Drawn]
 
 
 class FirstBatch(Part):
@@ -157,7 +158,7 @@ class FirstBatch(Part):
 
     # ---------------------------------------------------------------------------------------------- a prompt's samples
 
-    def sample(self, prompts: Sequence[list[int]], draw: Draw) -> tuple[list[list[int]], list[list[float]] | None]:
+    def sample(self, prompts: Sequence[list[int]], draw: Draw) -> Drawn:
         """
         Sample compactly and, once, compare the samples.
 

@@ -23,6 +23,9 @@ from .recording import Recordings, usable_bytes
 
 logger = logging.getLogger(__name__)
 
+# Token ids of completions, and their log-probabilities.
+Drawn = tuple[list[list[int]], list[list[float]] | None]
+
 # Maximum mean difference between a merged copy and the policy, in nats per token. In fp32 it is about 1e-6. In bf16,
 # weights round by up to 0.4 %; 0.01 to 0.02 between vLLM and trainers are reported as harmless. Beyond the bound, a
 # copy is kept if its error is at most √2 times the policy's own: a deep bf16 model scored in one batch differs by 0.03
@@ -88,7 +91,7 @@ def sample_at_once(
     multiple: int | None,
     logps_at: float | None,
     recordings: Recordings | None,
-) -> tuple[list[list[int]], list[list[float]] | None]:
+) -> Drawn:
     different, copies = find_distinct(prompts)
     device = next(model.parameters()).device
     ids, mask = pad_left(different, config.pad_token_id, multiple)
@@ -171,7 +174,7 @@ class CompactGeneration(Part):
         ends: list[int],
         multiple: int | None = None,
         logps_at: float | None = None,
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
+    ) -> Drawn:
         """
         Sample one completion of each prompt (token ids); a slice computes equal prompts once.
 

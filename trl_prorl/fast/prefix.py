@@ -31,6 +31,9 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
+# Of each sequence: first place and length of its prefix, then of itself.
+Sequences = list[tuple[int, int, int, int]]
+
 # Queries of a sequence in one block. On a CPU 128 to 512 differ by 10 %.
 QUERY_BLOCK = 128
 # Mask stride and offset of torch's memory-efficient GPU kernel; other strides are copied in every layer.
@@ -76,7 +79,7 @@ class Layout(NamedTuple):
         blocks (`list[Block]`): All queries.
         queries (`torch.LongTensor` of shape `(N,)`): Places of the queries of all blocks, padding included.
         order (`torch.LongTensor` of shape `(T,)`): Position of each place among these queries.
-        sequences (`list[tuple[int, int, int, int]]`): As given to [`layout`], longest first.
+        sequences (`Sequences`): As given to [`layout`], longest first.
         kept (`dict`): Places that layers derive from it, for every model.
         added (`dict`): Additive masks. They are large: only for one forward's graph.
     """
@@ -85,7 +88,7 @@ class Layout(NamedTuple):
     blocks: list[Block]
     queries: torch.Tensor
     order: torch.Tensor
-    sequences: list[tuple[int, int, int, int]]
+    sequences: Sequences
     kept: dict
     added: dict
 
@@ -136,7 +139,7 @@ def _shared_to_add(layout: Layout, block: Block, dtype: torch.dtype, groups: int
     return added[:, :, -block.size * groups :, end - block.keys : end]
 
 
-def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
+def layout(sequences: Sequences, device: torch.device | str = "cpu") -> Layout:
     """
     Lay out a row of sequences, each given as first place and length of its prefix, then of itself.
 
@@ -157,7 +160,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     scores = sum(rows * (end - first) * (longest_prefix + end) for rows, first, end in spans(longest_first))
     size = sum(own for _, _, _, own in sequences)
     is_large = scores > MANY_KEYS * size
-    stacks: dict[int, list[tuple[int, int, int, int]]] = {}
+    stacks: dict[int, Sequences] = {}
     for sequence in longest_first:
         stacks.setdefault(sequence[1] if is_large else longest_prefix, []).append(sequence)
     stacked = [sequence for stack in stacks.values() for sequence in stack]
@@ -190,7 +193,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     return Layout(keys, blocks, torch.cat(query_places), order_of(found, size), longest_first, {}, {})
 
 
-def spans(stack: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int]]:
+def spans(stack: Sequences) -> Iterator[tuple[int, int, int]]:
     """Yield the blocks of queries of sequences, longest first: how many have one, its first column and its end."""
     longest_with_prefix = max((own for _, before, _, own in stack if before > 0), default=0)
     for first, end in pairwise(block_bounds(stack[0][3], longest_with_prefix)):
@@ -472,7 +475,7 @@ class StatePlan(NamedTuple):
     order: torch.Tensor
 
     @classmethod
-    def from_sequences(cls, sequences: list[tuple[int, int, int, int]], device: torch.device) -> "StatePlan":
+    def from_sequences(cls, sequences: Sequences, device: torch.device) -> "StatePlan":
         size = sum(length for _, _, _, length in sequences)
         roots = [(start, length) for _, before, start, length in sequences if before == 0 and length > 0]
         others = [sequence for sequence in sequences if sequence[1] > 0]

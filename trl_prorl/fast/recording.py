@@ -33,10 +33,11 @@ class AtMost(NamedTuple):
     most: int
 
 
-Take = Callable[[str, tuple[int | str | AtMost, ...], torch.dtype], torch.Tensor]
+Size = int | str | AtMost
+Take = Callable[[str, tuple[Size, ...], torch.dtype], torch.Tensor]
 
 
-def number_of(size: int | str | AtMost, sizes: dict[str, int]) -> int:
+def number_of(size: Size, sizes: dict[str, int]) -> int:
     """Return a size as a number, by the `sizes` of a batch."""
     if isinstance(size, AtMost):
         return min(sizes[size.name], size.most)
@@ -143,7 +144,7 @@ class Recordings:
         self._batch = fits
         return torch.cat([copies, copies[-1:].expand(rows - len(copies))])
 
-    def take(self, name: str, sizes: tuple[int | str | AtMost, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(self, name: str, sizes: tuple[Size, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return zeros, at the same address for every batch; a size may be `"rows"` or `"length"`."""
         if name not in self._memory:
             whole = [number_of(size, self._sizes) for size in sizes]
