@@ -8,17 +8,20 @@ import torch
 
 from .anchors import ANCHORS, Anchor, OldPolicyAnchor
 from .keys import switched_off
-from .parts import Part
+from .parts import Part, Row
 from .supported import IMPORTANCE_LEVELS, KL_ESTIMATORS, LOSS_TYPES
 
 
-def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+Batch = Mapping[str, torch.Tensor]  # tensors of a batch, by name
+
+
+def completion_mask(batch: Batch) -> torch.Tensor:
     """Return 1 for each completion token that counts, `(B, T)`: neither padding nor written by a tool."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-def has_advantage(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def has_advantage(batch: Batch) -> torch.Tensor:
     """Return whether each row has an advantage other than 0, `(B,)`; a subclass may have one for each token."""
     advantages = batch["advantages"]
     return (advantages != 0.0).view(len(advantages), -1).any(dim=1)
@@ -158,7 +161,7 @@ class Aggregation:
         self.args = args
         self.processes = processes
 
-    def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
+    def weights(self, batch: Batch, accumulation: float | None) -> torch.Tensor:
         """Return the [`token_weights`] `(B, T)` of a micro-batch."""
         args = self.args
         window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
@@ -211,7 +214,7 @@ def token_weights(
             return mask / items_per_window
 
 
-def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_ratio(batch: Batch) -> dict[str, torch.Tensor]:
     """
     Remove π_old for `loss_mode: no_ratio`: TRL then uses the policy itself, so the ratio is 1 with the gradient of the
     log-probability. TRL's off-policy mask still compares with the policy that sampled.
@@ -267,7 +270,7 @@ class Anchors(Part):
         for anchor in self:
             anchor.model = anchor.make_model(models)
 
-    def to_score(self, batch: Mapping[str, torch.Tensor], generation: int) -> list[Anchor]:
+    def to_score(self, batch: Batch, generation: int) -> list[Anchor]:
         """Return the anchors that must still score generation batch `generation`, from 0."""
         return [anchor for anchor in self if anchor.needs_scoring(generation) and anchor.column not in batch]
 
@@ -279,13 +282,13 @@ class Anchors(Part):
                 return anchor
         return None
 
-    def active(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
+    def active(self, batch: Batch) -> list[Anchor]:
         """Return the anchors with a KL term in the loss of a batch."""
         if self.args.kl_in == "reward":
             return []
         return [anchor for anchor in self if anchor.acts_on(batch)]
 
-    def in_reward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def in_reward(self, batch: Batch) -> torch.Tensor | None:
         """
         Return the deduction of `kl_in: reward` from each completion's reward, `(B,)`: Σ coefficient · k1 of the
         sampling policy, over anchors and tokens. `None` if the KL is in the loss.
@@ -301,21 +304,19 @@ class Anchors(Part):
                 terms.append(anchor.coefficient * log_ratio.sum(1))
         return torch.stack(terms).sum(0)
 
-    def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
+    def beyond_clamp(self, batch: Batch, logps: torch.Tensor) -> torch.Tensor:
         """Return whether any active anchor's estimate of a token exceeds `kl_clamp`, `(B, T)`."""
         beyond = torch.zeros_like(logps, dtype=torch.bool)
         for anchor in self.active(batch):
             beyond |= beyond_clamp(logps, anchor.logps(batch, logps), self.args.kl_estimator, self.args.kl_clamp)
         return beyond
 
-    def penalty(
-        self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
-    ) -> Penalty | None:
+    def penalty(self, batch: Batch, logps: torch.Tensor, level: str, weights: torch.Tensor) -> Penalty | None:
         """
         Compute Σ coefficient · KL · weight over anchors and tokens; `None` if no anchor acts.
 
         Args:
-            batch (`Mapping[str, torch.Tensor]`): Advantages `(B,)`, masks and the anchors' log-probabilities `(B, T)`.
+            batch (`Batch`): Advantages `(B,)`, masks and the anchors' log-probabilities `(B, T)`.
             logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
             level (`str`): TRL's `importance_sampling_level`.
             weights (`torch.Tensor` of shape `(B, T)`): The tokens' weights in the loss.
@@ -340,7 +341,7 @@ class Anchors(Part):
         weighted = sum(anchor.coefficient * kls[anchor.name] for anchor in active)  # (B, T)
         return Penalty(kls.get(self.primary.name), (weighted * weights).sum())
 
-    def on_row(self, step: int, row: Mapping[str, float]) -> None:
+    def on_row(self, step: int, row: Row) -> None:
         primary = self.primary
         if primary is not None:
             self._kl_since_generation.append(row.get(primary.kl_key))

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .kl import Penalty
 
 
+Event = dict[str, Any]  # a line of `events.jsonl`
+Row = Mapping[str, float]  # of `metrics.jsonl`
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """
@@ -42,7 +46,7 @@ class MicroBatch:
     number: int = 1
 
 
-def make_event(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> dict[str, Any]:
+def make_event(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> Event:
     """Make an event for `events.jsonl`. Requested and applied are optimizer steps."""
     return {
         "event": kind,
@@ -78,7 +82,7 @@ class Part:
 
     # A step, in this order.
 
-    def on_generation(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> Event | None:
         """
         Called before each generation. No cached log-probability survives this point, so weights may change here.
 
@@ -105,7 +109,7 @@ class Part:
     def on_step_end(self, step: int, parameters: Mapping[str, "torch.nn.Parameter"]) -> None:
         """Called after optimizer step `step`. Time spent here counts for that step."""
 
-    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Row) -> Event | None:
         """
         Called after each step, when its row was written.
 
@@ -117,7 +121,7 @@ class Part:
         ends the run.
         """
 
-    def on_event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         """Called for every event that a part returned. The recorder completes and writes it."""
 
     # Start of a run, and checkpoints.

@@ -34,7 +34,8 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
-from .kl import Anchors, has_advantage, zero_masked
+from .kl import Anchors, Batch, has_advantage, zero_masked
+from .upstream.modules import Parameters
 from .upstream.names import incompatible
 from .upstream.weights import copy_tensors, settings_of
 
@@ -42,6 +43,7 @@ from .upstream.weights import copy_tensors, settings_of
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a tensor of the reference, and the policy's
 
 
 def shard_file(folder: Path) -> Path:
@@ -255,7 +257,7 @@ class Policy:
 class Reference:
     """A frozen model that can be set to the policy."""
 
-    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self) -> Pairs:
         """Return pairs (reference, policy) of all parameters and of the reference's own buffers."""
 
     def scores_as(self, model) -> bool:
@@ -305,7 +307,7 @@ class AdapterReference(Reference):
         self.name = name
         self.modules = modules or model.modules
 
-    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self) -> Pairs:
         parameters = dict(self.model.named_parameters())
         pairs = []
         for name, param in parameters.items():  # `….lora_A.default.weight`, but `….lora_embedding_A.default`
@@ -389,7 +391,7 @@ class SnapshotReference(Reference):
         self.model = model
         self.ref_model = ref_model
 
-    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self) -> Pairs:
         reference = unique_tensors(self.ref_model)
         policy = unique_tensors(self.model)
         return [(reference[name], policy[name]) for name in policy]
@@ -442,7 +444,7 @@ class InitialAdapter:
         finally:
             self._set(trained, now)
 
-    def _set(self, parameters: Mapping[str, torch.nn.Parameter], values: Mapping[str, torch.Tensor]) -> None:
+    def _set(self, parameters: Parameters, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():
             parameters[name].data = value
 
@@ -523,7 +525,7 @@ class Scorer:
             return self.text_only and not self.args.is_trl
         return anchor.scored_at == "loss"
 
-    def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
+    def rows_to_score(self, batch: Batch, needs_all: bool) -> torch.Tensor | None:
         """
         Return the rows of a training micro-batch to compute, indices `(R,)`: those with a gradient, if the run skips
         the others. `None` means all. The choice is kept with the batch.
@@ -626,7 +628,7 @@ class Scorer:
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)
 
 
-def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def rows_with_gradient(batch: Batch) -> torch.Tensor:
     """
     Return which rows have a gradient if no penalty acts, bools `(B,)`: non-zero advantages or, without any, the
     shortest row, because every process needs a backward pass.

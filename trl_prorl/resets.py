@@ -18,7 +18,7 @@ from .optimizer import (
     restart_schedule,
     snapshot_schedule,
 )
-from .parts import Part, make_event
+from .parts import Event, Part, Row, make_event
 from .run.columns import check_metric
 from .run.log_files import RESET
 from .treatments import treatment_of
@@ -65,7 +65,7 @@ class ReferenceResetCallback(TrainerCallback):
             step = state.global_step
             self._request(step, [trigger.observe_evaluation(step, metrics or {}) for trigger in self.triggers])
 
-    def observe_row(self, step: int, row: Mapping[str, float]) -> None:
+    def observe_row(self, step: int, row: Row) -> None:
         self._request(step, [trigger.observe_step(step, row.get(trigger.watches)) for trigger in self.triggers])
 
     def _request(self, step: int, reasons: Iterable[Reason | None]) -> None:
@@ -196,11 +196,11 @@ class Resets(Part):
             requests = broadcast_object_list([requests])[0]
         return requests
 
-    def on_row(self, step: int, row: Mapping[str, float]) -> None:
+    def on_row(self, step: int, row: Row) -> None:
         for callback in self.callbacks:
             callback.observe_row(step, row)
 
-    def on_generation(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> Event | None:
         """Merge all requests into one reset. Returns its event, or `None` without a request."""
         args = self.args
         if not self.possible:

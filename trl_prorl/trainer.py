@@ -78,7 +78,7 @@ from .kl import (
     zero_masked,
 )
 from .optimizer import inner_of
-from .parts import MicroBatch, Parts
+from .parts import Event, MicroBatch, Parts
 from .reference import (
     AdapterReference,
     AnchorModels,
@@ -834,7 +834,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 if event.get("action") == "stop":
                     self._stop(event)
 
-    def _event(self, event: dict) -> None:
+    def _event(self, event: Event) -> None:
         for part in self.parts.values():
             part.on_event(event)
         self.terminal.say(write_event_line(event))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .parts import Part, make_event
+from .parts import Event, Part, Row, make_event
 from .run.log_files import ENTROPY_COLLAPSE, GUARD_GAP, RESET, STALL
 
 
@@ -362,11 +362,11 @@ class Alarm(Watch, Part):
     request: Callable[[Reason], None] | None = None
     key: str = field(kw_only=True)
 
-    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Row) -> Event | None:
         event = self.fire(step, row)
         return None if event is None else {**event, "last_good": self.best_step}
 
-    def fire(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any] | None:
+    def fire(self, step: int, metrics: Mapping[str, float]) -> Event | None:
         fired = self.observe(step, metrics)
         if fired is None:
             return None
@@ -378,7 +378,7 @@ class Alarm(Watch, Part):
         event = make_event(self.name, step, step, self.reason, fired.value, fired.threshold)
         return {**event, "action": self.action}
 
-    def on_event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         if event["event"] == RESET and self.waits_for_reset:
             self.applied(event["step_applied"])
 

@@ -2,16 +2,15 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from datasets import Dataset
 
 from ..advantages import UNGROUPED, all_equal
 from ..errors import InputError, RewardError
-from ..kl import completion_mask
-from ..parts import Part, make_event
+from ..kl import Batch, completion_mask
+from ..parts import Event, Part, Row, make_event
 from ..rollout import RolloutResult, groups_without_signal, select_own_rows, weighted_sum
 from ..run.log_files import NO_SIGNAL
 
@@ -61,8 +60,8 @@ def find_functions(
 
 
 def replace_groups(
-    batch: Mapping[str, torch.Tensor],
-    others: Mapping[str, torch.Tensor],
+    batch: Batch,
+    others: Batch,
     places: Sequence[int],
     sources: Sequence[int],
     group_size: int,
@@ -249,7 +248,7 @@ class SignalWatch(Part):
     def never_had_signal(self) -> bool:
         return self.silent == self.batches > 0
 
-    def on_batch(self, batch: Mapping[str, torch.Tensor]) -> None:
+    def on_batch(self, batch: Batch) -> None:
         counts = completion_mask(batch).any(dim=1)
         rewards, counts = self.accelerator.gather((batch["rewards"], counts))
         self.observe(rewards, counts)
@@ -282,7 +281,7 @@ class SignalWatch(Part):
                 "function applies, or set nonfinite: skip to go on."
             )
 
-    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Row) -> Event | None:
         if not self._is_due:
             return None
         self._is_due = False

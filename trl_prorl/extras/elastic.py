@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..parts import Part, make_event
+from ..parts import Event, Part, make_event
 from ..run.log_files import ELASTIC
 from ..upstream.weights import copy_tensors
 
@@ -45,7 +45,7 @@ class ElasticResets(Part):
             self.requested = step
 
     @torch.no_grad()
-    def on_generation(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> Event | None:
         requested = self.requested
         if requested is None:
             return None

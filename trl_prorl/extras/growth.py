@@ -13,7 +13,7 @@ from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer
 
 from ..optimizer import STEP
-from ..parts import Part, make_event
+from ..parts import Event, Part, make_event
 from ..run.log_files import GROWTH, read_json
 from ..supported import OPTIMIZERS, find_optimizer
 
@@ -55,7 +55,7 @@ class Growth(Part):
         if step % self.every == 0 and self.rank < self.largest:
             self.requested = step
 
-    def on_generation(self, step: int) -> dict[str, Any] | None:
+    def on_generation(self, step: int) -> Event | None:
         requested = self.requested
         self.requested = None
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the maximum

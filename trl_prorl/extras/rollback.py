@@ -22,6 +22,7 @@ from torch.optim.swa_utils import SWALR
 from transformers.optimization import AdafactorSchedule
 
 from ..optimizer import full_name
+from ..parts import Event
 from ..run.checkpoint import known_rollbacks, last_rollback
 from ..run.checkpoint_files import unusable_reason
 from ..run.folder import steps_of
@@ -91,7 +92,7 @@ class Rollback(Alarm):
         check_schedule(self.max_rollbacks, schedule)  # a subclass may make another than the keys'
         self.schedule = schedule
 
-    def plan(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+    def plan(self, event: Event) -> Event | None:
         """
         Return the event that names the newest complete checkpoint no newer than `last_good`; `None` without one, or
         after the last allowed roll-back.

@@ -12,7 +12,7 @@ from transformers.generation import GenerationMode
 from ..cli.model_defaults import kept_defaults
 from ..cli.prompts import cut_at_end, find_distinct, pad_left
 from ..keys import switched_on
-from ..parts import Part, make_event
+from ..parts import Event, Part, Row, make_event
 from ..run.log_files import UNMERGED
 from .choice import Choice
 from .compact import compact_sample
@@ -237,7 +237,7 @@ class CompactGeneration(Part):
             return None
         return batch.pop("sampling_per_token_logps", None)
 
-    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Row) -> Event | None:
         """Note the memory of a step. Sample from the policy if `mean_abs_dlogp_sampler` is too large for the copy."""
         if "peak_memory_gib" in row:
             self._peak = max(self._peak or 0.0, row["peak_memory_gib"] * 2**30 - self._held)

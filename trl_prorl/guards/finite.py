@@ -9,11 +9,12 @@ import torch
 
 from ..anchors import ANCHORS
 from ..errors import NonFiniteError
-from ..kl import completion_mask, zero_masked
-from ..parts import MicroBatch, Part
+from ..kl import Batch, completion_mask, zero_masked
+from ..parts import Event, MicroBatch, Part, Row
 from ..run.folder import first_of_processes
 from ..run.log_files import NONFINITE
 from ..text import quoted
+from ..upstream.modules import Parameters
 
 
 # In torch's messages for NaN while sampling. A GPU reports only the assertion, and computes nothing afterwards.
@@ -47,7 +48,7 @@ class PendingCheck(NamedTuple):
     """
 
     largest: torch.Tensor
-    batch: Mapping[str, torch.Tensor]
+    batch: Batch
     logps: torch.Tensor
     kl_sums: dict[str, torch.Tensor]
 
@@ -75,7 +76,7 @@ class FiniteGuard(Part):
 
     def begin(self) -> None:
         self._found: dict[str, Any] | None = None
-        self._skipped: dict[str, Any] | None = None
+        self._skipped: Event | None = None
         self._pending: list[PendingCheck] = []
         self.skips = 0
 
@@ -110,7 +111,7 @@ class FiniteGuard(Part):
         tensors.update(unread.kl_sums)
         return first_nonfinite(tensors) or "loss"
 
-    def on_backward(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def on_backward(self, parameters: Parameters) -> None:
         """Find the first tensor of a step that is not finite, before clipping spreads NaN to all gradients."""
         unread_before = self._pending
         self._pending = []
@@ -145,7 +146,7 @@ class FiniteGuard(Part):
         self.skips += 1
         self.optimizer.zero_grad()  # no update without gradient, not even weight decay
 
-    def on_step_end(self, step: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def on_step_end(self, step: int, parameters: Parameters) -> None:
         """Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
         with self.meter.timer.stage("meter"):
             trained = {name: param for name, param in parameters.items() if param.requires_grad}
@@ -163,13 +164,13 @@ class FiniteGuard(Part):
         texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
-    def on_row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def on_row(self, step: int, row: Row) -> Event | None:
         event = self._skipped
         self._skipped = None
         return event
 
     @staticmethod
-    def _make_event(step: int, action: str, finding: dict) -> dict[str, Any]:
+    def _make_event(step: int, action: str, finding: dict) -> Event:
         return {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
 
     def _stop(self, step: int, finding: dict) -> NonFiniteError:

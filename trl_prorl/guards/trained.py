@@ -5,7 +5,6 @@ stay.
 
 import logging
 import math
-from collections.abc import Mapping
 
 import torch
 from accelerate.utils import DistributedType
@@ -13,6 +12,7 @@ from accelerate.utils import DistributedType
 from ..errors import RunError
 from ..optimizer import configured_rates
 from ..parts import Part
+from ..upstream.modules import Parameters
 
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class TrainedCheck(Part):
             logps.retain_grad()
             self._watched.append(logps)
 
-    def on_backward(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def on_backward(self, parameters: Parameters) -> None:
         """Raise [`~trl_prorl.errors.RunError`] if the loss has a gradient, but no parameter of the optimizer does."""
         if not self.is_possible:
             return
@@ -93,7 +93,7 @@ class TrainedCheck(Part):
             raise self._none_reached(parameters, trained)
         self._warn_of_parts(parameters, trained)
 
-    def _none_reached(self, parameters: Mapping[str, torch.nn.Parameter], trained: list[torch.Tensor]) -> RunError:
+    def _none_reached(self, parameters: Parameters, trained: list[torch.Tensor]) -> RunError:
         names = {param: name for name, param in parameters.items()}
         first = names.get(trained[0], "a tensor that is not in the model")
         others = [name for param, name in names.items() if _has_gradient(param)]
@@ -104,7 +104,7 @@ class TrainedCheck(Part):
             "adapter (model.set_adapter(NAME)), unmerge it, or make the optimizer of the model's own parameters."
         )
 
-    def _warn_of_parts(self, parameters: Mapping[str, torch.nn.Parameter], trained: list[torch.Tensor]) -> None:
+    def _warn_of_parts(self, parameters: Parameters, trained: list[torch.Tensor]) -> None:
         """Warn of gradients outside the optimizer and, at the first signal, of its parameters without one."""
         known = set(trained)
         outside = []
@@ -149,7 +149,7 @@ class TrainedCheck(Part):
                 places = _compared_places(param.detach(), param.grad)
                 self._before.append((param, places, param.detach().reshape(-1)[places]))
 
-    def on_step_end(self, step: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def on_step_end(self, step: int, parameters: Parameters) -> None:
         """Raises [`~trl_prorl.errors.RunError`]: the first compared update has changed no parameter."""
         before = self._before
         self._before = []
@@ -162,7 +162,7 @@ class TrainedCheck(Part):
         self,
         step: int,
         before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Parameters,
     ) -> None:
         changes = [param.detach().reshape(-1)[places] != old for param, places, old in before]
         changed = any(bool(change.any()) for change in changes)

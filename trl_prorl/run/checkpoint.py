@@ -27,7 +27,7 @@ from ..extras.vllm import describe_engine
 from ..hub.downloads import PREFIX, fetch_run
 from ..keys import AUTO_RESUME, read_resume_word
 from ..optimizer import inner_of
-from ..parts import Part
+from ..parts import Event, Part
 from ..refusals import refuse_later_changes
 from ..supported import PATH_DEPENDENT_SCHEDULES
 from ..text import visible
@@ -189,7 +189,7 @@ class CheckpointMixin:
             self._event(rollback)
             self._resume = self._find_resume(self.run_dir / rollback["checkpoint"])
 
-    def _plan_rollback(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _plan_rollback(self, event: Event) -> Event | None:
         return self.rollback.plan(event) if self.rollback is not None else None
 
     def _stop(self, event) -> None:
@@ -619,7 +619,7 @@ class Resume:
     abandoned: list[str] = field(default_factory=list)
 
     @property
-    def event(self) -> dict[str, Any]:
+    def event(self) -> Event:
         return {
             "event": RESUME,
             "step_requested": self.step,
@@ -659,7 +659,7 @@ def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:
 class RollbackRequest(RunError):
     """Leaves the training loop, so that `train` can continue from an earlier checkpoint."""
 
-    def __init__(self, event: dict[str, Any]):
+    def __init__(self, event: Event):
         super().__init__(f"step {event['step_requested']}: {event['reason']}")
         self.event = event
 
@@ -682,7 +682,7 @@ def known_rollbacks(checkpoint: Path) -> int:
     return read_state(checkpoint)["parts"].get("rollback", {}).get("known", 0)
 
 
-def last_rollback(run_dir: Path, to: str | None = None) -> dict[str, Any] | None:
+def last_rollback(run_dir: Path, to: str | None = None) -> Event | None:
     """Return a run's last roll-back, or the last one `to` a checkpoint of this name; `None` without one."""
     for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
         if event["event"] == ROLLBACK and to in (None, event.get("checkpoint")):

@@ -15,7 +15,7 @@ import torch
 from .. import kl
 from ..anchors import OldPolicyAnchor, ReferenceAnchor
 from ..kl import Anchors, completion_mask, has_advantage
-from ..parts import MicroBatch, Part
+from ..parts import Event, MicroBatch, Part
 from ..rollout import RolloutResult
 from .columns import METRICS
 from .log_files import ATTEMPT, EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, RESET, ROLLBACK, JsonLines, next_attempt
@@ -208,7 +208,7 @@ class Recorder(Part):
         self.since_log = Means()
         return values
 
-    def on_event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         if event["event"] == ROLLBACK:
             self.attempt += 1
         event[ATTEMPT] = self.attempt

@@ -11,6 +11,9 @@ from peft import PeftModel
 from ..parts import Part
 
 
+Parameters = Mapping[str, torch.nn.Parameter]  # a model's, by name
+
+
 class Modules(Part):
     """
     The modules and parameters of a model, listed once a generation batch: with LoRA, 28 layers have 2,900 modules, and
