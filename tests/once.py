@@ -30,6 +30,8 @@ def do_once() -> None:
     provenance.git_commit = functools.cache(environment.git_commit)
     # A file outlives a process that is killed; a power loss is the soak's to feign.
     os.fsync = lambda descriptor: None
+    # A DataLoader's worker that does not end by itself is waited for, for five seconds.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.1
     # The stack is formatted whenever torch remembers a seed for an accelerator that is not there.
     for accelerator in (torch.cuda, torch.xpu, torch.mtia):
         if not accelerator.is_available():

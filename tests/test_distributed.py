@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from run_record import read_rows
 from safetensors.torch import load_file
+from slow import slow_but
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 
@@ -88,7 +89,7 @@ def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, bat
         assert rank["reward"] == 1.0  # of 0, 1 and 2
 
 
-@pytest.mark.parametrize("tokens, calls", [(None, 2), (60, 4)])
+@pytest.mark.parametrize("tokens, calls", slow_but([(None, 2), (60, 4)], (60, 4)))
 def test_processes_join_micro_batches_and_train_as_without(forks, tiny_model, tmp_path, tokens, calls):
     """Whose tokens differ: the number of forwards is that of the process that needs more."""
     log = tmp_path / "log"

@@ -37,7 +37,7 @@ def frames(run_dir, side):
     }
 
 
-@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_numbers_are_the_verdicts_of_the_samples(run, lora):
     trained = run(lora=lora, max_steps=2)
     before = {name: value.clone() for name, value in trained.model.named_parameters()}
@@ -110,7 +110,7 @@ def test_a_result_is_a_dictionary_of_json(run, capsys):
     assert json.loads(json.dumps(result)) == json.loads((Path(trained.run_dir) / "passk.json").read_text())
 
 
-@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("lora", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_drift_is_that_of_a_plain_loop_over_its_samples(run, lora):
     trained = run(lora=lora, max_steps=3)
     before = {name: value.clone() for name, value in trained.model.named_parameters()}
@@ -284,6 +284,7 @@ def test_the_commands_measure_what_the_script_measured(command, tmp_path):
     assert {**again, "points": None} == {**own, "points": None}
 
 
+@pytest.mark.slow
 def test_a_command_adds_checkpoints_to_what_the_script_measured(command, tmp_path):
     status, written = command("passk --plugin mine.py --run runs/mine --n 4 --checkpoints all")
     assert status == 0, written[-3000:]

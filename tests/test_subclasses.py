@@ -16,7 +16,7 @@ from trl_prorl.fast import acceleration
 # Accelerations that change no draw of a sample.
 ACCELERATED = {"fast": True, "compact_generation": "off"}
 # Two groups in each micro-batch, and four micro-batches in an update.
-SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 4}
+SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 4, "max_steps": 3}
 
 
 class OwnColumn:

@@ -120,10 +120,25 @@ def in_memory(trainer):
     return trainer.accelerator.unwrap_model(trainer.model).eval()
 
 
-@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize(
-    "make, tied",
-    [(qwen2, True), (qwen2, False), (qwen3_5, True), (gemma3, True), (experts, False)],
+    "make, tied, lora",
+    [
+        (qwen2, True, True),
+        (qwen2, True, False),
+        (qwen3_5, True, True),
+        (gemma3, True, True),
+        (experts, False, False),
+        *(
+            pytest.param(make, tied, lora, marks=pytest.mark.slow)
+            for make, tied, lora in (
+                (qwen2, False, True),
+                (qwen2, False, False),
+                (qwen3_5, True, False),
+                (gemma3, True, False),
+                (experts, False, True),
+            )
+        ),
+    ],
 )
 def test_a_trained_model_is_the_same_from_its_files_and_after_a_resume(make, tied, lora, save_model, run, resume):
     model = save_model(make, tied)

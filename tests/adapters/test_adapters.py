@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
+from slow import slow_but
 from tiny_run import LORA, logits
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Mxfp4Config
 from trl import GRPOTrainer
@@ -44,7 +45,7 @@ RESUMED = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", RESUMED)
+@pytest.mark.parametrize("case", slow_but(RESUMED, "C", "an adapter of one's own"))
 def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, tiny_model, in_4_bits, case):
     def arguments():
         if "lora" not in RESUMED[case]:

@@ -11,6 +11,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events as events
 from run_record import read_rows as rows
 from run_record import without_times
+from slow import slow_but
 from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, load_adapter, logits, set_evaluations
 from transformers import AutoModelForCausalLM
 
@@ -275,7 +276,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("case", RESUMED)
+@pytest.mark.parametrize("case", slow_but(RESUMED, "A, hard"))
 def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case):
     """Requested at 3 in the middle of a batch and applied at 4; at 6 and applied there, after the checkpoint."""
     keys = {

@@ -176,7 +176,7 @@ SHAPE = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
             LoraConfig(**SHAPE, alpha_pattern={"q_proj": 8, "v_proj": 32}),
             LoraConfig(**SHAPE, alpha_pattern={"q_proj": 32, "v_proj": 8}),
         ),
-        (LoKrConfig(**SHAPE, alpha=8), LoKrConfig(**SHAPE, alpha=32)),
+        pytest.param(LoKrConfig(**SHAPE, alpha=8), LoKrConfig(**SHAPE, alpha=32), marks=pytest.mark.slow),
         (LoraConfig(**SHAPE, lora_alpha=8), LoraConfig(**SHAPE, lora_alpha=16)),
     ],
 )
@@ -205,17 +205,17 @@ STEP_LR = {"step_size": 1, "gamma": 0.5}
     ("then", "now", "line", "acts"),
     [
         (lambda step: 1 / (1 + step), lambda step: 1 / (1 + step), None, True),
-        (lambda step: TABLE[step], lambda step: TABLE[step], None, True),
+        pytest.param(lambda step: TABLE[step], lambda step: TABLE[step], None, True, marks=pytest.mark.slow),
         (
             lambda step: 1 / (1 + step),
             lambda step: 1 / (2 + step),
             "factors of the schedule (optimizers): [[1.0, 0",
             True,
         ),
-        (lambda step: 1.0, STEP_LR, "class of the schedule (optimizers): ", True),
+        pytest.param(lambda step: 1.0, STEP_LR, "class of the schedule (optimizers): ", True, marks=pytest.mark.slow),
         (STEP_LR, {"step_size": 1, "gamma": 0.5}, None, True),
         (STEP_LR, {"step_size": 1, "gamma": 0.1}, "gamma of the schedule (optimizers): 0.5 -> 0.1", False),
-        (STEP_LR, None, "class of the schedule (optimizers): ", False),
+        pytest.param(STEP_LR, None, "class of the schedule (optimizers): ", False, marks=pytest.mark.slow),
         (STEP_LR, lambda step: 1.0, "class of the schedule (optimizers): ", False),
     ],
 )

@@ -121,6 +121,9 @@ LATER = {"A, full, a buffer of several steps", *KILLS}  # something happens afte
 
 
 LONG = {
+    "C by a stall, soft, full",
+    "an end by a stall",
+    "trust region",
     "plain",
     "growth",
     "prompt pool",
@@ -167,7 +170,7 @@ def test_merged_micro_batches_go_on_between_two_passes(train):
     assert_same_run(out, control)
 
 
-@pytest.mark.parametrize("merge", ["off", "on"])
+@pytest.mark.parametrize("merge", [pytest.param("off", marks=pytest.mark.slow), "on"])
 def test_rows_that_are_skipped_stay_so_between_two_passes(train, merge):
     """The checkpoint has no log-probabilities of theirs. Completions of one token often have equal rewards."""
     keys = {"fast": True, "merge_micro_batches": merge, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
@@ -241,7 +244,7 @@ train.main(None, arguments)
 
 
 # The first writes the weights before Trainer's barrier for the best checkpoint, the second its random state after it.
-@pytest.mark.parametrize("rank, size", [(0, 20_000), (1, 1_000)])
+@pytest.mark.parametrize("rank, size", [pytest.param(0, 20_000, marks=pytest.mark.slow), (1, 1_000)])
 def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(forks, tiny_model, tmp_path, rank, size):
     script = tmp_path / "full.py"
     out = tmp_path / "run"

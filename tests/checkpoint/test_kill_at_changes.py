@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from run_record import hash_files
+from slow import slow_but
 
 
 sys.path.append(str(Path(__file__).parents[1] / "soak"))
@@ -245,7 +246,7 @@ def test_a_run_that_is_killed_anywhere_ends_as_the_one_that_was_left_alone(trial
     assert tried.killed >= len(kills) - KILLS // 2
 
 
-@pytest.mark.parametrize("case", FAST)
+@pytest.mark.parametrize("case", slow_but(FAST, "best, pool, limit 1", "overwritten", "pushed"))
 def test_a_run_that_is_killed_before_a_folder_has_its_name_ends_as_the_one_that_was_left_alone(trials, case):
     tried = trials(case)
     places = [place for place, change in enumerate(tried.changes, 1) if change == FAST[case]]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from slow import slow_but
 from tiny_run import BEST, QUESTIONS
 from transformers import EarlyStoppingCallback
 
@@ -31,7 +32,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", slow_but(ARMS, "A"))
 def test_a_resume_with_other_evaluations_trains_the_same_to_the_bit(run, resume, weights, arm):
     whole = run(**ARMS[arm], **EVALUATED)
     end = weights(whole)
@@ -77,7 +78,7 @@ def test_evaluations_after_the_checkpoint_leave_the_record_of_a_run_that_evaluat
     assert [row["step"] for row in read_log(out, EVALUATIONS_FILE)] == [2]
 
 
-@pytest.mark.parametrize("sets", [1, 2])
+@pytest.mark.parametrize("sets", slow_but([1, 2], 2))
 def test_other_rows_are_other_evaluations(run, resume, sets):
     rows = QUESTIONS["eval_dataset"]
     others = rows.map(lambda row: {"prompt": [{"role": "user", "content": "say 6"}]})

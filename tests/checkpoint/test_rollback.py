@@ -23,7 +23,7 @@ from trl_prorl.extras.rollback import Rollback
 from trl_prorl.parts import Part
 
 
-SAVES = {"save_strategy": "steps", "save_steps": 4, "max_steps": 12}
+SAVES = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6}
 
 
 def test_the_rule_by_hand(tmp_path):
@@ -86,7 +86,7 @@ class Fault(Part):
 EVALUATED = {
     "eval_on_start": True,
     "eval_strategy": "steps",
-    "eval_steps": 4,
+    "eval_steps": 2,
     "per_device_eval_batch_size": 4,
     "trainer_kwargs": QUESTIONS,
 }
@@ -95,7 +95,7 @@ ARMS = {
     "a schedule": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
     "fast": {"beta": 0.3, "ref_reset_every": 3, "fast": True},
     # What Trainer does as `train` begins, and what TRL has gathered since its last log.
-    "evaluated at its start, with noise": {"neftune_noise_alpha": 5.0, "logging_steps": 4, **EVALUATED},
+    "evaluated at its start, with noise": {"neftune_noise_alpha": 5.0, "logging_steps": 2, **EVALUATED},
 }
 
 
@@ -110,36 +110,36 @@ def test_the_way_back_is_exact(make_trainer, run, largest_difference, arm):
     """At the old rate a run that went back is the run that never did."""
     whole = run(**ARMS[arm], **SAVES)
     back = make_trainer(**ARMS[arm], **SAVES, rollback=2, rollback_rate=1.0)
-    back.parts["fault"] = Fault(10, last_good=7)
+    back.parts["fault"] = Fault(5, last_good=3)
     torch.manual_seed(7)
     back.train()
     (event,) = events(back, "rollback")
-    assert (event["step_requested"], event["step_applied"], event["checkpoint"]) == (10, 4, "checkpoint-4")
+    assert (event["step_requested"], event["step_applied"], event["checkpoint"]) == (5, 2, "checkpoint-2")
     assert (event["reason"], event["rollbacks"], event["rate_factor"]) == ("entropy_collapse", 1, 1.0)
     assert not events(back, "entropy_collapse")  # it is in the part of the record that was left
     assert largest_difference(whole, back) == 0.0
     assert logged(back) == logged(whole)
     if "eval_strategy" in ARMS[arm]:
         assert without_times(rows(back, "evaluations.jsonl")) == without_times(rows(whole, "evaluations.jsonl"))
-    assert [row["step"] for row in rows(back)] == list(range(1, 13))
-    assert Path(back.args.output_dir, "abandoned-checkpoint-8").is_dir()
-    assert Path(back.args.output_dir, "checkpoint-8").is_dir()  # written again
+    assert [row["step"] for row in rows(back)] == list(range(1, 7))
+    assert Path(back.args.output_dir, "abandoned-checkpoint-4").is_dir()
+    assert Path(back.args.output_dir, "checkpoint-4").is_dir()  # written again
 
 
 def test_keys_that_a_callback_changes_during_the_run_do_not_end_it_at_a_roll_back(make_trainer):
     class Changing(TrainerCallback):
         def on_step_end(self, args, state, control, **others):
-            if state.global_step == 6:
+            if state.global_step == 3:
                 args.advantage_estimator = "rloo"
                 args.weight_decay = 0.1
 
     trainer = make_trainer(**SAVES, rollback=2, advantage_estimator="centered")
     trainer.add_callback(Changing())
-    trainer.parts["fault"] = Fault(10, last_good=7)
-    trainer.parts["another"] = Fault(12, last_good=6)
+    trainer.parts["fault"] = Fault(5, last_good=3)
+    trainer.parts["another"] = Fault(6, last_good=3)
     trainer.train()
-    assert [event["checkpoint"] for event in events(trainer, "rollback")] == ["checkpoint-4"] * 2
-    assert [row["step"] for row in rows(trainer)] == list(range(1, 13))
+    assert [event["checkpoint"] for event in events(trainer, "rollback")] == ["checkpoint-2"] * 2
+    assert [row["step"] for row in rows(trainer)] == list(range(1, 7))
 
 
 @pytest.mark.parametrize("arm", ["A, hard", "a schedule"])
@@ -147,26 +147,26 @@ def test_the_rate_is_lower_from_then_on(make_trainer, run, arm):
     keys = {**ARMS[arm], **SAVES}
     before = [row["lr"] for row in rows(run(**keys))]
     trainer = make_trainer(**keys, rollback=2, rollback_rate=0.5)
-    trainer.parts["fault"] = Fault(10, last_good=9)
-    trainer.parts["another"] = Fault(12, last_good=6)
+    trainer.parts["fault"] = Fault(5, last_good=4)
+    trainer.parts["another"] = Fault(6, last_good=3)
     trainer.train()
     _, event = events(trainer, "rollback")  # the first one went back less far
-    assert (event["checkpoint"], event["rollbacks"], event["rate_factor"]) == ("checkpoint-4", 2, 0.25)
+    assert (event["checkpoint"], event["rollbacks"], event["rate_factor"]) == ("checkpoint-2", 2, 0.25)
     rates = [row["lr"] for row in rows(trainer)]
-    assert rates[:4] == before[:4]
-    assert rates[4:] == pytest.approx([0.25 * rate for rate in before[4:]])
+    assert rates[:2] == before[:2]
+    assert rates[2:] == pytest.approx([0.25 * rate for rate in before[2:]])
 
 
 def test_a_resume_with_a_changed_key_keeps_the_lower_rate(make_trainer):
     """A changed key gives the optimizer the configuration's rate again, on which the roll-backs act anew."""
     trainer = make_trainer(**SAVES, rollback=2, rollback_rate=0.5)
-    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.parts["fault"] = Fault(5, last_good=3)
     trainer.train()
     first, *_ = rates = [row["lr"] for row in rows(trainer)]
-    assert rates == [first] * 4 + [first / 2] * 8
+    assert rates == [first] * 2 + [first / 2] * 4
     keys = {"allow_config_change": True, "entropy_floor": 1e-9, "output_dir": trainer.args.output_dir}
     again = make_trainer(**SAVES, rollback=2, rollback_rate=0.5, **keys)
-    again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-8")))
+    again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-4")))
     assert [row["lr"] for row in rows(again)] == rates
     assert {group["lr"] for group in again.optimizer.param_groups} == {first / 2}
 
@@ -177,15 +177,15 @@ def test_a_script_s_schedule_keeps_the_lower_rate_too(make_trainer, tiny_model):
     def own(**keys):
         model = AutoModelForCausalLM.from_pretrained(tiny_model)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        given = {"optimizers": (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5))}
+        given = {"optimizers": (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))}
         return make_trainer(model=model, lora=False, **SAVES, rollback=2, **keys, trainer_kwargs=given)
 
     trainer = own()
-    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.parts["fault"] = Fault(5, last_good=3)
     trainer.train()
     rates = [row["lr"] for row in rows(trainer)]
-    assert rates == pytest.approx([1e-3] * 4 + [5e-4] * 2 + [2.5e-4] * 6)
-    for step in (4, 8):
+    assert rates == pytest.approx([1e-3] * 2 + [5e-4] + [2.5e-4] * 3)
+    for step in (2, 4):
         again = own(allow_config_change=True, entropy_floor=1e-9)
         again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, f"checkpoint-{step}")))
         assert [row["lr"] for row in rows(again)] == rates[step:]
@@ -200,26 +200,26 @@ class OneCycle(ProRLTrainer):
 def test_a_schedule_of_a_subclass_whose_rates_cannot_be_lowered_is_refused(run):
     with pytest.raises(ValueError, match=r"^rollback=1 cannot lower .* torch\.optim\.lr_scheduler\.OneCycleLR"):
         run(OneCycle, rollback=1, **SAVES)
-    assert run(OneCycle, **SAVES).state.global_step == 12
+    assert run(OneCycle, **SAVES).state.global_step == 6
 
 
 def test_a_changed_run_that_goes_back_twice_has_the_factor_twice(run, make_trainer):
     before = run(**SAVES)
     keys = {"rollback": 2, "rollback_rate": 0.5, "allow_config_change": True, "output_dir": before.args.output_dir}
     trainer = make_trainer(**SAVES, **keys, entropy_floor=1e-9)
-    trainer.parts["fault"] = Fault(6, last_good=5)
-    trainer.parts["another"] = Fault(7, last_good=5)
-    trainer.train(resume_from_checkpoint=str(Path(before.args.output_dir, "checkpoint-4")))
+    trainer.parts["fault"] = Fault(3, last_good=2)
+    trainer.parts["another"] = Fault(4, last_good=2)
+    trainer.train(resume_from_checkpoint=str(Path(before.args.output_dir, "checkpoint-2")))
     first, *_ = rates = [row["lr"] for row in rows(trainer)]
-    assert rates == [first] * 4 + [first / 4] * 8
+    assert rates == [first] * 2 + [first / 4] * 4
 
 
 @pytest.mark.parametrize("changed", [{}, {"allow_config_change": True, "entropy_floor": 1e-9}])
-@pytest.mark.parametrize("step", [4, 8])  # the one that it went back to, and one at the lower rate
+@pytest.mark.parametrize("step", [2, 4])  # the one that it went back to, and one at the lower rate
 def test_in_another_folder_it_is_the_same_run(make_trainer, resume, largest_difference, step, changed):
     keys = {**ARMS["a schedule"], **SAVES, "rollback": 1, "rollback_rate": 0.5}
     trainer = make_trainer(**keys)
-    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.parts["fault"] = Fault(5, last_good=3)
     trainer.train()
     there = resume(trainer, step, **keys, **changed)
     assert [row["lr"] for row in rows(there)] == [row["lr"] for row in rows(trainer)][step:]
@@ -228,41 +228,41 @@ def test_in_another_folder_it_is_the_same_run(make_trainer, resume, largest_diff
 
 def test_in_another_folder_the_count_goes_on(make_trainer):
     trainer = make_trainer(**SAVES, rollback=2)
-    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.parts["fault"] = Fault(5, last_good=3)
     trainer.train()
     for most, found in ((1, []), (2, [(2, 0.25)])):
-        there = make_trainer(**SAVES | {"save_steps": 2}, rollback=most, allow_config_change=True)
-        there.parts["fault"] = Fault(11, last_good=10)
-        there.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-8")))
+        there = make_trainer(**SAVES | {"save_steps": 1}, rollback=most, allow_config_change=True)
+        there.parts["fault"] = Fault(6, last_good=5)
+        there.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-4")))
         assert [(event["rollbacks"], event["rate_factor"]) for event in events(there, "rollback")] == found
 
 
 def test_back_to_a_checkpoint_from_before_the_key_was_set_the_rate_is_lower(run, make_trainer):
     before = run(**SAVES)
     trainer = make_trainer(**SAVES, rollback=1, allow_config_change=True, output_dir=before.args.output_dir)
-    trainer.parts["fault"] = Fault(10, last_good=7)
-    trainer.train(resume_from_checkpoint=str(Path(before.args.output_dir, "checkpoint-4")))
+    trainer.parts["fault"] = Fault(5, last_good=3)
+    trainer.train(resume_from_checkpoint=str(Path(before.args.output_dir, "checkpoint-2")))
     first, *_ = rates = [row["lr"] for row in rows(trainer)]
-    assert rates == [first] * 4 + [first / 2] * 8
+    assert rates == [first] * 2 + [first / 2] * 4
 
 
 def test_the_lower_rate_cannot_be_lost_with_the_key(make_trainer):
     trainer = make_trainer(**SAVES, rollback=1, rollback_rate=0.5)
-    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.parts["fault"] = Fault(5, last_good=3)
     trainer.train()
     keys = {**SAVES, "allow_config_change": True}
-    for step, refused in ((8, True), (4, False)):  # checkpoint-4 is from before the roll-back
+    for step, refused in ((4, True), (2, False)):  # checkpoint-2 is from before the roll-back
         without = make_trainer(**keys, rollback=0)
         with pytest.raises(ValueError, match="^rollback=0 .* Set rollback: 1,") if refused else nullcontext():
             without.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, f"checkpoint-{step}")))
     last = make_trainer(**keys, rollback=1)  # as the line says
-    last.parts["fault"] = Fault(11, last_good=10)
-    last.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-8")))
+    last.parts["fault"] = Fault(6, last_good=5)
+    last.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-4")))
     assert not events(last, "rollback")
     assert {row["lr"] for row in rows(last)} == {2.5e-3}
 
 
-@pytest.mark.parametrize("faults, times, end", [([(6, 6), (7, 7)], 1, 7), ([(6, 3)], 0, 6)])
+@pytest.mark.parametrize("faults, times, end", [([(3, 3), (4, 4)], 1, 4), ([(3, 1)], 0, 3)])
 def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, faults, times, end):
     trainer = make_trainer(**SAVES, rollback=1)
     trainer.parts |= {f"fault {place}": Fault(*fault) for place, fault in enumerate(faults)}
@@ -289,7 +289,7 @@ def dying(trainer):
         "a step later": (
             part,
             "on_row",
-            lambda step, row: die() if trainer._resume and step == 5 else on_row(step, row),
+            lambda step, row: die() if trainer._resume and step == 3 else on_row(step, row),
         ),
     }
 
@@ -298,7 +298,7 @@ def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, lar
     def faulty(**more):
         torch.manual_seed(7)  # of the adapter
         trainer = make_trainer(**ARMS["A, hard"], **SAVES, rollback=2, **more)
-        trainer.parts["fault"] = Fault(10, last_good=7)
+        trainer.parts["fault"] = Fault(5, last_good=3)
         return trainer
 
     whole = faulty()
@@ -314,23 +314,23 @@ def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, lar
         again.train(resume_from_checkpoint=True)
         assert largest_difference(whole, again) == 0.0, moment
         assert [row["lr"] for row in rows(again)] == [row["lr"] for row in rows(whole)]
-        assert [event["checkpoint"] for event in events(again, "rollback")] == ["checkpoint-4"]
+        assert [event["checkpoint"] for event in events(again, "rollback")] == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize("rollback, times", [(1, 1), (0, 1), (1, 2)])
 def test_nan_goes_back_too(make_trainer, rollback, times):
-    """The norm of the gradients is NaN at step 6, so many times."""
+    """The norm of the gradients is NaN at step 3, so many times."""
     trainer = make_trainer(**SAVES, rollback=rollback)
     update = trainer.guard.on_pre_optimizer_step
     left = [float("nan")] * times
     trainer.guard.on_pre_optimizer_step = lambda step, norm, rate: update(
-        step, left.pop() if step == 6 and left else norm, rate
+        step, left.pop() if step == 3 and left else norm, rate
     )
-    with pytest.raises(NonFiniteError, match="step 6") if times > rollback else nullcontext():
+    with pytest.raises(NonFiniteError, match="step 3") if times > rollback else nullcontext():
         trainer.train()
         (event,) = events(trainer, "rollback")
-        assert (event["reason"], event["checkpoint"]) == ("nonfinite", "checkpoint-4")
-        assert trainer.state.global_step == 12
+        assert (event["reason"], event["checkpoint"]) == ("nonfinite", "checkpoint-2")
+        assert trainer.state.global_step == 6
 
 
 def spoiled(calls, spoil):
@@ -350,26 +350,27 @@ def nan(completions):
 
 
 def test_a_nan_reward_goes_back_too(run, make_trainer, largest_difference, caplog):
-    """At the sixth generation, for step 11, and only once."""
-    whole = run(**ARMS["A, hard"], **SAVES)
-    back = make_trainer(**ARMS["A, hard"], **SAVES, rollback=1, rollback_rate=1.0, reward=spoiled([6], nan))
+    """At the fourth generation, for step 7, and only once."""
+    keys = ARMS["A, hard"] | SAVES | {"max_steps": 8, "save_steps": 4}
+    whole = run(**keys)
+    back = make_trainer(**keys, rollback=1, rollback_rate=1.0, reward=spoiled([4], nan))
     back.train()
     (event,) = events(back, "rollback")
-    assert (event["reason"], event["step_requested"], event["checkpoint"]) == ("nonfinite", 10, "checkpoint-8")
-    assert "Rolled back to checkpoint-8" in caplog.text
+    assert (event["reason"], event["step_requested"], event["checkpoint"]) == ("nonfinite", 6, "checkpoint-4")
+    assert "Rolled back to checkpoint-4" in caplog.text
     assert "'reward' returned nan" in caplog.text
     assert largest_difference(whole, back) == 0.0
 
 
 def test_a_nan_reward_that_comes_again_ends_the_run(make_trainer):
-    trainer = make_trainer(**SAVES, rollback=2, reward=spoiled(range(6, 100), nan))
+    trainer = make_trainer(**SAVES, rollback=2, reward=spoiled(range(3, 100), nan))
     with pytest.raises(RewardError, match="returned nan"):
         trainer.train()
     assert events(trainer, "rollback")[-1]["rollbacks"] == 2
 
 
 def test_a_reward_that_raises_ends_the_run(make_trainer):
-    trainer = make_trainer(**SAVES, rollback=2, reward=spoiled([6], lambda completions: [1 / 0]))
+    trainer = make_trainer(**SAVES, rollback=2, reward=spoiled([3], lambda completions: [1 / 0]))
     with pytest.raises(RewardError, match="division by zero"):
         trainer.train()
     assert not events(trainer, "rollback")

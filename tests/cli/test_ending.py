@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("command", ["trl_prorl --help", "trl_prorl train --help-all", "trl_prorl tasks list"])
+@pytest.mark.parametrize(
+    "command",
+    ["trl_prorl --help", pytest.param("trl_prorl train --help-all", marks=pytest.mark.slow), "trl_prorl tasks list"],
+)
 def test_a_process_whose_reader_has_left(command):
     reading, writing = os.pipe()
     os.close(reading)

@@ -168,7 +168,7 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
         ("config.yaml", b"a: &a {b: *a}", "not YAML"),
         ("config.yaml", LAUGHS, "1,048,576 values"),
         # Python stops at the depth of its stack, newer versions of libyaml before that.
-        ("config.yaml", b"a: " + b"[" * 100_000, "not YAML"),
+        ("config.yaml", b"a: " + b"[" * 10_000, "not YAML"),
         ("config.yaml", b"- a list", "a list"),
     ],
 )
@@ -361,8 +361,11 @@ def test_a_few_anchors_are_read(tmp_path):
     assert read["run_name"] == "parity"
 
 
+SLOW = [pytest.param(value, marks=pytest.mark.slow) for value in (None, True)]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), None, True, 1e308])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e308, *SLOW])
 @pytest.mark.parametrize("file, key", [("metrics.jsonl", "grad_norm"), ("evaluations.jsonl", "eval_reward")])
 def test_any_number_of_a_row_is_read(folders, readers, caplog, file, key, value):
     """In the first row and in all; an infinite one, as fp16 leaves in `grad_norm`, is not measured, which is said."""
@@ -375,7 +378,7 @@ def test_any_number_of_a_row_is_read(folders, readers, caplog, file, key, value)
 
 def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, caplog):
     """A power loss: at any byte, with the rest of the block in zeros or not, or a line that was begun after it."""
-    rows = FILES["metrics.jsonl"]
+    rows = [{key: row[key] for key in ("step", "reward")} for row in FILES["metrics.jsonl"]]
     whole = written("metrics.jsonl", rows)
     path = tmp_path / "metrics.jsonl"
     for cut in range(len(whole) + 1):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from run_record import read_events, read_rows
+from slow import slow_but
 from tiny_run import constant
 from transformers import TrainerCallback
 
@@ -141,7 +142,10 @@ def test_weights_are_looked_at_after_the_update(make_trainer):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lora, of", [(True, "reward"), (False, "reward"), (True, "gradient")])
+@pytest.mark.parametrize(
+    "lora, of",
+    slow_but([(True, "reward"), (False, "reward"), (True, "gradient")], (True, "reward"), (True, "gradient")),
+)
 def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, of):
     seen = {}
 

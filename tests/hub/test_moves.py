@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from run_record import modification_times, read_events, read_rows, without_times
+from slow import slow_but
 from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import TrainerCallback
 
@@ -67,7 +68,7 @@ def checkpoint_of_another_run(files):
     return {f"checkpoint-60/{name}": content for name, content in ours.items()}
 
 
-@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+@pytest.mark.parametrize("strategy", slow_but(["checkpoint", "all_checkpoints"], "all_checkpoints"))
 def test_a_run_moves_to_another_machine(online, make_trainer, tmp_path, monkeypatch, strategy):
     """Its push of step 4 fails, it is killed in step 5, and goes on from step 3 in an empty folder."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))

@@ -100,7 +100,7 @@ def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to(estim
 
 
 def test_group_normalized_is_trl_s_own(run, largest_difference):
-    keys = {"max_steps": 4, "learning_rate": 1e-3}
+    keys = {"max_steps": 3, "learning_rate": 1e-3}
     assert largest_difference(run(GRPOTrainer, **keys), run(advantage_estimator="group_normalized", **keys)) < 1e-6
     trl = run(GRPOTrainer, scale_rewards="none", **keys)
     ours = run(advantage_estimator="centered", **keys)
@@ -190,7 +190,7 @@ def test_a_penalty_keeps_its_own_ratio(make_trainer):
 
 
 def test_fresh_samples_know_no_difference(run, largest_difference):
-    keys = {"num_iterations": 1, "max_steps": 4, "learning_rate": 1e-3}
+    keys = {"num_iterations": 1, "max_steps": 2, "learning_rate": 1e-3}
     first = run(**keys)
     for mode in ("no_ratio", "unclipped", "clipped"):
         assert largest_difference(first, run(loss_mode=mode, **keys)) == 0.0

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from run_record import read_rows as rows
+from slow import slow_but
 from tiny_run import record_results
 
 from trl_prorl import ProRLConfig
@@ -201,7 +202,7 @@ ARMS = {
 }
 
 
-@pytest.mark.parametrize("arm, packed", [("A", "off"), ("A", "on"), ("B", "off")])
+@pytest.mark.parametrize("arm, packed", slow_but([("A", "off"), ("A", "on"), ("B", "off")], ("A", "on"), ("B", "off")))
 def test_a_bound_that_no_token_reaches_and_one_that_every_token_exceeds(run, largest_difference, arm, packed):
     """With the first a run is that without a bound; with the second its KL has no gradient."""
     with pytest.warns(UserWarning, match="kl_clamp=1000.0"):

@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 from run_record import read_rows
+from slow import slow_but
 
 from trl_prorl.parts import Part
 from trl_prorl.supported import CLIPPED_LOSSES, TRUST_REGIONS
@@ -246,7 +247,7 @@ def test_a_threshold_near_0_trains_nothing_that_moves_away(run, name):
         assert max(row["grad_norm"] for row in later) < 1e-3 * min(row["grad_norm"] for row in first)
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("name", slow_but(REGIONS, "dppo_tv", "m2po"))
 def test_accelerations_and_accumulation(run, largest_difference, name):
     keys = {"trust_region": name, "trust_region_threshold": 1e-3, **STALE}
     plain = run(**keys)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")))
 # `make test` runs these, `make test-slow` all.
-FAST = ("variantA.yaml", "prorl_v2.yaml", "kimi_k1.5.yaml", "dapo.yaml", "grown.yaml")
+FAST = ("tiny/variantA", "gsm8k/prorl_v2", "prior_art/kimi_k1.5", "prior_art/dapo", "tiny/growth/grown")
 NEEDS_WORDS = pytest.mark.skipif(find_spec("spellchecker") is None, reason="needs pyspellchecker")
 NEEDS_LOGIC = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
 NEEDS_SANDBOX = pytest.mark.skipif(which("bwrap") is None, reason="needs bubblewrap")
@@ -39,7 +39,7 @@ OTHER_CLOCKS = {"elastic_reset_every": "elastic_reset", "lora_growth_every": "gr
 
 def marks(file):
     """Most recipes are slow; some need a package or a program."""
-    slow = [] if file.name in FAST else [pytest.mark.slow]
+    slow = [] if str(file.relative_to(RECIPES).with_suffix("")) in FAST else [pytest.mark.slow]
     return [*slow, *NEEDS.get(file.parent.name, [])]
 
 

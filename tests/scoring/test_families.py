@@ -173,7 +173,17 @@ def test_compact_samples_are_those_of_generate(kind, attention):
     assert compare_samples(model) is None
 
 
-@pytest.mark.parametrize("kind, attention", served("graphed"))
+# One of each kind of attention and state; the others are slow.
+REPEATED = ("qwen2", "gemma3_text", "qwen3_5_text", "lfm2")
+
+
+@pytest.mark.parametrize(
+    "kind, attention",
+    [
+        pytest.param(kind, attention, marks=() if kind in REPEATED else pytest.mark.slow)
+        for kind, attention in served("graphed")
+    ],
+)
 def test_a_token_s_forward_can_be_repeated(kind, attention, monkeypatch):
     """Across the end of a span of 128 tokens, after rows have ended, and in later batches."""
     made = emulate(monkeypatch)

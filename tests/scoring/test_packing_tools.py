@@ -41,7 +41,7 @@ def trained(make_trainer, tools_model):
 @pytest.mark.parametrize(
     "keys, more, packs",
     [
-        ({"beta": 0.2}, {}, ["on"]),
+        pytest.param({"beta": 0.2}, {}, ["on"], marks=pytest.mark.slow),  # as the next one, without a term of ours
         ({"beta": 0.2}, {"kl_clamp": 1e6}, ["off", "on"]),  # a bound that no token reaches makes the penalty ours
         ({"beta": 0.2, "tool": {"environment_factory": Adds}}, {}, ["on"]),
     ],

@@ -115,10 +115,18 @@ def test_a_share_s_groups_come_in_the_order_in_which_it_meets_them():
     assert keep_groups_together(permutation[:6], 4, 6).tolist() == [4, 5, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("arm, lora", [*((arm, True) for arm in ARMS), ("A", False)])
-def test_eight_steps_packed_and_padded_end_with_the_same_weights(run, largest_difference, arm, lora):
+@pytest.mark.parametrize(
+    "arm, lora",
+    [
+        ("A", True),
+        ("C, naive reference", True),
+        pytest.param("base anchor", True, marks=pytest.mark.slow),
+        ("A", False),
+    ],
+)
+def test_steps_packed_and_padded_end_with_the_same_weights(run, largest_difference, arm, lora):
     keys = {
-        "max_steps": 8,
+        "max_steps": 6,
         "max_completion_length": 12,
         "lora": lora,
         "learning_rate": 1e-3,
@@ -164,6 +172,12 @@ OTHERS = ({"gradient_checkpointing": True}, {"mask_truncated_completions": True}
 ASKED += [{"beta_old": 0.2, "max_completion_length": 12, **keys} for keys in OTHERS]
 
 
+QUICK = ("cispo", "luspo")  # a ratio of each kind
+ASKED = [
+    pytest.param(keys, marks=() if keys.get("loss_type", "cispo") in QUICK else pytest.mark.slow) for keys in ASKED
+]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("keys", ASKED, ids=str)
 def test_every_loss_type_and_what_else_a_recipe_may_ask(run, largest_difference, keys):
@@ -182,7 +196,15 @@ def solved(completions, prompts, **kwargs):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("pack, loss_type", [("off", "grpo"), ("off", "dapo"), ("on", "bnpo"), ("on", "cispo")])
+@pytest.mark.parametrize(
+    "pack, loss_type",
+    [
+        ("off", "grpo"),
+        pytest.param("off", "dapo", marks=pytest.mark.slow),
+        ("on", "bnpo"),
+        pytest.param("on", "cispo", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_without_gradient_are_left_out_and_change_nothing(run, largest_difference, pack, loss_type):
     keys = {
         "reward": solved,
@@ -241,7 +263,7 @@ WATCHED = {"use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min"
 )
 def test_rows_on_which_something_else_acts_stay(run, largest_difference, keys):
     """An adaptive entropy bonus watches them while it is zero."""
-    keys |= {"reward": solved, "max_steps": 6, "learning_rate": 1e-3}
+    keys |= {"reward": solved, "max_steps": 4, "learning_rate": 1e-3}
     whole = run(**keys)
     kept = run(skip_zero_rows=True, **keys)
     assert largest_difference(whole, kept) == 0.0
@@ -253,7 +275,7 @@ def test_rows_on_which_something_else_acts_stay(run, largest_difference, keys):
 def test_rows_that_carry_a_penalty_go_where_the_recipe_drops_them_and_steer_no_coefficient(
     run, largest_difference, keys
 ):
-    keys |= {"reward": solved, "max_steps": 8, "per_device_train_batch_size": 16, "learning_rate": 1e-3}
+    keys |= {"reward": solved, "max_steps": 4, "per_device_train_batch_size": 16, "learning_rate": 1e-3}
     dropped = run(drop_zero_rows=True, **keys)
     skipped = run(drop_zero_rows=True, skip_zero_rows=True, **keys)
     assert largest_difference(dropped, skipped) < 1e-5

@@ -285,7 +285,7 @@ def test_no_pass_without_the_nonce(end):
     assert run_command(command, False, ONE_SECOND, Program("", ("", "", ""), "f")) == 0
 
 
-@pytest.mark.parametrize("start, wall, own", [(1.0, 0.5, 0.0), (1.5, 2.0, 1.0)])
+@pytest.mark.parametrize("start, wall, own", [(1.0, 0.5, 0.0), pytest.param(1.5, 2.0, 1.0, marks=pytest.mark.slow)])
 def test_the_start_does_not_count_against_the_code(start, wall, own):
     limits = Limits(wall_seconds=wall)
     right = Program(f"import time\ndef f():\n    time.sleep({own})\n    return 1", ("assert f() == 1",), "f")

@@ -25,7 +25,8 @@ TRAINING += " --eval_rows 4 --per_device_train_batch_size 8 --num_generations 4 
 TRAINING += " --max_completion_length 6 --disable_tqdm true --load_best_model_at_end true"
 AT = 2
 UNTIL = 5
-HELD_OUT = "--prompts 20 --n 2 --k 1"
+PROMPTS = 8
+HELD_OUT = f"--prompts {PROMPTS} --n 2 --k 1"
 RESETS = {"ref_reset": "keep", "ref_reset optimizer_reset=hard": "hard"}
 
 
@@ -112,7 +113,7 @@ def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here,
     for row in result["comparisons"]:
         score, own_greedy = correct(out / row["first"].replace(" ", "+"))
         if row["outcome"] == "greedy":
-            score, control_score = sum(own_greedy) / 20, sum(greedy) / 20
+            score, control_score = sum(own_greedy) / PROMPTS, sum(greedy) / PROMPTS
         else:
             control_score = control
         assert row["second"] == "keep" and row["seeds"] == 1
@@ -185,6 +186,7 @@ def test_a_trial_that_dies_goes_on_and_others_are_not_repeated(run_dir, here, mo
     assert branch.main([*options, "--steps", str(UNTIL - AT)]) == 2  # behind where they are
 
 
+@pytest.mark.slow
 def test_a_run_that_has_stopped_is_continued_and_its_stops_end_no_trial(here, tmp_path):
     """The first evaluation is the best, so `stop_stall: 1` has ended the run after the second."""
     run_dir = tmp_path / "runs" / "b"
@@ -201,6 +203,7 @@ def test_a_run_that_has_stopped_is_continued_and_its_stops_end_no_trial(here, tm
         assert state["parts"]["end"] == {"ended_by": None}
 
 
+@pytest.mark.slow
 def test_a_trial_with_another_sampling_is_evaluated_as_the_control(run_dir, here, tmp_path):
     result = tmp_path / "result.json"
     other = 'temperature=0.5 max_completion_length=4 chat_template_kwargs={"enable_thinking":false}'

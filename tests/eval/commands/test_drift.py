@@ -100,10 +100,11 @@ def test_points_of_an_earlier_measurement_are_kept_if_all_else_is_the_same(run_d
     assert measure("--checkpoints", "all") == ([0, 8, 20], False)
     assert measure() == ([0, 8, 20], False)
     assert measure("--temperature", "0.5") == ([0, 20], True)
-    for option in ("--max-new-tokens", "--seed"):
-        assert measure("--checkpoints", "all", "--temperature", "0.5") == ([0, 8, 20], False)
-        assert measure("--temperature", "0.5", option, "2") == ([0, 20], True)
     assert measure("--checkpoints", "all", "--temperature", "0.5") == ([0, 8, 20], False)
+    whole = (run_dir / "drift.json").read_bytes()
+    for option in ("--max-new-tokens", "--seed"):
+        assert measure("--temperature", "0.5", option, "2") == ([0, 20], True)
+        (run_dir / "drift.json").write_bytes(whole)
     weights = load_file(run_dir / "adapter_model.safetensors")
     save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, run_dir / "adapter_model.safetensors")
     assert measure("--temperature", "0.5") == ([0, 20], True)

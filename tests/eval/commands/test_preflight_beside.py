@@ -52,8 +52,15 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_s
 FULL = {"lora": False, "num_iterations": 1, "optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 2}
 
 
-@pytest.mark.parametrize("cls", [GRPOTrainer, Counting])
-@pytest.mark.parametrize("keys", [{}, FULL, EVALUATED, {"gradient_accumulation_steps": 2, "steps_per_generation": 4}])
+@pytest.mark.parametrize(
+    "keys, cls",
+    [
+        ({}, Counting),
+        (FULL, GRPOTrainer),
+        (EVALUATED, Counting),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, GRPOTrainer),
+    ],
+)
 def test_a_training_after_it_is_the_training_without_it(cls, keys, make_trainer, weights, tmp_path):
     runs = []
     for name in ("without", "after"):

@@ -3,6 +3,7 @@ import os
 
 import pytest
 from PIL import Image
+from slow import slow_but
 
 from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE
 from trl_prorl.eval import compare, report
@@ -79,7 +80,7 @@ def test_somebody_else_s_file_is_not_overwritten(demo, name):
     assert not list(demo.glob("*.png"))
 
 
-@pytest.mark.parametrize("name", ["summary.png", "ref_cost.svg"])
+@pytest.mark.parametrize("name", slow_but(["summary.png", "ref_cost.svg"], "ref_cost.svg"))
 def test_somebody_else_s_picture_is_not_overwritten(demo, name, capsys):
     (demo / name).write_text("mine")
     command = ["--runs", str(demo / "A"), str(demo / "B"), "--out", str(demo)]
@@ -97,7 +98,7 @@ def test_a_page_of_gigabytes_is_not_read(demo):
     assert report.main(["--runs", str(demo / "A"), "--out", str(demo)]) == 2
 
 
-@pytest.mark.parametrize("name", ["report.html", "*.svg"])
+@pytest.mark.parametrize("name", slow_but(["report.html", "*.svg"], "*.svg"))
 def test_a_folder_in_place_of_a_page_is_one_line(demo, name, capsys):
     assert report.main(["--runs", str(demo / "A"), "--out", str(demo)]) == 0
     file = next(demo.glob(name))
