@@ -209,13 +209,13 @@ class Rewarmup:
         self.steps = steps
         self.updates: int | None = None
         self._rates: list[float] = []
-        self._is_attached = False
+        self._optimizer: torch.optim.Optimizer | None = None
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Scale the rates of the first optimizer that is given."""
-        if not self._is_attached:
-            self._is_attached = True
-            inner = inner_of(optimizer)
+        """Scale the rates of an optimizer; a script may put another in its place."""
+        inner = inner_of(optimizer)
+        if inner is not self._optimizer:
+            self._optimizer = inner
             inner.register_step_pre_hook(self._before)
             inner.register_step_post_hook(self._after)
 

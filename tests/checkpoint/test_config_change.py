@@ -122,7 +122,7 @@ def test_a_script_s_own_optimizer_is_compared_and_a_change_acts(make_trainer, ti
         model = AutoModelForCausalLM.from_pretrained(tiny_model)
         optimizer = make(model.parameters(), lr=rate)
         given = {"optimizers": (optimizer, schedule and schedule(optimizer))}
-        return make_trainer(model=model, lora=False, **KEYS | keys | {"trainer_kwargs": given})
+        return make_trainer(model=model, lora=False, **KEYS | {"save_steps": 2} | keys | {"trainer_kwargs": given})
 
     def resume(first, *args, **keys):
         return column(go_on(own(*args, **keys), first), "lr")
@@ -231,7 +231,9 @@ def test_a_script_s_own_schedule_is_compared(make_trainer, tiny_model, then, now
         elif of is not None:
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, of)
         given = {"optimizers": (optimizer, schedule)}
-        return make_trainer(model=model, lora=False, **{**KEYS, "max_steps": 3, **keys}, trainer_kwargs=given)
+        return make_trainer(
+            model=model, lora=False, **{**KEYS, "max_steps": 3, "save_steps": 2, **keys}, trainer_kwargs=given
+        )
 
     first = own(then)
     first.train()
@@ -273,7 +275,7 @@ def test_triggers_that_come_and_go(resumed, run, resume):
     assert resets(spike)[0] == (2, "periodic")
     assert {reason for _, reason in resets(spike)[1:]} == {"kl_spike"}
     for lora in (True, False):
-        keys = {**KEYS, "ref_reset_every": 0, "lora": lora}
+        keys = {**KEYS, "ref_reset_every": 0, "save_steps": 2, "lora": lora}
         changed = keys | {"ref_reset_every": 3, "max_steps": 6, "allow_config_change": True}
         trainer = resume(run(**keys), 2, **changed)
         assert resets(trainer) == [(4, "periodic")]

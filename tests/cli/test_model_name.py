@@ -111,10 +111,12 @@ def test_an_adapter_on_the_hub_is_refused_although_it_has_a_config(
 ):
     """transformers would load it together with its base, and a new adapter would take its place."""
     inside = "" if subfolder is None else f"{subfolder}/"
-    files = {f"{inside}config.json": Path(tiny_model, "config.json").read_bytes()}
-    online.repos["who/model"] = {"files": files, "commits": [], "private": False}
+    config = Path(tiny_model, "config.json").read_bytes()
+    files = {f"{inside}config.json": config}
+    beside = {} if subfolder is None else {"adapter_config.json": b"{}"}
+    online.repos["who/model"] = {"files": files | beside, "commits": [], "private": False}
     adapter = {f"{inside}adapter_config.json": b"{}"}
-    online.repos["who/adapter"] = {"files": files | adapter, "commits": [], "private": False}
+    online.repos["who/adapter"] = {"files": files | adapter | {"config.json": config}, "commits": [], "private": False}
     online.repos["who/adapter-alone"] = {"files": adapter, "commits": [], "private": False}
     init = {"cache_dir": str(tmp_path)} | ({} if subfolder is None else {"subfolder": subfolder})
     assert find_model("who/model", init=init) == "who/model"

@@ -718,6 +718,19 @@ def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
     assert all(mine == pytest.approx(theirs) for theirs, mine in rates)
 
 
+def test_a_rewarmup_scales_the_optimizer_that_takes_another_one_s_place():
+    param = torch.nn.Parameter(torch.zeros(1))
+    rewarmup = Rewarmup(steps=4)
+    for _ in range(2):
+        optimizer = torch.optim.SGD([param], lr=1.0)
+        for _ in range(2):  # the bare optimizer, and as it is passed again
+            rewarmup.attach(optimizer)
+    rewarmup.begin()
+    param.grad = torch.ones(1)
+    optimizer.step()
+    assert param.item() == -0.25
+
+
 def test_a_step_without_gradient_is_no_update_of_a_rewarmup():
     param = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([param], lr=1.0)

@@ -103,8 +103,8 @@ def test_operators_are_counted_by_hand(bench):
 
 
 def test_merged_micro_batches_take_a_third_of_trl_s_operators(bench, monkeypatch):
-    """Four of two rows, in six layers. Single micro-batches take as many as TRL's, packed or not."""
-    monkeypatch.setitem(bench.SHAPES, "small", ("qwen2", 16, 6, 2, 2, 32, 300))
+    """Four of two rows, in three layers. Single micro-batches take as many as TRL's, packed or not."""
+    monkeypatch.setitem(bench.SHAPES, "small", ("qwen2", 16, 3, 2, 2, 32, 300))
     names = ["TRL, fixed reference", "A", "A, merged"]
     args = bench.parse([*SIZES, "--micro_batch", "2", "--iterations", "1", "--count", "--variants", *names])
     args.device = "cpu"
