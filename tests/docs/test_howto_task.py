@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "howto-task.md").read_text()
 
 @pytest.fixture
 def followed(tmp_path):
-    for name in ("roman.py", "trivia.py"):
+    for name in ("roman.py", "trivia.py", "my_recipe.yaml"):
         (tmp_path / name).write_text(named_file(PAGE, name))
     return tmp_path
 
@@ -94,13 +94,13 @@ def test_the_tasks_of_the_page(followed):
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_a_plugin_trains_and_evaluates(forks, tiny_model, followed):
-    small = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --disable_tqdm true --output_dir run"
-    of_the_task = f"--task roman --task_level 1 --train_rows 256 --model_name_or_path {tiny_model}"
-    train = f"train tiny/variantA --plugin roman.py {of_the_task} {small}"
-    passk = "passk --plugin roman.py --run run --prompts 4 --n 2"
+def test_the_recipe_of_the_page_trains_and_is_evaluated(forks, tiny_model, followed):
+    small = "--max_steps 2 --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --num_generations 4"
+    cpu = f"--model_name_or_path {tiny_model} --use_cpu true --bf16 false --dtype float32 --disable_tqdm true"
+    train = f"train my_recipe.yaml --plugin roman.py {small} {cpu}"
+    passk = "passk --plugin roman.py --run runs/roman --prompts 4 --n 2"
     for line in (train, passk):
         status, written = forks.run("-m", "trl_prorl", *line.split(), cwd=followed)
         assert status == 0, written[-3000:]
-    measured = json.loads((followed / "run" / "passk.json").read_text())
+    measured = json.loads((followed / "runs" / "roman" / "passk.json").read_text())
     assert (measured["task"], measured["prompts"]) == ("roman", 4)
