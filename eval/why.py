@@ -3,7 +3,8 @@ Why does a run not learn? The first cause of trouble in its log files, with the 
 
     trl-prorl why runs/a
 
-Reads a run of `ProRLTrainer`, or one that `RunRecorder` has written. Exit code 0: no cause was found; 1: one was.
+Reads a run of `ProRLTrainer`, or one that `RunRecorder` has written. Exit code 1: a cause was found; 0: none was,
+or there are too few rows.
 """
 
 from collections.abc import Callable
@@ -34,6 +35,18 @@ STRONG = 1e-3
 HOLDS, HELD = 1e-2, 2e-3  # a KL term, and the KL in nats per token of a policy that it holds
 GAIN = 0.03  # of the reward
 ADAPTER = 0.5  # share of the parameters, up to which an adapter is trained
+# Rows that the longest rule of a column needs.
+ROWS = {
+    "truncated_fraction": SHORT,
+    "frac_reward_zero_std": LONG,
+    "reward": LONG,
+    "mean_abs_dlogp_sampler": SHORT,
+    "sampling/sampling_logp_difference/mean": SHORT,
+    "clip_region_mean": SHORT,
+    "accuracy": GUARD_WINDOW,
+    "entropy": SHORT,
+    "kl_penalty": 2 * LONG - 1,  # of `too_strong`
+}
 
 
 class Found(NamedTuple):
@@ -235,10 +248,22 @@ def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
     )
 
 
+def too_short(run: RecordedRun) -> list[str]:
+    """Return the columns that were measured in too few rows for one of their rules."""
+    measured = {column: run.measured(column) for column in ROWS}
+    return [column for column, values in measured.items() if values is not None and len(values) < ROWS[column]]
+
+
 def explain(run: RecordedRun) -> str:
     """Return the first cause of trouble in a run, in words."""
     causes = find_causes(run)
     last = int(run.metrics["step"].iloc[-1])
+    few = too_short(run)
+    if not causes and few:
+        return (
+            f"{run.name}: no verdict: {len(run.metrics)} rows in {last} steps are too few to judge {', '.join(few)}; "
+            "set logging_steps: 1, or train longer"
+        )
     if not causes:
         return f"{run.name}: no cause of trouble was found in {last} steps"
     rule, found = causes[0]
