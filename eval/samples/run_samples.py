@@ -1,6 +1,7 @@
 """Held-out prompts of a run's task, and samples of the run's models: kept on disk, drawn only if missing."""
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -27,6 +28,7 @@ from trl_prorl.eval.samples.models import (
     checkpoint_points,
     evaluation_dtype,
     identity,
+    init_of_base,
     kind_of_model,
     load_point,
     load_tokenizer,
@@ -40,7 +42,16 @@ from trl_prorl.eval.samples.sampling import (
     progress,
     sample,
 )
-from trl_prorl.eval.samples.store import COLUMNS, ENDS, SAMPLES_FOLDER, SampleStore, content_ids, in_line
+from trl_prorl.eval.samples.store import (
+    COLUMNS,
+    ENDS,
+    MODEL_CONFIG,
+    SAMPLES_FOLDER,
+    TOKENIZATION,
+    SampleStore,
+    content_ids,
+    in_line,
+)
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents, json_sha256
 from trl_prorl.run.log_files import PASSK_FILE, read_json, weight_hashes
@@ -49,6 +60,7 @@ from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
 from trl_prorl.upstream.vocabulary import check_tokenizer, embedding_rows
+from trl_prorl.upstream.weights import settings_of
 
 
 PROMPTS = 128  # default number of prompts of a task
@@ -132,8 +144,19 @@ class HeldOut:
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
             ENDS: [self.tokenizer.eos_token_id, self._declared_end(point)],
+            MODEL_CONFIG: json_sha256(self._model_config(point)),
+            TOKENIZATION: self._tokenization,
         }
         return SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, settings)
+
+    @cached_property
+    def _tokenization(self) -> str | None:
+        """A hash of how texts become tokens: normalizer, pre-tokenizer, merges and so on; `None`: not known."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        # A call may set these two.
+        return json_sha256(json.loads(backend.to_str()) | {"padding": None, "truncation": None})
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -152,7 +175,7 @@ class HeldOut:
             sampling = replace(sampling, temperature=temperature)
         store = self.store(point, sampling)
         with store.exclusive():
-            store.drop_other_ends()
+            store.drop_outdated()
             frame = store.frame()  # a second for 80,000 samples
             if point is self.base and self._adopt(store, frame):
                 frame = store.frame()
@@ -260,9 +283,21 @@ class HeldOut:
 
     def _declared_end(self, point: Point) -> int | list[int] | None:
         """Return the end tokens in a model's files; its commit identifies those of a model on the Hub."""
-        has_own = point.folder is not None and kind_of_model(point.folder) == "full"
-        file = Path(point.folder if has_own else self.config["model_name_or_path"], "generation_config.json")
+        file = self._source(point) / "generation_config.json"
         return read_json(file).get("eos_token_id") if file.is_file() else None
+
+    def _model_config(self, point: Point) -> dict:
+        """Return what a model's configuration computes with; its commit identifies that of a model on the Hub."""
+        source = self._source(point)
+        if source != point.folder:
+            source = source / (init_of_base(self.config).get("subfolder") or "")
+        file = source / "config.json"
+        return settings_of(read_json(file)) if file.is_file() else {}
+
+    def _source(self, point: Point) -> Path:
+        """Return the folder of a full model's files; of an adapter, its base's. A name on the Hub is no folder."""
+        has_own = point.folder is not None and kind_of_model(point.folder) == "full"
+        return Path(point.folder if has_own else self.config["model_name_or_path"])
 
     def _dtype(self, point: Point) -> str:
         """Return the name of the precision in which a model is sampled."""

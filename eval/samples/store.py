@@ -26,7 +26,15 @@ from trl_prorl.text import visible
 
 SAMPLES_FOLDER = "samples"  # in a run folder
 SETTINGS_FILE = "_settings.json"  # parquet readers skip files whose names begin with an underscore
-ENDS = "ends"  # in the settings, but not in the folder's name: older samples, which lack it, are kept
+ENDS = "ends"
+MODEL_CONFIG = "model_config"
+TOKENIZATION = "tokenization"
+# In the settings, but not in the folder's name: older samples, which lack them, are kept.
+NOTED = {
+    ENDS: "the end tokens have",
+    MODEL_CONFIG: "the model's configuration has",
+    TOKENIZATION: "the tokenizer has",
+}
 WHOLE = "samples.parquet"
 BATCH = 1024  # rows
 MAX_BYTES = 2**32  # of the samples in a file, unpacked
@@ -68,7 +76,7 @@ def _end_tokens(ends: list) -> set[int]:
 
 
 def _name(settings: dict) -> str:
-    return json_sha256({name: value for name, value in settings.items() if name != ENDS})[:12]
+    return json_sha256({name: value for name, value in settings.items() if name not in NOTED})[:12]
 
 
 class SampleStore:
@@ -113,16 +121,22 @@ class SampleStore:
         # A stop between writing the merged file and removing its parts leaves both.
         return whole.drop_duplicates(["prompt_id", "sample"]).sort_values(["prompt_id", "sample"], ignore_index=True)
 
-    def drop_other_ends(self) -> None:
-        """Remove samples that are known to have ended at other tokens."""
+    def drop_outdated(self) -> None:
+        """Remove samples that are known to be of other end tokens, another configuration or tokenizer."""
         path = self.folder / SETTINGS_FILE
-        if path.is_file() and self._has_other_ends(read_json(path)):
-            print(f"{visible(str(self.folder))}: the end tokens have changed, so its samples are drawn again.")
+        changed = self._changed_since(read_json(path)) if path.is_file() else None
+        if changed:
+            print(f"{visible(str(self.folder))}: {changed} changed, so its samples are drawn again.")
             for file in (*self._files(), path):
                 file.unlink()
 
-    def _has_other_ends(self, noted: dict) -> bool:
-        return ENDS in noted and ENDS in self.settings and _end_tokens(noted[ENDS]) != _end_tokens(self.settings[ENDS])
+    def _changed_since(self, noted: dict) -> str | None:
+        """Return what is known to differ from the settings that samples were drawn with."""
+        for name, changed in NOTED.items():
+            read = _end_tokens if name == ENDS else str
+            if name in noted and name in self.settings and read(noted[name]) != read(self.settings[name]):
+                return changed
+        return None
 
     def add(self, rows: list[dict] | pd.DataFrame) -> None:
         """Save a batch of samples, with the columns `COLUMNS`."""
@@ -157,7 +171,7 @@ class SampleStore:
                 noted = read_json(folder / SETTINGS_FILE)
             except InputError:
                 continue
-            same = _name(noted) == _name(self.settings) and not self._has_other_ends(noted)
+            same = _name(noted) == _name(self.settings) and not self._changed_since(noted)
             if same and folder.resolve() != self.folder.resolve():
                 yield store
 

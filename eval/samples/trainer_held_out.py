@@ -19,7 +19,8 @@ from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampli
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents
-from trl_prorl.run.identity import base_parameters, weights_hash
+from trl_prorl.run.identity import base_parameters, describe_scaling, weights_hash
+from trl_prorl.upstream.weights import settings_of
 
 
 class TrainerHeldOut(HeldOut):
@@ -106,6 +107,14 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             return super()._declared_end(point)
         return self.policy.generation_config.eos_token_id
+
+    def _model_config(self, point: Point) -> dict:
+        """Return that of the policy in memory, with the adapter's scaling, which a script may have changed."""
+        if point is self.base and not self.base_below:
+            return super()._model_config(point)
+        config = settings_of(self.policy.config.to_diff_dict())
+        has_adapter = point is self.trained or getattr(self.initial_adapter, "is_trained", False)
+        return {**config, **describe_scaling(self.policy)} if has_adapter else config
 
     def _dtype(self, point: Point) -> str:
         """Return the precision in which the policy computes; a command may load it in another precision."""

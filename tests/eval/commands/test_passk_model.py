@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from tiny_run import load_with_new_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -56,6 +57,30 @@ def test_a_model_in_memory_is_measured_as_the_saved_one(saved, tmp_path, monkeyp
     assert found["base"]["correct"] == expected["base"]["correct"]
     assert found["greedy"]["trained"] == expected["greedy"]["trained"]
     assert Path("here", "passk.json").is_file()
+
+
+def test_a_scaling_and_a_configuration_changed_in_memory_are_sampled_anew(saved, tmp_path, monkeypatch, capsys):
+    """As in a folder without samples: LoRA's factor of every layer is 0, so trained is base."""
+    folder, base = saved
+    monkeypatch.chdir(tmp_path)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / "adapter")
+    task = get_task("reverse_digits", level=2)
+    rows = task.rows("test", 24)
+
+    def correct():
+        found = evaluate(model, rows, task.verify, n=4, max_new_tokens=8, output_dir="here")
+        return [found[side]["correct"] for side in ("base", "trained")]
+
+    before = correct()
+    assert before[0] != before[1]
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.scaling["default"] = 0.0
+    assert correct() == [before[0], before[0]]
+    assert capsys.readouterr().out.count("configuration has changed") == 2  # sampled and greedy, of trained
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 3.0}
+    correct()
+    assert capsys.readouterr().out.count("configuration has changed") == 4
 
 
 @pytest.mark.parametrize(

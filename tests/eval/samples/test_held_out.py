@@ -135,6 +135,7 @@ def test_samples_that_ended_at_another_token_are_drawn_again_and_others_are_kept
     for path in run_dir.glob("samples/*/_settings.json"):  # as of an earlier version, which did not note it
         settings = json.loads(path.read_text())
         assert settings.pop("ends")[0] is not None
+        assert settings.pop("model_config") and settings.pop("tokenization")
     path.write_text(json.dumps(settings))
     assert drawn(3, 2) == sampled
     shutil.rmtree(path.parent)
@@ -150,6 +151,42 @@ def test_samples_that_ended_at_another_token_are_drawn_again_and_others_are_kept
     assert len(calls) == 3
 
 
+BASE_CONFIG = "base/config.json"
+TOKENIZER = "A/tokenizer.json"
+REPLACE = {"type": "Replace", "pattern": {"String": "7"}, "content": "3"}
+
+
+@pytest.mark.parametrize(
+    "full, file, change, said",
+    [
+        (False, BASE_CONFIG, {"rms_norm_eps": 10.0}, "configuration has changed"),
+        (True, "A/config.json", {"rms_norm_eps": 10.0}, "configuration has changed"),
+        (False, BASE_CONFIG, {"transformers_version": "9.9", "use_cache": False}, None),
+        (False, TOKENIZER, {"normalizer": REPLACE}, "tokenizer has changed"),
+        (False, TOKENIZER, {"padding": None, "truncation": None}, None),
+    ],
+)
+def test_samples_of_another_configuration_or_tokenizer_are_drawn_again(
+    run_dir, base, drawn, tmp_path, capsys, full, file, change, said
+):
+    shutil.copytree(base, tmp_path / "base")
+    if full:
+        shutil.copy(base / "config.json", run_dir)
+        shutil.copy(base / "model.safetensors", run_dir)
+        (run_dir / "adapter_config.json").unlink()
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | {"model_name_or_path": str(tmp_path / "base")}))
+    before = drawn(3, 4)
+    changed = tmp_path / file
+    changed.write_text(json.dumps(json.loads(changed.read_text()) | change))
+    after = drawn(3, 4)
+    shown = capsys.readouterr().out
+    shutil.rmtree(run_dir / "samples")
+    assert drawn(3, 4) == after
+    assert (after != before) == (said is not None)
+    assert ("drawn again" in shown) == (said is not None) and (said or "") in shown
+
+
 @pytest.mark.parametrize("then, same", [([7, 7], True), ([2, 7], True), (None, True), ([2], False), ([2, 3], False)])
 def test_end_tokens_are_compared_as_those_at_which_a_sample_ends(tmp_path, then, same):
     """A start of training aligns what the model declares with the tokenizer, whose token ends samples anyway."""
@@ -157,7 +194,7 @@ def test_end_tokens_are_compared_as_those_at_which_a_sample_ends(tmp_path, then,
     now.folder.mkdir()
     noted = {"n": 1, "ends": [7 if same else 5, then]}
     (now.folder / "_settings.json").write_text(json.dumps(noted))
-    now.drop_other_ends()
+    now.drop_outdated()
     assert (now.folder / "_settings.json").exists() == same
 
 
