@@ -46,6 +46,7 @@ class Comparison:
             exact McNemar; otherwise a t-test over prompts and, with several pairs, the larger p of that and of a
             t-test over seeds. NaN if there are too few prompts for a t-test.
         adjusted (`float`): p after Holm over the comparisons of an outcome.
+        tests (`int`): Number of these comparisons that have a p, and at least 1.
     """
 
     first: str
@@ -57,6 +58,7 @@ class Comparison:
     second_value: float
     p_value: float
     adjusted: float
+    tests: int = 1
 
     @property
     def outcome(self) -> str:
@@ -75,8 +77,8 @@ class Comparison:
 
     @property
     def detectable(self) -> float:
-        """The true difference that would be detected with 80 % power."""
-        return detectable_difference(self.difference)
+        """The true difference that would be detected with 80 % power, after Holm."""
+        return detectable_difference(self.difference, self.tests)
 
 
 def has_greedy(run: RecordedRun) -> bool:
@@ -250,7 +252,8 @@ def compare_pairs(
             except InputError as error:
                 skipped.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
         adjusted = holm([each.p_value for each in comparisons])
-        rows += [replace(each, adjusted=float(p)) for each, p in zip(comparisons, adjusted, strict=True)]
+        tests = max(1, int(np.sum(~np.isnan(adjusted))))
+        rows += [replace(each, adjusted=float(p), tests=tests) for each, p in zip(comparisons, adjusted, strict=True)]
     return rows, [*dict.fromkeys(skipped), *without_partner(list(compared.values()))]
 
 

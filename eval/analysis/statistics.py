@@ -127,16 +127,17 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
         return _bootstrap_interval(ratio, a, b)
 
 
-def detectable_difference(estimate: Estimate) -> float:
+def detectable_difference(estimate: Estimate, tests: int = 1) -> float:
     r"""
-    Return the true difference that a 95 % interval of this width detects with 80 % power, in the unit of the
-    difference.
+    Return the true difference that is detected with 80 % power, in the unit of the difference, from its 95 % interval
+    over many prompts, which is nearly normal.
 
-    It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
-    which is nearly normal. A difference of half the width is detected with a power of only 50 %.
+    A single test detects \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width. (A difference of half
+    the width is detected with a power of only 50 %.) With Holm's correction over M `tests` the least p must be at most
+    0.05 / M, so \\( z_{1 - 0.025 / M} \\) takes the place of the first \\( z_{0.975} \\).
     """
-    quantile, power = stats.norm.ppf([0.975, 0.8])
-    return float((quantile + power) / quantile * (estimate.high - estimate.low) / 2)
+    critical, power, quantile = stats.norm.ppf([1 - ERROR_RATE / 2 / tests, 0.8, 1 - ERROR_RATE / 2])
+    return float((critical + power) / quantile * (estimate.high - estimate.low) / 2)
 
 
 def t_interval(values, level: float = 0.95) -> Estimate:

@@ -69,7 +69,7 @@ COLUMNS = [
     Column(
         "detectable",
         lambda row: cell(row.detectable, ".3f"),
-        f"**detectable**: the smallest true difference that the test detects with {POWER}.",
+        f"**detectable**: the smallest true difference that the test detects with {POWER}, after Holm.",
     ),
 ]
 SEEDS = Column("seeds in common", lambda row: str(row.seeds))

@@ -48,6 +48,14 @@ def test_by_hand(evaluated):
     assert result.detectable == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
 
 
+def test_the_detectable_difference_is_that_of_the_corrected_test(grid):
+    """For p up to 0.05 / 3, z(1 - 0.025 / 3) = 2.39398, and (2.39398 + 0.84162) / 1.95996 = 1.65085."""
+    rows, *_ = compare_runs([*grid.values()], [1])
+    assert [row.detectable / (row.difference.high - row.difference.low) * 2 for row in rows] == pytest.approx(
+        [1.65085] * 3, rel=1e-5
+    )
+
+
 def greedy(correct):
     """Greedy decoding in a `passk.json`: the verdicts of the trained model."""
     return {"greedy": {side: {"accuracy": np.mean(correct), "correct": correct} for side in ("base", "trained")}}
