@@ -135,6 +135,7 @@ CONTRADICTIONS = [
     ({"rollback": 2, "prompt_pool": True}, {"prompt_pool": False}),
     ({"rollback": 2, "elastic_reset_every": 4}, {"rollback": 0}),
     ({"guard_gap": 0.1, "prompt_pool": True}, {"prompt_pool": False}),
+    ({"enable_jit_checkpoint": True}, {"enable_jit_checkpoint": False}),
     ({"stop_stall": 2}, EVALUATED),
     (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),

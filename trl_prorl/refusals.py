@@ -402,12 +402,19 @@ def refuse_stop(args: "ProRLConfig") -> None:
     """
     Check the end of a run:
 
+    - `enable_jit_checkpoint: true`: on SIGTERM it saves in the middle of a step, and the resume would skip a batch.
     - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
     - `stop_stall` with `save_total_limit: 1`: the checkpoint of the stop would be removed, and a resume would train on
       from the best one.
     - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
       `ref_reset_metric_mode`: another checkpoint would be kept.
     """
+    if args.enable_jit_checkpoint:
+        raise ValueError(
+            "enable_jit_checkpoint=True saves in the middle of a step when the job is ended, and the resume would skip "
+            "a batch. Set enable_jit_checkpoint: false, save_strategy: steps and save_steps, and start the job with "
+            "resume_from_checkpoint: auto."
+        )
     if not args.stop_stall:
         return
     if args.save_strategy == "no":
