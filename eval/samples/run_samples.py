@@ -2,6 +2,8 @@
 
 import functools
 import json
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -428,12 +430,19 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
 @functools.cache
 def grader_version() -> str:
     """
-    Return a hash of the code that grades completions: it changes with any file of `tasks` and with the libraries that
-    these use.
+    Return a hash of the code that grades completions: it changes with any file of `tasks`, with the libraries that
+    these use, and with the files next to a plugin and those that are imported from folders below.
     """
+    libraries = (Path(tasks.__file__).parents[1], Path(sysconfig.get_path("stdlib")))
+    modules = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name != "__main__"]
+    imported = {Path(file) for file in modules if file and file.endswith(".py") and "site-packages" not in file}
+    imported = {file for file in imported if not any(map(file.is_relative_to, libraries)) and file.is_file()}
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
-    files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
-    return json_sha256([installed("sympy"), installed("reasoning-gym"), *(path.read_text() for path in files)])[:12]
+    beside = set()
+    for folder in {plugin.parent for plugin in tasks.registry.PLUGINS}:
+        beside |= {*folder.glob("*.py"), *(file for file in imported if file.is_relative_to(folder))}
+    texts = [path.read_text(errors="replace") for path in [*files, *sorted(beside)]]
+    return json_sha256([installed("sympy"), installed("reasoning-gym"), *texts])[:12]
 
 
 def check_run(run_dir: Path) -> dict:

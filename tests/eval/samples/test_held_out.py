@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from trl_prorl.eval.samples import run_samples as held_out
 from trl_prorl.eval.samples.run_samples import HeldOut, plan
 from trl_prorl.eval.samples.store import SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.tasks import plugin, registry
 from trl_prorl.tasks.parity import Parity
 
 
@@ -315,6 +317,42 @@ def test_the_graders_version_is_of_all_their_files(tmp_path, monkeypatch):
         versions.add(held_out.grader_version())
     held_out.grader_version.cache_clear()
     assert len(versions) == 2
+
+
+def test_the_graders_version_is_of_what_a_plugin_imports_from_below_its_folder(tmp_path, monkeypatch):
+    """Not of what lies there besides, such as a virtual environment."""
+    name = f"plugin_{tmp_path.name}"
+    code = f"import helpers_{name}.check\nimport venv_{name}\ndef held_out_rows(): ..."
+    files = {
+        "plugin": (f"{name}.py", code),
+        "beside": ("beside.py", ""),
+        "package": (f"helpers_{name}/__init__.py", ""),
+        "module": (f"helpers_{name}/check.py", "from .inner import deep"),
+        "deep": (f"helpers_{name}/inner/deep.py", ""),
+        "not imported": ("other/check.py", ""),
+        "a library": (f"site-packages/venv_{name}.py", ""),
+    }
+    for file, text in files.values():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setattr(registry, "PLUGINS", [])
+    monkeypatch.setattr(plugin, "HELD_OUT", {})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "site-packages")])
+
+    def version():
+        held_out.grader_version.cache_clear()
+        return held_out.grader_version()
+
+    without = version()
+    plugin.load_plugin(str(tmp_path / f"{name}.py"), may_have_rows=True)
+    before = version()
+    assert before != without
+    for what, (file, text) in files.items():
+        (tmp_path / file).write_text(text + "# another\n")
+        assert (version() != before) == (what not in ("not imported", "a library")), what
+        (tmp_path / file).write_text(text)
+    assert version() == before
+    held_out.grader_version.cache_clear()
 
 
 def sample_row(prompt, number):
