@@ -439,7 +439,7 @@ def grader_version() -> str:
     imported = {file for file in imported if not any(map(file.is_relative_to, libraries)) and file.is_file()}
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     beside = set()
-    for folder in {plugin.parent for plugin in tasks.registry.PLUGINS}:
+    for folder in {file.parent for file in tasks.registry.PLUGINS}:
         beside |= {*folder.glob("*.py"), *(file for file in imported if file.is_relative_to(folder))}
     texts = [path.read_text(errors="replace") for path in [*files, *sorted(beside)]]
     return json_sha256([installed("sympy"), installed("reasoning-gym"), *texts])[:12]
