@@ -138,6 +138,7 @@ def evaluate_run(
         ]
         if trained_step is not None:
             result["checkpoints"].append({"step": trained_step, **result["trained"]})
+            result["checkpoints"].sort(key=lambda point: point["step"])  # the best one may have been kept
     if others:
         result["others"] = {name: base_and_trained(other, args, ks)[0] for name, other in others.items()}
     whole = complete_result(earlier, result, versions) if earlier else result

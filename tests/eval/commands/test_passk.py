@@ -109,6 +109,16 @@ def test_every_checkpoint(run_dir, task, add_checkpoints, capsys):
     assert (run_dir / "trajectory.png").is_file()
 
 
+def test_checkpoints_are_in_order_of_their_steps_if_the_best_one_was_kept(run_dir, task, add_checkpoints):
+    add_checkpoints(run_dir, 20, 10)
+    shutil.copy(run_dir / "checkpoint-10" / "adapter_model.safetensors", run_dir)
+    options = "--prompts 4 --n 2 --k 1 --no-greedy --checkpoints all"
+    assert passk.main(["--run", str(run_dir), *options.split()]) == 0
+    best, last = result_of(run_dir)["checkpoints"]
+    assert (best["step"], last["step"]) == (10, 20)
+    assert best["correct"] == result_of(run_dir)["trained"]["correct"]
+
+
 def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
     """Of a mixture's prompts each group's numbers are those of its own samples."""
     groups = [("x", 1), ("y", None), ("x", 2), ("y", 2)]
