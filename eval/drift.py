@@ -210,7 +210,7 @@ def drift(
     Args:
         trainer ([`ProRLTrainer`]): A trainer that has finished training, in a single process.
         rows (`datasets.Dataset`): Held-out rows with a `prompt` (chat messages or text) and the columns that
-            `verifier` reads.
+            `verifier` reads. Rows that equal an earlier one are left out.
         verifier (`Callable`, *optional*): `verifier(completion, row) -> bool`, as in [`evaluate`]; adds the accuracy
             of the samples.
         samples (`int`, *optional*, defaults to `4`): Samples per prompt.

@@ -213,7 +213,7 @@ def evaluate(
         trainer_or_model (`GRPOTrainer`, `PeftModel` or `PreTrainedModel`): TRL's trainer, a subclass or
             [`ProRLTrainer`] that has finished training, in a single process; or a model.
         rows (`datasets.Dataset`): Held-out rows with a `prompt` (chat messages or text) and the columns that
-            `verifier` reads.
+            `verifier` reads. Rows that equal an earlier one are left out.
         verifier (`Callable`): `verifier(completion, row) -> bool`: whether the text `completion` answers `row`
             correctly. It must not raise on any text, and is tried on the first row before anything is sampled.
         n (`int`, *optional*, defaults to `16`): Samples per prompt.

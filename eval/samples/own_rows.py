@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from trl_prorl.cli.prompt_rows import check_prompts, has_prompts
 from trl_prorl.errors import InputError, RunError
+from trl_prorl.eval.samples.store import distinct
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import Task
@@ -23,6 +24,7 @@ class OwnRows(Task):
 
     Args:
         rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and the columns that the verifier needs.
+            Rows that equal an earlier one are left out.
         verifier (`Callable`, *optional*): `verifier(completion, row) -> bool` for the text of a completion. Without
             one, completions have no verdict.
         rows_name (`str`, *optional*), verifier_name (`str`, *optional*): Their names in messages.
@@ -37,7 +39,6 @@ class OwnRows(Task):
     def __init__(
         self, rows: Dataset, verifier: Callable | None, rows_name: str = "rows", verifier_name: str = "verifier"
     ):
-        self.all_rows = rows
         self.verifier = verifier
         self.rows_name = rows_name
         self.verifier_name = verifier_name
@@ -45,8 +46,11 @@ class OwnRows(Task):
             columns = getattr(rows, "column_names", type(rows).__name__)
             raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
         check_prompts(rows, rows_name)
+        rows = self.all_rows = rows.select(distinct(rows, rows_name))
         if len(rows) < 2:
-            raise InputError(f"{rows_name} has {len(rows)} prompts; at least 2 are needed, and 20 for an interval")
+            raise InputError(
+                f"{rows_name} has {len(rows)} different rows; at least 2 are needed, and 20 for an interval"
+            )
         if verifier is not None:
             check_verifier(verifier, rows[0], verifier_name)
 

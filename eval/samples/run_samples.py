@@ -52,6 +52,7 @@ from trl_prorl.eval.samples.store import (
     TOKENIZATION,
     SampleStore,
     content_ids,
+    distinct,
     in_line,
 )
 from trl_prorl.eval.samples.task_name import TaskName
@@ -369,7 +370,8 @@ class HeldOut:
 
 def held_out_rows(name: TaskName, task, split: str, prompts: int | None) -> list[dict]:
     """
-    Return the prompts of a split: as many as are wanted, by default [`PROMPTS`], or all of a user's own.
+    Return the prompts of a split: as many as are wanted, by default [`PROMPTS`], or all of a user's own. Each row is
+    there once.
 
     Raises:
         InputError: There is no such split, or it has not so many.
@@ -379,7 +381,8 @@ def held_out_rows(name: TaskName, task, split: str, prompts: int | None) -> list
     try:
         rows = check_dataset(task, task.rows(split, prompts, seed=name.seed))
         check_prompts(rows, f"{split} rows")
-        return list(rows)
+        rows = list(rows)
+        return [rows[place] for place in distinct(rows, f"{name.task}, {split}")]
     except ValueError as error:
         number = "" if prompts is None else f" --prompts {prompts}"
         raise InputError(f"--split {split}{number}: {error}") from error

@@ -8,7 +8,7 @@ reuses them.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -67,6 +67,17 @@ def content_ids(rows: list[dict]) -> list[str]:
         seen[name] = place = seen.get(name, -1) + 1
         names.append(f"{name}.{place}" if place else name)
     return names
+
+
+def distinct(rows: Sequence[dict], name: str) -> list[int]:
+    """Return the places of rows that equal no earlier one in all columns; a line says how many others there are."""
+    first = {}
+    for place, row in enumerate(rows):
+        first.setdefault(json_sha256(row), place)
+    repeated = len(rows) - len(first)
+    if repeated:
+        print(visible(f"{name}: {repeated} of {len(rows)} rows equal an earlier one and are left out."), flush=True)
+    return list(first.values())
 
 
 def _end_tokens(ends: list) -> set[int]:

@@ -63,7 +63,7 @@ class TrainerHeldOut(HeldOut):
         self.seed = seed
         self.batch_size = batch_size
         self.name = TaskName(name, is_own=True)
-        self.rows = list(rows)
+        self.rows = list(self.task.all_rows)
         self.prompt_ids = content_ids(self.rows)
         trained_on = getattr(trainer, "training_prompts", None) or TrainingPrompts(trainer.train_dataset)
         self.in_training = trained_on.count(row["prompt"] for row in self.rows)

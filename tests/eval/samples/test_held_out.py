@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -399,6 +400,23 @@ def test_rows_are_named_by_content():
     assert names[0] == content_ids([dict(reversed(first.items()))])[0]
     assert len(set(names)) == 3
     assert names[2].startswith(names[0])
+
+
+@pytest.mark.parametrize("form", ["task", "plugin"])
+def test_a_row_that_is_there_twice_counts_once_and_a_line_says_so(run_dir, task, monkeypatch, capsys, form):
+    """Of the same prompt with another answer each is kept, and all columns count."""
+    first, second = ({"prompt": [{"role": "user", "content": f"say {i}"}], "answer": i} for i in (0, 1))
+    rows = Dataset.from_list([first, second, first, {**first, "answer": 1}, second])
+    if form == "task":
+        monkeypatch.setattr(type(task), "rows", lambda *args, **keys: rows)
+        evaluation = HeldOut(run_dir, "test", 5)
+    else:
+        module = SimpleNamespace(held_out_rows=lambda: rows, verify=lambda completion, row: True)
+        monkeypatch.setattr("trl_prorl.tasks.plugin.HELD_OUT", {run_dir / "mine.py": module})
+        evaluation = HeldOut(run_dir, "test", None, name=TaskName("own", is_own=True))
+    assert evaluation.rows == [first, second, {**first, "answer": 1}]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "2 of 5" in line
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Prompts of an evaluation that occur in the training set, by their content: counted, and said wherever they count."""
 
 import json
+import math
 
 import pytest
 from datasets import Dataset, IterableDataset
@@ -40,6 +41,15 @@ def holds_e(completion, row):
 def test_an_evaluation_that_cannot_be_read_counts_nothing(tmp_path):
     (tmp_path / "passk.json").write_text("{")
     assert count_of_script(tmp_path, ["a"]) is None
+
+
+def test_rows_that_are_there_twice_are_no_independent_prompts(run, capsys):
+    """Four prompts give no interval, and the same ones eight times neither."""
+    trainer = trained(run)
+    result = evaluate(trainer, chats(["sing a", "sing b", "sing c", "sing d"] * 8), holds_e, n=2, k=[1], greedy=False)
+    assert result["prompts"] == len(result["trained"]["correct"]) == 4
+    assert math.isnan(result["trained"]["interval@1"][0])
+    assert [line for line in capsys.readouterr().out.splitlines() if "28 of 32 rows" in line]
 
 
 def trained(run, rows=TRAIN, **more):
