@@ -21,6 +21,7 @@ from trl_prorl.eval.run_folder.reading import (
     load_config,
 )
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.run.shapes import MAX_COUNT, MAX_PROMPTS, MAX_TEMPERATURE
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.text import LICENSE
 
@@ -82,10 +83,15 @@ def _find_runs(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def check_sampling(
-    prompts: int | None, temperature: float | None, max_new_tokens: int | None, batch_size: int, samples: int = 1
+    prompts: int | None,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    batch_size: int,
+    seed: int,
+    samples: int = 1,
 ) -> None:
     """
-    Check the settings of every evaluation that samples; `None` is the default.
+    Check the settings of every evaluation that samples; `None` is the default. What a result may hold is read again.
 
     Raises:
         InputError: With the option, its value and the cure.
@@ -94,8 +100,17 @@ def check_sampling(
     for option, (value, minimum) in {"--prompts": (prompts, 2), **least}.items():
         if value is not None and value < minimum:
             raise InputError(f"{option} must be at least {minimum}, not {value}")
-    if temperature is not None and temperature <= 0:
-        raise InputError(f"--temperature must be above 0, not {temperature:g}; `passk` also decodes greedily")
+    most = {"--prompts": (prompts, MAX_PROMPTS), "--max-new-tokens": (max_new_tokens, MAX_COUNT)}
+    for option, (value, maximum) in most.items():
+        if value is not None and value > maximum:
+            raise InputError(f"{option} must be at most {maximum}, not {value}")
+    if abs(seed) > MAX_COUNT:
+        raise InputError(f"--seed must be from {-MAX_COUNT} to {MAX_COUNT}, not {seed}")
+    if temperature is not None and not 0 < temperature <= MAX_TEMPERATURE:
+        raise InputError(
+            f"--temperature must be above 0 and at most {MAX_TEMPERATURE:,.0f}, not {temperature:g}; `passk` also "
+            "decodes greedily"
+        )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -136,7 +151,7 @@ def complete_passk(args: argparse.Namespace) -> None:
     """
     if args.k is None:
         args.k = default_ks(args.n)
-    check_passk(args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
+    check_passk(args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size, args.seed)
 
 
 def passk(argv=None) -> argparse.Namespace:
@@ -180,6 +195,7 @@ def check_passk(
     temperature: float | None,
     max_new_tokens: int | None,
     batch_size: int,
+    seed: int,
 ) -> None:
     """
     Check the settings of pass@k; `None` is the run's own value, or the default number of prompts.
@@ -192,7 +208,7 @@ def check_passk(
     for k in ks:
         if not 1 <= k <= n:
             raise InputError(f"--k must be from 1 to --n {n}, not {k}; raise --n or lower --k")
-    check_sampling(prompts, temperature, max_new_tokens, batch_size)
+    check_sampling(prompts, temperature, max_new_tokens, batch_size, seed)
 
 
 def drift(argv=None) -> argparse.Namespace:
@@ -203,7 +219,7 @@ def drift(argv=None) -> argparse.Namespace:
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt (default: 4)")
     args = parser.parse_args(argv)
-    check_sampling(args.prompts, args.temperature, args.max_new_tokens, args.batch_size, args.samples)
+    check_sampling(args.prompts, args.temperature, args.max_new_tokens, args.batch_size, args.seed, args.samples)
     return _find_runs(args)
 
 

@@ -239,7 +239,7 @@ def drift(
     (0, 4)
     ```
     """
-    command_lines.check_sampling(None, temperature, max_new_tokens, batch_size, samples)
+    command_lines.check_sampling(None, temperature, max_new_tokens, batch_size, seed, samples)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     points = [held_out.base, held_out.trained]

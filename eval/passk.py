@@ -252,7 +252,7 @@ def evaluate(
     if verifier is None:
         raise InputError("verifier=None: pass@k needs a verifier; drift(trainer, rows) works without one")
     args = argparse.Namespace(n=n, k=list(k or default_ks(n)), with_greedy=greedy, checkpoints=[], replace=True)
-    check_passk(n, args.k, None, temperature, max_new_tokens, batch_size)
+    check_passk(n, args.k, None, temperature, max_new_tokens, batch_size, seed)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     print(announcement(held_out, args), flush=True)

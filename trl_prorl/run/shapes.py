@@ -31,6 +31,7 @@ MAX_SAMPLES = 100_000  # per prompt: pass@k of 10⁹ takes for ever
 MAX_PROMPTS = 100_000
 MAX_PARTS = 1000  # of an evaluation: values of k, tasks, checkpoints
 MAX_COUNT = 2**53  # larger integers are not exact floats
+MAX_TEMPERATURE = 1e6
 STATE_FILE = "prorl_state.json"  # state in a checkpoint that Trainer does not save
 INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
 MAX_NUMBER = 1e100  # the square of a larger one may overflow
@@ -178,7 +179,7 @@ def greedy(prompts: int) -> Shape:
 
 
 NUMBERS = record(prompts=count(1, MAX_PROMPTS), n=count(1, MAX_SAMPLES), k=items(count(1, MAX_SAMPLES), 1, MAX_PARTS))
-SETTINGS = record(seed=count(-MAX_COUNT), temperature=number(0, 1e6), max_new_tokens=count(1))
+SETTINGS = record(seed=count(-MAX_COUNT), temperature=number(0, MAX_TEMPERATURE), max_new_tokens=count(1))
 
 
 PART = record({"split": text}, task=text, level=scalar)

@@ -10,6 +10,7 @@ import pytest
 from trl_prorl.errors import InputError, PushError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
+from trl_prorl.eval.run_folder.reading import load_run
 
 
 def test_sampling(make_run, make_rows, monkeypatch):
@@ -34,6 +35,23 @@ def test_runs(make_run, make_rows):
         for parse in (command_lines.report, command_lines.compare):
             assert parse(pair).found.folders == [Path(run) for run in runs[:2]]
         assert command_lines.drift(pair).runs == [Path(run) for run in runs[:2]]
+
+
+def test_settings_that_a_result_could_not_be_read_with_are_refused(make_run, make_rows, passk_result):
+    """The largest that are accepted are read from `passk.json`; what lies beyond is not."""
+    run = make_run("x", "A", make_rows(1))
+    largest = {"--temperature": 1e6, "--seed": 2**53, "--max-new-tokens": 2**53, "--prompts": 100_000}
+    beyond = {"--temperature": ["nan", "inf", "-inf", "1000001"], "--seed": [str(-(2**53) - 1), "1" + 20 * "0"]}
+    for option, value in largest.items():
+        for parse in (command_lines.passk, command_lines.drift):
+            parse(["--run", str(run), option, str(value)])
+            for other in beyond.get(option, [str(value + 1)]):
+                with pytest.raises(InputError, match=f"{option} must be .*, not "):
+                    parse(["--run", str(run), f"{option}={other}"])
+        if option != "--prompts":
+            key = option.strip("-").replace("-", "_")
+            read = make_run(key, "A", make_rows(1), passk=passk_result([1, 2], [3, 4], **{key: value}))
+            assert load_run(read).passk[key] == value
 
 
 @pytest.mark.parametrize(
