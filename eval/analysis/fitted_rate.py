@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import leastsq
 
 from trl_prorl.eval.analysis.sampled_scores import ends, per_prompt
-from trl_prorl.eval.analysis.statistics import ERROR_RATE, Estimate, pass_at_k_per_prompt
+from trl_prorl.eval.analysis.statistics import ERROR_RATE, MIN_PROMPTS, Estimate, pass_at_k_per_prompt
 
 
 MIN_CHECKPOINTS = 3
@@ -84,13 +84,16 @@ def fit_rate(steps: np.ndarray, values: np.ndarray, errors: np.ndarray) -> tuple
 def check_rate(k: int, steps: np.ndarray, scores: np.ndarray) -> ConstantRate | None:
     """
     Fit the curve to pass@k of P prompts, shape (T, P), at steps from 0, and test the fit. `None` if there are fewer
-    than 3 checkpoints, so few prompts unsolved at the start that a resample has none, or none at any checkpoint.
+    than 3 checkpoints or 20 prompts, so few prompts unsolved at the start that a resample has none, or none at any
+    checkpoint.
 
     All steps share the prompts, so their errors are correlated. Therefore complete prompts are resampled, each with
     all its steps. The null distribution comes from fits to the fitted curve plus the errors of resampled prompts
     (their means − the measured ones); a shift of all steps goes into p0 in both cases.
     """
     prompts = scores.shape[1]
+    if prompts < MIN_PROMPTS:
+        return None
     rng = np.random.default_rng(0)
     draws = [rng.integers(prompts, size=prompts) for _ in range(RESAMPLES)]
     resampled = np.array([scores[:, places].mean(axis=1) for places in draws])

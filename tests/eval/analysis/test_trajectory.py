@@ -60,6 +60,12 @@ def test_prompts_stay_together_over_steps():
     assert rate.p_value == 1
 
 
+def test_fewer_than_20_prompts_give_no_rate_as_they_give_no_interval():
+    scores = draw_scores(lambda step: 1 - 0.5 * math.exp(-step / 250), 20)
+    assert check_rate(1, STEPS, scores) is not None
+    assert check_rate(1, STEPS, scores[:, :19]) is None
+
+
 def test_a_curve_that_holds_is_seldom_denied_and_a_plateau_below_one_is_seen(monkeypatch):
     monkeypatch.setattr(trajectory, "RESAMPLES", 60)
 
