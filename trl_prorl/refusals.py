@@ -411,7 +411,7 @@ def refuse_stop(args: "ProRLConfig") -> None:
     """
     if args.enable_jit_checkpoint:
         raise ValueError(
-            "enable_jit_checkpoint=True saves in the middle of a step when the job is ended, and the resume would skip "
+            "enable_jit_checkpoint=True saves in the middle of a step when the job is ended, so the resume would skip "
             "a batch. Set enable_jit_checkpoint: false, save_strategy: steps and save_steps, and start the job with "
             "resume_from_checkpoint: auto."
         )

@@ -521,6 +521,24 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     assert file_sha256(saved) == file_sha256(best)
 
 
+def test_a_best_checkpoint_is_neither_another_run_s_nor_forgotten_in_another_folder(make_trainer, tmp_path, caplog):
+    keys = KEYS | BEST | {"trainer_kwargs": QUESTIONS}
+    first = set_evaluations(make_trainer(output_dir=str(tmp_path / "a"), **keys), 9.0, 1.0)
+    first.train()
+    here = set_evaluations(make_trainer(output_dir=str(tmp_path / "b"), **keys | {"max_steps": 6}), 1.0)
+    here.train(resume_from_checkpoint=str(tmp_path / "a/checkpoint-4"))
+    again = set_evaluations(make_trainer(output_dir=str(tmp_path / "b"), **keys | {"max_steps": 8}), 1.0)
+    again.train(resume_from_checkpoint=True)  # its best is in the folder from which the first resume came
+    assert "best checkpoint" not in caplog.text
+    assert (again.state.best_model_checkpoint, again.step_of_weights) == (str(tmp_path / "a/checkpoint-2"), 2)
+    (tmp_path / "a").rename(tmp_path / "gone")
+    set_evaluations(make_trainer(output_dir=str(tmp_path / "a"), **keys | {"seed": 8}), 9.0, 1.0).train()
+    last = set_evaluations(make_trainer(output_dir=str(tmp_path / "b"), **keys | {"max_steps": 10}), 1.0)
+    last.train(resume_from_checkpoint=True)
+    assert "a/checkpoint-2, is missing or belongs to another run" in caplog.text
+    assert (last.state.best_model_checkpoint, last.step_of_weights) == (None, 10)
+
+
 def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     trainer = make_trainer(log_completions=True)
     content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]

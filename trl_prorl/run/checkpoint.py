@@ -236,7 +236,14 @@ class CheckpointMixin:
         for name, reason in skipped.items():
             logger.warning("%s", visible(f"Skipping checkpoint {name}: {reason}."))
         state = read_shaped(checkpoint / TRAINER_STATE)
-        best = find_best_beside(checkpoint, state["best_model_checkpoint"])
+        best = find_best(checkpoint, state)
+        recorded = state["best_model_checkpoint"]
+        if recorded is not None and best is None:
+            logger.warning(
+                "The best checkpoint, %s, is missing or belongs to another run. The run goes on without it: only a "
+                "better one will be loaded or kept as the best.",
+                visible(recorded),
+            )
         place = None
         if isinstance(self.train_dataset, IterableDataset) and not self.args.ignore_data_skip:
             place = place_in_stream(checkpoint, state)
@@ -296,10 +303,8 @@ class CheckpointMixin:
             write_config(self.run_dir, self.args, self.recipe)
             if self.initial_adapter is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
                 self.initial_adapter.save(self.run_dir / BASE_ADAPTER)
-        # Trainer warns if the best checkpoint is not at the recorded path.
-        knows_best = resume is not None and resume.best is not None
-        quiet = without_warning("transformers.trainer", "The best checkpoint") if knows_best else nullcontext()
-        with quiet, self._named_run():
+        # Trainer warns if the best checkpoint is not at the recorded path; `_find_resume` has looked for it.
+        with without_warning("transformers.trainer", "The best checkpoint"), self._named_run():
             return super()._inner_training_loop(*args, **kwargs)
 
     def _named_run(self) -> AbstractContextManager:
@@ -383,8 +388,8 @@ class CheckpointMixin:
     def _go_on_with_state(self, checkpoint: Path) -> None:
         """Correct the checkpoint's `TrainerState`, and finish an interrupted save."""
         self.state.compute_steps(self.args, self.state.max_steps)  # the checkpoint has other intervals
-        if self._resume.best is not None:
-            self.state.best_model_checkpoint = str(self._resume.best)
+        best = self._resume.best
+        self.state.best_model_checkpoint = None if best is None else str(best)
         if self.args.should_save and self.folder.has_checkpoint(checkpoint):
             # A kill may have come before the last save removed older checkpoints.
             self._remove_oldest()
@@ -648,12 +653,28 @@ def place_in_stream(checkpoint: Path, state: Mapping[str, Any]) -> tuple[int, in
     return passes, round((state["epoch"] - passes) * state["max_steps"])
 
 
-def find_best_beside(checkpoint: Path, recorded: str | None) -> Path | None:
-    """Find a run's best checkpoint next to `checkpoint`: the folder may have moved since `recorded`."""
+def find_best(checkpoint: Path, state: Mapping[str, Any]) -> Path | None:
+    """
+    Find the best checkpoint of a run with this `TrainerState`: `checkpoint` itself (it may have another name now), one
+    next to it (the folder may have moved), or the recorded one, of the run from which an earlier resume went on.
+    """
+    recorded = state["best_model_checkpoint"]
     if recorded is None:
         return None
-    beside = checkpoint.with_name(Path(recorded).name)
-    return beside if beside.is_dir() else None
+    for folder in (checkpoint, checkpoint.with_name(Path(recorded).name), Path(recorded)):
+        if is_best(folder, state):
+            return folder
+    return None
+
+
+def is_best(folder: Path, state: Mapping[str, Any]) -> bool:
+    """Return whether a folder has the best step, and its history begins that of `state`: names are used again."""
+    if not (folder / TRAINER_STATE).is_file():
+        return False
+    theirs = read_shaped(folder / TRAINER_STATE)
+    history = theirs["log_history"]
+    is_own = json.dumps(history) == json.dumps(state["log_history"][: len(history)])  # NaN is no other NaN
+    return is_own and Path(state["best_model_checkpoint"]).name == f"checkpoint-{theirs['global_step']}"
 
 
 class RollbackRequest(RunError):
