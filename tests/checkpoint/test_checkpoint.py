@@ -310,7 +310,7 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
         for step in (2, 4, 10):
             if not (tmp_path / f"checkpoint-{step}").exists():
                 write(tmp_path, step)
-        abandoned = RunFolder(tmp_path).abandon_newer(tmp_path / "checkpoint-2", ["checkpoint-10"])
+        abandoned = RunFolder(tmp_path).abandon_newer(tmp_path / "checkpoint-2", 2, ["checkpoint-10"])
         assert list(abandoned.values()) == names
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
 
@@ -363,6 +363,24 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
     found = [(event["checkpoint"], event["abandoned"]) for event in read_events(out, "resume")]
     assert found == [("checkpoint-2", ["checkpoint-4"]), ("checkpoint-2", [])]
+
+
+def test_newer_checkpoints_are_abandoned_whatever_the_resumed_one_is_called(run, make_trainer):
+    """A copy of one in the folder, and one that was abandoned, whose number another one has by now."""
+    out = Path(run(**KEYS).args.output_dir)
+    shutil.copytree(out / "checkpoint-2", out / "good")
+    first = (out / "checkpoint-4" / on_disk.MANIFEST_FILE).read_bytes()
+    keys = KEYS | {"allow_config_change": True, "output_dir": str(out)}
+    make_trainer(**keys, learning_rate=1e-4).train(resume_from_checkpoint=str(out / "good"))
+    names = ["abandoned-checkpoint-4", "checkpoint-2", "checkpoint-4"]
+    assert sorted(path.name for path in out.glob("*checkpoint-*")) == names
+    assert (out / names[0] / on_disk.MANIFEST_FILE).read_bytes() == first
+    back = make_trainer(**keys | {"max_steps": 6})
+    back.train(resume_from_checkpoint=str(out / "abandoned-checkpoint-4"))
+    names = ["abandoned-checkpoint-4", "abandoned-checkpoint-4.1", "checkpoint-2", "checkpoint-6"]
+    assert sorted(path.name for path in out.glob("*checkpoint-*")) == names
+    found = [(event["checkpoint"], event["abandoned"]) for event in read_events(out, "resume")]
+    assert found == [("good", ["checkpoint-4"]), ("abandoned-checkpoint-4", ["checkpoint-4"])]
 
 
 def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run(

@@ -294,7 +294,7 @@ class CheckpointMixin:
             if resume is None:
                 self.recorder.open(self.run_dir)
             else:
-                resume.abandoned = list(folder.abandon_newer(resume.checkpoint, resume.skipped))
+                resume.abandoned = list(folder.abandon_newer(resume.checkpoint, resume.step, resume.skipped))
                 folder.set_aside_evaluations(resume.checkpoint, resume.step)
                 self.recorder.open(self.run_dir, resumes=True)
                 self.recorder.on_event(resume.event)
@@ -656,25 +656,26 @@ def place_in_stream(checkpoint: Path, state: Mapping[str, Any]) -> tuple[int, in
 def find_best(checkpoint: Path, state: Mapping[str, Any]) -> Path | None:
     """
     Find the best checkpoint of a run with this `TrainerState`: `checkpoint` itself (it may have another name now), one
-    next to it (the folder may have moved), or the recorded one, of the run from which an earlier resume went on.
+    next to it (the folder may have moved), or the recorded one, in a folder from which an earlier resume went on.
     """
     recorded = state["best_model_checkpoint"]
     if recorded is None:
         return None
-    for folder in (checkpoint, checkpoint.with_name(Path(recorded).name), Path(recorded)):
-        if is_best(folder, state):
+    name = Path(recorded).name
+    if name == f"checkpoint-{state['global_step']}":
+        return checkpoint
+    for folder in (checkpoint.with_name(name), Path(recorded)):
+        if begins_history(folder, state["log_history"]):
             return folder
     return None
 
 
-def is_best(folder: Path, state: Mapping[str, Any]) -> bool:
-    """Return whether a folder has the best step, and its history begins that of `state`: names are used again."""
-    if not (folder / TRAINER_STATE).is_file():
+def begins_history(checkpoint: Path, history: list[dict[str, Any]]) -> bool:
+    """Return whether this `history` began with that of a checkpoint: another run may have taken its name."""
+    if not (checkpoint / TRAINER_STATE).is_file():
         return False
-    theirs = read_shaped(folder / TRAINER_STATE)
-    history = theirs["log_history"]
-    is_own = json.dumps(history) == json.dumps(state["log_history"][: len(history)])  # NaN is no other NaN
-    return is_own and Path(state["best_model_checkpoint"]).name == f"checkpoint-{theirs['global_step']}"
+    theirs = read_shaped(checkpoint / TRAINER_STATE)["log_history"]
+    return json.dumps(theirs) == json.dumps(history[: len(theirs)])  # as text, because a NaN is unequal to itself
 
 
 class RollbackRequest(RunError):

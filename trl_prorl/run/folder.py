@@ -189,18 +189,21 @@ class RunFolder:
             path.unlink()
         (self.path / SET_ASIDE).unlink(missing_ok=True)
 
-    def abandon_newer(self, checkpoint: Path, unusable: Collection[str]) -> dict[str, str]:
+    def abandon_newer(self, checkpoint: Path, own_step: int, unusable: Collection[str]) -> dict[str, str]:
         """
-        Rename newer checkpoints, except unusable ones: the next resume would choose them. Returns the new names by the
-        old.
+        Rename checkpoints that are newer than one here, whatever its name is, or another one of its step, except
+        unusable ones: the next resume would choose them. Returns the new names by the old.
         """
-        steps = steps_of(self.path)
-        here = [step for path, step in steps.items() if path.resolve() == checkpoint.resolve()]
-        newer = [path for path, step in steps.items() if here and step > here[0] and path.name not in unusable]
-        renamed = {path.name: rename_abandoned(path).name for path in newer}
+        if not self.has_checkpoint(checkpoint):
+            return {}
+        renamed = {}
+        for path, step in steps_of(self.path).items():
+            is_other = step == own_step and not is_copy(path, checkpoint)
+            if (step > own_step or is_other) and path.name not in unusable:
+                renamed[path.name] = rename_abandoned(path).name
         for name, now in renamed.items():
             logger.warning(
-                f"{name} is newer than {checkpoint.name}, from which the run resumes, so it was renamed to {now}. "
+                f"{name} does not precede {checkpoint.name}, from which the run resumes, so it was renamed to {now}. "
                 "Delete it if you do not need it."
             )
         return renamed
@@ -252,6 +255,12 @@ def steps_of(output_dir: Path) -> dict[Path, int]:
 
 def is_written(checkpoint: Path) -> bool:
     return (checkpoint / MANIFEST_FILE).is_file()
+
+
+def is_copy(checkpoint: Path, other: Path) -> bool:
+    """Return whether two checkpoints have the same files, or are the same folder."""
+    files = [path / MANIFEST_FILE for path in (checkpoint, other)]
+    return all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes()
 
 
 def rename_abandoned(checkpoint: Path) -> Path:
