@@ -248,17 +248,20 @@ def draw_boundary(axes, result: dict) -> None:
     for side, name, style in (("base", "starting model", BASE_STYLE), ("trained", "trained", TRAINED_STYLE)):
         draw_points(axes, [k_curve(result, side)], name, style)
         bounds = [pass_at_k_bound(result[side]["correct"], result["n"], k) for k in result["k"]]
-        axes.plot(result["k"], bounds, "--", color=style["color"], linewidth=1, label=f"{side}: bound by pass@1")
+        axes.plot(result["k"], bounds, "--", color=style["color"], linewidth=1, label=f"{side}: estimated bound")
     label_k(axes, result["n"], "Bands: 95 % over prompts")
 
 
 def bound_note(result: dict) -> list[str]:
-    """Return a line with the bound of pass@k at the largest k; none up to 2: there it is pass@k itself."""
+    """Return a line with the estimated bound of pass@k at the largest k; none up to 2: there it is pass@k itself."""
     k = max(result["k"])
     if k <= 2:
         return []
     base, trained = (pass_at_k_bound(result[side]["correct"], result["n"], k) for side in SIDES)
-    return [f"Mean and variance of pass@1 bound pass@{k} (Jensen): base ≤ {base:.3f}, trained ≤ {trained:.3f}."]
+    return [
+        f"Bound of pass@{k} by mean and variance of pass@1 (Jensen), estimated: base {base:.3f}, trained {trained:.3f}. "
+        "The measured value can be higher."
+    ]
 
 
 def draw_trajectory(axes, result: dict, k: int, fitted: Sequence[ConstantRate]) -> None:

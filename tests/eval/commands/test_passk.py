@@ -84,6 +84,13 @@ def test_newly_solved_and_lost_prompts(tmp_path, passk_result, capsys):
     assert [file.name for file in tmp_path.iterdir()] == ["boundary.png"]
 
 
+def test_an_estimate_below_the_measured_value_is_not_called_a_bound(tmp_path, passk_result, capsys):
+    """1 of 8 right: pass@2 = 1/4, so 1 - (3/4)^4 = 0.684, and all 8 samples solve every prompt."""
+    print(passk.present(tmp_path, passk_result([1] * 20, [1] * 20)))
+    (line,) = [line for line in capsys.readouterr().out.split("\n- ") if "0.684" in line]
+    assert "estimate" in line and "≤" not in line
+
+
 def test_full_model(run_dir, base, task):
     for file in run_dir.glob("adapter_*"):
         file.unlink()
