@@ -259,8 +259,8 @@ def bound_note(result: dict) -> list[str]:
         return []
     base, trained = (pass_at_k_bound(result[side]["correct"], result["n"], k) for side in SIDES)
     return [
-        f"Bound of pass@{k} by mean and variance of pass@1 (Jensen), estimated: base {base:.3f}, trained {trained:.3f}. "
-        "The measured value can be higher."
+        f"Bound of pass@{k} by mean and variance of pass@1 (Jensen), estimated: base {base:.3f}, trained "
+        f"{trained:.3f}. The measured value can be higher."
     ]
 
 
