@@ -31,13 +31,13 @@ from .fast.acceleration import Acceleration
 from .parts import Part
 from .run.identity import (
     EVALUATION_ROWS,
-    base_parameters,
     dataset_hash,
+    describe_model,
     describe_optimizer,
+    describe_rollout,
     describe_scaling,
     describe_schedule,
     describe_tokenizer,
-    weights_hash,
 )
 from .watch import StopReason, configured_alarms
 
@@ -96,12 +96,13 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         **describe_optimizer(optimizer),
         **describe_schedule(schedule),
         "processes": trainer.accelerator.num_processes,
-        "weights of the model": weights_hash(base_parameters(policy)),
+        **describe_model(policy),
         "rows of the training set": dataset_hash(trainer.train_dataset),
         EVALUATION_ROWS: evaluated,
         **describe_tokenizer(trainer),
         "reward functions": list(trainer.reward_func_names),
         "tools": [tool.__name__ for tool in trainer.tools],
+        **describe_rollout(trainer),
         **describe_scaling(policy),
     }
 

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, Features, Image, List, Value
 from peft import LoKrConfig, LoraConfig
 from run_record import read_events, read_rows
-from tiny_run import LORA, constant
+from tiny_run import LORA, constant, vowels
 from tool_run import add
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.optimization import Adafactor, AdafactorSchedule
@@ -491,6 +491,12 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] += 0.5
     model.save_pretrained(tmp_path / "other")
+    whole = AutoModelForCausalLM.from_pretrained(tiny_model)
+    whole.config.rms_norm_eps = 0.1
+    whole.save_pretrained(tmp_path / "settings")
+    middle = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        middle.model.layers[0].mlp.up_proj.weight.flatten()[64:-64] *= 0.5
     adapter = LoraConfig(**LORA | {"lora_alpha": 32})
     brief, special, other_end = (AutoTokenizer.from_pretrained(tiny_model) for _ in range(3))
     brief.chat_template = "{{ messages[-1]['content'] }}"
@@ -504,11 +510,21 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
         ({"prompts": 15}, "rows of the training set"),
         ({"reward": constant(0.0)}, "reward functions"),
         ({"model": str(tmp_path / "other")}, "weights of the model"),
+        ({"model": middle}, "change the run: weights within the model's tensors: [^;]*Restore"),
+        ({"model": str(tmp_path / "settings")}, "rms_norm_eps of the model's config: 1e-06 -> 0.1"),
+        (
+            {"model": AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)},
+            "torch.float32'.*bfloat16",
+        ),
+        ({"trainer_kwargs": {"rollout_func": vowels}}, r"rollout \(rollout_func\): None -> 'vowels'"),
         ({"lora": False, "trainer_kwargs": {"peft_config": adapter}}, r"lora_alpha.*\[2.0\] -> \[8.0\]"),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer(output_dir=out, **{**SAME_RUN, **change}).train(resume_from_checkpoint=True)
     assert Path(out, "metrics.jsonl").read_text() == log
+    known = json.loads(Path(out, "checkpoint-4", "identity.json").read_text())
+    of_earlier_version = {key: value for key, value in known.items() if "model" not in key}
+    assert not differences(of_earlier_version, known)
 
     saved = {"processing_class": AutoTokenizer.from_pretrained(Path(out, "checkpoint-2"))}  # the same
     changed = {"beta": 0.2, "max_steps": 6, "trainer_kwargs": saved}
@@ -516,6 +532,19 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     trainer.train(resume_from_checkpoint=True)
     assert read_events(out, "resume")[-1]["changed"] == {"beta": [0.3, 0.2]}
     assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2
+
+
+def test_a_script_s_dropout_is_compared(make_trainer):
+    def trainer(rate):
+        adapter = LoraConfig(**LORA | {"lora_dropout": rate})
+        return make_trainer(trainer_kwargs={"peft_config": adapter}, save_strategy="steps", save_steps=2)
+
+    first = trainer(0.1)
+    first.train()
+    checkpoint = str(Path(first.args.output_dir, "checkpoint-2"))
+    with pytest.raises(ValueError, match=r"change the run: dropout of the model: \[0.1\] -> \[0.3\]\. Restore"):
+        trainer(0.3).train(resume_from_checkpoint=checkpoint)
+    trainer(0.1).train(resume_from_checkpoint=checkpoint)
 
 
 def test_a_rate_that_a_script_sets_in_args_is_compared_and_a_change_acts(make_trainer):

@@ -28,6 +28,7 @@ from ..keys import FIXED_KEYS, FREE_KEYS, KEYS, OTHER_OPTIMIZER, TRIGGER_KEYS, i
 from ..optimizer import full_name, inner_of
 from ..supported import ENDLESS_SCHEDULES, PATH_DEPENDENT_SCHEDULES
 from ..text import short
+from ..upstream.weights import settings_of
 from .checkpoint_files import buffer_file
 from .files import json_sha256
 from .log_files import read_json
@@ -238,6 +239,45 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], trained_whol
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
+
+
+def describe_model(policy: torch.nn.Module) -> dict[str, Any]:
+    """
+    Return hashes of the starting model's weights (the second of values between those of the first), its dtypes and
+    rates of dropout, the adapter's, too, and the settings by which it computes.
+    """
+    base = base_parameters(policy)
+    trained = [param for param in policy.parameters() if param.requires_grad]
+    rates = {module.p for module in policy.modules() if isinstance(module, torch.nn.Dropout)}
+    settings = remove_secrets(as_plain(settings_of(policy.config.to_dict())))
+    return {
+        "weights of the model": weights_hash(base),
+        "weights within the model's tensors": weights_hash((name, evenly_spaced(param)) for name, param in base),
+        "dtypes of the model": sorted({str(param.dtype) for param in [*dict(base).values(), *trained]}),
+        "dropout of the model": sorted(rates - {0.0}),
+        **{f"{name} of the model's config": value for name, value in settings.items() if name != "auto_map"},
+    }
+
+
+def evenly_spaced(tensor: torch.Tensor) -> torch.Tensor:
+    """Return as many values of a tensor as [`weights_hash`] reads at its two ends."""
+    flat = tensor.detach().flatten()
+    return flat[:: len(flat) // (2 * VALUES_HASHED) + 1]
+
+
+def describe_rollout(trainer) -> dict[str, Any]:
+    """Return the names of a script's rollout function and environments, as of rewards and tools."""
+    factories = trainer.environment_factories or {}
+    return {
+        "rollout (rollout_func)": _name_of(trainer.rollout_func),
+        "environments": {str(name): _name_of(factory) for name, factory in factories.items()},
+    }
+
+
+def _name_of(function: Any) -> str | None:
+    if function is None:
+        return None
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def describe_tokenizer(trainer) -> dict[str, Any]:
