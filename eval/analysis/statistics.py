@@ -49,8 +49,8 @@ def pass_at_k_bound(correct, n: int, k: int) -> float:
     Return an estimate of the largest pass@k that the mean and the variance of pass@1 over prompts allow.
 
     By Jensen's inequality E[(1 − ρ)^k] ≥ E[(1 − ρ)²]^(k/2) for k ≥ 2, so pass@k ≤ 1 − ((1 − E ρ)² + Var ρ)^(k/2)
-    (ProRL, arXiv 2505.24864). Sampling noise is taken out of the variance, so the bound at k = 2 is pass@2 itself. Where
-    prompts are about equally difficult, the measured pass@k is above the estimate in half of the draws.
+    (ProRL, arXiv 2505.24864). Sampling noise is taken out of the variance, so the bound at k = 2 is pass@2 itself. For
+    prompts that are about equally difficult, the measured pass@k is above the estimate in half of the draws.
 
     Args:
         correct (`Sequence[int]` of length P): Correct samples of each prompt.

@@ -73,9 +73,9 @@ def sides_cell(base: Estimate | None, trained: Estimate | None, spec: str) -> st
 
 
 def print_bullets(console: Console, lines: Iterable[str]) -> None:
-    """Print a list; markup and control characters have no effect."""
+    """Print a list, a line each, so that commands can be copied; markup and control characters have no effect."""
     for line in lines:
-        console.print(f"- {visible(line)}", markup=False, highlight=False)
+        console.print(f"- {visible(line)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass

@@ -277,7 +277,7 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
     words = ["--prompts", passk["prompts"], "--n", passk["n"], "--k", *passk["k"]]
     if config.get("task"):  # own rows have no splits
         words += ["--split", passk["split"]]
-    words += ["--temperature", f"{passk['temperature']:g}"]
+    words += ["--temperature", passk["temperature"]]
     if passk["max_new_tokens"] != config.get("max_completion_length"):
         words += ["--max-new-tokens", passk["max_new_tokens"]]
     words += ["--seed", passk["seed"]]

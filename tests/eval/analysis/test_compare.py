@@ -1,6 +1,7 @@
 import hashlib
 import json
 import math
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -118,6 +119,18 @@ def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, of_a, of_b, n
     said = str(refusal.value).replace(str(a.path), "A").replace(str(b.path), "B")
     assert named in said
     assert said.endswith("--replace`.") != ("cannot be compared" in said)
+
+
+def test_a_cure_is_one_line_to_copy_and_has_the_exact_temperature(evaluated, written):
+    third = 0.3333333333
+    runs = [evaluated(name, [1, 2] * 10, name, temperature=third) for name in ("A", "B")]
+    runs.append(evaluated("C", [1, 2] * 10, "C"))
+    _, said = written(runs)
+    cures = [line.split("`")[1] for line in said.splitlines() if line.startswith("- ") and "--replace`" in line]
+    assert len(cures) == 2
+    for cure in cures:
+        words = shlex.split(cure)
+        assert float(words[words.index("--temperature") + 1]) == third
 
 
 def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
