@@ -110,6 +110,15 @@ def test_coefficients_and_where_they_are_adapted(resumed, run, resume):
         assert again.beta == pytest.approx(expected, rel=1e-12)
 
 
+def test_an_adaptive_entropy_coefficient_starts_from_a_changed_key_and_else_from_where_it_was(run, resume):
+    adaptive = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_coef_delta": 0.01, "entropy_target": 1e9}
+    keys = KEYS | adaptive | {"entropy_coef_max": 1.0, "allow_config_change": True}
+    whole = run(**keys)
+    for changed, expected in (({"entropy_coef": 0.5}, [0.51, 0.52]), ({"max_grad_norm": 0.5}, [0.04, 0.05])):
+        again = resume(whole, 2, **keys | changed)
+        assert column(again, "entropy_coef") == pytest.approx(expected)
+
+
 def test_intervals_of_saves_and_logs_are_those_of_now(resumed):
     trainer = resumed(save_steps=2, logging_steps=2, max_steps=6, lr_scheduler_type="constant")
     assert (trainer.state.save_steps, trainer.state.logging_steps) == (2, 2)

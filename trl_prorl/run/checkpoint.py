@@ -372,6 +372,8 @@ class CheckpointMixin:
         if changed:
             check_rates(changed, self._identity, self.lr_scheduler)  # of a `create_scheduler`
             restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
+        if "entropy_coef" in changed:  # with `use_adaptive_entropy` TRL has loaded the old one
+            self.entropy_coef = self.args.entropy_coef
         for part in self.parts.values():
             part.load(folder, changed)
         buffer = folder / buffer_file(self.accelerator.process_index)
