@@ -4,6 +4,7 @@ import this first, so it imports nothing slow.
 """
 
 import argparse
+import operator
 import os
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from trl_prorl.eval.run_folder.reading import (
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.shapes import MAX_COUNT, MAX_PROMPTS, MAX_TEMPERATURE
 from trl_prorl.tasks.plugin import load_plugin
-from trl_prorl.text import LICENSE
+from trl_prorl.text import LICENSE, short
 
 
 MAX_SAMPLES = 256
@@ -111,6 +112,22 @@ def check_sampling(
             f"--temperature must be above 0 and at most {MAX_TEMPERATURE:,.0f}, not {temperature:g}; `passk` also "
             "decodes greedily"
         )
+
+
+def whole_numbers(**given) -> dict[str, int | None]:
+    """
+    Return arguments of a script, such as NumPy's integers, as Python's: a result is written as JSON. `None` stays.
+
+    Raises:
+        InputError: One is no whole number.
+    """
+    found = {}
+    for name, value in given.items():
+        try:
+            found[name] = None if value is None else operator.index(value)
+        except TypeError:
+            raise InputError(f"{name} must be a whole number, not {short(value)}") from None
+    return found
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:

@@ -239,8 +239,12 @@ def drift(
     (0, 4)
     ```
     """
-    command_lines.check_sampling(None, temperature, max_new_tokens, batch_size, seed, samples)
-    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
+    whole = command_lines.whole_numbers(
+        samples=samples, max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size
+    )
+    samples = whole.pop("samples")
+    sampling = {"temperature": temperature, **whole}
+    command_lines.check_sampling(None, **sampling, samples=samples)
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     points = [held_out.base, held_out.trained]
     return present(held_out.run_dir, measure_points(held_out, points, samples, others={}))

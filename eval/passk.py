@@ -32,7 +32,7 @@ from trl_prorl.eval.analysis.sampled_scores import (
 from trl_prorl.eval.analysis.solved_lost import boundary
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_difference
 from trl_prorl.eval.command import command
-from trl_prorl.eval.command_lines import check_passk, default_ks, passk
+from trl_prorl.eval.command_lines import check_passk, default_ks, passk, whole_numbers
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.prompt_changes import boundary_statements
 from trl_prorl.eval.pages.score_sections import (
@@ -251,9 +251,12 @@ def evaluate(
         trainer = as_trainer(trainer_or_model, output_dir)
     if verifier is None:
         raise InputError("verifier=None: pass@k needs a verifier; drift(trainer, rows) works without one")
-    args = argparse.Namespace(n=n, k=list(k or default_ks(n)), with_greedy=greedy, checkpoints=[], replace=True)
-    check_passk(n, args.k, None, temperature, max_new_tokens, batch_size, seed)
-    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
+    whole = whole_numbers(n=n, max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size)
+    n = whole.pop("n")
+    ks = [whole_numbers(k=size)["k"] for size in ([] if k is None else k)] or default_ks(n)
+    args = argparse.Namespace(n=n, k=ks, with_greedy=greedy, checkpoints=[], replace=True)
+    sampling = {"temperature": temperature, **whole}
+    check_passk(n, ks, None, **sampling)
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     print(announcement(held_out, args), flush=True)
     return present(held_out.run_dir, evaluate_and_write(held_out, args, {}))

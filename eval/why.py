@@ -150,7 +150,8 @@ def gain(run: RecordedRun) -> float:
 
 def rate_too_low(run: RecordedRun) -> Found | None:
     rates = run.measured("lr")  # that of a script's own optimizer is not the key's; one in a warm-up is lower
-    rate = max(float(run.config.get("learning_rate", TRL_RATE)), 0.0 if rates is None else rates.max())
+    rate = run.config.get("learning_rate")
+    rate = max(TRL_RATE if rate is None else rate, 0.0 if rates is None else rates.max())
     trained = run.env.get("trainable_parameters")
     parameters = run.env.get("parameters")  # 0 of a model in parts, as in ZeRO-3
     if rate > TRL_RATE or not trained or not parameters or trained > ADAPTER * parameters:

@@ -1,6 +1,7 @@
 """The unbiased estimate of pass@k and its verdicts, for evaluations during training and after it."""
 
 import math
+import operator
 from typing import Any
 
 from .errors import RewardError
@@ -38,8 +39,12 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         `float`: The estimate, in [0, 1].
 
     Raises:
-        `ValueError`: If `k` is not in [1, n] or `c` not in [0, n].
+        `ValueError`: If `k` is not a whole number in [1, n], or `c` not in [0, n].
     """
+    try:
+        size = operator.index(k)
+    except TypeError:
+        raise ValueError(f"k={k!r} must be a whole number.") from None
     if k < 1:
         raise ValueError(f"k={k} must be at least 1.")
     if k > n:
@@ -49,4 +54,4 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     # Python's integers: a binomial overflows NumPy's.
     samples = int(n)
     wrong = samples - int(c)
-    return 1.0 - math.comb(wrong, int(k)) / math.comb(samples, int(k))
+    return 1.0 - math.comb(wrong, size) / math.comb(samples, size)

@@ -111,7 +111,7 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
     steps = sorted(found)
     if wanted != ["all"]:
         for step in wanted:
-            if not step.isdigit() or int(step) not in found:
+            if step not in map(str, found):
                 raise InputError(
                     f"--checkpoints {step}: '{run_dir}' has no such checkpoint; it has "
                     f"{', '.join(map(str, steps)) or 'none'}. Give one of these, or all"

@@ -28,9 +28,9 @@ def test_against_all_subsets():
     assert pass_at_k(200, 1, 100) == pytest.approx(1 / 2, abs=1e-12)  # where binomials have 59 digits
 
 
-@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 5, 1), (4, -1, 1), (4, 1, 5)])
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 1.5)])
 def test_impossible_counts_are_refused(n, c, k):
-    with pytest.raises(ValueError, match=r"k=0|c=5|c=-1|k=5"):
+    with pytest.raises(ValueError, match=r"k=0|c=5|c=-1|k=5|k=1.5"):
         pass_at_k(n, c, k)
 
 
@@ -43,6 +43,10 @@ def test_the_metric_averages_over_prompts(load):
     assert sys.modules[type(metric).__module__].pass_at_k is pass_at_k
     with pytest.raises(ValueError, match="k=3"):
         metric.compute(predictions=predictions, k=3)
+    with pytest.raises(ValueError, match="k=1.5"):
+        metric.compute(predictions=predictions, k=[1.5])
+    with pytest.raises(ValueError, match="no prompts"):
+        metric.compute(predictions=[])
 
 
 def test_ones_and_zeros_of_any_library_are_verdicts_and_nothing_else(load):

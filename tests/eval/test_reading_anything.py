@@ -48,10 +48,11 @@ ENV = {
     "command": "trl-prorl train x.yaml",
 }
 CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "max_steps": 4, "output_dir": "x"}
+OF_LOSS = {"learning_rate": 1e-5, "loss_type": "dapo"}
 POINT = {"kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "base_entropy": 1.0, "entropy": 1.0}
 ROW = {"reward": 0.5, "kl_ref": 0.1, "time_step": 1.0, "grad_norm": 1.0}
 FILES = {
-    "config.yaml": CONFIG | {"temperature": 1, "hub_model_id": "a/b", "chat_template_kwargs": {}},
+    "config.yaml": CONFIG | {"temperature": 1, "hub_model_id": "a/b", "chat_template_kwargs": {}, **OF_LOSS},
     "env.json": ENV,
     "metrics.jsonl": [{"step": n, **ROW} for n in (1, 2, 3, 4)],
     "events.jsonl": [{"event": "reset", "step_requested": 1, "step_applied": n, "reason": "every"} for n in (1, 3)],
@@ -224,6 +225,9 @@ KINDS = [
     ("config.yaml", ("task_level",), [1]),
     ("config.yaml", ("temperature",), "x"),
     ("config.yaml", ("hub_model_id",), [1]),
+    ("config.yaml", ("learning_rate",), "x"),
+    ("config.yaml", ("learning_rate",), [1]),
+    ("config.yaml", ("loss_type",), [1]),
     ("config.yaml", ("chat_template_kwargs",), 5),
 ]
 
@@ -241,6 +245,7 @@ def test_what_a_file_may_not_hold_is_named_with_its_place(folders, readers, file
     [
         ("env.json", ("base_model", "name"), ...),
         ("env.json", ("parameters",), None),
+        ("config.yaml", ("learning_rate",), None),
         ("env.json", ("parameters",), 0),  # of a model in parts
         ("passk.json", ("gain", "pass@1", 0), None),
         ("passk.json", ("base", "pass@1"), ...),

@@ -251,10 +251,11 @@ event = record(
 config = record(
     {
         **dict.fromkeys("task model_name_or_path dataset_name run_dir output_dir".split(), maybe(text)),
-        **dict.fromkeys("model_revision hub_model_id hub_revision lr_scheduler_type".split(), maybe(text)),
+        **dict.fromkeys("model_revision hub_model_id hub_revision lr_scheduler_type loss_type".split(), maybe(text)),
         "chat_template_kwargs": maybe(table(anything)),
         "task_level": scalar,
         "temperature": maybe(number(0)),
+        "learning_rate": maybe(number()),
         "train_rows": maybe(count()),
         "max_steps": maybe(count(-1)),
         "max_completion_length": maybe(count()),

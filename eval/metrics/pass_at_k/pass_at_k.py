@@ -29,8 +29,8 @@ Returns:
     `dict[str, float]`: `{"pass@<k>": mean over the prompts}`, one entry per `k`.
 
 Raises:
-    ValueError: if a `k` is below 1 or above the number of samples of a prompt, or if a prediction is neither true nor
-        false, such as `"False"` or 0.5.
+    ValueError: if a `k` is no whole number, below 1 or above the number of samples of a prompt, if there are no
+        prompts, or if a prediction is neither true nor false, such as `"False"` or 0.5.
 
 Example:
     >>> metric = evaluate.load("eval/metrics/pass_at_k")
@@ -62,6 +62,8 @@ class PassAtK(evaluate.Metric):
 
     def _compute(self, predictions, k=(1,)):
         sizes = list(k) if isinstance(k, Iterable) else [k]
+        if not predictions:
+            raise ValueError("predictions has no prompts: pass a list of verdicts for each.")
         counts = [(len(samples), sum(samples)) for samples in predictions]
         return {f"pass@{size}": float(np.mean([pass_at_k(n, c, size) for n, c in counts])) for size in sizes}
 

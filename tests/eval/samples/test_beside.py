@@ -1,10 +1,12 @@
 """pass@k of TRL's own trainer, as of ours with the same policy."""
 
+import numpy as np
 import pytest
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from trl_prorl import evaluate
+from trl_prorl import drift, evaluate
+from trl_prorl.errors import InputError
 
 
 ROWS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"sing {i}"}] for i in range(8)]})
@@ -13,6 +15,21 @@ ASKED = {"n": 4, "k": [1, 4], "greedy": False}
 
 def has_vowel(completion, row):
     return "a" in completion or "e" in completion
+
+
+def test_numpys_integers_are_whole_numbers_and_a_float_is_refused_before_anything_is_sampled(run):
+    trainer = run(lora=True)
+    given = {"n": 2, "k": [1, 2], "max_new_tokens": 6, "seed": 3, "batch_size": 16}
+    found = evaluate(trainer, ROWS, has_vowel, **given)
+    numpy = {name: np.array(value) if name == "k" else np.int64(value) for name, value in given.items()}
+    assert evaluate(trainer, ROWS, has_vowel, **numpy) == found
+    drifted = drift(trainer, ROWS, samples=2, max_new_tokens=6)
+    assert drift(trainer, ROWS, samples=np.int64(2), max_new_tokens=np.int64(6)) == drifted
+    for name in given:
+        with pytest.raises(InputError, match=f"{name} must be a whole number, not 1.5"):
+            evaluate(trainer, None, has_vowel, **given | {name: [1.5] if name == "k" else 1.5})
+    with pytest.raises(InputError, match="samples must be a whole number, not 1.5"):
+        drift(trainer, None, samples=1.5)
 
 
 @pytest.mark.parametrize("lora", [True, False])

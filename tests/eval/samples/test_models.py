@@ -36,7 +36,7 @@ def test_the_models_of_a_run(run_dir, config, add_checkpoints):
     # The last step's is the trained model.
     assert found == [Point(f"step-{step}", step, run_dir / f"checkpoint-{step}") for step in (8, 20)]
     assert [point.step for point in checkpoint_points(run_dir, config, ["20", "8", "8"])] == [8, 20]
-    for asked in ("12", "x"):
+    for asked in ("12", "x", "²"):
         with pytest.raises(InputError, match=f"--checkpoints {asked}: .*8, 20, 100"):
             checkpoint_points(run_dir, config, [asked])
 
