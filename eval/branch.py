@@ -30,6 +30,7 @@ from trl_prorl.eval.analysis.pairs import GREEDY, compare_pairs
 from trl_prorl.eval.command import command
 from trl_prorl.eval.compare import print_comparisons
 from trl_prorl.eval.pages.branch import ONE_SEED, branch_picture, group_trials
+from trl_prorl.eval.pages.comparison import training_statements
 from trl_prorl.eval.passk import announcement, evaluate_and_write
 from trl_prorl.eval.run_folder.reading import load_config, load_run, write_json
 from trl_prorl.eval.samples.local_paths import with_local_paths
@@ -251,7 +252,8 @@ def main(argv=None) -> int:
     if not comparisons:
         raise RunError(f"no trial can be compared with {KEEP}: {' '.join(left_out)}")
     picture = branch_picture(groups).write_png(out)
-    print_comparisons(comparisons, {group.label: group.label for group in groups}, left_out, [ONE_SEED], args.json)
+    notes = [ONE_SEED, *training_statements([run for group in groups for run in group.runs])]
+    print_comparisons(comparisons, {group.label: group.label for group in groups}, left_out, notes, args.json)
     print(visible(f"Wrote {picture}."))
     return 1 if failed else 0
 

@@ -34,6 +34,7 @@ from trl_prorl.eval.pages.comparison import (
     objective_notes,
     stale_notes,
     terminal_table,
+    training_statements,
 )
 from trl_prorl.eval.pages.plotting import run_label
 from trl_prorl.eval.pages.reproduce import passk_command
@@ -116,7 +117,7 @@ def compare_runs(
         compared = {(row.first, row.second) for row in comparisons}
         pairs = [pair for pair in combinations(groups, 2) if (pair[0].label, pair[1].label) in compared]
         notes = [*objective_notes(runs), *group_notes(pairs)]
-    notes += stale_notes(runs)
+    notes += [*training_statements(runs), *stale_notes(runs)]
     return comparisons, {group.label: group.full_label for group in groups}, [*left_out, *skipped], notes
 
 

@@ -27,6 +27,7 @@ from trl_prorl.run.provenance import describe_evaluation
 COMPARED = ("plain", "control", "A")  # references: every variant of their ground is compared with these
 GREEDY = None  # in place of a k: the outcome is the accuracy of greedy decoding
 SAME_SCORE = 1e-12  # scores that differ by less count as equal
+ONE_RUN_EACH = "One run each: the intervals are over prompts. Other training seeds may give other differences."
 SIGNIFICANT = 0.05  # largest p, after Holm, of a significant difference
 
 
@@ -40,7 +41,7 @@ class Comparison:
         k (`int` or `None`): The k of pass@k; `None` for greedy decoding.
         difference ([`Estimate`]): First − second, paired by prompt; with several pairs of runs, the hull of that
             interval and the t-interval over seeds.
-        seeds (`int`): Pairs of runs.
+        seeds (`int`): Pairs of runs with the same seeds; 0 for single runs with different ones.
         first_value, second_value (`float`): The outcome of each, mean over the runs.
         p_value (`float`): p-value that the difference is 0. With one pair of runs and a yes-or-no outcome per prompt,
             exact McNemar; otherwise a t-test over prompts and, with several pairs, the larger p of that and of a
@@ -105,37 +106,51 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
         notes.append(DIFFERENT_OBJECTIVE)
     started = [(run.model, run.config.get("model_revision") or "main") for run in (a, b)]
     if started[0] != started[1]:
-        notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
+        names = [f"{model} ({revision})" if started[0][0] == started[1][0] else model for model, revision in started]
+        notes.append(f"The runs started from different models: {names[0]} and {names[1]}.")
+    templates = [run.config.get("chat_template_kwargs") or None for run in (a, b)]
+    if templates[0] != templates[1]:
+        notes.append(f"The same prompts were given in different forms: chat_template_kwargs {_both(templates)}.")
     steps = [_trained_steps(run) for run in (a, b)]
     if steps[0] != steps[1]:
         notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps. Scores are not matched by step.")
     lacking = [run for run in (a, b) if not has_greedy(run)]
     if len(lacking) == 1:
         notes.append(f"Greedy decoding is not compared: `{lacking[0].name}` was evaluated without it.")
-    alone = "One run each: the intervals are over prompts. Other training seeds may give other differences."
-    return [*notes, alone]
+    return [*notes, ONE_RUN_EACH]
 
 
 def group_notes(pairs: list[tuple[RunGroup, RunGroup]]) -> list[str]:
-    """Return a sentence for every pair of variants with different starting models, prompts, grounds or steps."""
+    """
+    Return a sentence for every pair of variants with different starting models, prompts, grounds, steps or, of single
+    runs, seeds; and one if every variant has a single run.
+    """
     notes = []
     for pair in pairs:
-        runs = [group.runs[0] for group in pair]
+        runs = [row.run for row in pair_by_seed(*pair)[0]]
         values = {key: [value_of(run, key) for run in runs] for key in (MODEL, *GROUND)}
         values["chat_template_kwargs"] = [run.config.get("chat_template_kwargs") or None for run in runs]
         values["model_revision"] = [run.config.get("model_revision") or "main" for run in runs]
+        values["seed"] = [run.seed for run in runs]
+        if runs[0].base != runs[1].base:
+            values[MODEL] = [run.config.get(MODEL) or run.model for run in runs]
         values["steps"] = [" or ".join(map(str, sorted(set(map(_trained_steps, group.evaluated))))) for group in pair]
         if values["steps"][0] != values["steps"][1]:
             del values["max_steps"]
         differing = []
         for key, (first, second) in values.items():
             if first != second:
-                shown = ["not set" if value is None else str(value) for value in (first, second)]
-                differing.append(f"{key} ({' and '.join(shown)})")
+                differing.append(f"{key} ({_both([first, second])})")
         if differing:
             names = f"{pair[0].label} and {pair[1].label}"
             notes.append(f"{names} differ in {', '.join(differing)}: their difference may be due to this.")
+    if all(len(pair_by_seed(*pair)) == 1 for pair in pairs):
+        notes.append(ONE_RUN_EACH)
     return notes
+
+
+def _both(values: list) -> str:
+    return " and ".join("not set" if value is None else str(value) for value in values)
 
 
 def _trained_steps(run: RecordedRun) -> int:
@@ -211,7 +226,7 @@ def compare(first: RunGroup, second: RunGroup, k: int | None = 1) -> Comparison:
         second=second.label,
         k=k,
         difference=prompts_and_seeds(list(firsts - seconds), True, -1.0),
-        seeds=len(pairs),
+        seeds=sum(a.run.repetition == b.run.repetition for a, b in pairs),
         first_value=float(firsts.mean()),
         second_value=float(seconds.mean()),
         p_value=p_value,

@@ -160,6 +160,30 @@ def test_what_else_differs_in_a_pair_of_three_runs_is_named(evaluated, config, s
     assert found == ([f"{name} and C differ in {named}" for name in ("control", "A")] if named else [])
 
 
+def test_what_a_report_says_of_two_runs_a_comparison_says(evaluated):
+    """Prompts of the training set, another form of the prompts, another revision of the model."""
+    a = evaluated("a", [1, 2], split="train", in_training=2)
+    b = evaluated("b", [1, 2], config={"chat_template_kwargs": {"a": 1}, "model_revision": "v2"})
+    *_, notes = compare_runs([a, b], [1])
+    for said in ("a was not evaluated only on held-out", "not set and {'a': 1}", "tiny (main) and tiny (v2)"):
+        assert sum(said in note for note in notes) == 1
+    *_, notes = compare_runs([a, evaluated("c", [1, 2])], [1])
+    assert not [note for note in notes if "chat_template" in note or "different models" in note]
+
+
+def test_single_runs_with_other_seeds_have_no_seed_in_common(read_run):
+    """Of three variants; a base of another seed is another model, and another seed of the training is named, too."""
+    runs = [
+        read_run(variant, seed, base=[1] * 4, trained=[2] * 4, config={"model_name_or_path": f"embedded:sorting:{i}"})
+        for i, (variant, seed) in enumerate((("control", 0), ("A", 3), ("C", 5)))
+    ]
+    rows, _, _, notes = compare_runs(runs, [1])
+    assert [row.seeds for row in rows] == [0, 0, 0]
+    named = [note for note in notes if "embedded:sorting:0 and embedded:sorting:1" in note]
+    assert len(named) == 1 and "seed (0 and 3)" in named[0]
+    assert sum("One run each" in note for note in notes) == 1
+
+
 @pytest.mark.parametrize(
     ("measured", "is_stale"),
     [
