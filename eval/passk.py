@@ -45,12 +45,12 @@ from trl_prorl.eval.pages.score_sections import (
 )
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import read_evaluation, write_json, writing
-from trl_prorl.eval.samples.model_held_out import ModelHeldOut, as_trainer
+from trl_prorl.eval.samples.model_held_out import ModelHeldOut, as_trainer, default_folder
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.run.log_files import PASSK_FILE, SIDES
+from trl_prorl.run.log_files import PASSK_FILE, SIDES, has_weights_of
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 
@@ -85,6 +85,11 @@ def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
     earlier = read_evaluation(run_dir, PASSK_FILE)
     if not earlier:
         return earlier
+    if isinstance(held_out, ModelHeldOut) and has_weights_of(earlier, held_out.trained.folder) is False:
+        raise InputError(
+            f"'{run_dir / PASSK_FILE}' is of other weights than {held_out.trained.folder}; give another folder with "
+            "--out DIR, or overwrite it with --replace"
+        )
     return require_same_evaluation(earlier, held_out.settings(n=n), run_dir / PASSK_FILE)
 
 
@@ -269,7 +274,7 @@ def held_out_model(args: argparse.Namespace) -> ModelHeldOut:
         args.model,
         args.base,
         name,
-        args.out or Path("passk") / Path(args.model).name,
+        args.out or default_folder(args.model, "--out DIR"),
         args.split,
         args.prompts,
         seed=args.seed,

@@ -1,5 +1,6 @@
 """A model that belongs to no run, beside the model that it was trained from."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +77,17 @@ class ModelHeldOut(HeldOut):
         self.tokenizer = load_tokenizer(folder if has_tokenizer else base)
 
 
+def default_folder(model: str, option: str) -> Path:
+    """
+    Return the folder of a model's result, `passk/NAME`, also for a path such as `..` that has no name of its own.
+    Raises [`InputError`]: A model lies there; `option` is how to give another folder.
+    """
+    folder = Path("passk") / Path(os.path.abspath(model)).name
+    if kind_of_model(folder) is not None:
+        raise InputError(f"'{folder}', the default folder of the result, contains a model: give another with {option}")
+    return folder
+
+
 def find_folder(model: str) -> Path:
     """
     Return the folder of a model, downloaded if it is the name of one on the Hub. Raises [`InputError`]: there is no
@@ -104,10 +116,11 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
     reads of a trainer. The tokenizer is that of the folder or the Hub name from which the model was loaded.
     """
     name = model.config._name_or_path
+    folder = output_dir or str(default_folder(name, "output_dir"))
     return SimpleNamespace(
         model=model,
         accelerator=SimpleNamespace(num_processes=1, unwrap_model=lambda model: model),
-        args=SimpleNamespace(output_dir=output_dir or f"passk/{Path(name).name}", bf16=False, model_init_kwargs=None),
+        args=SimpleNamespace(output_dir=folder, bf16=False, model_init_kwargs=None),
         processing_class=load_tokenizer(name),
         train_dataset=None,
         environment_factories=None,

@@ -1,6 +1,7 @@
 """pass@k of a model that belongs to no run: an adapter, the merged model, a model in memory."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tiny_run import load_with_new_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import embedded_model, evaluate
+from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
 from trl_prorl.tasks import get_task
 
@@ -81,6 +83,49 @@ def test_a_scaling_and_a_configuration_changed_in_memory_are_sampled_anew(saved,
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 3.0}
     correct()
     assert capsys.readouterr().out.count("configuration has changed") == 4
+
+
+QUICK = ["--task", "reverse_digits@2", "--prompts", "2", "--n", "1", "--max-new-tokens", "2", "--no-greedy"]
+
+
+@pytest.mark.parametrize("model", ["..", ".", "../../adapter"])
+def test_a_result_lies_in_a_folder_that_the_command_makes(saved, tmp_path, monkeypatch, model):
+    """Whatever path leads to the model; nothing beside `passk`, and nothing in the model's folder."""
+    inside = shutil.copytree(saved[0] / "adapter", tmp_path / "adapter") / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside if model != "." else inside.parent)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert passk.main(["--model", model, *QUICK]) == 0
+    assert Path("passk", "adapter", "passk.json").is_file()
+    after = {path for path in tmp_path.rglob("*") if path.is_file() and "passk" not in path.parent.parts}
+    assert {path: path.stat().st_mtime_ns for path in after} == before
+
+
+def test_a_result_of_another_model_of_the_same_name_is_not_overwritten(saved, tmp_path, monkeypatch, capsys):
+    folder, base = saved
+    monkeypatch.chdir(tmp_path)
+    for name, source in (("a", "adapter"), ("b", "merged"), ("passk", "adapter")):
+        shutil.copytree(folder / source, Path(name, "final"))
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "passk/final")
+    model.config._name_or_path = "final"
+    with pytest.raises(InputError, match="output_dir"):
+        evaluate(model, None, lambda completion, row: True)
+    assert passk.main(["--model", "a/final", *QUICK]) == 2
+    assert "--out DIR" in capsys.readouterr().err
+    shutil.rmtree("passk")
+    asked = ["--model", "b/final", "--base", base, *QUICK]
+    assert passk.main(["--model", "a/final", *QUICK]) == 0
+    result = Path("passk", "final", "passk.json")
+    first = result.read_bytes()
+    for seed in ("0", "1"):
+        capsys.readouterr()
+        assert passk.main([*asked, "--seed", seed]) == 2
+        *_, last = capsys.readouterr().err.splitlines()
+        assert "other weights than b/final" in last and "--out" in last and "--replace" in last
+        assert result.read_bytes() == first
+    assert passk.main(["--model", "a/final", *QUICK, "--k", "1"]) == 0  # which extends its own
+    assert passk.main([*asked, "--replace"]) == 0
+    assert json.loads(result.read_bytes())["weights"].keys() == {"model.safetensors"}
 
 
 @pytest.mark.parametrize(
