@@ -127,6 +127,7 @@ def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
 
 def measure_points(held_out: HeldOut, points: list[Point], samples: int, others: dict[str, HeldOut]) -> dict:
     """Measure models of a run; return the content of `drift.json`."""
+    versions = held_out.versions()
     for point in points:  # first, so that no other model is in memory while sampling
         for one in (held_out, *others.values()):
             one.samples(point, samples)
@@ -136,10 +137,11 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
             scored = nullcontext(base_model) if point is held_out.base else held_out.scored(point)
             with scored as model:
                 entries.append(measure_point(held_out, others, point, model, base_model, samples))
+    held_out.check_unchanged(versions)
     known = {"in_training": held_out.in_training} if held_out.in_training else {}
     return {
         **known,
-        **held_out.versions(),
+        **versions,
         **held_out.settings(samples=samples),
         "points": entries,
     }

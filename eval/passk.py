@@ -125,10 +125,10 @@ def evaluate_run(
         `dict`: The content of `passk.json`.
     """
     ks = sorted({*args.k, *(earlier or {"k": []})["k"]})
+    versions = held_out.versions()
     result, sides = base_and_trained(held_out, args, ks)
     trained_step = held_out.trained.step
     result["step"] = trained_step
-    versions = held_out.versions()
     result |= versions
     if held_out.name.is_own or held_out.in_training:
         result["in_training"] = held_out.in_training
@@ -146,6 +146,7 @@ def evaluate_run(
             result["checkpoints"].sort(key=lambda point: point["step"])  # the best one may have been kept
     if others:
         result["others"] = {name: base_and_trained(other, args, ks)[0] for name, other in others.items()}
+    held_out.check_unchanged(versions)
     whole = complete_result(earlier, result, versions) if earlier else result
     if whole is None:
         print(

@@ -281,6 +281,14 @@ class HeldOut:
             versions["grader"] = self.grader
         return versions
 
+    def check_unchanged(self, versions: dict) -> None:
+        """Raise `RunError` if a run has saved other weights since the [`versions`] were read: some were sampled."""
+        if self.versions() != versions:
+            raise RunError(
+                f"'{self.trained.folder}': the run saved other weights while they were evaluated, so the result would "
+                "mix both. Run the same command again."
+            )
+
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)
 

@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from trl_prorl.eval import passk
+from trl_prorl.eval import drift, passk
 from trl_prorl.eval.samples.models import load_tokenizer
 from trl_prorl.eval.samples.run_samples import HeldOut
 
@@ -267,6 +267,28 @@ def test_another_evaluation_is_refused_before_anything_is_sampled(evaluate, run_
         passk.main(["--run", str(first), "--run", str(run_dir), "--prompts", "6", "--n", "4", *options.split()]) == 2
     )
     assert len(task.seen) == seen
+
+
+@pytest.mark.parametrize(("measure", "options"), [(passk, "--n 4 --k 1 --no-greedy"), (drift, "--samples 1")])
+def test_weights_that_a_run_saves_meanwhile_are_not_scored_as_the_old_ones(
+    run_dir, task, monkeypatch, capsys, measure, options
+):
+    """The base is sampled first; then the run ends and saves its last weights."""
+    path = run_dir / "adapter_model.safetensors"
+    samples = HeldOut.samples
+
+    def end_run_then(self, point, *given, **keys):
+        if point is self.trained:
+            save_file({name: tensor * 3 for name, tensor in load_file(path).items()}, path)
+        return samples(self, point, *given, **keys)
+
+    arguments = ["--run", str(run_dir), "--prompts", "4", *options.split()]
+    with monkeypatch.context() as patch:
+        patch.setattr(HeldOut, "samples", end_run_then)
+        assert measure.main(arguments) == 1
+    assert "the run saved other weights while they were evaluated" in capsys.readouterr().err
+    assert not list(run_dir.glob("passk.json")) + list(run_dir.glob("drift.json"))
+    assert measure.main(arguments) == 0
 
 
 def test_other_weights_are_not_mixed(evaluate, run_dir):
