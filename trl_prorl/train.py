@@ -33,7 +33,7 @@ from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .hub.downloads import PREFIX, fetch_run
 from .keys import AUTO_RESUME
-from .run.checkpoint_files import FinishedError, begins_again, find_checkpoint
+from .run.checkpoint_files import FinishedError, begins_again, find_checkpoint, refuse_finished
 from .run.files import check_contents
 from .run.folder import FolderLock, RunFolder, check_free, on_main_process
 from .run.identity import changing_keys, check_same_run
@@ -153,6 +153,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
         finally:
             lock.release()
     check_contents(folder.path, folder.given)
+    refuse_finished(resume, folder, args.max_steps)
     try:
         checkpoint, _ = find_checkpoint(resume, folder.path, content=False)
     except ValueError:

@@ -616,6 +616,30 @@ def test_auto_neither_repeats_a_finished_run_nor_takes_checkpoints_of_others(mak
         make_trainer(output_dir=str(foreign.parent), max_steps=1).train(resume_from_checkpoint="auto")
 
 
+def test_auto_does_not_compute_the_last_steps_of_a_finished_run_again(make_trainer, tmp_path):
+    out = tmp_path / "run"
+
+    def start(resume="auto", kill=False, **keys):
+        trainer = make_trainer(**KEYS | {"output_dir": str(out)} | keys)
+        if kill:
+            trainer.add_callback(Kill())
+        with pytest.raises(KeyboardInterrupt) if kill else nullcontext():
+            trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    start().save_model()
+    shutil.rmtree(out / "checkpoint-4")  # as if 2 were the best
+    log = (out / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match="finished run, whose model is of step 4"):
+        start()
+    assert (out / "metrics.jsonl").read_text() == log
+    start(max_steps=6)
+    start(out / "checkpoint-2", kill=True)  # it goes back, and is killed at step 3: no longer finished
+    start()
+    steps = [event["step_applied"] for event in read_events(out, "resume")]
+    assert steps == [2, 2, 2]
+
+
 @pytest.mark.parametrize("layout", [None, 1])
 def test_a_checkpoint_of_another_layout_is_one_line(tmp_path, layout):
     manifest = write(tmp_path, 5) / on_disk.MANIFEST_FILE

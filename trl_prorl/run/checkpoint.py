@@ -41,6 +41,7 @@ from .checkpoint_files import (
     find_checkpoint,
     is_failed_write,
     means_newest,
+    refuse_finished,
 )
 from .files import check_contents
 from .folder import COMPLETIONS, FolderLock, RunFolder, on_main_process, step_of
@@ -152,10 +153,12 @@ class CheckpointMixin:
         """Return whether `"auto"` restarts the run at step 0, because it has no checkpoint."""
         if read_resume_word(resume_from) != AUTO_RESUME:
             return False
-        again = on_main_process(self.is_world_process_zero(), lambda: begins_again(resume_from, self.folder))
+        is_main = self.is_world_process_zero()
+        on_main_process(is_main, lambda: refuse_finished(resume_from, self.folder, self.args.max_steps))
+        again = on_main_process(is_main, lambda: begins_again(resume_from, self.folder))
         if again:
             self._sets_aside = True
-            if self.is_world_process_zero():
+            if is_main:
                 print(f"{self.run_dir} has no complete checkpoint: the run starts at step 0", file=sys.stderr)
         return again
 

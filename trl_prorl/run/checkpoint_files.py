@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..errors import CheckpointError, InputError, RunError
-from ..keys import AUTO_RESUME
+from ..keys import AUTO_RESUME, read_resume_word
 from .files import check_contents, file_sha256
 from .folder import (
     MANIFEST_FILE,
@@ -23,9 +23,10 @@ from .folder import (
     is_written,
     rename_abandoned,
     rename_to_remove,
+    step_of,
     steps_of,
 )
-from .log_files import read_json, recorded_run_id, saved_run_id
+from .log_files import METRICS_FILE, read_json, read_log, recorded_run_id, saved_run_id, saved_step
 
 
 logger = logging.getLogger(__name__)
@@ -207,8 +208,28 @@ def begins_again(resume_from: str | os.PathLike | bool, folder: RunFolder) -> bo
     return True
 
 
+def refuse_finished(resume_from: str | os.PathLike | bool, folder: RunFolder, max_steps: int) -> None:
+    """
+    Raise [`FinishedError`] if `"auto"` would compute the last steps of a finished run again: its newest checkpoint is
+    older (`save_strategy: best`), but it has made all `max_steps`, and saved its model.
+    """
+    if read_resume_word(resume_from) != AUTO_RESUME or max_steps <= 0:
+        return
+    newest, _ = find_newest_checkpoint(folder.path, content=False)
+    own = saved_run_id(folder.path)
+    if newest is None or own is None or own != recorded_run_id(folder.path):
+        return
+    steps = [row["step"] for row in read_log(folder.path, METRICS_FILE)]  # without those that a resume went back over
+    last = min(saved_step(folder.path) or 0, max(steps, default=0))
+    if step_of(newest) < max_steps <= last:
+        raise FinishedError(
+            f"{folder.given} contains a finished run, whose model is of step {last}. To train it for longer, raise "
+            f"max_steps={max_steps}. To repeat its last steps from {newest.name}, set resume_from_checkpoint: true."
+        )
+
+
 class FinishedError(ValueError):
-    """The run to resume is finished, and has no checkpoint."""
+    """The run to resume is finished, and has no checkpoint of its last step."""
 
 
 def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
