@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trl_prorl.cli.ending import command
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +38,18 @@ def test_a_terminal_of_ascii_alone(command, code):
     done = ended(*command.split(), PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert done.returncode == code, done.stderr
     assert (done.stdout + done.stderr).isascii()
+
+
+def test_a_full_disk_is_one_line(capsys):
+    """`write` names no file, unlike `open`: /dev/full is a disk without space."""
+
+    def fill():
+        with open("/dev/full", "w") as disk:
+            disk.write("passk.json")
+
+    assert command(lambda argv: fill())([]) == 1
+    line = "error: [Errno 28] No space left on device. Free some space, then run the same command again.\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize("command", ["train tiny/variantA --beta_odl 1", "tasks show nope", "passk --run nowhere"])

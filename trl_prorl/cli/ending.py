@@ -1,6 +1,7 @@
 """A command's first line, its errors in one line, and Ctrl-C."""
 
 import argparse
+import errno
 import functools
 import os
 import pickle
@@ -70,11 +71,13 @@ def in_one_line(kept: str, debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         end_interrupted(kept)
     except (RunError, InputError, OSError) as error:
-        is_of_file = not isinstance(error, OSError) or error.filename is not None  # a full disk, a folder in its place
-        if debug or not is_of_file:
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)  # a write names no file
+        is_of_file = not isinstance(error, OSError) or error.filename is not None  # such as a folder in its place
+        if debug or not (is_of_file or is_full):
             raise
         if not any(getattr(one, "already_reported", False) for one in (error, error.__cause__)):
-            print(f"error: {visible(one_line(error))}", file=sys.stderr)
+            cure = ". Free some space, then run the same command again." if is_full else ""
+            print(f"error: {visible(one_line(error))}{cure}", file=sys.stderr)
         raise Ended(BAD_INPUT if isinstance(error, InputError) else STOPPED) from None
     finally:
         if _reader_has_left():  # otherwise Python prints an error when it flushes at exit
