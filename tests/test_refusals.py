@@ -50,6 +50,7 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 5}
 CUT = {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2, "num_generations": 2}
 SUM_LATER = {"multi_objective_aggregation": "normalize_then_sum"}
 ON = {"compact_generation": "on"}
+SYNCED = {"beta": 0.1, "sync_ref_model": True, "ref_compute": "naive_epoch", "num_iterations": 2}
 REGION = {"trust_region": "dppo_tv", "num_iterations": 2}
 MERGED = {"merge_micro_batches": "on", "gradient_accumulation_steps": 2}
 RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
@@ -69,6 +70,7 @@ CONTRADICTIONS = [
     ({"optim": "schedule_free_adamw"}, {"optim": "adamw_torch"}),
     ({"beta_old": 0.1}, {"num_iterations": 2}),
     ({"beta_old": 0.1, "gradient_accumulation_steps": 2}, {"steps_per_generation": 4}),
+    (SYNCED, {"ref_compute": "cached"}),
     (IN_REWARD | {"beta_old": 0.1, "num_iterations": 2}, {"beta_old": 0.0}),
     (IN_REWARD | {"beta": 0.1, "ref_compute": "naive_epoch"}, {"ref_compute": "cached"}),
     (IN_REWARD | {"advantage_estimator": None}, {"advantage_estimator": "rloo"}),

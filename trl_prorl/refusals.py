@@ -29,6 +29,8 @@ def refuse_kl(args: "ProRLConfig") -> None:
     - `beta_old` if `gradient_accumulation_steps` is a multiple of `steps_per_generation` · `num_iterations`: every
       sample is used before an update, so the KL to π_old is 0.
     - `kl_in: reward` with `beta_old`: when a batch is sampled, the KL to π_old is 0.
+    - `ref_compute: naive_epoch` with TRL's `sync_ref_model`, if an update comes within a batch: TRL moves the reference
+      in the middle of the batch, and the passes after that would score another reference.
     - `kl_in: reward` with `ref_compute: naive_epoch` and `beta` > 0: the KL is needed when a batch is sampled.
     - `kl_in: reward` without `advantage_estimator`: TRL computes advantages before the KL is subtracted.
     """
@@ -42,6 +44,11 @@ def refuse_kl(args: "ProRLConfig") -> None:
             f"beta_old={args.beta_old} has no effect with {args.schedule}: every sample is used before an update, so "
             "the KL to pi_old is 0. Set num_iterations: 2 (or more), or steps_per_generation larger than "
             "gradient_accumulation_steps."
+        )
+    if args.ref_compute == "naive_epoch" and args.sync_ref_model and not args.on_policy:
+        raise ValueError(
+            "ref_compute='naive_epoch' with sync_ref_model=True gives other results than 'cached', because TRL moves "
+            "the reference in the middle of a generation batch. Set ref_compute: cached."
         )
     if args.kl_in != "reward":
         return
