@@ -29,8 +29,8 @@ def refuse_kl(args: "ProRLConfig") -> None:
     - `beta_old` if `gradient_accumulation_steps` is a multiple of `steps_per_generation` · `num_iterations`: every
       sample is used before an update, so the KL to π_old is 0.
     - `kl_in: reward` with `beta_old`: when a batch is sampled, the KL to π_old is 0.
-    - `ref_compute: naive_epoch` with TRL's `sync_ref_model`, if an update comes within a batch: TRL moves the reference
-      in the middle of the batch, and the passes after that would score another reference.
+    - `ref_compute: naive_epoch` with TRL's `sync_ref_model`, if an update comes within a batch: TRL moves the
+      reference in the middle of the batch, and the passes after that would score another reference.
     - `kl_in: reward` with `ref_compute: naive_epoch` and `beta` > 0: the KL is needed when a batch is sampled.
     - `kl_in: reward` without `advantage_estimator`: TRL computes advantages before the KL is subtracted.
     """
