@@ -33,6 +33,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
+from .cli.prompt_rows import images_refused
 from .errors import InputError
 from .kl import Anchors, Batch, has_advantage, zero_masked
 from .upstream.modules import Parameters
@@ -601,10 +602,7 @@ class Scorer:
         all). Raises `ValueError`: the batch has images.
         """
         if "num_images" in batch or "pixel_values" in batch:
-            raise ValueError(
-                "ref_compute='naive_epoch' and beta_base do not support prompts with images. Set ref_compute: cached, "
-                "and beta_base: 0."
-            )
+            raise ValueError(images_refused(anchor.name, self.args))
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)

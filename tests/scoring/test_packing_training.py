@@ -255,6 +255,7 @@ def test_rows_with_a_gradient_are_chosen_by_hand():
         assert scores.rows_to_score(batch, needs_all=True) is None
 
 
+IN_REWARD = {"beta": 0.1, "kl_in": "reward", "advantage_estimator": "rloo"}
 WATCHED = {"use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min": 0.0, "entropy_coef_delta": 0.1}
 
 
@@ -354,6 +355,8 @@ def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, t
         ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds=2 .* images"),
         ({"beta": 0.1, "ref_compute": "naive_epoch"}, "ref_compute='naive_epoch' .* images"),
         ({"beta_base": 0.1}, "beta_base=0.1 .* images"),
+        (IN_REWARD | {"num_iterations": 1}, "kl_in='reward' with .* images.* kl_in: loss"),
+        (IN_REWARD | {"num_iterations": 2}, "image column"),  # TRL scores the batch
         ({}, "image column"),
     ],
 )
@@ -371,5 +374,6 @@ def test_images_that_only_a_reply_may_have_are_refused_in_the_batch(make_trainer
     setattr(trainer, given, {None: print})
     assert has_images(trainer)
     check_images(trainer)
-    with pytest.raises(ValueError, match="naive_epoch.* images"):
-        trainer.scorer.score_anchor(None, None, None, {"pixel_values": torch.ones(1)}, None)
+    for name, key in {"ref": "ref_compute='naive_epoch'", "old": "kl_in='reward'", "base": "beta_base=0.1"}.items():
+        with pytest.raises(ValueError, match=f"^{key} .*images"):
+            trainer.scorer.score_anchor(trainer.anchors[name], None, None, {"pixel_values": torch.ones(1)}, None)

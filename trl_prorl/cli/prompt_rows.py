@@ -285,6 +285,16 @@ def has_images(trainer) -> bool:
     return not all(rows is None or is_text_only(rows) for rows in sets)
 
 
+def images_refused(anchor: str, args) -> str:
+    """Return the error for prompts with images if we score an anchor, from token ids alone, and not TRL."""
+    key, cure = {
+        "ref": ("ref_compute='naive_epoch'", "ref_compute: cached"),
+        "old": (f"kl_in='reward' with {args.schedule}", "kl_in: loss"),
+        "base": (f"beta_base={args.beta_base}", "beta_base: 0"),
+    }[anchor]
+    return f"{key} does not support prompts with images. Set {cure}."
+
+
 def check_images(trainer) -> None:
     """Raise an error for prompts with images if the model or a key supports only text."""
     if not has_images(trainer):
@@ -300,9 +310,11 @@ def check_images(trainer) -> None:
     # Messages, tools and environments of a model that sees may be text: `score_anchor` looks at the batch.
     shows_images = has_image_columns(trainer.train_dataset)
     if shows_images and args.ref_compute == "naive_epoch" and args.beta != 0.0:
-        raise ValueError("ref_compute='naive_epoch' does not support prompts with images. Set ref_compute: cached.")
+        raise ValueError(images_refused("ref", args))
     if shows_images and args.beta_base != 0.0:
-        raise ValueError(f"beta_base={args.beta_base} does not support prompts with images. Set beta_base: 0.")
+        raise ValueError(images_refused("base", args))
+    if shows_images and args.kl_in == "reward" and args.on_policy and not args.corrects_sampler:
+        raise ValueError(images_refused("old", args))
     if not trainer.is_vlm:
         raise ValueError(
             "train_dataset has an image column, but the model reads only text. Remove the column, or train a "
