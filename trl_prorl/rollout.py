@@ -28,13 +28,20 @@ class SamplingCall:
 
     Attributes:
         in_training (`bool`): False in an evaluation.
+        asks (`bool`): Whether TRL may ask for log-probabilities: not while a rollout or reward function runs.
         tool_masks (`list[list[int]]`, *optional*): 0 for tokens that no model sampled.
         result ([`RolloutResult`], *optional*): The result, once the rewards are computed.
     """
 
     in_training: bool
+    asks: bool = True
     tool_masks: list[list[int]] | None = None
     result: "RolloutResult | None" = None
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities that are asked for now are those of an anchor, for the batch."""
+        return self.in_training and self.asks
 
 
 @dataclass

@@ -342,7 +342,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         call = self._call
         if isinstance(call, PolicyPass) and self.args.adds_penalty:
             return 0.0
-        if isinstance(call, SamplingCall) and call.in_training and self.scorer.comes_later(reference):
+        if isinstance(call, SamplingCall) and call.scores and self.scorer.comes_later(reference):
             return 0.0
         return reference.coefficient
 
@@ -533,10 +533,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _generate(self, prompts):
         """Keep the masks of tokens that tools wrote."""
+        call = self._call
+        if isinstance(call, SamplingCall):
+            call.asks = False
         generated = super()._generate(prompts)
-        if isinstance(self._call, SamplingCall):
+        if isinstance(call, SamplingCall):
+            call.asks = True
             # In the batch, `mask_truncated_completions` clears those of truncated ones.
-            self._call.tool_masks = generated[2]
+            call.tool_masks = generated[2]
         self.first_batch.compare_score(*generated[:2])
         return generated
 
@@ -599,6 +603,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _keep_rewards(self, calculate: Callable, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """Keep rewards, verdicts and times."""
+        self._call.asks = False
         began = time.perf_counter()
         rewards = calculate(inputs, prompts, completions, completion_ids_list)
         seconds = time.perf_counter() - began
@@ -634,7 +639,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             if call.batch is not None:
                 self._apply_trust_region(call)
             return scored
-        if isinstance(call, SamplingCall) and call.in_training:
+        if isinstance(call, SamplingCall) and call.scores:
             return self.scorer.score_for_trl(trl_score, model, *rows, **kwargs)
         return self.scorer.score(trl_score, model, *rows, **kwargs)
 

@@ -15,6 +15,7 @@ import torch
 from run_record import read_rows
 from tiny_run import constant, vowels
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from trl import GRPOTrainer
 
 from trl_prorl import evaluate
 from trl_prorl.errors import InputError, NonFiniteRewardError, RewardError
@@ -452,3 +453,41 @@ def test_an_evaluation_of_one_turn_refuses_environments_and_tools(name, given):
     trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), **given)
     with pytest.raises(InputError, match=f"^{name} .*eval_dataset"):
         evaluate(trainer, [], bool)
+
+
+@pytest.mark.parametrize("keys", [{"fast": True}, {"beta": 0.1, "ref_reset_every": 2}, {"num_iterations": 2}], ids=str)
+def test_functions_that_score_with_the_trainer_get_trls_scores(run, keys):
+    """TRL's requests for a batch may wait for the loss; those of a rollout, a reward or a verifier are answered."""
+    seen = []
+
+    def score(which):
+        trainer = seen[0]
+        rows = torch.tensor([[65, 66, 67, 68, 69], [70, 71, 72, 73, 74]])
+        request = (trainer.model, rows, torch.ones_like(rows), 3)
+        with torch.no_grad():
+            ours, entropies, _ = trainer._get_per_token_logps_and_entropies(*request, compute_entropy=True)
+            theirs, expected, _ = GRPOTrainer._get_per_token_logps_and_entropies(
+                trainer, *request, compute_entropy=True
+            )
+        assert torch.allclose(ours, theirs, atol=1e-5)
+        assert torch.allclose(entropies, expected, atol=1e-5)
+        assert trainer.beta == keys.get("beta", 0.0)
+        seen.append(which)
+
+    def rollout(prompts, trainer):
+        seen[:1] = [trainer]
+        score("rollout")
+        ids = trainer.tokenize_prompts(prompts)
+        return {"prompt_ids": ids, "completion_ids": trainer.generate_tokens(ids, 4), "logprobs": None}
+
+    def reward(completions, **columns):
+        score("reward")
+        return vowels(completions)
+
+    def verifier(completions, **columns):
+        score("verifier")
+        return [True] * len(completions)
+
+    reward.batch_verifier = verifier
+    run(reward=reward, reuse_old_logps=True, max_steps=2, trainer_kwargs={"rollout_func": rollout}, **keys)
+    assert {"rollout", "reward", "verifier"} <= set(seen[1:])
