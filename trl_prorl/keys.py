@@ -386,7 +386,8 @@ class ProlongedKeys:
             tokens depend on it. `trl-prorl preflight` prints how many fit. `None`: the whole generation batch.
         compact_merge (`bool`, *optional*, defaults to `True`):
             `False`: sample from the policy and its adapter without merging. That is slower, and saves a copy of the
-            weights that LoRA changes.
+            weights that LoRA changes. Quantised weights, and experts with adapters of two parameters (as by
+            `target_modules: all-linear`), are never merged.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
             Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: all weights are sent,
             with the adapter merged.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from packed_models import MOE, build
 from peft import (
     AdaLoraConfig,
     CartridgeConfig,
@@ -38,6 +39,10 @@ EXAMPLES = {
     "beside": LoraConfig(**LORA, modules_to_save=["norm"], trainable_token_indices=[33, 70, 71], lora_bias=True),
     "tied": LoraConfig(**LORA, modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     "parameters": LoraConfig(**LORA, target_parameters=["o_proj.weight"]),
+    # PEFT wraps one adapter in the other.
+    "experts": LoraConfig(
+        r=4, target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    ),
     "bias": LoraConfig(**LORA, bias="lora_only"),
     "gpt2": LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True),
     "EVA": LoraConfig(**LORA, init_lora_weights="eva", eva_config=EvaConfig()),
@@ -63,9 +68,12 @@ def test_every_kind_and_every_option_has_an_example():
 @pytest.fixture
 def model_of(tiny_model, tmp_path):
     def find(name):
-        if name != "gpt2":
+        if name not in ("gpt2", "experts"):
             return tiny_model
         size = AutoModelForCausalLM.from_pretrained(tiny_model).config.vocab_size
+        if name == "experts":
+            build("qwen3_moe", vocab_size=size, head_dim=8, **MOE).save_pretrained(tmp_path / "experts")
+            return str(tmp_path / "experts")
         config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=256, vocab_size=size, initializer_range=0.3)
         torch.manual_seed(0)
         GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")

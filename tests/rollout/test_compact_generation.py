@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulated_graphs import EmulatedRecording, emulate
-from packed_models import build, needs_states
+from packed_models import MOE, build, needs_states
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
@@ -675,6 +675,24 @@ def test_projections_of_a_state_are_one_product():
     tokens = torch.arange(24).view(2, 12)
     assert products(merged.model, tokens) == 4 * model.config.num_hidden_layers + 1
     torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", pytest.param("qwen3_next", marks=needs_states)])
+def test_experts_with_adapters_of_two_parameters_are_sampled_unmerged(kind):
+    """PEFT wraps one adapter in the other; with a single one there is a copy. qwen3_next: the fourth layer attends."""
+    both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    tokens = torch.arange(24).view(2, 12)
+    for targets, merges in (("all-linear", kind == "qwen2_moe"), (both[:1], True), (both, False)):
+        adapted = {"target_modules": targets} if targets == "all-linear" else {"target_parameters": targets}
+        config = LoraConfig(r=2, init_lora_weights=False, **{"target_modules": ["q_proj"]} | adapted)
+        policy = get_peft_model(build(kind, head_dim=8, num_hidden_layers=4, **MOE), config).eval()
+        generation = CompactGeneration(policy, 1.0)
+        assert generation.merged.on == merges
+        if merges:
+            merged = MergedCopy(policy)
+            merged.refresh()
+            torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_quantised_or_no_lora_is_not_merged(tiny_model):

@@ -285,6 +285,8 @@ def merge_obstacle(policy: torch.nn.Module) -> str | None:
     model = policy.get_base_model()
     for name, layer in find_adapted_layers(model, adapter):
         base = layer.get_base_layer()
+        if layer.base_layer is not base:
+            return f"{name} has adapters of several parameters"
         params = list(base.parameters(recurse=False))
         if not params or not all(param.is_floating_point() for param in params):
             return f"{name} is quantised"
