@@ -1,7 +1,12 @@
 """Rows that cannot be trained or evaluated on, refused by name: of data sets at the start, of streams as they come."""
 
+from importlib import import_module
+from pathlib import Path
+
 import pytest
+import torch
 from datasets import Dataset, IterableDataset
+from PIL import Image
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -179,3 +184,27 @@ PARTS = [{"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "t
 def test_prompts_that_may_have_images_are_told_from_text(rows, expected):
     assert is_text_only(Dataset.from_list(rows)) is expected
     assert not is_text_only(stream(rows))  # its features are not known
+    assert not is_text_only(Dataset.from_list(rows).with_transform(dict))  # nor what a transform adds
+    assert is_text_only(Dataset.from_list(rows).with_format("torch")) is expected
+
+
+def test_images_that_a_transform_makes_train_as_with_trl(run, monkeypatch, largest_difference):
+    """With equal rewards in every second group: its rows would be skipped, and the others' images mixed up."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "upstream")
+    make = import_module("stand_in_vision").gemma3
+
+    def draw(rows):
+        return {**rows, "image": [Image.new("RGB", (56, 56), (40 * n, 9 * n, 0)) for n in rows["n"]]}
+
+    def reward(completion_ids, n, **columns):
+        return [float(i % 3 if number % 2 else 1) for i, number in enumerate(n)]
+
+    rows = Dataset.from_list([{**row, "n": n} for n, row in enumerate(CHATS)]).with_transform(draw)
+    ends = []
+    for way in ({"cls": GRPOTrainer}, {"fast": True}):
+        torch.manual_seed(0)
+        model, processor = make()
+        given = {"train_dataset": rows, "processing_class": processor}
+        keys = {"per_device_train_batch_size": 16, "num_iterations": 1, "learning_rate": 1e-2, "max_steps": 3}
+        ends.append(run(model=model, reward=reward, lora=False, trainer_kwargs=given, **keys, **way))
+    assert largest_difference(*ends) == 0.0

@@ -268,7 +268,9 @@ def has_image_columns(dataset) -> bool:
 
 
 def is_text_only(dataset) -> bool:
-    """Return whether features show that all prompts are text, or messages of text."""
+    """Return whether features show that all prompts are text, or messages of text: not those of a transform's rows."""
+    if isinstance(dataset, Dataset) and is_transformed(dataset):
+        return False
     feature = (getattr(dataset, "features", None) or {}).get("prompt")
     message = getattr(feature, "feature", feature)  # of a list of messages, one
     content = message.get("content") if isinstance(message, dict) else message
