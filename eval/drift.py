@@ -77,7 +77,9 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device
-    questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.sampling.chat_template_kwargs)
+    questions = prompt_ids(
+        held_out.processor or held_out.tokenizer, held_out.rows, held_out.sampling.chat_template_kwargs
+    )
     temperature = held_out.sampling.temperature
     totals = []  # a row per prompt: sums of the measures over its tokens, and the number of tokens
     ids = [list(ids) for ids in drawn["ids"]]
@@ -227,8 +229,8 @@ def drift(
             has one entry for the starting model and one for the trained model.
 
     Raises:
-        [`InputError`]: `rows` have no prompts, `verifier` fails on the first row, an option is out of range, or there
-            are several processes.
+        [`InputError`]: `rows` have no prompts, or images; `verifier` fails on the first row; an option is out of
+            range; or the trainer has several processes, tools, environments or a `rollout_func`.
 
     Example:
 

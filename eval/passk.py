@@ -238,8 +238,8 @@ def evaluate(
             of correct samples of each prompt.
 
     Raises:
-        [`InputError`]: `rows` have no prompts, `verifier` fails on the first row, an option is out of range, or there
-            are several processes.
+        [`InputError`]: `rows` have no prompts, or images; `verifier` fails on the first row; an option is out of
+            range; or the trainer has several processes, tools, environments or a `rollout_func`.
 
     Example:
 

@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
 from run_record import error_lines
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, ProcessorMixin
+from trl import GRPOTrainer
 
 from trl_prorl import drift, evaluate
 from trl_prorl.errors import InputError, RunError
@@ -339,3 +341,60 @@ def test_a_script_that_did_not_save_its_model(command, tmp_path):
     status, written = command("passk --run runs/mine --plugin mine.py")
     assert status == 2
     assert "trainer.save_model()" in written
+
+
+class Processor(ProcessorMixin):
+    """A processor of a model that sees: without images it does what its tokenizer does."""
+
+    def __init__(self, tokenizer, chat_template=None):
+        super().__init__(tokenizer, chat_template=chat_template)
+
+
+# As SmolVLM's: a content that is text, not a list of parts, is left out.
+OF_PARTS = (
+    "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
+    "{{ message['role'] + ': ' + part['text'] }}{% endif %}{% endfor %}{% endfor %}{{ extra or '>' }}"
+)
+MESSAGES = [[{"role": "system", "content": "be good"}, {"role": "user", "content": f"say {i}"}] for i in range(2)]
+PARTS = [[{"role": "user", "content": [{"type": "text", "text": f"say {i}"}]}] for i in range(2)]
+
+
+@pytest.mark.parametrize("prompts", [MESSAGES, PARTS, ["say one", "say two"]], ids=["messages", "parts", "text"])
+def test_a_processor_s_prompts_are_those_that_trl_trains(make_trainer, tiny_model, prompts):
+    processor = Processor(AutoTokenizer.from_pretrained(tiny_model), chat_template=OF_PARTS)
+    given = {"processing_class": processor}
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model.config.image_token_id = 5  # as that of a model that sees
+    keys = {"columns": {"prompt": prompts * 8}, "chat_template_kwargs": {"extra": "!"}}
+    trainer = make_trainer(model=model, trainer_kwargs=given, **keys)
+    seen = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, args: seen.extend(args[0].tolist()))
+    wanted = [processor.tokenizer.decode(ids) for ids in GRPOTrainer._tokenize_prompts(trainer, prompts)[0]]
+    assert all("say" in text for text in wanted)
+    for measure, extra in ((evaluate, {"n": 1, "k": [1], "greedy": False}), (drift, {"samples": 1})):
+        seen.clear()
+        measure(trainer, rows_of(prompts), holds_letter, max_new_tokens=2, **extra)
+        # Of a prompt with its padding and a completion, or of one token of a completion.
+        texts = [processor.tokenizer.decode(ids, skip_special_tokens=True) for ids in seen if len(ids) > 2]
+        assert {one for one in wanted for text in texts if text.startswith(one)} == set(wanted)
+        assert all(text.startswith(tuple(wanted)) for text in texts)
+
+
+@pytest.mark.parametrize("measure", [evaluate, drift])
+@pytest.mark.parametrize("is_made", [False, True], ids=["stored", "made by a transform"])
+@pytest.mark.parametrize("where", ["image", "images", "parts"])
+def test_rows_with_images_are_refused(make_trainer, measure, where, is_made):
+    image = Image.new("RGB", (4, 4))
+    shown = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "say two"}]}
+    rows = {
+        "image": {"prompt": ["say one", "say two"], "image": [None, image]},
+        "images": {"prompt": ["say one", "say two"], "images": [[], [image]]},
+        "parts": {"prompt": [PARTS[0], [shown]]},
+    }[where]
+    if is_made:
+        numbers = Dataset.from_dict({"number": [0, 1]})
+        made = numbers.with_transform(lambda batch: {k: [v[i] for i in batch["number"]] for k, v in rows.items()})
+    else:
+        made = Dataset.from_dict(rows)
+    with pytest.raises(InputError, match=r"^rows\[1\] has an image.*eval_dataset"):
+        measure(make_trainer(), made, holds_letter)

@@ -125,5 +125,6 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
         train_dataset=None,
         environment_factories=None,
         tools=None,
+        rollout_func=None,
         state=SimpleNamespace(global_step=None),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from trl_prorl.cli.prompt_rows import check_prompts, has_prompts
+from trl_prorl.cli.prompt_rows import check_prompts, has_prompts, shows_images
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.samples.store import distinct
 from trl_prorl.pass_at_k import as_verdict
@@ -46,6 +46,12 @@ class OwnRows(Task):
             columns = getattr(rows, "column_names", type(rows).__name__)
             raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
         check_prompts(rows, rows_name)
+        seen = next((place for place, row in enumerate(rows) if shows_images(row)), None)
+        if seen is not None:
+            raise InputError(
+                f"{rows_name}[{seen}] has an image, and held-out evaluations read text alone; leave such rows out, or "
+                "pass them as eval_dataset and set eval_strategy"
+            )
         rows = self.all_rows = rows.select(distinct(rows, rows_name))
         if len(rows) < 2:
             raise InputError(

@@ -85,6 +85,7 @@ class HeldOut:
     """
 
     in_training: int | None = None  # how many prompts occur in the training set; `None`: not known
+    processor = None  # makes tokens of prompts in the tokenizer's place
 
     def __init__(
         self,
@@ -139,10 +140,11 @@ class HeldOut:
 
     def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
         """Return the store of a model's samples."""
+        templates = [each.chat_template for each in (self.tokenizer, self.processor) if each is not None]
         settings = {
             "model": self._identity(point),
             "dtype": self._dtype(point),
-            "tokenizer": json_sha256([self.tokenizer.get_vocab(), self.tokenizer.chat_template]),
+            "tokenizer": json_sha256([self.tokenizer.get_vocab(), *templates]),
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
@@ -344,7 +346,14 @@ class HeldOut:
                 try:
                     rows = [self.rows[place] for place in places]
                     drawn = sample(
-                        model, self.tokenizer, self.task, rows, count, sampling=sampling, compact=compact, bar=bar
+                        model,
+                        self.processor or self.tokenizer,
+                        self.task,
+                        rows,
+                        count,
+                        sampling=sampling,
+                        compact=compact,
+                        bar=bar,
                     )
                 except torch.OutOfMemoryError as error:
                     raise RunError(

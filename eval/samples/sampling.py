@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from tqdm import tqdm
 from transformers import GenerationConfig, StoppingCriteria
+from trl import prepare_multimodal_messages
 
 from trl_prorl.cli.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.errors import InputError
@@ -107,18 +108,29 @@ def stop_token_ids(model, tokenizer) -> list[int]:
     return [token for token in tokens if token is not None]
 
 
-def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
+def prompt_ids(processing_class, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
     """
-    Return the tokens of every row's prompt: messages by the tokenizer's chat template, plain text as in TRL.
+    Return the tokens of every row's prompt, as in TRL: messages by the chat template of a tokenizer or a processor,
+    or plain text.
     """
     if rows and isinstance(rows[0]["prompt"], str):
-        return tokenizer([row["prompt"] for row in rows])["input_ids"]
-    settings = {**(chat_template_kwargs or {}), "tokenize": False, "add_generation_prompt": True}
+        return processing_class(text=[row["prompt"] for row in rows])["input_ids"]
+    settings = {**(chat_template_kwargs or {}), "add_generation_prompt": True}
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    source = tokenizer.name_or_path
+    if processing_class is not tokenizer:  # a processor, whose template gets messages of parts
+
+        def tokenize() -> list[list[int]]:
+            messages = [prepare_multimodal_messages(row["prompt"]) for row in rows]
+            return processing_class.apply_chat_template(messages, tokenize=True, return_dict=True, **settings)[
+                "input_ids"
+            ]
+
+        return fill_template(tokenize, source)
 
     def fill() -> list[str]:
-        return [tokenizer.apply_chat_template(row["prompt"], **settings) for row in rows]
+        return [tokenizer.apply_chat_template(row["prompt"], tokenize=False, **settings) for row in rows]
 
-    source = tokenizer.name_or_path
     texts = fill_template(fill, source)
     longest = max(map(len, texts), default=0)
     if longest > MAX_PROMPT:
@@ -132,13 +144,13 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
     return found
 
 
-def fill_template(fill: Callable[[], list[str]], source: str) -> list[str]:
+def fill_template(fill: Callable[[], list], source: str) -> list:
     """
     Fill a chat template with prompts. The template comes with the model: it may loop, or break the rules of its
     sandbox.
 
     Args:
-        fill (`Callable`): Returns the texts.
+        fill (`Callable`): Returns the texts, or their tokens.
         source (`str`): Source of the tokenizer.
 
     Raises:
@@ -207,7 +219,7 @@ def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, di
 @torch.no_grad()
 def sample(
     model,
-    tokenizer,
+    processing_class,
     task,
     rows: list[dict],
     n: int,
@@ -227,12 +239,13 @@ def sample(
         `list[list[Sample]]`: Shape (P, n).
     """
     model.eval()
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
     device = next(model.parameters()).device
     options = {"do_sample": False}
     if sampling.temperature > 0:
         options = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
     stops = stop_token_ids(model, tokenizer)
-    prompts = prompt_ids(tokenizer, rows, sampling.chat_template_kwargs)
+    prompts = prompt_ids(processing_class, rows, sampling.chat_template_kwargs)
     inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
     if compact is not None:
         copies = torch.arange(len(prompts), device=device).repeat_interleave(n)

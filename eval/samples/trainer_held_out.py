@@ -50,12 +50,17 @@ class TrainerHeldOut(HeldOut):
                 f"evaluate and drift need one process, and this run has {processes}; evaluate it with "
                 "`trl-prorl passk --plugin FILE.py` after training"
             )
-        if trainer.environment_factories or trainer.tools:
-            given = "environment_factory" if trainer.environment_factories else "tools"
-            raise InputError(
-                f"{given} is not supported by evaluate and drift, which sample one turn; pass eval_dataset and set "
-                "eval_strategy, which evaluate as the run samples"
-            )
+        ways = {
+            "environment_factory": trainer.environment_factories,
+            "tools": trainer.tools,
+            "rollout_func": trainer.rollout_func,
+        }
+        for name_of_way, way in ways.items():
+            if way:
+                raise InputError(
+                    f"{name_of_way} is not supported by evaluate and drift, which sample one turn of the model; pass "
+                    "eval_dataset and set eval_strategy, which evaluate as the run samples"
+                )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(getattr(trainer, "run_dir", trainer.args.output_dir))
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -72,6 +77,8 @@ class TrainerHeldOut(HeldOut):
         # A verifier has no version, so stored samples are graded again.
         self.grader = None if verifier is None else uuid4().hex[:12]
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        if self.tokenizer is not trainer.processing_class:
+            self.processor = trainer.processing_class
         self.trained = Point("trained", getattr(trainer, "step_of_weights", trainer.state.global_step), None)
         self.base = Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)

@@ -445,12 +445,14 @@ def test_an_environment_stays_what_it_is(base):
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("environment_factory", {"environment_factories": {None: object}, "tools": []}),
-        ("tools", {"environment_factories": None, "tools": [print]}),
+        ("environment_factory", {"environment_factories": {None: object}}),
+        ("tools", {"tools": [print]}),
+        ("rollout_func", {"rollout_func": print}),
     ],
 )
-def test_an_evaluation_of_one_turn_refuses_environments_and_tools(name, given):
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), **given)
+def test_an_evaluation_of_one_turn_refuses_environments_tools_and_rollouts(name, given):
+    off = {"environment_factories": None, "tools": [], "rollout_func": None}
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), **off | given)
     with pytest.raises(InputError, match=f"^{name} .*eval_dataset"):
         evaluate(trainer, [], bool)
 

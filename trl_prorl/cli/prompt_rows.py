@@ -267,6 +267,16 @@ def has_image_columns(dataset) -> bool:
     return not {"image", "images"}.isdisjoint(columns)
 
 
+def shows_images(row: Mapping) -> bool:
+    """Return whether TRL finds images in a row: in its column, or in parts of its messages."""
+    images = row.get("images")
+    if row.get("image") is not None or (images is not None and len(images) > 0):
+        return True
+    messages = row["prompt"] if isinstance(row["prompt"], list) else []
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return any(part.get("type") == "image" for parts in contents for part in parts)
+
+
 def is_text_only(dataset) -> bool:
     """Return whether features show that all prompts are text, or messages of text: not those of a transform's rows."""
     if isinstance(dataset, Dataset) and is_transformed(dataset):
