@@ -50,6 +50,7 @@ def test_what_the_keys_change(keys, changed):
         assert getattr(args, name) == (name in changed.split()), name
 
 
+IN_REWARD = {"beta": 0.1, "kl_in": "reward", "advantage_estimator": "rloo"}
 SKIPS = [
     ({}, False),
     ({"skip_zero_rows": True}, True),
@@ -57,7 +58,10 @@ SKIPS = [
     ({"fast": True, "skip_zero_rows": False}, False),
     ({"fast": True, "beta": 0.1}, False),
     ({"fast": True, "beta": 0.1, "drop_zero_rows": True}, True),
-    ({"fast": True, "beta": 0.1, "kl_in": "reward", "advantage_estimator": "rloo"}, True),
+    ({"fast": True, **IN_REWARD}, True),
+    ({"fast": True, **IN_REWARD, "kl_target": 0.1}, False),
+    ({"fast": True, **IN_REWARD, "ref_reset_kl": 0.1}, False),
+    ({"fast": True, **IN_REWARD, "kl_target": 0.1, "drop_zero_rows": True}, True),
     ({"fast": True, "beta_old": 0.1}, False),
     ({"fast": True, "beta_base": 0.1}, False),
     ({"fast": True, "beta_base": 0.1, "base_anchor_every": 2}, True),

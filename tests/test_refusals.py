@@ -130,6 +130,8 @@ CONTRADICTIONS = [
     (RESTARTED | {"lr_scheduler_type": "constant"}, {"lr_scheduler_type": "cosine"}),
     (RESTARTED | {"lr_scheduler_type": "constant_with_warmup"}, {"warmup_steps": 5}),
     ({"skip_zero_rows": True, "top_entropy_quantile": 0.2}, {"top_entropy_quantile": 1.0}),
+    (IN_REWARD | {"skip_zero_rows": True, "kl_target": 0.1}, {"skip_zero_rows": False}),
+    (IN_REWARD | {"beta": 0.1, "skip_zero_rows": True, "ref_reset_kl": 0.1}, {"skip_zero_rows": False}),
     ({"nonfinite": "skip", "fp16": True}, {"nonfinite": "stop"}),
     ({"rollback": 2, "save_strategy": "no"}, {"save_strategy": "steps"}),
     ({"rollback": 2, "save_only_model": True}, {"save_only_model": False}),

@@ -183,6 +183,16 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         acts_always = self.beta != 0.0 or self.beta_old != 0.0 or self.base_anchor_every == 1
         if self.anchored and acts_always and self.kl_in == "loss" and not self.drop_zero_rows:
             return "a KL acts on every row."
+        if self.follows_kl is not None and not self.drop_zero_rows:
+            return f"{self.follows_kl} acts on the mean KL of all rows."
+        return None
+
+    @property
+    def follows_kl(self) -> str | None:
+        """The key=value that acts on the measured KL although the loss has none (`kl_in: reward`)."""
+        for key in ("kl_target", "ref_reset_kl"):
+            if self.kl_in == "reward" and getattr(self, key) is not None:
+                return f"{key}={getattr(self, key)}"
         return None
 
     @property

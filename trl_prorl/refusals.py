@@ -304,6 +304,8 @@ def refuse_losses(args: "ProRLConfig") -> None:
       `num_iterations`: every sample is used before an update, so nothing is masked.
     - `trust_region` with vLLM and `top_p`, `top_k` or `min_p`: its log-probabilities are then not the policy's.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
+    - `skip_zero_rows` with `kl_in: reward` and `kl_target` or `ref_reset_kl`, which act on the mean KL of all rows
+      (without `drop_zero_rows`).
     - `merge_micro_batches: "on"` with `loss_type: bnpo`, `trust_region: m2po`, an entropy bonus or
       `top_entropy_quantile` below 1: they average or rank the tokens of each micro-batch.
     - `merge_micro_batches: "on"` with `gradient_accumulation_steps` or `steps_per_generation` 1: there is nothing to
@@ -330,6 +332,11 @@ def refuse_losses(args: "ProRLConfig") -> None:
         raise ValueError(
             f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
             "the entropies of all rows. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
+        )
+    if args.skip_zero_rows and args.follows_kl is not None and not args.drop_zero_rows:
+        raise ValueError(
+            f"skip_zero_rows=True is not supported with kl_in='reward' and {args.follows_kl}, which acts on the mean "
+            "KL of all rows. Set skip_zero_rows: false."
         )
     if args.merge_micro_batches == "on" and args.merge_obstacle is not None:
         raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from packed_models import MOE, build
 from peft import LoraConfig
+from run_record import read_events
 from run_record import read_rows as rows
 from tiny_run import LORA, constant, record_results, vowels
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -284,6 +285,30 @@ def test_rows_that_carry_a_penalty_go_where_the_recipe_drops_them_and_steer_no_c
     for mine, theirs in zip(rows(skipped), rows(dropped), strict=True):
         assert mine.get("kl_ref", 0.0) == pytest.approx(theirs.get("kl_ref", 0.0), rel=1e-4, abs=1e-7)
     assert largest_difference(run(**keys), dropped) > 1e-4  # another objective
+
+
+STEERED = [
+    {"beta": 0.3, "kl_target": 0.02, "kl_horizon": 1},
+    {"beta_base": 0.3, "base_anchor_every": 2, "kl_target": 0.02, "kl_horizon": 1},
+    {"beta": 0.3, "ref_reset_kl": 5e-4},
+]
+
+
+@pytest.mark.parametrize("keys", STEERED, ids=str)
+@pytest.mark.parametrize("estimator", ["max", "best_of_group"])
+def test_a_kl_in_the_reward_steers_by_all_rows(run, largest_difference, keys, estimator):
+    """The estimators leave most rows without a gradient; the measured KL is theirs, too."""
+    keys |= {"kl_in": "reward", "advantage_estimator": estimator, "reward": solved, "max_steps": 6}
+    keys |= {"optim": "sgd", "learning_rate": 0.2, "num_iterations": 2}
+    whole = run(**keys)
+    fast = run(fast=True, compact_generation="off", **keys)
+    assert largest_difference(whole, fast) < 1e-5
+    names = ("beta", "beta_base", "kl_ref", "kl_base")
+    mine, theirs = ([row[name] for row in rows(one) for name in names if name in row] for one in (fast, whole))
+    assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+    resets = [[event["step_applied"] for event in read_events(one)] for one in (fast, whole)]
+    assert resets[0] == resets[1]
+    assert bool(resets[0]) == ("ref_reset_kl" in keys)
 
 
 def test_a_batch_without_any_gradient_changes_nothing(run, largest_difference):
