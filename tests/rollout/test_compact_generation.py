@@ -678,6 +678,26 @@ def test_projections_of_a_state_are_one_product():
 
 
 @torch.no_grad()
+def test_a_layer_of_the_copy_has_the_bias_that_a_model_may_read(tiny_model):
+    """Mamba adds dt_proj's bias itself, and multiplies by its weight: LoRA there has no gradient and stays 0."""
+    targets = ["in_proj", "x_proj", "dt_proj"]
+    mamba = get_peft_model(build("mamba", "eager", state_size=4), LoraConfig(r=2, target_modules=targets)).eval()
+    for name, param in mamba.named_parameters():
+        if "lora_B" in name and "dt_proj" not in name:
+            param.normal_(std=0.1)
+    tokens = torch.arange(24).view(2, 12)
+    for policy in (mamba, load_with_new_adapter(tiny_model, **{**LORA, "target_modules": "all-linear"})):
+        merged = MergedCopy(policy)
+        merged.refresh()
+        torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=1e-4)
+        layers = {name: layer for name, layer in policy.get_base_model().named_modules() if hasattr(layer, "lora_A")}
+        biases = {name: layer.bias for name, layer in layers.items()}
+        assert any(bias is not None for bias in biases.values())
+        for name, bias in biases.items():
+            torch.testing.assert_close(merged.model.get_submodule(name).bias, bias, rtol=0, atol=0)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", pytest.param("qwen3_next", marks=needs_states)])
 def test_experts_with_adapters_of_two_parameters_are_sampled_unmerged(kind):
     """PEFT wraps one adapter in the other; with a single one there is a copy. qwen3_next: the fourth layer attends."""

@@ -39,6 +39,10 @@ class PackedLinear(torch.nn.Module):
     def weight(self) -> torch.Tensor:
         return self._layer.weight
 
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._layer.bias
+
     def refresh(self) -> None:
         now = (self.weight.data_ptr(), self.weight._version)
         if now != self._of:
@@ -190,6 +194,10 @@ class FusedPart(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         return self._layer.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._layer.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Multiply `hidden` of shape `(*, H)` by the layer's weight: shape `(*, N)`."""
