@@ -1,5 +1,6 @@
 """A run of a reward and data of one's own: pass@k and drift, from its script and by the commands."""
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +17,10 @@ from trl import GRPOTrainer
 from trl_prorl import drift, evaluate
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.samples import sampling
+from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.pass_at_k import pass_at_k
+from trl_prorl.tasks import plugin
 
 
 def rows_of(prompts):
@@ -378,6 +382,39 @@ def test_a_processor_s_prompts_are_those_that_trl_trains(make_trainer, tiny_mode
         texts = [processor.tokenizer.decode(ids, skip_special_tokens=True) for ids in seen if len(ids) > 2]
         assert {one for one in wanted for text in texts if text.startswith(one)} == set(wanted)
         assert all(text.startswith(tuple(wanted)) for text in texts)
+
+
+PLUGIN = f"""
+from datasets import Dataset
+
+def held_out_rows():
+    return Dataset.from_dict({{"prompt": {MESSAGES}}})
+
+def verify(completion, row):
+    return True
+"""
+
+
+@pytest.mark.parametrize("name", ["passk", "drift"])
+def test_the_commands_load_a_run_s_processor(run, tmp_path, monkeypatch, name):
+    monkeypatch.syspath_prepend(Path(__file__).parent / "upstream")
+    model, processor = importlib.import_module("stand_in_vision").gemma3()
+    model.save_pretrained(tmp_path / "base")
+    processor.chat_template = processor.tokenizer.chat_template = OF_PARTS
+    trained = run(model=str(tmp_path / "base"), trainer_kwargs={"processing_class": processor}, max_steps=1)
+    trained.save_model()
+    wanted = GRPOTrainer._tokenize_prompts(trained, MESSAGES)[0]
+    seen = []
+    command = importlib.import_module(f"trl_prorl.eval.{name}")
+    for module in (command, sampling):  # drift's own name of it
+        monkeypatch.setattr(module, "prompt_ids", lambda *args: seen.append(prompt_ids(*args)) or seen[-1], False)
+    monkeypatch.setattr(plugin, "HELD_OUT", {})
+    file = tmp_path / f"plugin_of_{name}.py"
+    file.write_text(PLUGIN)
+    size = ["--n", "1", "--k", "1", "--no-greedy"] if name == "passk" else ["--samples", "1"]
+    assert command.main(["--run", trained.args.output_dir, "--plugin", str(file), *size]) == 0
+    assert len(seen) >= 2
+    assert all(ids == wanted for ids in seen)
 
 
 @pytest.mark.parametrize("measure", [evaluate, drift])

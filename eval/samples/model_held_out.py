@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from trl_prorl.cli.model_name import find_model
 from trl_prorl.errors import InputError
-from trl_prorl.eval.samples.models import Point, kind_of_model, load_tokenizer
+from trl_prorl.eval.samples.models import Point, kind_of_model, load_processor, load_tokenizer
 from trl_prorl.eval.samples.run_samples import HeldOut, split_of
 from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
@@ -74,7 +74,9 @@ class ModelHeldOut(HeldOut):
         self.trained = Point("trained", None, folder)
         self.base = Point("base", 0, None)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()
-        self.tokenizer = load_tokenizer(folder if has_tokenizer else base)
+        source = folder if has_tokenizer else base
+        self.tokenizer = load_tokenizer(source)
+        self.processor = load_processor(source, self.tokenizer)
 
 
 def default_folder(model: str, option: str) -> Path:
@@ -117,11 +119,12 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
     """
     name = model.config._name_or_path
     folder = output_dir or str(default_folder(name, "output_dir"))
+    tokenizer = load_tokenizer(name)
     return SimpleNamespace(
         model=model,
         accelerator=SimpleNamespace(num_processes=1, unwrap_model=lambda model: model),
         args=SimpleNamespace(output_dir=folder, bf16=False, model_init_kwargs=None),
-        processing_class=load_tokenizer(name),
+        processing_class=load_processor(name, tokenizer) or tokenizer,
         train_dataset=None,
         environment_factories=None,
         tools=None,

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoProcessor,
+    PreTrainedConfig,
+    ProcessorMixin,
+)
+from transformers.utils import PROCESSOR_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl.cli.environment import cpu_computes_bf16
@@ -266,6 +274,23 @@ def load_tokenizer(folder: Path):
             tokenizer.pad_token = tokenizer.eos_token
         tokenizer.pad({"input_ids": [[0]]})
     return tokenizer
+
+
+def load_processor(folder: Path | str, tokenizer) -> ProcessorMixin | None:
+    """
+    Load the processor that TRL trains a model with; `None`: the folder has none, so TRL trains with the tokenizer.
+
+    Raises:
+        InputError: It has code of its own, or is not whole.
+    """
+    if not Path(folder, PROCESSOR_NAME).is_file():
+        return None
+    with refuse_code(folder):
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if not isinstance(processor, ProcessorMixin):
+        return None
+    processor.tokenizer = tokenizer
+    return processor
 
 
 @torch.no_grad()

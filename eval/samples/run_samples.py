@@ -33,6 +33,7 @@ from trl_prorl.eval.samples.models import (
     init_of_base,
     kind_of_model,
     load_point,
+    load_processor,
     load_tokenizer,
     trained_point,
 )
@@ -112,6 +113,7 @@ class HeldOut:
         self.sampling = SamplingSettings.of_run(self.config, temperature, max_new_tokens)
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
+        self.processor = load_processor(self.trained.folder, self.tokenizer)
         self.base = base_point(run_dir)
 
     def _load_rows(self, name: TaskName, split: str, prompts: int | None) -> None:

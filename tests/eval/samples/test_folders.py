@@ -166,7 +166,7 @@ EVIL = "from pathlib import Path\nPath(__file__).with_name('PWNED').touch()\nrai
 
 @pytest.mark.parametrize("of", ["tokenizer", "base", "full model", "processor"])
 def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path, monkeypatch, capsys, of):
-    """Whoever is asked says yes. A processor's is not loaded at all."""
+    """Whoever is asked says yes."""
     asked = []
     monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
     folder = run_dir
@@ -187,9 +187,8 @@ def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path,
     found |= {"auto_map": classes, "tokenizer_class": "Evil", "model_type": "evil", "processor_class": "Evil"}
     (folder / file).write_text(json.dumps(found))
     ended = passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"])
-    assert (ended, asked) == (0 if of == "processor" else 2, [])
-    if ended:
-        assert "has code of its own" in capsys.readouterr().err.splitlines()[-1]
+    assert (ended, asked) == (2, [])
+    assert "has code of its own" in capsys.readouterr().err.splitlines()[-1]
     assert not list(tmp_path.rglob("PWNED"))
 
 
