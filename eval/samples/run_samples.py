@@ -87,6 +87,7 @@ class HeldOut:
 
     in_training: int | None = None  # how many prompts occur in the training set; `None`: not known
     processor = None  # makes tokens of prompts in the tokenizer's place
+    asked: int | None = None  # rows of a task that were asked for, if some of them equal an earlier one
 
     def __init__(
         self,
@@ -121,6 +122,9 @@ class HeldOut:
         self.task = name.make()
         self.split = split
         self.rows = held_out_rows(name, self.task, split, prompts)
+        asked = prompts or PROMPTS
+        if not name.is_own and asked != len(self.rows):
+            self.asked = asked
         self.prompt_ids = content_ids(self.rows)
         self.grader = grader_version() if judges(self.task) else None
 
@@ -270,6 +274,7 @@ class HeldOut:
         return {
             "split": self.split,
             "prompts": len(self.rows),
+            **({"prompts_asked": self.asked} if self.asked else {}),
             **samples,
             **self.sampling.to_json(),
             "seed": self.seed,

@@ -616,11 +616,15 @@ def test_auto_neither_repeats_a_finished_run_nor_takes_checkpoints_of_others(mak
         make_trainer(output_dir=str(foreign.parent), max_steps=1).train(resume_from_checkpoint="auto")
 
 
-def test_auto_does_not_compute_the_last_steps_of_a_finished_run_again(make_trainer, tmp_path):
+@pytest.mark.parametrize("best", [False, True], ids=["the last weights", "the best"])
+def test_auto_does_not_compute_the_last_steps_of_a_finished_run_again(make_trainer, tmp_path, best):
     out = tmp_path / "run"
+    chosen = BEST | {"trainer_kwargs": QUESTIONS} if best else {}
 
     def start(resume="auto", kill=False, **keys):
-        trainer = make_trainer(**KEYS | {"output_dir": str(out)} | keys)
+        trainer = make_trainer(**KEYS | chosen | {"output_dir": str(out)} | keys)
+        if best:
+            set_evaluations(trainer, 9.0, 1.0, 1.0)
         if kill:
             trainer.add_callback(Kill())
         with pytest.raises(KeyboardInterrupt) if kill else nullcontext():
@@ -630,7 +634,7 @@ def test_auto_does_not_compute_the_last_steps_of_a_finished_run_again(make_train
     start().save_model()
     shutil.rmtree(out / "checkpoint-4")  # as if 2 were the best
     log = (out / "metrics.jsonl").read_text()
-    with pytest.raises(ValueError, match="finished run, whose model is of step 4"):
+    with pytest.raises(ValueError, match="finished run of 4 steps"):
         start()
     assert (out / "metrics.jsonl").read_text() == log
     start(max_steps=6)

@@ -567,7 +567,7 @@ class CheckpointMixin:
             self.args.hub_token = token
             self.args.model_init_kwargs = init
         if self.args.should_save and folder.is_dir():  # another process may come here before the folder exists
-            write_run_id(folder, self._run_id, self.step_of_weights)
+            write_run_id(folder, self._run_id, self.step_of_weights, self.state.global_step)
 
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 

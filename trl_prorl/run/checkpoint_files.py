@@ -26,7 +26,7 @@ from .folder import (
     step_of,
     steps_of,
 )
-from .log_files import METRICS_FILE, read_json, read_log, recorded_run_id, saved_run_id, saved_step
+from .log_files import METRICS_FILE, read_json, read_log, recorded_run_id, saved_run_id, steps_made
 
 
 logger = logging.getLogger(__name__)
@@ -220,10 +220,10 @@ def refuse_finished(resume_from: str | os.PathLike | bool, folder: RunFolder, ma
     if newest is None or own is None or own != recorded_run_id(folder.path):
         return
     steps = [row["step"] for row in read_log(folder.path, METRICS_FILE)]  # without those that a resume went back over
-    last = min(saved_step(folder.path) or 0, max(steps, default=0))
+    last = min(steps_made(folder.path), max(steps, default=0))
     if step_of(newest) < max_steps <= last:
         raise FinishedError(
-            f"{folder.given} contains a finished run, whose model is of step {last}. To train it for longer, raise "
+            f"{folder.given} contains a finished run of {last} steps. To train it for longer, raise "
             f"max_steps={max_steps}. To repeat its last steps from {newest.name}, set resume_from_checkpoint: true."
         )
 

@@ -274,7 +274,7 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
 
 
 def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
-    words = ["--prompts", passk["prompts"], "--n", passk["n"], "--k", *passk["k"]]
+    words = ["--prompts", passk.get("prompts_asked", passk["prompts"]), "--n", passk["n"], "--k", *passk["k"]]
     if config.get("task"):  # own rows have no splits
         words += ["--split", passk["split"]]
     words += ["--temperature", passk["temperature"]]

@@ -204,6 +204,7 @@ def passk(value: Any) -> None:
         {
             "level": scalar,
             "in_training": maybe(count(0, value["prompts"])),
+            "prompts_asked": count(1, MAX_PROMPTS),
             "step": STEP,
             "steps_on_record": STEP,
             "weights": table(text),

@@ -25,6 +25,7 @@ from trl_prorl.eval.samples import run_samples as held_out
 from trl_prorl.eval.samples.run_samples import HeldOut, plan
 from trl_prorl.eval.samples.store import SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.run.provenance import evaluation_options
 from trl_prorl.tasks import plugin, registry
 from trl_prorl.tasks.parity import Parity
 
@@ -415,6 +416,8 @@ def test_a_row_that_is_there_twice_counts_once_and_a_line_says_so(run_dir, task,
         monkeypatch.setattr("trl_prorl.tasks.plugin.HELD_OUT", {run_dir / "mine.py": module})
         evaluation = HeldOut(run_dir, "test", None, name=TaskName("own", is_own=True))
     assert evaluation.rows == [first, second, {**first, "answer": 1}]
+    # The command that repeats it asks for as many rows of a task, or for the rows that remain of a user's own.
+    assert f"--prompts {5 if form == 'task' else 3} " in evaluation_options({}, evaluation.settings(n=1) | {"k": [1]})
     (line,) = capsys.readouterr().out.splitlines()
     assert "2 of 5" in line
 
