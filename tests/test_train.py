@@ -15,6 +15,7 @@ from run_record import error_lines, modification_times, read_events, read_rows, 
 
 from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.run.checkpoint_files import unusable_reason
+from trl_prorl.run.log_files import RUN_ID_FILE
 from trl_prorl.train import build, task_reward
 
 
@@ -176,7 +177,8 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     assert status == 0
     assert len(read_rows(out)) == 3
     assert len(read_rows(tmp_path / "run.1")) == 1
-    (out / "checkpoint-3" / "manifest.json").unlink()
+    (out / "checkpoint-3" / "manifest.json").unlink()  # as if killed while it saved its last checkpoint
+    (out / RUN_ID_FILE).unlink()
     status, written = recipe(f"{SAVES} {AUTO}")
     assert status == 0
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]

@@ -170,7 +170,7 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
     assert torch.equal(logits(load_base_model(config).eval()), began)
     assert torch.equal(logits(load_point(trained_point(folder, config), config).eval()), logits(in_memory(trainer)))
     assert identity(None, config) != identity(None, {"model_name_or_path": model})
-    held_out = TrainerHeldOut(trainer, QUESTIONS["eval_dataset"], None, "own")
+    held_out = TrainerHeldOut(trainer, trainer.train_dataset, None, "own")
     with held_out.scored(held_out.base) as base:
         assert lora or torch.equal(logits(base), began)
     code = model_card(folder).text.partition("```python\n")[2].partition("print(")[0]

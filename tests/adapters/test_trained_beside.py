@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_run import LORA, QUESTIONS, logits
+from tiny_run import LORA, logits
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval.samples.models import Point, load_point
@@ -37,7 +37,7 @@ def whole_logits(model):
 @pytest.mark.parametrize("bias", ["all", "lora_only"])
 def test_trained_biases_are_not_those_of_the_base(run, tiny_model, begun, bias):
     trainer = run(trainer_kwargs={"peft_config": LoraConfig(**LORA, bias=bias)}, **LARGE)
-    held_out = TrainerHeldOut(trainer, QUESTIONS["eval_dataset"], None, "own")
+    held_out = TrainerHeldOut(trainer, trainer.train_dataset, None, "own")
     with held_out.as_point(held_out.base):
         assert far(logits(trainer.model), begun) < 1e-6
     assert far(logits(trainer.model), begun) > 1
