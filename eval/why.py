@@ -35,18 +35,6 @@ STRONG = 1e-3
 HOLDS, HELD = 1e-2, 2e-3  # a KL term, and the KL in nats per token of a policy that it holds
 GAIN = 0.03  # of the reward
 ADAPTER = 0.5  # share of the parameters, up to which an adapter is trained
-# Rows that the longest rule of a column needs.
-ROWS = {
-    "truncated_fraction": SHORT,
-    "frac_reward_zero_std": LONG,
-    "reward": LONG,
-    "mean_abs_dlogp_sampler": SHORT,
-    "sampling/sampling_logp_difference/mean": SHORT,
-    "clip_region_mean": SHORT,
-    "accuracy": GUARD_WINDOW,
-    "entropy": SHORT,
-    "kl_penalty": 2 * LONG - 1,  # of `too_strong`
-}
 
 
 class Found(NamedTuple):
@@ -249,21 +237,15 @@ def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
     )
 
 
-def too_short(run: RecordedRun) -> list[str]:
-    """Return the columns that were measured in too few rows for one of their rules."""
-    measured = {column: run.measured(column) for column in ROWS}
-    return [column for column, values in measured.items() if values is not None and len(values) < ROWS[column]]
-
-
 def explain(run: RecordedRun) -> str:
     """Return the first cause of trouble in a run, in words."""
     causes = find_causes(run)
     last = int(run.metrics["step"].iloc[-1])
-    few = too_short(run)
-    if not causes and few:
+    rows = len(run.metrics)
+    if not causes and rows < GUARD_WINDOW:  # the longest of the rules
         return (
-            f"{run.name}: no verdict: {len(run.metrics)} rows in {last} steps are too few to judge {', '.join(few)}; "
-            "set logging_steps: 1, or train longer"
+            f"{run.name}: no verdict: {rows} rows in {last} steps, and rules need up to {GUARD_WINDOW}; set "
+            "logging_steps: 1, or train longer"
         )
     if not causes:
         return f"{run.name}: no cause of trouble was found in {last} steps"

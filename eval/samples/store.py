@@ -8,7 +8,7 @@ reuses them.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -54,26 +54,16 @@ COLUMNS = (
 )
 
 
-def content_ids(rows: list[dict]) -> list[str]:
-    """
-    Return an id for every row, made from its content only, so that it is equal in all runs.
-
-    Rows with equal content are numbered.
-    """
-    seen: dict[str, int] = {}
-    names = []
-    for row in rows:
-        name = json_sha256(row)[:16]
-        seen[name] = place = seen.get(name, -1) + 1
-        names.append(f"{name}.{place}" if place else name)
-    return names
+def content_ids(rows: Iterable[dict]) -> list[str]:
+    """Return an id for every row, made from its content only, so that it is equal in all runs."""
+    return [json_sha256(row)[:16] for row in rows]
 
 
 def distinct(rows: Sequence[dict], name: str) -> list[int]:
     """Return the places of rows that equal no earlier one in all columns; a line says how many others there are."""
     first = {}
-    for place, row in enumerate(rows):
-        first.setdefault(json_sha256(row), place)
+    for place, content in enumerate(content_ids(rows)):
+        first.setdefault(content, place)
     repeated = len(rows) - len(first)
     if repeated:
         print(visible(f"{name}: {repeated} of {len(rows)} rows equal an earlier one and are left out."), flush=True)

@@ -320,12 +320,12 @@ def check_images(trainer) -> None:
             "dynamic_sampling_rounds: 0."
         )
     # Messages, tools and environments of a model that sees may be text: `score_anchor` looks at the batch.
-    shows_images = has_image_columns(trainer.train_dataset)
-    if shows_images and args.ref_compute == "naive_epoch" and args.beta != 0.0:
+    has_column = has_image_columns(trainer.train_dataset)
+    if has_column and args.ref_compute == "naive_epoch" and args.beta != 0.0:
         raise ValueError(images_refused("ref", args))
-    if shows_images and args.beta_base != 0.0:
+    if has_column and args.beta_base != 0.0:
         raise ValueError(images_refused("base", args))
-    if shows_images and args.kl_in == "reward" and args.on_policy and not args.corrects_sampler:
+    if has_column and args.kl_in == "reward" and args.on_policy and not args.corrects_sampler:
         raise ValueError(images_refused("old", args))
     if not trainer.is_vlm:
         raise ValueError(

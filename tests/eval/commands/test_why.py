@@ -100,20 +100,22 @@ def test_columns_that_are_missing_name_nothing(read_run):
 
 
 @pytest.mark.parametrize(
-    ("columns", "needed", "cause"),
+    ("columns", "cause"),
     [
-        ({"reward": 0.0, "frac_reward_zero_std": 1.0}, 20, "no signal"),
-        ({"reward": 0.2, "kl_penalty": 5e-3, "kl_ref": 0.05}, 39, "KL too strong"),  # 20 averages over 20 rows
-        ({"truncated_fraction": 1.0}, 10, "completions are cut"),
-        ({"reward": 0.2, "accuracy": 0.5}, 40, "no cause"),
+        ({"reward": 0.0, "frac_reward_zero_std": 1.0}, "no signal"),
+        ({"reward": 0.2, "kl_penalty": 5e-3, "kl_ref": 0.05}, "KL too strong"),
+        ({"truncated_fraction": 1.0}, "completions are cut"),
+        ({"reward": 0.2, "accuracy": lambda step: 0.5 - 0.4 * (step > 30)}, "reward hacking"),
+        ({"reward": 0.2, "accuracy": 0.5}, "no cause"),
     ],
 )
-def test_too_few_rows_are_no_all_clear(read_run, columns, needed, cause):
-    rows = (needed - 1, needed)
+def test_too_few_rows_are_no_all_clear(read_run, columns, cause):
+    """A cause is found, or there is a verdict of none, from some number of rows on; below, neither is said."""
     config = {"learning_rate": 1e-4}
-    short, enough = (explain(read_run("control", steps=steps, config=config, **columns)) for steps in rows)
-    assert cause in enough
-    assert "no cause" not in short and f"{rows[0]} rows" in short and "logging_steps: 1" in short
+    said = [explain(read_run("control", steps=steps, config=config, **columns)) for steps in (5, 39, 60)]
+    assert cause in said[2]
+    for rows, line in zip((5, 39), said, strict=False):
+        assert f"no verdict: {rows} rows" in line or (cause in line and cause != "no cause")
 
 
 FALLEN = {"reward": lambda step: 0.5 if step <= 50 else 0.2, "accuracy": 0.2}
