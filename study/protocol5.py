@@ -1,9 +1,9 @@
 """
-The fifth protocol's runs, table, tests and picture. study/protocols/protocol5.md says what they are for.
+The fifth protocol's runs, table, tests and pictures. study/protocols/protocol5.md says what they are for.
 
     python study/protocol5.py run FOLDER exact        # trains what is missing; a row is committed as its run ends
     python study/protocol5.py questions FOLDER        # keeps SmolLM2's scores by question
-    python study/protocol5.py table                   # tests, predictions, picture, from study/tables/protocol5*.csv
+    python study/protocol5.py table                   # tests, predictions, pictures, from study/tables/protocol5*.csv
 
 FOLDER keeps the runs. Parts: `tuning`, `exact`, `smollm2`. Options of `run`: --jobs 2, --only 5 (so many runs),
 --tables STUDY/TABLES of another checkout.
@@ -475,6 +475,20 @@ def draw(curves: pd.DataFrame, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def draw_seeds(table: pd.DataFrame, path: Path) -> None:
+    """Draw SmolLM2's stricter scores by seed."""
+    no_kl, kl = (table[table["variant"] == variant].set_index("seed") for variant in ("no_kl", "kl_target"))
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    for axes, score in zip(figure.subplots(1, 2, sharey=True), ("sampled", "greedy"), strict=True):
+        axes.plot(100 * kl[score], "o", color="tab:orange", label="fixed reference, kl_target 0.066")
+        axes.plot(100 * no_kl[f"stopped_{score}"], "s", color="tab:gray", label="no KL, early stopping")
+        axes.plot(100 * no_kl[score], "x", color="black", label="no KL")
+        axes.axhline(100 * kl[f"base_{score}"].mean(), color="black", linestyle=":", label="starting model")
+        axes.set(title=score, xlabel="seed", xticks=kl.index, ylabel="stricter score, %", ylim=(0, None))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
 def table(tables: Path) -> None:
     tuning = pd.read_csv(tables / NAMES["tuning"])
     print(tuning.groupby(["task", "variant"])[["sampled", "greedy", "kl_ref_end"]].mean().to_string())
@@ -491,6 +505,7 @@ def table(tables: Path) -> None:
     if (tables / NAMES["smollm2"]).exists():
         smollm2 = pd.read_csv(tables / NAMES["smollm2"])
         check_whole(smollm2, smollm2_runs())
+        draw_seeds(smollm2, STUDY / "pictures" / "smollm2_seeds.png")
         questions = pd.read_csv(tables / QUESTIONS)
         for tests in (smollm2_tests(smollm2, questions), smollm2_predictions(smollm2)):
             print(tests.to_string(index=False))
