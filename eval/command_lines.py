@@ -326,7 +326,8 @@ def why(argv=None) -> argparse.Namespace:
     parser = Parser(prog=program_name("why"), description="Say why a run does not learn: step, evidence and cure.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help=RUNS_HELP)
     args = parser.parse_args(argv)
-    return _find_runs(args)
+    args.found = find_recorded_runs(args.runs)
+    return args
 
 
 def compare(argv=None) -> argparse.Namespace:

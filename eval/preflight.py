@@ -40,6 +40,7 @@ from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import printed, terminal
 from trl_prorl.eval.readiness.cost import WALL_TIME, cost_findings, out_of_memory
 from trl_prorl.eval.readiness.data import (
+    answered,
     check_gold_answers,
     held_out_prompts,
     length_findings,
@@ -159,8 +160,9 @@ def check(
     gold_lengths = []
     if task is not None:
         findings, tells = check_gold_answers(task, rows, summed_reward(trainer))
-        texts = [task.gold(row) for row in rows]
-        gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
+        texts = [task.gold(row) for row in answered(rows)]
+        if texts:
+            gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
     findings += family_findings(trainer)
     own = trainer.optimizer  # a script's, in place of the key
     rate = trainer.args.learning_rate if own is None else highest_rate(own)

@@ -260,8 +260,8 @@ def explain(run: RecordedRun) -> str:
 def main(argv=None) -> int:
     """Entry point."""
     args = command_lines.why(argv)
-    runs = [load_run(folder) for folder in args.runs]
-    print("\n".join(map(explain, runs)))
+    runs = [load_run(folder) for folder in args.found.folders]
+    print("\n".join([*map(explain, runs), *args.found.left_out]))
     return int(any(map(find_causes, runs)))
 
 

@@ -138,6 +138,10 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.repos.setdefault(name, {"files": {}, "commits": [], "private": private})
         self.answer(status, {"url": f"{self.hub.url}/{name}", "name": name, "id": name})
 
+    def check_write(self, match, body):
+        status = 200 if match["repo"].startswith(f"{USER}/") else 403
+        self.answer(status, {"error": "You don't have write access to this repository"} if status == 403 else {})
+
     def validate(self, match, body):
         self.answer(200, {"errors": [], "warnings": []})
 
@@ -215,6 +219,7 @@ class Handler(BaseHTTPRequestHandler):
 ROUTES = [
     ("/api/whoami-v2", "GET", True, Handler.whoami),
     ("/api/repos/create", "POST", True, Handler.create),
+    (f"/api/models/{REPO}/auth-check/write", "GET", True, Handler.check_write),
     ("/api/validate-yaml", "POST", False, Handler.validate),
     (f"/api/models/{REPO}/preupload/main", "POST", True, Handler.preupload),
     (f"/{REPO}\\.git/info/lfs/objects/batch", "POST", True, Handler.lfs_batch),

@@ -39,7 +39,7 @@ PATTERNS = ("rank_pattern", "alpha_pattern")
 ALIKE = frozenset(ADAPTERS["LORA"]) - {*PATTERNS}  # the same rank in every layer
 PRODUCTS = ALIKE - {"use_dora", "modules_to_save", "trainable_token_indices", "bias", "lora_bias"}
 ADAPTER_OPTIONS = {
-    "lora_growth_every": ALIKE,
+    "lora_growth_every": ALIKE - {"target_parameters"},
     "vllm_enable_lora": PRODUCTS,
     "compact_merge": frozenset(ADAPTERS["LORA"]),
 }

@@ -20,6 +20,7 @@ from trl_prorl.rollout import weighted_sum
 MAX_ACCEPTED = 0.1  # share of other rows' answers that may be correct by chance, as in tasks with few answers
 NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as separate arguments
 GOLD_REWARD = "reward of gold answers, of other rows'"
+NO_ANSWERS = "a wrong reward function looks like a weak starting model: these questions have no reference answer"
 HELD_OUT = 128  # rows of a task's validation and test that are compared with training
 
 
@@ -28,12 +29,16 @@ def check_gold_answers(
 ) -> tuple[list[Finding], bool | None]:
     """
     Check the reference answers of R rows, and one other row's answer for each, with a task's `gold` and `verify_many`,
-    and with a reward, which takes completions and rows and returns a number for each.
+    and with a reward, which takes completions and rows and returns a number for each. Rows with an empty `answer`,
+    such as those of a family that has only a scorer, are left out.
 
     Returns:
         The findings, and whether correct answers get more reward than wrong ones on average; `None` if that is not
         known.
     """
+    rows = answered(rows)
+    if not rows:
+        return [Finding("gold answers verify", NOT_MEASURED, NO_ANSWERS)], None
     golds = [task.gold(row) for row in rows]
     other_golds = []
     other_rows = []  # the rows that `other_golds` are checked against
@@ -57,6 +62,11 @@ def check_gold_answers(
     wrong = without_nan(reward for reward, verdict in zip(other_rewards, accepted, strict=True) if not verdict)
     tells = fmean(correct) > fmean(wrong) if correct and wrong else None
     return findings + reward_findings(without_nan(rewards), without_nan(other_rewards), tells), tells
+
+
+def answered(rows: Sequence[Mapping]) -> list[Mapping]:
+    """Return the rows that have a reference answer."""
+    return [row for row in rows if row.get("answer") != ""]
 
 
 def judge(task, answers: list[str], rows: Sequence[Mapping]) -> list[bool]:

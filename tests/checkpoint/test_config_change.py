@@ -14,12 +14,13 @@ from peft import LoKrConfig, LoraConfig
 from run_record import read_events, read_rows
 from tiny_run import LORA, constant, vowels
 from tool_run import add
+from torch.optim import lr_scheduler as schedules
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.optimization import Adafactor, AdafactorSchedule
 
 from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, train
 from trl_prorl.run import identity
-from trl_prorl.run.identity import changing_keys, check_change, differences
+from trl_prorl.run.identity import changing_keys, check_change, describe_schedule, differences
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.
@@ -252,6 +253,37 @@ def test_a_script_s_own_schedule_is_compared(make_trainer, tiny_model, then, now
     if line:
         with nullcontext() if acts else pytest.raises(ValueError, match=f"^{re.escape(line)}.*cannot be changed"):
             own(now, allow_config_change=True).train(resume_from_checkpoint=last)
+
+
+def in_sequence(optimizer, at=4, gamma=0.9):
+    parts = [schedules.ConstantLR(optimizer), schedules.ExponentialLR(optimizer, gamma)]
+    return schedules.SequentialLR(optimizer, parts, [at])
+
+
+def chained(optimizer, gamma):
+    return schedules.ChainedScheduler([schedules.ExponentialLR(optimizer, gamma)])
+
+
+# Schedules of torch that keep their settings in lists, functions or other schedules: two of a kind.
+ALIKE = [
+    (schedules.MultiStepLR, {"milestones": [100, 200]}, {"milestones": [50]}),
+    (schedules.CyclicLR, {"base_lr": 1e-4, "max_lr": 1e-3}, {"base_lr": 1e-4, "max_lr": 1e-2}),
+    (schedules.OneCycleLR, {"max_lr": 1e-3, "total_steps": 20}, {"max_lr": 1e-3, "total_steps": 20, "pct_start": 0.5}),
+    (schedules.MultiplicativeLR, {"lr_lambda": lambda step: 0.9}, {"lr_lambda": lambda step: 0.8}),
+    (in_sequence, {"at": 4}, {"at": 5}),
+    (in_sequence, {"gamma": 0.9}, {"gamma": 0.8}),
+    (chained, {"gamma": 0.9}, {"gamma": 0.8}),
+]
+
+
+@pytest.mark.parametrize("kind, then, now", ALIKE)
+def test_schedules_of_a_kind_differ_by_their_settings(kind, then, now):
+    def described(settings):
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+        return describe_schedule(kind(optimizer, **settings))
+
+    assert described(then) == json.loads(json.dumps(described(then)))
+    assert described(then) != described(now)
 
 
 class Halves:

@@ -178,7 +178,7 @@ def test_a_push_that_fails_loses_nothing_and_the_command_it_names_pushes(online,
     out = Path(trainer.args.output_dir)
     with pytest.raises(PushError, match="500") as failed:
         trainer.push_to_hub()
-    assert str(failed.value).endswith(f"`trl-prorl push --run {out}`")
+    assert str(failed.value).endswith(f"`trl-prorl push --run {out} --repo someone/later`")
     assert online.files("someone/later") == {}
     assert not list(out.glob("_*"))
     online.failures.clear()
@@ -302,10 +302,15 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
     assert modification_times(folder) == before
 
 
+def add_another_user_s(hub, at, patch):
+    hub.repos["others/public"] = {"files": {}, "commits": [], "private": False}
+
+
 # What is wrong, the options, and what the line says.
 CASES = [
     (lambda hub, at, patch: patch.setenv("HF_TOKEN", "hf_wrong"), [], "Invalid user token"),
     (None, ["--repo", "others/a-run"], "hub_model_id='others/a-run'"),
+    (add_another_user_s, ["--repo", "others/public"], "write access"),
     (None, ["--license", "Apache 2"], "--license Apache 2"),
     (None, ["--repo", "a/b/c"], "hub_model_id='a/b/c'"),
     (lambda hub, at, patch: patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"), [], "ConnectError"),

@@ -142,7 +142,9 @@ def open_repo(name: str, private: bool | None, api: HfApi) -> str:
     """
     try:
         api.whoami()  # an existing repository is found without any token
-        return api.create_repo(name, private=private, exist_ok=True).repo_id
+        repo = api.create_repo(name, private=private, exist_ok=True).repo_id
+        api.auth_check(repo, write=True)  # `create_repo` also returns a repository that others own
+        return repo
     except Exception as error:  # the client's errors have no common class
         raise ValueError(
             f"hub_model_id={name!r} cannot be pushed to ({_describe(error)}). Set hub_model_id to NAMESPACE/NAME, "
@@ -182,7 +184,7 @@ def upload(
     except Exception as error:  # the client's errors have no common class
         raise PushError(
             f"the push to {repo} failed ({_describe(error)}). The run is saved on disk. Try again with "
-            f"{push_command(run_dir)}"
+            f"{push_command(run_dir, repo)}"
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -207,8 +209,10 @@ def _left_over(there: Iterable[str], files: Mapping[str, Path], replaced: str | 
     return found
 
 
-def push_command(run_dir: str | os.PathLike) -> str:
-    return f"`trl-prorl push --run {shell_quote(str(run_dir))}`"
+def push_command(run_dir: str | os.PathLike, repo: str | None = None) -> str:
+    """Return the command that pushes a run, to `repo` unless its recipe names one."""
+    option = f" --repo {shell_quote(repo)}" if repo else ""
+    return f"`trl-prorl push --run {shell_quote(str(run_dir))}{option}`"
 
 
 def _describe(error: BaseException) -> str:

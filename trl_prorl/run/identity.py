@@ -9,6 +9,7 @@ import datetime
 import decimal
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -78,8 +79,9 @@ SCHEDULE_CLASS = f"class of {OWN_SCHEDULE}"
 OWN_FACTORS = f"factors of {OWN_SCHEDULE}"
 FREE_OF_SCHEDULE = (SCHEDULE_CLASS, OWN_FACTORS)
 COMPARED_STEPS = (0, *(2**power for power in range(17)))
-# Of a schedule's state. The first is compared as that of the optimizer.
-MOVING = {"base_lrs", "last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i"}
+# Of a schedule's state. The first is compared as that of the optimizer, the second by values.
+MOVING = {"base_lrs", "lr_lambdas", "last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i"}
+PRIVATE_SETTINGS = {"_milestones", "_schedule_phases", "_anneal_func_type"}  # of SequentialLR and OneCycleLR
 SCALING = "scaling of the adapter (lora_alpha, lora_r)"
 SCALING_BY_MODULE = "scaling of every module of the adapter (alpha, alpha_pattern, rank_pattern)"
 REFERENCE_MOVED = "without resets the reference is the base model, which this run has moved (it may be raised)"
@@ -325,19 +327,31 @@ def describe_optimizer(optimizer) -> dict[str, Any]:
 
 def describe_schedule(schedule) -> dict[str, Any]:
     """
-    Return class and settings of a script's own schedule, and what a LambdaLR's functions return at some steps. Not
-    compared: a schedule within a schedule, and objects in place of functions, whose state a call may change.
+    Return class and settings of a script's own schedule, of the schedules within it, and what its functions return at
+    some steps. Not compared: objects in place of functions, whose state a call may change.
     """
     if schedule is None:
         return {SCHEDULE_CLASS: None}
     found = {SCHEDULE_CLASS: full_name(type(schedule))}
+    functions = [one for one in getattr(schedule, "lr_lambdas", ()) if isinstance(one, FunctionType | partial)]
+    factors = [_factors(function) for function in functions]
     if takes_new_rates(schedule):
-        functions = [function for function in schedule.lr_lambdas if isinstance(function, FunctionType | partial)]
-        return {**found, OWN_FACTORS: [_factors(function) for function in functions]}
-    for name, value in schedule.state_dict().items():
-        if name not in MOVING and not name.startswith("_") and isinstance(value, bool | int | float | str):
-            found[f"{name} of {OWN_SCHEDULE}"] = value
-    return found
+        return {**found, OWN_FACTORS: factors}
+    settings = {name: value for name, value in schedule.state_dict().items() if _is_setting(name)}
+    if isinstance(settings.get("milestones"), Counter):  # MultiStepLR's
+        settings["milestones"] = sorted(settings["milestones"].elements())
+    if functions:
+        settings["functions"] = factors
+    parts = getattr(schedule, "_schedulers", ())
+    if parts:
+        settings["schedules"] = [describe_schedule(part) for part in parts]
+    return {**found, **{f"{name} of {OWN_SCHEDULE}": value for name, value in as_plain(settings).items()}}
+
+
+def _is_setting(name: str) -> bool:
+    if name in PRIVATE_SETTINGS:
+        return True
+    return name not in MOVING and not name.startswith("_")
 
 
 def _factors(function: Callable[[int], float]) -> list[float]:

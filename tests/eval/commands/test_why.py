@@ -79,6 +79,8 @@ def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_
     assert "entropy gone" in later and "69" in later
     assert "well" in of_well
     assert main([str(well)]) == 0
+    assert main([str(well.parent)]) == 1  # a folder of runs
+    assert len(capsys.readouterr().out.splitlines()) == 6
 
 
 def test_a_kl_that_holds_the_policy_is_named_while_the_reward_rises(read_run):

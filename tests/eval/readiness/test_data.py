@@ -71,6 +71,14 @@ def test_a_reward_that_needs_a_rollout_is_not_wrong():
     assert "KeyError: 'steps'" in findings[-1].change
 
 
+def test_questions_without_a_reference_answer_stop_nothing():
+    nothing, tells = check_gold_answers(Judged(), [{"answer": ""}] * 3, None)
+    assert [finding.level for finding in nothing] == ["fine"]
+    assert tells is None
+    some, _ = check_gold_answers(Judged([True], []), [{"answer": ""}, {"answer": "1"}], None)
+    assert some[0].number == "1 of 1"
+
+
 def test_only_answers_of_the_same_task_that_differ_are_tried():
     tried = []
     task = Judged([True] * 4, NO)
