@@ -54,7 +54,7 @@ TRL_KEYS = {
     "use_bias_correction_kl": "multiply the KL by the importance ratio, which makes the gradient of k3 exact",
     "importance_sampling_level": "importance ratio per token or per sequence",
     "mask_truncated_completions": "exclude truncated completions from the loss",
-    "learning_rate": "the LoRA recipes here use 1e-5 (0.5B model) and 5e-4 (embedded model)",
+    "learning_rate": "the LoRA recipes here use 1e-5 (0.5B model) to 1e-3 (embedded model)",
     "lr_scheduler_type": "with `constant`, a resume can change `max_steps`",
     "use_vllm": "generate with vLLM",
 }
@@ -343,7 +343,8 @@ def make_supported_page() -> str:
         advantages=code(supported.ADVANTAGES),
         optimizers=table(["class", "remembers", "`lora_growth_every`"], grouped(optimizers)),
         schedules=table(
-            ["`lr_scheduler_type`", "a reset can restart it", "a run can be made longer"], grouped(schedules)
+            ["`lr_scheduler_type`", "a reset can restart it", "a run can be made longer (with a warm-up in steps)"],
+            grouped(schedules),
         ),
         versions=", ".join(f"{name} {version}" for name, version in supported.VERSIONS.items()),
         command=COMMAND,

@@ -243,10 +243,8 @@ def explain(run: RecordedRun) -> str:
     last = int(run.metrics["step"].iloc[-1])
     rows = len(run.metrics)
     if not causes and rows < GUARD_WINDOW:  # the longest of the rules
-        return (
-            f"{run.name}: no verdict: {rows} rows in {last} steps, and rules need up to {GUARD_WINDOW}; set "
-            "logging_steps: 1, or train longer"
-        )
+        cure = "set logging_steps: 1" if rows < last else "train longer"
+        return f"{run.name}: no verdict: {rows} rows in {last} steps, and rules need up to {GUARD_WINDOW}; {cure}"
     if not causes:
         return f"{run.name}: no cause of trouble was found in {last} steps"
     rule, found = causes[0]

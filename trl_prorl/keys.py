@@ -383,7 +383,7 @@ class ProlongedKeys:
             reason in `env.json`.
         compact_max_rows (`int`, *optional*):
             Maximum completions that are decoded at once, to limit memory; groups that fit stay together. Sampled
-            tokens depend on it. `trl-prorl preflight` prints how many fit. `None`: the whole generation batch.
+            tokens depend on it. `trl-prorl preflight --all` prints how many fit. `None`: the whole generation batch.
         compact_merge (`bool`, *optional*, defaults to `True`):
             `False`: sample from the policy and its adapter without merging. That is slower, and saves a copy of the
             weights that LoRA changes. Quantised weights, and experts with adapters of two parameters (as by
@@ -396,7 +396,8 @@ class ProlongedKeys:
             rows are packed without them; gradient and normalisation do not change. `rows_skipped` counts them. Logged
             means of the policy (`entropy`, `mean_abs_dlogp`, `kl_old`) are over the tokens of the computed rows; to
             `vespo/phi_seq_mean` a skipped row adds 1, to `clip_region_mean` nothing. `None`: with `fast`, unless
-            `entropy_floor` needs the entropy of all rows, or `kl_target` or `ref_reset_kl` their KL.
+            `entropy_floor` needs the entropy of all rows, or, with `kl_in: reward`, `kl_target` or `ref_reset_kl`
+            their KL.
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
             Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them. The normalisation
             still counts them. *This changes the objective*: the KL no longer acts on prompts that are always or never
@@ -419,8 +420,8 @@ class ProlongedKeys:
             its pass rate has reached `prompt_pool_retire`: for as many groups as there are prompts, twice as long each
             consecutive time, up to 8 times as long.
         prompt_pool_retire (`float`, *optional*, defaults to `0.9`):
-            Pass rate at which a prompt counts as solved: the share of correct completions, each earlier group with
-            half the weight of the next. Without a verifier only prompts with equal rewards in their group rest.
+            Pass rate at which a prompt counts as solved: the share of correct completions, of which the newest group
+            counts half. Without a verifier only prompts with equal rewards in their group rest.
         advantage_estimator (`str`, *optional*):
             Advantages from rewards r, in place of TRL's `scale_rewards`. `"raw"`: r. `"centered"`: r − group mean.
             `"group_normalized"`: that, divided by the group's standard deviation. `"batch_normalized"`: centered,
@@ -455,18 +456,18 @@ class ProlongedKeys:
             Stop the run at an entropy collapse, with a checkpoint.
         guard_gap (`float`, *optional*):
             Detect reward hacking: fires when accuracy has fallen by more than this from its highest value, while the
-            reward is no lower than it was then. `accuracy` is the share of completions accepted by the task's `verify`
-            or a reward function's `batch_verifier`. Both are averages over 40 optimizer steps, so the run must be
-            longer. Does not work with `length_off` or `prompt_pool`. `None`: off.
+            reward is no lower than it was then. `accuracy` is the share of completions accepted by `verify` or a
+            reward function's `batch_verifier`. Both are averages over 40 optimizer steps, so the run must be longer.
+            Does not work with `length_off` or `prompt_pool`. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
             Action of `guard_gap`: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (also request a reset
             of the reference) or `"stop"` (end the run, with a checkpoint).
         rollback (`int`, *optional*, defaults to `0`):
             Maximum number of returns to the last good checkpoint after a collapse, each with a lower learning rate;
             then the run stops. A collapse is a mean reward of the last 10 % of the steps (at least 10) below half of
-            the best mean of 10 steps; or a stop by `nonfinite: stop`, `entropy_stop` or `guard_gap_action: stop`. A
-            reward function that raises an error or times out ends the run. Needs checkpoints that can be resumed, and
-            a single process. Does not work with `length_off`. 0: off.
+            the best mean of 10 steps, if that is positive; or a stop by `nonfinite: stop`, `entropy_stop` or
+            `guard_gap_action: stop`. A reward function that raises an error or times out ends the run. Needs
+            checkpoints that can be resumed, and a single process. Does not work with `length_off`. 0: off.
         rollback_rate (`float`, *optional*, defaults to `0.5`):
             Factor on the learning rate at each roll-back.
         stop_stall (`int`, *optional*, defaults to `0`):
@@ -491,7 +492,8 @@ class ProlongedKeys:
         log_update_norm (`bool`, *optional*, defaults to `False`):
             Log the norm of every update of the trained parameters. Costs a copy of those parameters.
         hub_push_reference (`bool`, *optional*, defaults to `False`):
-            With `push_to_hub`, also push the frozen adapter `ref`, into the folder `ref`. See docs/publishing.md.
+            With `push_to_hub`, also push the adapter `ref` of a moving reference, into the folder `ref`. See
+            docs/publishing.md.
     """
 
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0

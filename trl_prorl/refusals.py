@@ -82,10 +82,10 @@ def refuse_resets(args: "ProRLConfig") -> None:
       would be generated in the middle of gradient accumulation.
     - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
     - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
-    - `optimizer_reset: hard`, or `optimizer_reset_schedule: restart`, with an `lr_scheduler_type` that
-      [cannot be restarted](supported.md#learning-rate-schedules).
+    - `optimizer_reset: hard` (unless `optimizer_reset_schedule: keep`), or `optimizer_reset_schedule: restart`, with
+      an `lr_scheduler_type` that [cannot be restarted](supported.md#learning-rate-schedules).
     - `ref_reset_stall`, `ref_reset_drop` or `stop_stall` with `eval_strategy: "no"`, or with a `ref_reset_metric` that
-      no evaluation measures.
+      no evaluation can measure.
     """
     if args.changes_at_boundary or args.resets:
         _refuse_unclean_schedule(args)

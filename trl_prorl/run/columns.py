@@ -50,7 +50,7 @@ GPU = "a GPU"
 REUSED = "batches that are trained on after an update"
 DYNAMIC = "`dynamic_sampling_rounds`"
 POOL = "`prompt_pool`"
-VERIFIER = "a recipe's task, or a reward function with a `batch_verifier`"
+VERIFIER = "a recipe's task, `verify`, or a reward function with a `batch_verifier`"
 
 BY_PRECEDENCE = ", else ".join(f"`{anchor.key}`" for anchor in ANCHORS)
 
@@ -122,7 +122,7 @@ METRICS = {
     ),
     "loss": RecordKey("loss", "the loss, its KL term included"),
     "kl_penalty": RecordKey(
-        "loss", "the KL term of the loss, with coefficient and normaliser", "an anchor", logged=True
+        "loss", "the KL term of the loss, with coefficient and normaliser", "an anchor in the loss", logged=True
     ),
     "kl_clamped": RecordKey(
         TOKENS, "tokens whose KL to an active anchor exceeds `kl_clamp`, summed over passes", "`kl_clamp`"
