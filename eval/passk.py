@@ -49,8 +49,8 @@ from trl_prorl.eval.samples.model_held_out import ModelHeldOut, as_trainer, defa
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.run.log_files import PASSK_FILE, SIDES, has_weights_of
+from trl_prorl.eval.samples.trainer_held_out import POLICY, TrainerHeldOut
+from trl_prorl.run.log_files import PASSK_FILE, SIDES, has_weights_of, read_json
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 
@@ -91,6 +91,14 @@ def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
             "--out DIR, or overwrite it with --replace"
         )
     return require_same_evaluation(earlier, held_out.settings(n=n), run_dir / PASSK_FILE)
+
+
+def check_is_of(held_out: TrainerHeldOut) -> None:
+    """Raise `InputError`: the default folder has the result of another model of the same name."""
+    path = held_out.run_dir / PASSK_FILE
+    earlier = read_json(path) if path.is_file() else {}
+    if earlier.get(POLICY) not in (None, held_out.versions()[POLICY]):
+        raise InputError(f"'{path}' is of other weights than this model; give another folder with output_dir=")
 
 
 def announcement(held_out: HeldOut, args: argparse.Namespace, other_tasks: int = 0) -> str:
@@ -264,6 +272,8 @@ def evaluate(
     sampling = {"temperature": temperature, **whole}
     check_passk(n, ks, None, **sampling)
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
+    if isinstance(trainer_or_model, torch.nn.Module) and output_dir is None:
+        check_is_of(held_out)
     print(announcement(held_out, args), flush=True)
     return present(held_out.run_dir, evaluate_and_write(held_out, args, {}))
 

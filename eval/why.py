@@ -15,7 +15,7 @@ import pandas as pd
 from trl_prorl.cli.terminal import LORA_RATES, TRL_RATE
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
-from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.run_folder.reading import load_runs
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
 from trl_prorl.supported import LOSS_TYPES, UNGROUPED
 from trl_prorl.watch import GUARD_WINDOW
@@ -258,8 +258,8 @@ def explain(run: RecordedRun) -> str:
 def main(argv=None) -> int:
     """Entry point."""
     args = command_lines.why(argv)
-    runs = [load_run(folder) for folder in args.found.folders]
-    print("\n".join([*map(explain, runs), *args.found.left_out]))
+    runs, unreadable = load_runs(args.found.folders)
+    print("\n".join([*map(explain, runs), *args.found.left_out, *unreadable]))
     return int(any(map(find_causes, runs)))
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from hub_cache import COMMIT
 from PIL import Image
 from run_record import error_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer, ProcessorMixin
@@ -18,6 +19,7 @@ from trl_prorl import drift, evaluate
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.samples import sampling
+from trl_prorl.eval.samples.models import load_processor
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.pass_at_k import pass_at_k
 from trl_prorl.tasks import plugin
@@ -382,6 +384,8 @@ def test_a_processor_s_prompts_are_those_that_trl_trains(make_trainer, tiny_mode
         texts = [processor.tokenizer.decode(ids, skip_special_tokens=True) for ids in seen if len(ids) > 2]
         assert {one for one in wanted for text in texts if text.startswith(one)} == set(wanted)
         assert all(text.startswith(tuple(wanted)) for text in texts)
+    shown = {prompt for frame in frames(trainer.run_dir, "trained").values() for prompt in frame["prompt"]}
+    assert {prompt.split()[0] for prompt in shown} == {"say"}
 
 
 PLUGIN = f"""
@@ -415,6 +419,20 @@ def test_the_commands_load_a_run_s_processor(run, tmp_path, monkeypatch, name):
     assert command.main(["--run", trained.args.output_dir, "--plugin", str(file), *size]) == 0
     assert len(seen) >= 2
     assert all(ids == wanted for ids in seen)
+
+
+def test_a_processor_of_the_hub_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent / "upstream")
+    model, processor = importlib.import_module("stand_in_vision").gemma3()
+    repo = tmp_path / "models--me--vision"
+    for part in (model.config, processor):
+        part.save_pretrained(repo / "snapshots" / COMMIT)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert type(load_processor("me/vision", processor.tokenizer)) is type(processor)
+    assert load_processor("me/other", processor.tokenizer) is None
 
 
 @pytest.mark.parametrize("measure", [evaluate, drift])

@@ -13,6 +13,7 @@ from trl_prorl.cli.prompt_rows import has_prompts, read_prompts
 from trl_prorl.cli.training_prompts import prompt_key
 from trl_prorl.errors import RewardError
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
+from trl_prorl.guards.rewards import guard_reward
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rollout import weighted_sum
 
@@ -126,9 +127,13 @@ def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] 
     Return a function of texts and rows that sums rewards as the run does, over the reward functions that have a weight
     and are neither models nor asynchronous; `None` if there are none. It raises [`RewardError`] if one of them fails.
     """
+    functions = trainer.reward_funcs
+    if not hasattr(trainer, "run_dir"):  # TRL's own, whose functions are bare
+        names = trainer.reward_func_names
+        functions = [guard_reward(*pair, None, "skip", lambda: False) for pair in zip(functions, names, strict=True)]
     pairs = [
         (function, weight)
-        for function, weight in zip(trainer.reward_funcs, trainer.reward_weights.tolist(), strict=True)
+        for function, weight in zip(functions, trainer.reward_weights.tolist(), strict=True)
         if weight and not isinstance(function, torch.nn.Module) and not is_async_callable(function)
     ]
     if not pairs:

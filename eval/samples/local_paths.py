@@ -13,7 +13,8 @@ from trl_prorl.run.provenance import fingerprint, is_hub_name
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:
     """
-    Return a run's configuration with relative paths resolved from here, and with the original base model.
+    Return a run's configuration with relative paths resolved from here, and with the original base model and its
+    `quantization`.
 
     A path is tried as written, then from the run's folder and its parents, nearest first, because the run was usually
     started in one of them. A possible name on the Hub is not changed. The run's record of the base model
@@ -23,7 +24,8 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
         InputError: If the base model was a local folder and is not found, has other weights now, or a link that leads
             out of the folder.
     """
-    noted = read_env(run_dir).get("base_model") or {}
+    env = read_env(run_dir)
+    noted = env.get("base_model") or {}
     data = config.get("dataset_name")
     may_be_folder = "/" in (data or "")  # a folder above a run may happen to have the name of a data set
     found = {
@@ -35,6 +37,7 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
         found["model_revision"] = commit
         given = config.get("model_init_kwargs") or {}
         found["model_init_kwargs"] = {**given, "revision": commit}  # given's may be a branch
+    found["quantization"] = env.get("quantization")
     return {**config, **{key: path for key, path in found.items() if path}}
 
 

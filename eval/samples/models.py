@@ -12,10 +12,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoProcessor,
+    BitsAndBytesConfig,
     PreTrainedConfig,
     ProcessorMixin,
 )
-from transformers.utils import PROCESSOR_NAME
+from transformers.utils import PROCESSOR_NAME, cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl.cli.environment import cpu_computes_bf16
@@ -182,6 +183,14 @@ def settings_of_base(config: dict) -> dict:
     return {name: value for name, value in init.items() if name in names and not name.endswith("_implementation")}
 
 
+def quantization_of_base(config: dict) -> dict:
+    """Return how a run quantised its base model as it loaded it: an argument of `from_pretrained`, or none."""
+    noted = config.get("quantization")
+    if noted is None or getattr(read_base_config(config), "quantization_config", None) is not None:
+        return {}
+    return {"quantization_config": BitsAndBytesConfig.from_dict(noted)}
+
+
 def identity(folder: Path | None, config: dict) -> dict:
     """
     Return the identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit;
@@ -191,6 +200,8 @@ def identity(folder: Path | None, config: dict) -> dict:
         base = config["model_name_or_path"]
         settings = settings_of_base(config)
         own = {"settings": settings} if settings else {}
+        if config.get("quantization"):
+            own["quantization"] = config["quantization"]
         if Path(base).is_dir():
             return {"weights": model_hashes(Path(base)), **own}
         read_base_config(config)  # updates the cache
@@ -228,7 +239,8 @@ def load_saved(path, config: dict, adapter: Path | None = None, kind: type | Non
     """Load a model, and an adapter on it, onto the GPU if there is one, in the precision of evaluations."""
     disable_progress_bar()  # for loading weights; our own bars show what takes long
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load_model(path, adapter, kind=kind, dtype=evaluation_dtype(config), **init).to(device)
+    model = load_model(path, adapter, kind=kind, dtype=evaluation_dtype(config), **init)
+    return model if "quantization_config" in init else model.to(device)  # a quantised one is there
 
 
 def load_base_model(config: dict, adapter: Path | None = None):
@@ -241,7 +253,7 @@ def load_base_model(config: dict, adapter: Path | None = None):
     """
     name = config["model_name_or_path"]
     with base_model_errors(name):
-        init = {"revision": revision_of_base(config), **settings_of_base(config)}
+        init = {"revision": revision_of_base(config), **settings_of_base(config), **quantization_of_base(config)}
         try:
             return load_saved(name, config, adapter, **init)
         except InputError:
@@ -278,15 +290,16 @@ def load_tokenizer(folder: Path):
 
 def load_processor(folder: Path | str, tokenizer) -> ProcessorMixin | None:
     """
-    Load the processor that TRL trains a model with; `None`: the folder has none, so TRL trains with the tokenizer.
+    Load the processor that TRL trains a model with, from a folder or a Hub name; `None`: there is none, so TRL trains
+    with the tokenizer.
 
     Raises:
         InputError: It has code of its own, or is not whole.
     """
-    if not Path(folder, PROCESSOR_NAME).is_file():
+    if cached_file(folder, PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return None
     with refuse_code(folder):
-        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(processor, ProcessorMixin):
         return None
     processor.tokenizer = tokenizer

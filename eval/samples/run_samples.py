@@ -18,7 +18,7 @@ from transformers import set_seed
 from trl_prorl import tasks
 from trl_prorl.cli.environment import installed
 from trl_prorl.cli.prompt_rows import check_prompts
-from trl_prorl.cli.training_prompts import TrainingPrompts
+from trl_prorl.cli.training_prompts import TrainingPrompts, text_of
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env, read_evaluation
 from trl_prorl.eval.samples.local_paths import with_local_paths
@@ -130,11 +130,11 @@ class HeldOut:
 
     def _count_of_task(self) -> int | None:
         """
-        Return how many prompts occur in the training set: all of the split `train`. The other splits of our tasks
-        share none with it; those of a user may.
+        Return how many prompts occur in the training set: of the split `train` its first rows, as many as the run
+        had. The other splits of our tasks share none with it; those of a user may.
         """
         if self.split == "train":
-            return len(self.rows)
+            return min(len(self.rows), self.config.get("train_rows") or len(self.rows))
         members = getattr(self.task, "members", {"": self.task}).values()  # of a mixture
         if all(type(task).__module__.partition(".")[0] == "trl_prorl" for task in members):
             return None
@@ -415,7 +415,7 @@ def held_out_rows(name: TaskName, task, split: str, prompts: int | None) -> list
 def shown_prompt(row: dict) -> str:
     """Return a row's prompt as text; of messages, the last one."""
     prompt = row["prompt"]
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return prompt if isinstance(prompt, str) else text_of(prompt[-1])
 
 
 def count_of_script(run_dir: Path, prompt_ids: list[str]) -> int | None:

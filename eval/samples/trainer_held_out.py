@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import torch
 from peft import PeftModel
 
 from trl_prorl.cli.dropout import evaluation_mode
@@ -18,9 +19,13 @@ from trl_prorl.eval.samples.run_samples import HeldOut, split_of
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.run.files import check_contents
+from trl_prorl.run.files import check_contents, json_sha256
 from trl_prorl.run.identity import base_parameters, describe_scaling, weights_hash
+from trl_prorl.text import shell_quote
 from trl_prorl.upstream.weights import settings_of
+
+
+POLICY = "policy"  # in `passk.json`
 
 
 class TrainerHeldOut(HeldOut):
@@ -79,7 +84,7 @@ class TrainerHeldOut(HeldOut):
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         if self.tokenizer is not trainer.processing_class:
             self.processor = trainer.processing_class
-        self.trained = Point("trained", getattr(trainer, "step_of_weights", trainer.state.global_step), None)
+        self.trained = Point("trained", step_of_weights(trainer), None)
         self.base = Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
@@ -98,17 +103,29 @@ class TrainerHeldOut(HeldOut):
             self.config = with_local_paths(self.run_dir, self.config)
 
     def versions(self) -> dict:
-        """Return the precision alone: the policy may not be saved, and a verifier in memory has no version."""
-        return {"dtype": self._dtype(self.trained)}
+        """
+        Return the precision, and a hash of the weights of a model that no trainer has: the policy may not be saved,
+        and a verifier in memory has no version.
+        """
+        found = {"dtype": self._dtype(self.trained)}
+        if self.trained.step is None:
+            found[POLICY] = json_sha256(self._identity(self.trained))
+        return found
 
     def _identity(self, point: Point) -> dict:
         if point is self.base and not self.base_below:
             return identity(None, self.config)
-        named = base_parameters(self.policy) if point is self.base else self.policy.named_parameters()
+        named = base_parameters(self.policy)
+        below = {id(param) for _, param in named}
         if point is self.base and self.initial_adapter is not None and self.initial_adapter.is_trained:
             named = [*named, *self.initial_adapter.values.items()]
         with self.as_point(point):
-            return {"weights": weights_hash(named, trained_whole=True)}
+            found = {"weights": weights_hash(named, trained_whole=True)}
+            if point is not self.base:
+                # PEFT loads adapters that are not trained, and marks them as trained when they are switched on again.
+                adapters = [(name, param) for name, param in self.policy.named_parameters() if id(param) not in below]
+                found["adapters"] = weights_hash(adapters, whole=True)
+        return found
 
     def _declared_end(self, point: Point) -> int | list[int] | None:
         if point is self.base and not self.base_below:
@@ -134,7 +151,10 @@ class TrainerHeldOut(HeldOut):
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
         if point is self.base and not self.base_below:
-            yield prepare_for_sampling(load_base_model(self.config))
+            base = load_base_model(self.config)
+            if self.trained.step is None:
+                self._check_differs(base)
+            yield prepare_for_sampling(base)
             return
         with evaluation_mode(self.policy), self.as_point(point):
             yield prepare_for_sampling(self.policy, merge=False)
@@ -147,6 +167,17 @@ class TrainerHeldOut(HeldOut):
         with evaluation_mode(self.policy):
             yield PolicyAs(self, point)
 
+    def _check_differs(self, base) -> None:
+        """Raise `InputError` for a model that was loaded from its own folder, not from the one that it began with."""
+        then = dict(base.named_parameters())
+        now = dict(self.policy.named_parameters())
+        if then.keys() == now.keys() and all(torch.equal(then[name].to(now[name]), now[name]) for name in now):
+            name = self.config["model_name_or_path"]
+            raise InputError(
+                f"the model has the weights of {name}, from which it was loaded, so there is no other to compare it "
+                f"with. Use `trl-prorl passk --model {shell_quote(name)} --base NAME`, or pass a PeftModel"
+            )
+
     @contextmanager
     def as_point(self, point: Point) -> Iterator[None]:
         """Make the policy the model of a point inside the context: as it is, or as the base."""
@@ -158,6 +189,15 @@ class TrainerHeldOut(HeldOut):
             as_base = self.initial_adapter.as_initial_policy()
         with as_base:
             yield
+
+
+def step_of_weights(trainer) -> int | None:
+    """Return the step of a trainer's weights: transformers may have loaded the best checkpoint at the end."""
+    state = trainer.state
+    step = state.global_step
+    if getattr(trainer.args, "load_best_model_at_end", False) and state.best_model_checkpoint:
+        step = state.best_global_step
+    return getattr(trainer, "step_of_weights", step)
 
 
 class PolicyAs:

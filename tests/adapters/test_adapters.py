@@ -12,6 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, M
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.run_folder.reading import load_config
+from trl_prorl.eval.samples.local_paths import with_local_paths
+from trl_prorl.eval.samples.models import identity, load_base_model
 from trl_prorl.supported import INITIALISATIONS, QUANTISATIONS
 
 
@@ -84,6 +87,24 @@ def test_a_quantised_base_that_is_listed_is_scored_and_sampled_as_by_its_own_for
     assert trainer.first_batch.state_dict() == {"score": "", "samples": "", "noise": ""}
     rows = read_rows(trainer)
     assert rows[1]["kl_ref"] > rows[2]["kl_ref"] == 0.0
+
+
+@pytest.mark.parametrize("name", QUANTISATIONS)
+def test_a_quantised_base_is_evaluated_as_it_was_trained(run, in_4_bits, name):
+    arguments = in_4_bits()
+    arguments["trainer_kwargs"]["quantization_config"] = BitsAndBytesConfig(**LOADED[name])
+    trainer = run(**arguments, max_steps=1, learning_rate=2e-2)
+    trainer.save_model()
+    config = load_config(trainer.run_dir) | {"model_name_or_path": trainer.base_name()}
+    config = with_local_paths(trainer.run_dir, config)
+    then, now = (
+        {name: param for name, param in one.named_parameters() if not param.is_floating_point()}
+        for one in (trainer.model, load_base_model(config, trainer.run_dir))
+    )
+    assert then and then.keys() == now.keys()
+    same = [(param == now[name]).float().mean() for name, param in then.items()]
+    assert torch.stack(same).min() > 0.8  # weights are rounded to bf16 before they are quantised
+    assert identity(None, config) != identity(None, config | {"quantization": None})
 
 
 @pytest.mark.parametrize("config", [Mxfp4Config(), {"quant_method": "awq", "bits": 4}, {"quant_method": "gptq"}])

@@ -14,10 +14,11 @@ def prompt_key(prompt: Any) -> str:
     if isinstance(prompt, str):
         return normalise_question(prompt)
     asked = [message for message in prompt if message["role"] not in ("system", "developer")]
-    return normalise_question("\n".join(map(_text_of, asked or prompt)))
+    return normalise_question("\n".join(map(text_of, asked or prompt)))
 
 
-def _text_of(message: dict[str, Any]) -> str:
+def text_of(message: dict[str, Any]) -> str:
+    """Return a message's content as text, also of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return " ".join(str(part.get("text") or "") for part in content)

@@ -224,15 +224,18 @@ def _as_text(value: Any) -> str:
 
 
 @torch.no_grad()
-def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], trained_whole: bool = False) -> str:
+def weights_hash(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], trained_whole: bool = False, whole: bool = False
+) -> str:
     """
-    Hash the name, shape and a few values of every tensor; with `trained_whole`, all values of those that are trained.
+    Hash the name, shape and a few values of every tensor; with `trained_whole`, all values of those that are trained,
+    with `whole`, of all.
     """
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
         flat = tensor.detach().flatten()
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        is_whole = trained_whole and tensor.requires_grad
+        is_whole = whole or (trained_whole and tensor.requires_grad)
         for part in flat.split(2**24) if is_whole else (flat[:VALUES_HASHED], flat[-VALUES_HASHED:]):
             digest.update(part.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()

@@ -98,6 +98,7 @@ def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str |
         "variant": variant,
         "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
         "model_class": _own_class(model),
+        "quantization": _quantization(model),
         "seed": args.seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
@@ -122,6 +123,12 @@ def _own_class(model: "torch.nn.Module") -> str | None:
         return None
     # Sharding replaces a model's class by a subclass.
     return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
+
+
+def _quantization(model: "torch.nn.Module") -> dict | None:
+    """Return how a model's weights were quantised, as transformers writes it into a `config.json`."""
+    config = getattr(getattr(model, "config", None), "quantization_config", None)
+    return as_plain(config.to_dict() if hasattr(config, "to_dict") else config)
 
 
 # Weight files of up to READ_WHOLE bytes are hashed completely, larger ones by size and BLOCKS blocks.

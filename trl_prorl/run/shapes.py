@@ -234,6 +234,7 @@ env = record(
         **dict.fromkeys("run_id variant model_class git_commit command".split(), maybe(text)),
         "base_model": maybe(record(dict.fromkeys(("name", "hub_id", "commit", "sha256"), maybe(text)))),
         "versions": maybe(table(maybe(text))),
+        "quantization": maybe(record()),
         "execution": maybe(table(scalar)),
         "hardware": maybe(table(scalar)),
         **dict.fromkeys(("parameters", "trainable_parameters"), maybe(count())),

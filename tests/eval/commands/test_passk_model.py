@@ -85,6 +85,31 @@ def test_a_scaling_and_a_configuration_changed_in_memory_are_sampled_anew(saved,
     assert capsys.readouterr().out.count("configuration has changed") == 4
 
 
+def test_another_model_of_the_same_name_keeps_its_result(saved, tmp_path, monkeypatch):
+    folder, base = saved
+    monkeypatch.chdir(tmp_path)
+    rows = get_task("reverse_digits", level=2).rows("test", 2)
+    asked = {"n": 1, "greedy": False, "max_new_tokens": 2}
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / "adapter")
+    for _ in range(2):
+        evaluate(model, rows, lambda completion, row: True, **asked)
+    next(param for name, param in model.named_parameters() if "lora_B" in name).data += 0.1
+    with pytest.raises(InputError, match="other weights.*output_dir="):
+        evaluate(model, rows, lambda completion, row: True, **asked)
+
+
+def test_a_full_model_is_not_compared_with_itself(saved, tmp_path, monkeypatch):
+    folder, base = saved
+    monkeypatch.chdir(tmp_path)
+    rows = get_task("reverse_digits", level=2).rows("test", 2)
+    asked = {"n": 1, "greedy": False, "max_new_tokens": 2}
+    with pytest.raises(InputError, match="--base NAME"):
+        evaluate(AutoModelForCausalLM.from_pretrained(folder / "merged"), rows, lambda *_: True, **asked)
+    trained = AutoModelForCausalLM.from_pretrained(base)
+    next(trained.parameters()).data += 0.1
+    assert evaluate(trained, rows, lambda *_: True, **asked)["base"]["pass@1"] == 1.0
+
+
 QUICK = ["--task", "reverse_digits@2", "--prompts", "2", "--n", "1", "--max-new-tokens", "2", "--no-greedy"]
 
 

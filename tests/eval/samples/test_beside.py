@@ -40,3 +40,15 @@ def test_a_plain_trainer_is_evaluated_as_ours(run, lora):
         assert plain[side]["correct"] == ours[side]["correct"]
     assert plain["base"]["correct"] != plain["trained"]["correct"]
     assert plain["step"] == 4 and plain["in_training"] == 0
+
+
+def test_the_best_model_that_transformers_has_loaded_has_its_step(run):
+    saves = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_completions/mean_length"}
+    for greater in (True, False):
+        trainer = run(GRPOTrainer, **saves, **best, greater_is_better=greater, trainer_kwargs={"eval_dataset": ROWS})
+        found = evaluate(trainer, ROWS, has_vowel, n=1, k=[1], greedy=False)
+        assert found["step"] == trainer.state.best_global_step
+        if found["step"] < 4:
+            return
+    pytest.fail("the last step was the best")

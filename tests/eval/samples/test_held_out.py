@@ -270,7 +270,10 @@ def test_samples_beside_that_are_not_of_these_prompts_and_settings_are_drawn(bes
 
 
 def test_prompts_of_the_training_split_are_counted_as_trained_on(run_dir):
-    assert HeldOut(run_dir, "train", 6).in_training == 6
+    evaluation = HeldOut(run_dir, "train", 6)
+    assert evaluation.in_training == 6
+    evaluation.config["train_rows"] = 4
+    assert evaluation._count_of_task() == 4
     assert HeldOut(run_dir, "test", 6).in_training is None
 
 
