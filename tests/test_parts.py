@@ -109,3 +109,19 @@ def test_a_state_that_another_version_wrote_is_refused_with_the_part_and_what_it
 
     with pytest.raises(ValueError, match="no 'value' of 'remembers'.*another version"):
         Parts(remembers=Remembers()).load_state_dict({"remembers": {}})
+
+
+def test_parts_get_the_optimizer_without_its_wrapper_in_each_training(make_trainer):
+    class Seen(Part):
+        def __init__(self):
+            self.optimizers = []
+
+        def optimizer_made(self, optimizer):
+            self.optimizers.append(optimizer)
+
+    trainer = make_trainer(max_steps=1, overwrite=True)
+    part = trainer.parts["seen"] = Seen()
+    for _ in range(2):
+        trainer.train()
+    assert [type(optimizer) for optimizer in part.optimizers] == [torch.optim.AdamW] * len(part.optimizers)
+    assert len(part.optimizers) >= 2

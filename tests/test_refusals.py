@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from torch.optim import lr_scheduler as schedules
 
 from trl_prorl import ProRLConfig
@@ -469,9 +470,24 @@ def test_a_default_recipe_takes_precision_and_device_from_the_launcher(monkeypat
         assert launcher_keys() == [f"--{key}={on}" for key, on in zip(("bf16", "fp16", "use_cpu"), keys, strict=False)]
 
 
+def test_a_stream_whose_passes_end_within_an_update_is_refused(make_trainer):
+    """transformers takes no step at the end of such a pass, and adds its gradient to the next update."""
+    rows = Dataset.from_dict({"prompt": ["a", "b"]}).to_iterable_dataset()
+    keys = {"num_iterations": 1, "per_device_train_batch_size": 8, "trainer_kwargs": {"train_dataset": rows}}
+    with pytest.raises(ValueError, match="^gradient_accumulation_steps=2 with a stream"):
+        make_trainer(**keys, gradient_accumulation_steps=2, steps_per_generation=1)
+
+
+def test_vllm_that_is_not_installed_is_named_as_by_trl(make_trainer, monkeypatch):
+    monkeypatch.delattr("trl.generation.vllm_generation.LLM", raising=False)
+    monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *args, **keys: False)
+    with pytest.raises(ImportError, match="^vLLM is not available"):
+        make_trainer(**IN_VLLM)
+
+
 def test_deepspeed_that_skips_steps_by_itself_is_refused():
     args = config(nonfinite="skip")
-    args.deepspeed = "zero.json"  # which a configuration takes only where DeepSpeed is installed
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=2)  # of `accelerate launch`, where DeepSpeed is installed
     with pytest.raises(ValueError, match="^nonfinite='skip'"):
         refuse_losses(args)
 

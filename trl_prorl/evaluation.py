@@ -20,7 +20,7 @@ from trl.trainer.utils import nanstd
 
 from .cli.dropout import own_random_state
 from .errors import EvaluationError, RewardError
-from .guards.rewards import guard_reward
+from .guards.rewards import VERIFIERS, guard_reward
 from .kl import Penalty, completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import EQUAL_GROUPS, RolloutResult, groups_without_signal, weighted_sum
@@ -56,11 +56,8 @@ def measure_rewards(
     return {name: value.item() for name, value in measured.items()}
 
 
-ATTRIBUTES = ("batch_verifier", "verifier")  # new and old name
-
-
 def find_verifier(functions: Iterable[Any]) -> Callable | None:
-    found = (getattr(function, name, None) for function in functions for name in ATTRIBUTES)
+    found = (getattr(function, name, None) for function in functions for name in VERIFIERS)
     return next((verifier for verifier in found if callable(verifier)), None)
 
 

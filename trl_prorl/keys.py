@@ -684,6 +684,8 @@ FREE_UPSTREAM_KEYS = (
 ).split()
 FREE_KEYS = {name for name, key in KEYS.items() if key.free} | {*FREE_UPSTREAM_KEYS}
 OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
+# transformers' keys that act when the optimizer is made
+OF_OPTIMIZER = "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon optim optim_args".split()
 OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
 OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
 OTHER_BEST = "the best checkpoint was chosen by the old value"

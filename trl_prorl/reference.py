@@ -141,6 +141,8 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
         cast_head_to_fp32(copy)
     copy.load_state_dict(model.state_dict())
     copy.requires_grad_(False)
+    copy.eval()  # as `from_pretrained` returns TRL's
+    disable_dropout_in_model(copy)
     add_fused_lm_head(copy, temperature=temperature, cast_lm_head_to_fp32=cast_lm_head_to_fp32)
     return copy
 

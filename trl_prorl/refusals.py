@@ -343,7 +343,7 @@ def refuse_losses(args: "ProRLConfig") -> None:
             f"merge_micro_batches='on' is not supported: {args.merge_obstacle} Set merge_micro_batches: auto, or "
             '"off".'
         )
-    if args.nonfinite == "skip" and (args.fp16 or args.deepspeed):
+    if args.nonfinite == "skip" and (args.fp16 or args.deepspeed_plugin is not None):
         raise ValueError(
             "nonfinite='skip' is not supported with fp16 or DeepSpeed, whose loss scaler already skips steps. Set "
             "nonfinite: stop, or bf16: true."

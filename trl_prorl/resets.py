@@ -4,6 +4,7 @@ optimizer. An unknown optimizer state raises an error before anything is changed
 """
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -52,6 +53,7 @@ class ReferenceResetCallback(TrainerCallback):
         self.cooldown = cooldown
         self.requests: list[Reason] = []  # pending; a trainer shares its own list
         self.last_reset: int | None = None  # optimizer steps
+        self.as_made: dict[str, Any] | None = None  # state before its first trainer
         self.in_training = False  # an evaluation before or after training is not a validation
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -164,7 +166,11 @@ class Resets(Part):
         for trigger in callback.triggers:
             if type(trigger).observe_step is not Trigger.observe_step:
                 check_metric(trigger.watches, f"{type(trigger).__name__}.watches")
-        self._untouched.append((callback, callback.state_dict()))
+        if callback.as_made is None:
+            callback.as_made = deepcopy(callback.state_dict())
+        else:  # an earlier trainer has used it
+            callback.load_state_dict(deepcopy(callback.as_made))
+        self._untouched.append(callback)
         callback.requests = self.requests
 
     def optimizer_made(self, optimizer) -> None:
@@ -250,8 +256,8 @@ class Resets(Part):
         self._has_moved = False
         self.requests.clear()
         self.rewarmup.updates = None
-        for callback, state in self._untouched:
-            callback.load_state_dict(state)
+        for callback in self._untouched:
+            callback.load_state_dict(deepcopy(callback.as_made))
 
     def state_dict(self) -> dict[str, Any]:
         return {

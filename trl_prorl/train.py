@@ -83,7 +83,8 @@ def build(
     task_args.check_thinking(tokenizer, args.max_completion_length)
 
     def tokenize(prompts):
-        texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]
+        options = {"tokenize": False, "add_generation_prompt": True, **(args.chat_template_kwargs or {})}
+        texts = [tokenizer.apply_chat_template(each, **options) for each in prompts]
         return tokenizer(texts, add_special_tokens=False).input_ids
 
     if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer checks it if it packs
@@ -149,7 +150,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
         lock = FolderLock(folder.path)
         lock.hold()
         try:
-            return str(fetch_run(resume, folder, lock, args.overwrite, args.hub_token))
+            return str(fetch_run(resume, folder, lock, args.overwrite, args.hub_token, args.hub_revision))
         finally:
             lock.release()
     check_contents(folder.path, folder.given)

@@ -69,7 +69,7 @@ from .guards.finite import FiniteGuard
 from .guards.rewards import guard_reward, treat_nonfinite
 from .guards.trained import TrainedCheck
 from .hub.uploads import Uploads
-from .keys import Effect
+from .keys import OF_OPTIMIZER, Effect
 from .kl import (
     Aggregation,
     Anchors,
@@ -401,8 +401,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed the trained parameters
+        is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
-        self._pass_optimizer(optimizer)
+        if is_new:
+            self._settled_keys = {**self._settled_keys, **{name: getattr(self.args, name) for name in OF_OPTIMIZER}}
+        self._pass_optimizer(inner_of(optimizer))
         return optimizer
 
     def _pass_optimizer(self, optimizer) -> None:

@@ -27,7 +27,7 @@ def section(frame: Frame, command: str) -> Section:
     """Return the section, with the command that writes the report."""
     how = (
         "Train a run again, whatever its variant, with `trl-prorl train <run folder>/config.yaml --output_dir <new "
-        "folder>`. Its versions, hardware and seed are in `env.json`. Then:"
+        "folder> --resume_from_checkpoint false`. Its versions, hardware and seed are in `env.json`. Then:"
     )
     blocks = [how]
     for run in frame.runs:

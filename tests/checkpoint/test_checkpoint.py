@@ -557,6 +557,20 @@ def test_a_best_checkpoint_is_neither_another_run_s_nor_forgotten_in_another_fol
     assert (last.state.best_model_checkpoint, last.step_of_weights) == (None, 10)
 
 
+def test_the_end_of_a_run_removes_no_folder_of_others_and_none_for_a_best_one_elsewhere(make_trainer, tmp_path):
+    """transformers compares folders with the best one, and takes every name that begins like a checkpoint's."""
+    keys = KEYS | BEST | {"trainer_kwargs": QUESTIONS, "save_total_limit": 1}
+    first = make_trainer(output_dir=str(tmp_path / "a"), **keys)
+    (tmp_path / "a" / "checkpoint-1-keep").mkdir(parents=True)
+    set_evaluations(first, 9.0, 1.0).train()
+    assert {path.name for path in (tmp_path / "a").glob("checkpoint-*")} >= {"checkpoint-1-keep", "checkpoint-2"}
+    assert first.args.save_total_limit == 1
+    here = set_evaluations(make_trainer(output_dir=str(tmp_path / "b"), **keys | {"max_steps": 6}), 1.0)
+    here.train(resume_from_checkpoint=str(tmp_path / "a/checkpoint-4"))
+    assert here.state.best_model_checkpoint == str(tmp_path / "a/checkpoint-2")
+    assert (tmp_path / "b" / "checkpoint-6" / "manifest.json").is_file()
+
+
 def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     trainer = make_trainer(log_completions=True)
     content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]

@@ -286,6 +286,15 @@ def test_schedules_of_a_kind_differ_by_their_settings(kind, then, now):
     assert described(then) != described(now)
 
 
+@pytest.mark.parametrize("key, value", [("learning_rate", 1e-5), ("weight_decay", 0.2), ("optim", "sgd")])
+def test_a_key_of_the_optimizer_that_a_script_changes_after_a_training_is_refused(run, key, value):
+    """The trainer keeps the optimizer that it has made."""
+    trainer = run(max_steps=1, allow_config_change=True)
+    setattr(trainer.args, key, type(getattr(trainer.args, key))(value))
+    with pytest.raises(ValueError, match=f"^args.{key} was changed .*Make the trainer with the new value"):
+        trainer.train()
+
+
 class Halves:
     calls = 0
 

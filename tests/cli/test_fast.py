@@ -7,9 +7,10 @@ import pytest
 import yaml
 from peft import LoraConfig
 from run_record import read_rows, without_times
+from tiny_run import vowels
 from trl import ModelConfig, TrlParser
 
-from trl_prorl import ProRLConfig
+from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.cli.recipe import RecipeParser
 from trl_prorl.cli.shipped_recipes import shipped_recipes
 from trl_prorl.train import TaskArguments
@@ -128,6 +129,14 @@ def test_what_is_not_possible_falls_back_and_says_why(run, largest_difference, k
     config = yaml.safe_load(Path(fast.args.output_dir, "config.yaml").read_text())
     assert {key: config[key] for key in FAST} == FAST
     assert config["fast"] is True
+
+
+def test_what_switched_it_off_is_forgotten_by_the_next_trainer_of_the_same_arguments(make_trainer, tiny_model):
+    trainer = make_trainer(fast=True, trainer_kwargs=WITH_DROPOUT)
+    assert trainer.args.disabled_reason
+    given = {"model": tiny_model, "reward_funcs": vowels, "train_dataset": trainer.train_dataset}
+    again = ProRLTrainer(**given, args=trainer.args, processing_class=trainer.processing_class)
+    assert again.args.disabled_reason is None and again.acceleration.packs
 
 
 def test_what_is_refused_without_it_is_refused_with_it(make_trainer):

@@ -1,6 +1,8 @@
 """bf16 on CPUs: what is known of one, and the recipe that measures and chooses."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,14 @@ def test_what_auto_cannot_choose_is_refused(tmp_path, text, named):
     recipe.write_text(text + "output_dir: run\ntask: sums\n")
     with pytest.raises(ValueError, match=named):
         parse_recipe(["--config", str(recipe)])
+
+
+def test_the_commit_is_not_that_of_a_project_with_an_environment(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "theirs"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / ".venv").mkdir()
+    shutil.copy(environment.__file__, tmp_path / ".venv")
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / ".venv" / "environment.py"))
+    assert environment.git_commit() is None

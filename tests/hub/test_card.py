@@ -148,6 +148,11 @@ def test_a_script_s_run_is_reproduced_by_its_command_alone(folder):
     assert "trl-prorl train" not in reproduce
 
 
+def test_a_run_that_moved_is_reproduced_from_its_first_step(folder):
+    card = model_card(folder(config={"resume_from_checkpoint": "hub:someone/moved"}))
+    assert "config.yaml --output_dir runs/again --resume_from_checkpoint false" in " ".join(card.text.split())
+
+
 def test_greedy_and_tasks_that_were_not_trained(folder):
     greedy = {"accuracy": 0.5, "interval": [0.0, 1.0], "correct": [0, 0, 1, 1]}
     base = {"accuracy": 0.25, "interval": [0.0, 0.75], "correct": [0, 0, 0, 1]}

@@ -119,6 +119,40 @@ def test_a_run_moves_to_another_machine(online, make_trainer, tmp_path, monkeypa
     assert (tmp_path / "moved.2").is_dir() and (moved / "checkpoint-6").is_dir()
 
 
+def test_a_checkpoint_that_a_resume_went_back_over_is_not_resumed_on_another_machine(
+    online, make_trainer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    keys = MOVES | {"push_to_hub": True, "hub_strategy": "all_checkpoints", "eval_strategy": "no"}
+
+    def train(folder, steps, resume=None):
+        trainer = make_trainer(output_dir=str(tmp_path / folder), **keys | {"max_steps": steps})
+        trainer.train(resume_from_checkpoint=resume)
+        trainer._finish_current_push()
+        return trainer
+
+    first = train("first", 4)
+    train("first", 3, f"{first.args.output_dir}/checkpoint-2")
+    assert {"checkpoint-3/manifest.json", "checkpoint-4/manifest.json"} <= online.files("someone/moves").keys()
+    moved = train("moved", 5, "hub:someone/moves")
+    assert read_events(moved, "resume")[-1]["checkpoint"] == "checkpoint-3"
+
+
+def test_the_branch_that_a_run_is_pushed_to_is_read(online, make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="cannot be read"):
+        make_trainer(**A, hub_revision="dev").train(resume_from_checkpoint="hub:someone/nobody")
+    assert "GET /api/models/someone/nobody/revision/dev" in online.requests
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(online, make_trainer, monkeypatch):
+    trainer = make_trainer(max_steps=1)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ValueError, match="^resume_from_checkpoint='hub:someone/run' cannot be read") as error:
+        trainer.train(resume_from_checkpoint="hub:someone/run")
+    assert "\n" not in str(error.value)
+
+
 def test_a_run_on_the_hub_that_cannot_be_resumed_is_one_line(online, run, make_trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     trainer = run(**A, hub_model_id="someone/whole", hub_strategy="checkpoint", save_strategy="steps", save_steps=2)

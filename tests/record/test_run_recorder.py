@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from run_record import read_lines, read_rows, without_times
+from tiny_run import vowels
 from trl import GRPOTrainer
 
 from trl_prorl import RunRecorder
@@ -51,6 +52,18 @@ def test_what_is_not_finite_is_not_written(make_trainer, tmp_path):
     trainer.train()
     rows = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert rows and all(row["loss"] == 0.5 and not {"grad_norm", "reward"} & set(row) for row in rows)
+
+
+def test_a_reward_that_scored_no_row_of_an_evaluation_is_left_out(make_trainer, tmp_path):
+    def others(completions, prompts, **columns):
+        return [1.0 if "9" in prompt[-1]["content"] else None for prompt in prompts]
+
+    given = {"callbacks": [RunRecorder()], "eval_dataset": QUESTIONS}
+    keys = {**KEYS, **EVALUATED, "output_dir": str(tmp_path / "run")}
+    trainer = make_trainer(GRPOTrainer, reward=[vowels, others], **keys, trainer_kwargs=given)
+    trainer.train()
+    rows = read_lines(tmp_path / "run" / "evaluations.jsonl")
+    assert rows and all("eval_rewards/vowels/mean" in row and "eval_rewards/others/mean" not in row for row in rows)
 
 
 def test_a_resume_writes_on_and_a_new_run_does_not(make_trainer, tmp_path):

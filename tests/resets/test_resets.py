@@ -467,6 +467,31 @@ def test_a_second_training_counts_from_the_beginning(run):
     assert metrics(trainer)[0]["beta"] == 0.1
 
 
+class Remembers(Trigger):
+    remembers = ("seen",)
+
+    def __init__(self):
+        self.seen = []
+
+    def observe_step(self, step, value=None):
+        self.seen.append(step)
+        return Reason("twice", value=0.0, threshold=0.0, step=step) if len(self.seen) % 3 == 0 else None
+
+
+def test_a_callback_counts_from_the_beginning_in_each_training_and_each_trainer(make_trainer):
+    callback = ReferenceResetCallback([Periodic(4), Remembers()], cooldown=2)
+    keys = {"beta": 0.1, "ref_reset_every": 100, "num_iterations": 1, "max_steps": 8, "overwrite": True}
+    found = []
+    for _ in range(2):
+        trainer = make_trainer(trainer_kwargs={"callbacks": [callback]}, **keys)
+        for _ in range(2):
+            trainer.train()
+            found.append(
+                [(step, event["reason"]) for (_, step), event in zip(steps(trainer), events(trainer), strict=True)]
+            )
+    assert found[0] and found == [found[0]] * 4
+
+
 def test_a_training_after_one_that_was_broken_off_is_that_of_a_new_trainer(make_trainer, largest_difference):
     """In the middle of the first accumulation: no batch and no entropy of it is left, and none is cut elsewhere."""
     keys = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 3, "overwrite": True}

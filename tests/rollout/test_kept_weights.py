@@ -19,6 +19,7 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.cli.adapters import check_merged_in_vllm
 from trl_prorl.cli.checks import check_in_one_place
 from trl_prorl.extras.vllm import find_adapted_weights, merge_in_copies
 
@@ -230,6 +231,13 @@ def test_a_hand_over_that_breaks_off_leaves_the_policy_as_it_was(tiny_model):
 def test_an_adapter_that_vllm_does_not_serve_is_refused(with_engine, config, said):
     with pytest.raises(ValueError, match=f"^vllm_enable_lora=True.*{re.escape(said)}"):
         with_engine(vllm_enable_lora=True, trainer_kwargs={"peft_config": config})
+
+
+def test_weights_in_codes_are_not_handed_over():
+    """An 8-bit layer would take its own codes for weights at its next forward."""
+    base = SimpleNamespace(config=SimpleNamespace(quantization_config={"load_in_8bit": True}))
+    with pytest.raises(ValueError, match="^use_vllm=True .*8 bits.*vllm_enable_lora"):
+        check_merged_in_vllm(SimpleNamespace(get_base_model=lambda: base))
 
 
 TIED_AS_ONE = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}

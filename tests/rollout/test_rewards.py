@@ -325,6 +325,17 @@ def test_an_environment_and_a_reward_of_one_name_are_refused(make_trainer, tools
         make_trainer(model=tools_model, reward=OF_ONE_NAME["Judge"][0], trainer_kwargs=given)
 
 
+@pytest.mark.parametrize("row", [{"answer": "1"}, 10**6, True])
+def test_an_object_s_own_row_is_not_taken_for_the_number_of_a_prompt(run, row):
+    class Broken(Judge):
+        def __call__(self, **columns):
+            self.row = row
+            raise KeyError("answer")
+
+    with pytest.raises(RewardError, match="Broken.*KeyError: 'answer'.*for a batch of"):
+        run(reward=Broken(), max_steps=1)
+
+
 def test_a_script_s_list_of_rewards_is_that_of_its_next_trainer_too(make_trainer, tools_model):
     """TRL appends what an environment rewards, and would count it twice in a second trainer."""
 

@@ -3,7 +3,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from run_record import read_rows
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl.cli.dropout import check_dropout
 
@@ -48,6 +49,14 @@ def test_a_frozen_copy_of_an_adapter_has_no_dropout(make_trainer, tiny_model, ke
     trainer = make_trainer(model=model, lora=False, disable_dropout=True, **keys)
     assert len(trainer.model.peft_config) == 2
     assert {module.p for module in trainer.model.modules() if isinstance(module, torch.nn.Dropout)} == {0}
+
+
+def test_a_frozen_copy_of_a_full_model_has_no_dropout(run, tiny_model, tmp_path):
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": len(AutoTokenizer.from_pretrained(tiny_model))}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **sizes)).save_pretrained(tmp_path / "gpt2")
+    keys = {"lora": False, "disable_dropout": True, "beta_base": 0.1, "learning_rate": 0.0, "max_steps": 2}
+    trainer = run(model=str(tmp_path / "gpt2"), **keys)
+    assert [row["kl_base"] for row in read_rows(trainer)] == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("cure", [{"disable_dropout": True}, {"model_init_kwargs": {"attention_dropout": 0.0}}])

@@ -119,6 +119,14 @@ def test_a_resume_keeps_the_decision(run, resume, monkeypatch, largest_differenc
     assert largest_difference(whole, resumed) == 0.0
 
 
+def test_packed_rows_that_a_resume_switches_on_are_compared(run, resume, monkeypatch):
+    keys = {**FAST, "pack_groups": "off", "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = run(**keys, num_iterations=1)
+    shifted(monkeypatch)
+    resumed = resume(whole, 2, **keys | {"pack_groups": "auto", "allow_config_change": True}, num_iterations=1)
+    assert not resumed.acceleration.packing.on
+
+
 def test_what_another_process_finds_is_this_one_s_decision_too(run, monkeypatch):
     def gathered(found):
         if isinstance(found[0], tuple):

@@ -42,6 +42,16 @@ def test_a_packed_trainer_has_trls_weights(make_trainer, largest_difference, cls
     assert few < many
 
 
+def test_rows_without_a_token_in_the_loss_are_not_compared(make_trainer):
+    """Completions that are cut have none."""
+    keys = {"mask_truncated_completions": True, "max_completion_length": 4, "max_steps": 1}
+    trainer = make_trainer(GRPOTrainer, **KEYS | keys)
+    trainer.model.generation_config.eos_token_id = trainer.processing_class.eos_token_id
+    pack(trainer)
+    trainer.train()
+    assert trainer.state.log_history[0]["completions/clipped_ratio"] == 1.0
+
+
 def test_a_model_that_is_not_listed_is_refused(make_trainer):
     trainer = make_trainer(GRPOTrainer, lora=False)
     trainer.model.config.model_type = "unheard_of"

@@ -103,9 +103,15 @@ def _factors_by_kind(model: PeftModel, zero: bool) -> dict[str, str]:
 def check_merged_in_vllm(policy: PeftModel) -> None:
     """
     Raise `ValueError` for an adapter that vLLM would not sample from: it does not know the names of trained token rows
-    and, if the base ties its LM head to its embeddings, has one weight for both.
+    and, if the base ties its LM head to its embeddings, has one weight for both. A quantised weight would reach it as
+    codes, without their scale.
     """
     base = policy.get_base_model()
+    if getattr(base.config, "quantization_config", None) is not None:
+        raise ValueError(
+            "use_vllm=True does not support a model in 4 or 8 bits: vLLM would get weights as codes. Set "
+            "use_vllm: false, or vllm_enable_lora: true, which hands over the adapter alone."
+        )
     if any(isinstance(module, TrainableTokensWrapper) for module in base.modules()):
         rows = policy.peft_config["default"].trainable_token_indices
         raise ValueError(

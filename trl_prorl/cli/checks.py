@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..evaluation import find_verifier, pass_k_values
 from ..supported import EVALUATED, PATH_DEPENDENT_SCHEDULES
 from ..text import nearest
-from .prompt_rows import Tokenize, is_transformed, read_prompts
+from .prompt_rows import Tokenize, is_transformed, named_sets, read_prompts
 
 
 def check_columns(rows: Any) -> None:
@@ -188,8 +188,7 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Tokenize, args: Any
     """
     limit = args.pack_max_tokens
     longest_completion = args.max_completion_length
-    others = evaluation if isinstance(evaluation, dict) else {"validation": evaluation}
-    for which, rows in {"training": train, **others}.items():
+    for which, rows in named_sets(train, evaluation).items():
         if not isinstance(rows, Dataset) or len(rows) == 0:
             continue
         lengths = prompt_lengths(rows, tokenize)
@@ -198,7 +197,7 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Tokenize, args: Any
         needed = longest + (longest_completion or 1)
         if needed > limit:
             raise ValueError(
-                f"pack_max_tokens={limit} is less than the {needed} tokens of {which} prompt {lengths.index(longest)} "
+                f"pack_max_tokens={limit} is less than the {needed} tokens of {which}, row {lengths.index(longest)} "
                 f"({longest}) with a completion of max_completion_length={longest_completion}. Raise pack_max_tokens "
                 f"to {needed}, lower max_completion_length, or drop long prompts."
             )

@@ -65,9 +65,12 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return this checkout's commit, with `-dirty` if it was changed; `None` outside one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    git = ["git", "-C", str(Path(__file__).parent)]
+    is_ours = [*git, "ls-files", "--error-unmatch", Path(__file__).name]  # not that of a project with an environment
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
+        subprocess.run(is_ours, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip() or None
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from datasets import IterableDataset
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
@@ -91,6 +92,7 @@ class Plan:
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args must be a ProRLConfig, not a {type(args).__name__}.")
         RunFolder(args.output_dir).check_usable()
+        args.disabled_reason = None  # an earlier trainer may have had the same `args`
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         for name in ("reward_funcs", "reward_processing_classes"):
@@ -210,6 +212,12 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any], verify: Ca
             if isinstance(evaluated, Sized) and len(evaluated) == 0:
                 raise ValueError(f'{which} has no rows. Give it some, or set eval_strategy: "no".')
     check_rows(rows, args.generation_batch_size, args.num_generations)
+    if isinstance(rows, IterableDataset) and args.generate_every % args.gradient_accumulation_steps != 0:
+        raise ValueError(
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} with a stream (IterableDataset): a "
+            f"generation batch has {args.generate_every} micro-batches, so a pass can end within an update, whose "
+            "gradient transformers would add to the next one. Set steps_per_generation to a multiple of it."
+        )
     check_reward_names([reward_name(function) for function in functions])
     for function in functions:
         if isinstance(function, str):  # a model's name

@@ -221,9 +221,9 @@ RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 
 class SignalWatch(Part):
     """
-    Warns at every multiple of `PATIENCE` consecutive generation batches without signal: a completion in the loss from
-    a group with different rewards. Stops the run after `UNSCORED_PATIENCE` batches without any reward, unless
-    `nonfinite` is `"skip"`.
+    Warns after `PATIENCE` consecutive generation batches without signal, and each time their number has doubled: a
+    completion in the loss from a group with different rewards. Stops the run after `UNSCORED_PATIENCE` batches without
+    any reward, unless `nonfinite` is `"skip"`.
     """
 
     optional_on_resume = True

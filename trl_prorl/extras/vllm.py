@@ -25,7 +25,10 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks supported by vLLM
 @contextmanager
 def let_engine_take_adapters(rank: int) -> Iterator[None]:
     """Let the engine accept an adapter of up to this rank."""
-    engine = vllm_generation.LLM
+    engine = getattr(vllm_generation, "LLM", None)
+    if engine is None:  # vLLM is not installed, as TRL says
+        yield
+        return
     room = min(size for size in RANKS if size >= rank)
     vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
     try:

@@ -78,8 +78,10 @@ class PackedScores:
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **more
     ) -> tuple:
         """Score a batch; TRL's arguments and result. Raises [`InputError`]: packed rows differ."""
-        if not self.is_compared:
-            self._compare(model, input_ids[:ROWS], attention_mask[:ROWS], logits_to_keep)
+        # TRL leaves truncated completions out of the mask.
+        counted = attention_mask[:, -logits_to_keep:].any(1).nonzero()[:ROWS, 0]
+        if not self.is_compared and len(counted):
+            self._compare(model, input_ids[counted], attention_mask[counted], logits_to_keep)
             self.is_compared = True
         return self.packed(model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more)
 

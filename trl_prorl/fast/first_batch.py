@@ -76,6 +76,7 @@ class FirstBatch(Part):
         self.policy = policy
         self.acceleration = acceleration
         self.temperature = temperature
+        self.is_possible = is_possible
         self.score: str | None = None if is_possible else ""
         self.samples: str | None = None if is_possible else ""
         self.noise = ""
@@ -218,6 +219,8 @@ class FirstBatch(Part):
             self._changed()
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        if changed and self.is_possible:  # another acceleration may be on
+            return
         super().load_state_dict(state, changed)
         if self.noise:
             self.args.disable_fast_unless(_refuse, self.noise)

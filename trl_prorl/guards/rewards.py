@@ -24,6 +24,7 @@ from ..text import quoted, short
 # Not SIGALRM: reward functions use it (math-verify's time limit does).
 SIGNAL = signal.SIGRTMIN + 9
 REPEAT_SECONDS = 1.0
+VERIFIERS = ("batch_verifier", "verifier")  # attributes of a reward function: new and old name
 ONE_EACH = " Return a list with one number or None per completion."
 
 
@@ -119,6 +120,9 @@ def guard_reward(
 
     if hasattr(function, "__name__"):
         functools.update_wrapper(guarded, function)
+    for attribute in VERIFIERS:  # of an object, also of its class
+        if callable(getattr(function, attribute, None)):
+            setattr(guarded, attribute, getattr(function, attribute))
     return guarded
 
 
@@ -204,14 +208,16 @@ class RewardGuard:
     def _too_late(self, prompts: list) -> RewardError:
         what = f"did not return within reward_timeout={self.seconds:g} s"
         cure = " Make it faster, or raise reward_timeout (null: no limit)."
-        return RewardError(self._describe(what, prompts, self._current_row(), cure))
+        return RewardError(self._describe(what, prompts, self._current_row(prompts), cure))
 
     def _failed(self, error: Exception, prompts: list) -> RewardError:
         what = f"raised {type(error).__name__}: {error}{locate_error(error, self.function)}"
-        return RewardError(self._describe(what, prompts, self._current_row()))
+        return RewardError(self._describe(what, prompts, self._current_row(prompts)))
 
-    def _current_row(self) -> int | None:
-        return getattr(self.function, "row", None)
+    def _current_row(self, prompts: list) -> int | None:
+        """Return the row that a task's reward function is at; an object of a script may have a `row` of its own."""
+        row = getattr(self.function, "row", None)
+        return row if type(row) is int and 0 <= row < len(prompts) else None
 
     def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
         if not prompts:

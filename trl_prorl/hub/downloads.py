@@ -1,9 +1,8 @@
 """Resume on another machine: `resume_from_checkpoint: hub:USER/RUN`."""
 
+import math
 import shutil
 from pathlib import Path
-
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..errors import InputError
 from ..run.checkpoint_files import (
@@ -18,9 +17,11 @@ from ..run.folder import MANIFEST_FILE, WRITING, FolderLock, RunFolder, step_of
 from ..run.log_files import (
     BASE_ADAPTER,
     ENV_FILE,
+    METRICS_FILE,
     RUN_ID_FILE,
     TRAINER_STATE,
     read_json,
+    read_log,
     recorded_run_id,
     saved_run_id,
 )
@@ -33,11 +34,16 @@ RECORD = (*RECORD_FILES, f"{BASE_ADAPTER}/*")
 
 
 def fetch_run(
-    resume_from: str, folder: RunFolder, lock: FolderLock, overwrite: bool, token: str | None = None
+    resume_from: str,
+    folder: RunFolder,
+    lock: FolderLock,
+    overwrite: bool,
+    token: str | None = None,
+    revision: str | None = None,
 ) -> Path:
     """
     Download log files, the newest complete checkpoint and, if pushed, the best one into a locked folder; return the
-    newest.
+    newest. Checkpoints beyond the last step of the log belong to an attempt that a roll-back or a resume has left.
 
     A checkpoint in the folder is used if it is as new. An older copy of the run is set aside, with `overwrite` also
     another run. The folder changes only after all downloads. Raises `ValueError`: the repository cannot be read, or
@@ -47,14 +53,15 @@ def fetch_run(
     given = f"resume_from_checkpoint={resume_from!r}"
     api = make_api(token)
     try:
-        commit = api.model_info(repo).sha  # all files are from this commit
-        patterns = [ENV_FILE, *(f"*checkpoint*/{name}" for name in (MANIFEST_FILE, RUN_ID_FILE))]
+        commit = api.model_info(repo, revision=revision).sha  # all files are from this commit
+        patterns = [*RECORD, *(f"*checkpoint*/{name}" for name in (MANIFEST_FILE, RUN_ID_FILE))]
         down = Path(api.snapshot_download(repo, revision=commit, allow_patterns=patterns))
+        last_step = max((row["step"] for row in read_log(down, METRICS_FILE)), default=math.inf)
         steps = {}
         for path in down.glob(f"*checkpoint*/{MANIFEST_FILE}"):
             step = read_json(path).get("step")
             is_own = saved_run_id(path.parent) in (None, recorded_run_id(down))  # else an earlier run's
-            if type(step) is int and is_own:
+            if type(step) is int and step <= last_step and is_own:
                 steps[path.parent.name] = step
         checkpoint = None
         for name in sorted(steps, key=steps.get, reverse=True):
@@ -67,7 +74,9 @@ def fetch_run(
                     api.snapshot_download(repo, revision=commit, allow_patterns=f"{best}/*")
                     check_contents(down)
                 break
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # the client's errors have no common class
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{given} cannot be read ({one_line(error)[:300]}).") from error
     if checkpoint is None or recorded_run_id(down) is None:
         raise InputError(

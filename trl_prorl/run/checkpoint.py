@@ -141,8 +141,9 @@ class CheckpointMixin:
             self._sets_aside = self.args.overwrite or self._folder.path == self._trained_in
             resume_from = resume_from_checkpoint
             if str(resume_from).startswith(PREFIX):
-                folder = (self.folder, self._folder_lock, self.args.overwrite, self.args.hub_token)
-                resume_from = on_main_process(is_main, lambda: fetch_run(resume_from_checkpoint, *folder))
+                own = (self.args.overwrite, self.args.hub_token, self.args.hub_revision)
+                folder = (self.folder, self._folder_lock)
+                resume_from = on_main_process(is_main, lambda: fetch_run(resume_from_checkpoint, *folder, *own))
             if resume_from and not self._begins_again(resume_from):
                 on_main_process(is_main, self._prepare_resume)
                 self._resume = self._find_resume(resume_from)
@@ -356,7 +357,7 @@ class CheckpointMixin:
             self._pass_schedule(self.lr_scheduler)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Also load the state of parts and buffer. Always called after the weights are loaded."""
+        """Also load the state of parts and buffer. transformers 5.24 calls it on a resume alone."""
         self._pass_others()
         if self._made_with is None or self._made_with[0] is not self.optimizer:  # later they may be of a roll-back
             self._made_with = self.optimizer, hyperparameters(self.optimizer)
@@ -413,6 +414,16 @@ class CheckpointMixin:
         with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
             super()._load_best_model()
         self._best_step = self.state.best_global_step
+        self._last_loaded_step = -1  # vLLM has the weights of the last step
+
+    def _finalize_training(self, *args, **kwargs):
+        """Finish, without removing checkpoints: for a limit of 1 transformers removes folders of others, too."""
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
+        try:
+            return super()._finalize_training(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
 
     @property
     def step_of_weights(self) -> int:
