@@ -23,6 +23,7 @@ from urllib.parse import quote
 from trl import ModelConfig
 
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
+from trl_prorl.embedded.shipped import is_embedded
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.frame import RunGroup
@@ -136,9 +137,14 @@ def arguments(trial: Trial, run_dir: Path, start: Path, until: int) -> list[str]
     """Return the command line with which `train` begins or continues a trial."""
     words = ["--config", str(run_dir / CONFIG_FILE), "--output_dir", str(trial.folder), "--push_to_hub", "False"]
     words += ["--overwrite", "True"]  # a trial that was killed before its first checkpoint
+    config = load_config(run_dir)
+    found = with_local_paths(run_dir, config)
+    for key in ("model_name_or_path", "dataset_name"):
+        if Path(config.get(key) or "").parts and found[key] != config[key] and not is_embedded(config[key]):
+            words += [f"--{key}", os.path.abspath(found[key])]
     if until > read_json(start / "trainer_state.json", ("max_steps",))["max_steps"]:
         words += ["--max_steps", str(until)]
-    if REF_RESET in trial.words and not load_config(run_dir).get("ref_reset_every"):
+    if REF_RESET in trial.words and not config.get("ref_reset_every"):
         words += ["--ref_reset_every", str(NEVER)]
     words += [f"--{word}" for word in trial.words if word != REF_RESET]
     begin_at = start if trial.newest_step is None else True

@@ -16,6 +16,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -431,6 +432,7 @@ class InitialAdapter:
         if is_trained:
             held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
         self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
+        self.config = deepcopy(policy.peft_config["default"]) if is_trained else None  # growth changes the policy's
 
     @contextmanager
     def as_initial_policy(self) -> Iterator[None]:
@@ -458,8 +460,14 @@ class InitialAdapter:
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
-        with self.as_initial_policy():
-            self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+        configs = self.policy.peft_config
+        now = configs["default"]
+        configs["default"] = self.config
+        try:
+            with self.as_initial_policy():
+                self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+        finally:
+            configs["default"] = now
 
 
 # ---------------------------------------------------------------------------------------------------------------------

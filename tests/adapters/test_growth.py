@@ -371,6 +371,16 @@ REFUSED = [
 ]
 
 
+def test_a_starting_adapter_that_is_saved_after_a_growth_has_its_own_rank(make_trainer, trained_adapter, tmp_path):
+    keys = {**GROWS, "lora": False, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(model=trained_adapter(), output_dir=str(tmp_path / "a"), **keys).train()
+    moved = make_trainer(model=trained_adapter(), output_dir=str(tmp_path / "b"), **keys)
+    moved.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    saved, first = (json.loads((tmp_path / run / "base_adapter/adapter_config.json").read_text()) for run in "ba")
+    assert saved == first and saved["r"] == LORA["r"]
+    assert moved.model.peft_config["default"].r > LORA["r"]
+
+
 @pytest.mark.parametrize("keys, trainer_kwargs, named", REFUSED, ids=[named for *_, named in REFUSED])
 def test_what_cannot_grow_is_refused(make_trainer, keys, trainer_kwargs, named):
     with pytest.raises(ValueError, match=named) as error:

@@ -557,6 +557,16 @@ def test_a_best_checkpoint_is_neither_another_run_s_nor_forgotten_in_another_fol
     assert (last.state.best_model_checkpoint, last.step_of_weights) == (None, 10)
 
 
+def test_a_folder_that_contains_the_checkpoint_is_not_moved_for_a_new_run(make_trainer, tmp_path):
+    keys = {**KEYS, "max_steps": 2, "save_steps": 1, "output_dir": str(tmp_path / "a")}
+    make_trainer(**keys).train()
+    (tmp_path / "a" / "keep").mkdir()
+    (tmp_path / "a" / "checkpoint-1").rename(tmp_path / "a" / "keep" / "checkpoint-1")
+    with pytest.raises(ValueError, match="it contains .*keep/checkpoint-1"):
+        make_trainer(**keys, overwrite=True).train(resume_from_checkpoint=str(tmp_path / "a/keep/checkpoint-1"))
+    assert (tmp_path / "a" / "checkpoint-2").is_dir() and not (tmp_path / "a.1").exists()
+
+
 def test_the_end_of_a_run_removes_no_folder_of_others_and_none_for_a_best_one_elsewhere(make_trainer, tmp_path):
     """transformers compares folders with the best one, and takes every name that begins like a checkpoint's."""
     keys = KEYS | BEST | {"trainer_kwargs": QUESTIONS, "save_total_limit": 1}

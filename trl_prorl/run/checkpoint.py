@@ -215,7 +215,7 @@ class CheckpointMixin:
         if not self._begins_in_its_folder():
             self.folder.check_own(self._resume.checkpoint)
         elif self._sets_aside:
-            self.folder.check_movable(self.base_name())
+            self.folder.check_movable(self.base_name(), self._resume.checkpoint if self._resume is not None else None)
         else:
             self.folder.check_new()
 

@@ -118,9 +118,10 @@ class RunFolder:
                 "that a run would overwrite, and no run wrote these. Choose another output_dir, or move them."
             )
 
-    def check_movable(self, base: str | None) -> None:
+    def check_movable(self, base: str | None, checkpoint: Path | None = None) -> None:
         """
-        Raise `ValueError` for a folder that cannot be renamed. `base`: Hub name or folder of the new run's model.
+        Raise `ValueError` for a folder that cannot be renamed. `base`: Hub name or folder of the new run's model;
+        `checkpoint`: the one that it resumes from.
         """
         if not self.contents():
             return
@@ -134,6 +135,7 @@ class RunFolder:
             "is the home folder": whole.resolve() == Path.home().resolve(),
             "contains the working directory": Path.cwd().is_relative_to(whole.resolve()),
             f"contains the starting model {base!r}": model is not None and model.is_relative_to(whole.resolve()),
+            f"contains {checkpoint}": checkpoint is not None and checkpoint.resolve().is_relative_to(whole.resolve()),
         }
         for reason, applies in reasons.items():
             if applies:

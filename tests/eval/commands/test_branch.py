@@ -14,8 +14,10 @@ import yaml
 from run_record import error_lines, hash_files, read_events, read_rows, without_times
 
 from trl_prorl.cli.command_line import check_arguments
+from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval import branch, trial
 from trl_prorl.run.folder import FolderLock
+from trl_prorl.run.provenance import fingerprint
 from trl_prorl.train import parse_recipe, run
 
 
@@ -120,6 +122,20 @@ def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here,
         assert row["difference"][0] == pytest.approx(score - control_score, abs=1e-12)
     assert {row["outcome"] for row in result["comparisons"]} == {"pass@1", "greedy"}
     assert (out / "branch.png").is_file()
+
+
+def test_a_starting_model_beside_the_run_is_found_from_another_folder(run_dir, tmp_path, monkeypatch):
+    base = tmp_path / "models" / "base"
+    shutil.copytree(embedded_model("embedded"), base)
+    change_config(run_dir, model_name_or_path="models/base")
+    env = json.loads((run_dir / "env.json").read_text())
+    env["base_model"] = {"name": "models/base", "sha256": fingerprint(str(base))}
+    (run_dir / "env.json").write_text(json.dumps(env))
+    monkeypatch.chdir(tmp_path.parent)
+    (trial,) = branch.parse_trials([], tmp_path / "out")
+    words = branch.arguments(trial, run_dir, run_dir / f"checkpoint-{AT}", UNTIL)
+    assert words[words.index("--model_name_or_path") + 1] == str(base)
+    parse_recipe(check_arguments(None, words))  # the model is found
 
 
 def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, capsys):
