@@ -61,7 +61,7 @@ SKIPS = [
     ({"fast": True, **IN_REWARD}, True),
     ({"fast": True, **IN_REWARD, "kl_target": 0.1}, False),
     ({"fast": True, **IN_REWARD, "ref_reset_kl": 0.1}, False),
-    ({"fast": True, **IN_REWARD, "kl_target": 0.1, "drop_zero_rows": True}, True),
+    ({"fast": True, **IN_REWARD, "kl_target": 0.1, "drop_zero_rows": True}, False),
     ({"fast": True, "beta_old": 0.1}, False),
     ({"fast": True, "beta_base": 0.1}, False),
     ({"fast": True, "beta_base": 0.1, "base_anchor_every": 2}, True),
@@ -79,6 +79,12 @@ def test_rows_without_a_gradient_are_skipped_where_nothing_needs_them(keys, skip
     assert args.skips_zero_rows == skips
     args.disabled_reason = "an active dropout"  # which draws other numbers for fewer rows
     assert args.skips_zero_rows == (skips and "skip_zero_rows" in keys)
+
+
+def test_no_row_is_skipped_that_a_trigger_of_a_script_may_watch():
+    args = ProRLConfig(**BASE, fast=True, **IN_REWARD)
+    args.has_own_triggers = True
+    assert not args.skips_zero_rows
 
 
 def test_skipping_is_a_change_even_alone():

@@ -183,7 +183,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         acts_always = self.beta != 0.0 or self.beta_old != 0.0 or self.base_anchor_every == 1
         if self.anchored and acts_always and self.kl_in == "loss" and not self.drop_zero_rows:
             return "a KL acts on every row."
-        if self.follows_kl is not None and not self.drop_zero_rows:
+        if self.follows_kl is not None:
             return f"{self.follows_kl} acts on the mean KL of all rows."
         return None
 
@@ -201,7 +201,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         if self.skip_zero_rows is not None:
             return self.skip_zero_rows
         is_possible = self.disabled_reason is None and self.zero_rows_obstacle is None
-        return self.fast and is_possible and self.entropy_floor is None
+        # Triggers of a script may watch the mean of all rows.
+        return self.fast and is_possible and self.entropy_floor is None and not self.has_own_triggers
 
     # Times of sampling and of use.
 

@@ -401,7 +401,7 @@ class ProlongedKeys:
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
             Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them. The normalisation
             still counts them. *This changes the objective*: the KL no longer acts on prompts that are always or never
-            solved; with `max` and `best_of_group` it acts only on the best rows.
+            solved; with `max` and `best_of_group` a KL in the loss acts only on the best rows.
 
         > Sampling, advantages and loss
 

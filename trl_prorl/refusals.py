@@ -333,7 +333,7 @@ def refuse_losses(args: "ProRLConfig") -> None:
             f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
             "the entropies of all rows. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
         )
-    if args.skip_zero_rows and args.follows_kl is not None and not args.drop_zero_rows:
+    if args.skip_zero_rows and args.follows_kl is not None:
         raise ValueError(
             f"skip_zero_rows=True is not supported with kl_in='reward' and {args.follows_kl}, which acts on the mean "
             "KL of all rows. Set skip_zero_rows: false."

@@ -180,8 +180,9 @@ class Resets(Part):
         self.rewarmup.attach(optimizer)
 
     def schedule_made(self, schedule) -> None:
-        self.schedule = schedule
-        self._schedule_start = snapshot_schedule(schedule)
+        if schedule is not self.schedule:  # a script's own comes again, in its middle, at a roll-back
+            self.schedule = schedule
+            self._schedule_start = snapshot_schedule(schedule)
 
     # Requests and their application.
 
@@ -220,7 +221,7 @@ class Resets(Part):
         with self.timer.stage("reset") as copy:
             if self.reference is not None:
                 self.reference.move(args.ref_reset_mix)
-                self._has_moved = True
+                self._has_moved = self._has_moved or args.ref_reset_mix != 0.0
         with self.timer.stage("reset") as treating:
             apply_reset(plan)
             if treatment.resets_scaler and self.accelerator.scaler is not None:

@@ -2,11 +2,13 @@
 
 import copy
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 from peft import PeftModel
 from torch.optim.lr_scheduler import LRScheduler
@@ -77,6 +79,10 @@ class State:
             return list(value)
         elif isinstance(value, set):
             self._undo.append(partial(_refill, value, value.update, set(value)))
+        elif isinstance(value, np.ndarray):
+            self._undo.append(partial(np.copyto, value, value.copy()))
+        elif isinstance(value, array):
+            self._undo.append(partial(value.__setitem__, slice(None), value[:]))
         elif isinstance(value, tuple):
             return list(value)
         elif isinstance(value, random.Random):
@@ -87,6 +93,8 @@ class State:
             return [vars(value)] if hasattr(value, "__dict__") else []
         elif isinstance(value, torch.optim.Optimizer | LRScheduler | torch.amp.GradScaler):
             self._undo.append(partial(value.load_state_dict, copy.deepcopy(value.state_dict())))
+            if isinstance(value, torch.optim.Optimizer):
+                return [value._optimizer_step_pre_hooks, value._optimizer_step_post_hooks]
         return []
 
     def restore(self) -> None:

@@ -405,6 +405,9 @@ INSIDE = {
     # π_old of skipped rows is unknown.
     "beta_old": (0.0, 0.3),
     "drop_zero_rows": (True, False),
+    "skip_zero_rows": (None, False),
+    "entropy_floor": (None, 0.1),
+    "kl_in": ("reward", "loss"),
 }
 
 
@@ -429,6 +432,13 @@ def test_what_cannot_act_is_refused(tmp_path, key):
         (tmp_path / "buffer-0.safetensors").touch()
     with pytest.raises(ValueError, match=re.escape(f"{key}: ")):
         check_change({key: [old, new]}, now, tmp_path)
+
+
+def test_resets_may_come_from_a_guard_alone(tmp_path):
+    changed = {"ref_reset_every": [2, 0]}
+    check_change(changed, {"beta": 0.3, "guard_gap_action": "reset"}, tmp_path)
+    with pytest.raises(ValueError, match="ref_reset_every: 2 -> 0"):
+        check_change(changed, {"beta": 0.3, "guard_gap_action": "event"}, tmp_path)
 
 
 def test_a_half_used_batch_that_was_scored_whole_gets_an_anchor_at_pi_old(tmp_path):

@@ -155,6 +155,10 @@ def test_the_rate_is_lower_from_then_on(make_trainer, run, arm):
     rates = [row["lr"] for row in rows(trainer)]
     assert rates[:2] == before[:2]
     assert rates[2:] == pytest.approx([0.25 * rate for rate in before[2:]])
+    del trainer.parts["fault"], trainer.parts["another"]
+    trainer.args.overwrite = True
+    trainer.train()  # a new training has the configured rate
+    assert [row["lr"] for row in rows(trainer)] == pytest.approx(before)
 
 
 def test_a_resume_with_a_changed_key_keeps_the_lower_rate(make_trainer):
@@ -189,6 +193,24 @@ def test_a_script_s_schedule_keeps_the_lower_rate_too(make_trainer, tiny_model):
         again = own(allow_config_change=True, entropy_floor=1e-9)
         again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, f"checkpoint-{step}")))
         assert [row["lr"] for row in rows(again)] == rates[step:]
+
+
+def test_a_script_s_schedule_restarts_from_its_beginning_after_a_roll_back_too(make_trainer, tiny_model):
+    def rates(fault):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        keys = {**SAVES, "rollback": 1, "rollback_rate": 0.9, "beta": 0.3, "optimizer_reset": "hard"}
+        keys |= {"ref_reset_every": 3, "num_iterations": 1, "save_steps": 1, "max_steps": 7}
+        trainer = make_trainer(model=model, lora=False, **keys, trainer_kwargs={"optimizers": (optimizer, schedule)})
+        if fault:
+            trainer.parts["fault"] = Fault(5, last_good=4)
+        trainer.train()
+        return [row["lr"] for row in rows(trainer)]
+
+    straight = rates(False)
+    assert straight[3] == straight[6] == 1e-3
+    assert rates(True) == pytest.approx(straight[:4] + [0.9 * rate for rate in straight[4:]])
 
 
 class OneCycle(ProRLTrainer):

@@ -820,6 +820,21 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
         assert largest_difference(trainer, again) == 0.0
 
 
+def test_a_batch_of_two_steps_does_not_compare_the_copy_with_itself(make_trainer, monkeypatch):
+    keys = {**A, "max_steps": 6, "model_init_kwargs": {"dtype": "bfloat16"}, "num_iterations": 1}
+    keys |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 2}
+    monkeypatch.setattr("trl_prorl.fast.generation.MERGED_BOUND", 1e-9)
+    monkeypatch.setattr("trl_prorl.fast.generation.MORE_THAN_POLICY", 1e-3)
+    trainer = make_trainer(**keys)
+    with torch.no_grad():
+        for name, param in trainer.model.named_parameters():
+            if "lora_B" in name and ".default." in name:
+                param.normal_(std=0.1)
+    trainer.train()
+    (event,) = read_events(trainer, "unmerged_generation")
+    assert event["step_applied"] == 3  # the first step of the policy's own batch
+
+
 def test_a_policy_that_is_scored_in_bf16_is_measured(run):
     found = measured(run(**A, bf16=True))  # weights in fp32
     assert len(found) == 2

@@ -179,9 +179,28 @@ def test_further_rounds_ask_other_prompts_and_a_group_without_rewards_teaches_no
         rewards = torch.full((len(rows), 1), torch.nan)
         return {}, RolloutResult(rewards, 2, torch.tensor(0), [None] * len(rows), [])
 
-    before = dict(pool.memories)
+    def learned():
+        return {index: (memory.rate, memory.rests) for index, memory in pool.memories.items()}
+
+    before = learned()
     pool.sample(unscored, [{}] * 8)
-    assert pool.memories == before
+    assert learned() == before
+
+
+def test_prompts_that_no_reward_scores_do_not_fill_the_batches():
+    pool = make_pool(40)
+    asked = []
+
+    def draw(rows, again=False):
+        prompts = [int(row["prompt"]) for row in rows]
+        asked.append(prompts)
+        rewards = torch.tensor([[torch.nan if prompt % 5 == 0 else float(i % 2)] for i, prompt in enumerate(prompts)])
+        return {}, RolloutResult(rewards, 2, torch.tensor(0), [None] * len(rows), [])
+
+    for _ in range(40):
+        pool.sample(draw, [{}] * 8)
+    last = [prompt for prompts in asked[20:] for prompt in set(prompts)]
+    assert max(last.count(prompt) for prompt in range(40)) <= 3  # 20 batches of 4 prompts are two rounds of 40
 
 
 def test_a_changed_training_set_keeps_the_memory_of_each_prompt_that_occurs_once():

@@ -312,6 +312,14 @@ def test_a_kl_in_the_reward_steers_by_all_rows(run, largest_difference, keys, es
     assert bool(resets[0]) == ("ref_reset_kl" in keys)
 
 
+def test_a_kl_in_the_reward_is_measured_over_dropped_rows_too(run):
+    """All rows' rewards have it, so those without an advantage count, too."""
+    keys = {"kl_in": "reward", "advantage_estimator": "max", "reward": solved, "max_steps": 2, "num_iterations": 1}
+    keys |= {"beta": 0.3, "kl_target": 0.02, "optim": "sgd", "learning_rate": 0.2}
+    whole, dropped = (rows(run(**keys, drop_zero_rows=drops)) for drops in (False, True))
+    assert [row["kl_ref"] for row in dropped] == [row["kl_ref"] for row in whole]
+
+
 def test_a_batch_without_any_gradient_changes_nothing(run, largest_difference):
     keys = {"reward": constant(0.5), "skip_zero_rows": True, "max_steps": 3, "lora": False}
     ends = [run(pack_groups=pack, **keys) for pack in ("off", "on")]

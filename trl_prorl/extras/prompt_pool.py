@@ -7,7 +7,7 @@ difficulty. Here a prompt is sampled again after its rest, which detects forgett
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,10 @@ class PromptPool(Part):
         unscored = deciders.isnan().view(-1, size).all(dim=1).tolist()
         self.drawn += len(prompts)
         for which, index in enumerate(prompts):
-            if unscored[which]:  # no information
+            if unscored[which]:  # no information; others come first
+                earlier = self.memories.get(index) or Memory(None, 0, due=0)
+                self.memories[index] = replace(earlier, due=max(earlier.due, self.drawn))
+                self.due[index] = self.memories[index].due
                 continue
             verdicts = result.correct[which * size :][:size]
             passed = sum(verdicts) / size if verdicts else None

@@ -68,6 +68,8 @@ class Rollback(Alarm):
 
     def begin(self) -> None:
         super().begin()
+        if getattr(self, "known", 0):  # the optimizer of an earlier training has its rate
+            self._scale(self.factor**-self.known)
         self.known = 0  # roll-backs in the current rate
         self._rewards = array("d")  # those of `values`; 70 ms a step to convert these after 100,000 steps
 
@@ -122,7 +124,9 @@ class Rollback(Alarm):
         self.known = max(known, here, count_rollbacks(folder.parent, folder.name))
         # After a change a rate is the configuration's, without any factor, if the schedule takes it.
         in_the_rate = 0 if changed and takes_new_rates(self.schedule) else known
-        factor = self.factor ** (self.known - in_the_rate)
+        self._scale(self.factor ** (self.known - in_the_rate))
+
+    def _scale(self, factor: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * factor  # a tensor stays as it is elsewhere
             group["initial_lr"] = group["initial_lr"] * factor

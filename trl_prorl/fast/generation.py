@@ -191,6 +191,8 @@ class CompactGeneration(Part):
         measured_at = None if self.copy is None else self._measured_at
         self.measures = measured_at is not None
         logps_at = measured_at if logps_at is None else logps_at
+        if model.training:  # an evaluation may come within a batch
+            self._by_policy = self._of_copy is not None
         if self.copy is not None and self._of_copy is None:
             self.copy.refresh()
             self.copy.model.generation_config = model.generation_config
@@ -248,6 +250,8 @@ class CompactGeneration(Part):
             if difference > self._bound:
                 self._of_copy = difference
             return None
+        if not self._by_policy:  # a later step of the batch that the copy has sampled
+            return None
         of_copy = self._of_copy
         self._of_copy = None
         self._bound = max(MERGED_BOUND, MORE_THAN_POLICY * difference)
@@ -268,6 +272,7 @@ class CompactGeneration(Part):
 
     def begin(self) -> None:
         self._of_copy: float | None = None  # while the policy is sampled for comparison
+        self._by_policy = False  # whether it has sampled the current batch for that
         self._bound = MERGED_BOUND
         if self.copy is None and self._mergeable is not None:
             self.copy = MergedCopy(self._mergeable)
@@ -278,12 +283,14 @@ class CompactGeneration(Part):
             "merged": str(self.merged),
             "measures": self.measures,
             "of_copy": self._of_copy,
+            "by_policy": self._by_policy,
             "bound": self._bound,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.measures = state["measures"]
         self._of_copy = state["of_copy"]
+        self._by_policy = state.get("by_policy", False)
         self._bound = state["bound"]
         merged = Choice.parse(state["merged"])
         if self.copy is not None and not merged.on and not switched_on(changed, "compact_merge"):

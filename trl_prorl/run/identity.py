@@ -138,7 +138,8 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
             fixed[key] = declared.cannot_start
         if declared.cannot_stop and switched_off(changed, key):
             fixed[key] = declared.cannot_stop
-    if now.get("beta") and not any(is_on(now.get(key)) for key in TRIGGER_KEYS):
+    resets = now.get("guard_gap_action") == "reset" or any(is_on(now.get(key)) for key in TRIGGER_KEYS)
+    if now.get("beta") and not resets:
         fixed |= {key: REFERENCE_MOVED for key in TRIGGER_KEYS if switched_off(changed, key)}
     for key in changed:
         if key.endswith(f" of {OWN_SCHEDULE}") and key not in FREE_OF_SCHEDULE:
@@ -161,12 +162,17 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         fixed |= dict.fromkeys(BATCH_KEYS, SPLIT_BATCH)
         if switched_on(changed, "beta"):
             fixed["beta"] = "its half-used generation batch has no log-probabilities of the reference"
+        fixed["kl_in"] = "the rewards of its half-used generation batch have the KL, or not, by the old value"
         then = now | {key: old for key, (old, _) in changed.items()}
         if then.get("reuse_old_logps") and then.get("skip_zero_rows") is not False:
             if switched_on(changed, "beta_old"):
                 fixed["beta_old"] = ROWS_NOT_SCORED
             if switched_off(changed, "drop_zero_rows"):
                 fixed["drop_zero_rows"] = ROWS_NOT_SCORED
+            if now.get("skip_zero_rows") is False:
+                fixed["skip_zero_rows"] = ROWS_NOT_SCORED
+            if then.get("skip_zero_rows") is None and switched_on(changed, "entropy_floor"):
+                fixed["entropy_floor"] = ROWS_NOT_SCORED
     for key, (old, new) in changed.items():
         if key in fixed:
             raise ValueError(

@@ -128,9 +128,9 @@ class Recorder(Part):
         self.meter.add_total("loss", micro_batch.loss.float())
         if micro_batch.rows is not None:
             mask = torch.zeros_like(mask).index_copy(0, micro_batch.rows, mask[micro_batch.rows])
-        # A dropped row has no penalty, so its KL has no effect, computed or not.
+        # A dropped row has no penalty in the loss, so its KL has no effect, computed or not.
         kl_mask = mask
-        if self.args.drop_zero_rows:
+        if self.args.drop_zero_rows and self.args.kl_in == "loss":
             kl_mask = mask * has_advantage(batch).unsqueeze(1)
         means = {}
         if self.args.skips_zero_rows:  # TRL's own counts rows that were not computed

@@ -105,6 +105,8 @@ OURS = {
     "reset": {"beta": 0.1, "ref_reset_every": 1, "optimizer_reset": "hard", "fast": True},
     "anchors": {"beta_old": 0.1, "beta_base": 0.05, "dynamic_sampling_rounds": 1},
     "elastic": {"elastic_reset_every": 2, "lora": False},
+    "pool": {"prompt_pool": True, "num_iterations": 1},
+    "rollback": {"rollback": 1, "save_strategy": "steps", "save_steps": 2},
 }
 
 
@@ -123,6 +125,18 @@ def test_ours_trains_after_it_as_without_it(keys, make_trainer, weights, tmp_pat
     (first, *others), (second, *again) = runs
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert json.dumps(others) == json.dumps(again)
+
+
+def test_an_optimizer_of_a_script_has_no_hook_more_after_it(make_trainer, tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    keys = {"beta": 0.1, "ref_reset_every": 1, "optimizer_reset": "hard", "optimizer_reset_rewarmup_steps": 4}
+    given = {"model": model, "trainer_kwargs": {"optimizers": (optimizer, None)}}
+    trainer = make_trainer(ProRLTrainer, lora=False, **given, **keys)
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    before = [len(each) for each in hooks]
+    preflight(trainer, prompts=4)
+    assert [len(each) for each in hooks] == before
 
 
 def levels(findings):
