@@ -428,9 +428,10 @@ def run_round(variant: Trained | Floor, number: int, counted: bool) -> dict[str,
     watch.spent.clear()
     held = 0
     with watch.operators.counting() if counted else contextlib.nullcontext():
+        if watch.gpu:
+            held = torch.cuda.memory_allocated()  # by the models of all variants; generation may keep more
         generation = variant.generate(number)
         if watch.gpu:
-            held = torch.cuda.memory_allocated()  # by the models of all variants
             torch.cuda.reset_peak_memory_stats()
         watch.peak = held
         variant.train(number)

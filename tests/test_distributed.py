@@ -173,6 +173,7 @@ MOVED = {"beta": 0.1, "ref_reset_every": 2}
         (3, {}, "zero_stage=3.*zero2.yaml"),
         (2, MOVED | {"optimizer_reset": "hard"}, "optimizer_reset='hard'.*DeepSpeed"),
         (2, MOVED | {"optimizer_reset_rewarmup_steps": 3}, "DeepSpeed"),
+        (2, {"elastic_reset_every": 2}, "elastic_reset_every=2.*DeepSpeed"),
         *((None, keys, "FSDP.*multi_gpu.yaml") for keys in ({"elastic_reset_every": 2}, {"beta_base": 0.1}, MOVED)),
     ],
 )

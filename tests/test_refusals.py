@@ -492,6 +492,13 @@ def test_deepspeed_that_skips_steps_by_itself_is_refused():
         refuse_losses(args)
 
 
+def test_norms_of_updates_by_parts_are_refused():
+    args = config(log_update_norm=True)
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=2)
+    with pytest.raises(ValueError, match="^log_update_norm=True.*DeepSpeed"):
+        refuse_losses(args)
+
+
 def test_a_rate_of_solved_prompts_without_a_verifier_is_refused(make_trainer):
     with pytest.raises(ValueError, match="^prompt_pool_retire=0.5 .* batch_verifier"):
         make_trainer(model="no model is loaded", prompt_pool=True, prompt_pool_retire=0.5)

@@ -348,6 +348,11 @@ def refuse_losses(args: "ProRLConfig") -> None:
             "nonfinite='skip' is not supported with fp16 or DeepSpeed, whose loss scaler already skips steps. Set "
             "nonfinite: stop, or bf16: true."
         )
+    if args.log_update_norm and args.deepspeed_plugin is not None:
+        raise ValueError(
+            "log_update_norm=True is not supported with DeepSpeed, which updates parts of the parameters, one group "
+            "after the other. Remove log_update_norm."
+        )
     if args.rollback and (args.save_strategy == "no" or args.save_only_model):
         raise ValueError(
             f"rollback={args.rollback} needs checkpoints with the optimizer state, but save_strategy="

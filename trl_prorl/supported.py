@@ -267,7 +267,8 @@ class Distribution(NamedTuple):
 FEATURES = {
     "reference": "a moving reference",
     "saved_reference": "a checkpoint of a moving full-model reference",
-    "copies": "`beta_base`, `elastic_reset_every`",
+    "copies": "`beta_base`",
+    "elastic": "`elastic_reset_every`",
     "treatment": "`optimizer_reset`, a restart of the schedule, a re-warm-up",
     "vllm_enable_lora": "`vllm_enable_lora`",
     "rollback": "`rollback`",

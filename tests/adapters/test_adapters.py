@@ -15,6 +15,7 @@ from trl_prorl import ProRLTrainer
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import identity, load_base_model
+from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.supported import INITIALISATIONS, QUANTISATIONS
 
 
@@ -87,6 +88,15 @@ def test_a_quantised_base_that_is_listed_is_scored_and_sampled_as_by_its_own_for
     assert trainer.first_batch.state_dict() == {"score": "", "samples": "", "noise": ""}
     rows = read_rows(trainer)
     assert rows[1]["kl_ref"] > rows[2]["kl_ref"] == 0.0
+
+
+@pytest.mark.parametrize("name, recorded", [("bitsandbytes 4-bit", True), ("bitsandbytes 8-bit", False)])
+def test_a_forward_that_waits_for_the_gpu_is_not_recorded(make_trainer, in_4_bits, name, recorded):
+    arguments = in_4_bits()
+    arguments["trainer_kwargs"]["quantization_config"] = BitsAndBytesConfig(**LOADED[name])
+    model = make_trainer(**arguments).model
+    assert (listing_obstacle(model, "graphed") is None) == recorded
+    assert listing_obstacle(model, "compact") is None
 
 
 @pytest.mark.parametrize("name", QUANTISATIONS)

@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +108,13 @@ def test_the_numbers_of_the_cure_are_accepted(length, cure):
     check(26, needed)
     if budget:
         check(budget[0], length)
+
+
+@pytest.mark.parametrize("keys, said", [({"use_vllm": True}, "vLLM"), ({"fsdp": True}, "FSDP"), ({}, None)])
+def test_what_must_generate_together_is_not_interrupted(keys, said):
+    args = SimpleNamespace(**{"use_vllm": False, "fsdp": False} | keys)
+    with pytest.raises(ValueError, match=f"^thinking_budget=9 .* {said}") if said else nullcontext():
+        assert TaskArguments(task="sums", thinking_budget=9).make_rollout(args) is not None
 
 
 def test_forced_tokens_carry_no_gradient(make_trainer):

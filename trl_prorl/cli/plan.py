@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -48,6 +47,7 @@ from .checks import (
     reward_name,
 )
 from .dropout import check_dropout_config
+from .environment import uses_fsdp
 from .model_name import find_model
 from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names
 
@@ -292,9 +292,11 @@ def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> No
     needed = {key: f"{key}={getattr(args, key)}" for key in FEATURES if getattr(args, key, None)}
     if resets:
         needed["reference"] = "a reset of the reference"
-    for key in ("elastic_reset_every", *args.copied_anchors):
+    for key in args.copied_anchors:
         if getattr(args, key):
             needed["copies"] = f"{key}={getattr(args, key)}"
+    if args.elastic_reset_every:
+        needed["elastic"] = f"elastic_reset_every={args.elastic_reset_every}"
     if resets and args.treats_optimizer:
         needed["treatment"] = f"optimizer_reset={args.optimizer_reset!r}, a restart of the schedule or a re-warm-up"
     if moves_full and args.save_strategy != "no":
@@ -302,7 +304,7 @@ def _check_distribution(args: ProRLConfig, resets: bool, moves_full: bool) -> No
     stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else None
     if stage is not None:
         check_distribution(f"DeepSpeed ZeRO-{stage}", needed, f" (zero_stage={stage})")
-    elif args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+    elif uses_fsdp(args):
         check_distribution("FSDP", needed)
     elif args.world_size > 1:
         check_distribution("DDP", needed, f" ({args.world_size} processes)")

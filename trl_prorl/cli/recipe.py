@@ -19,6 +19,7 @@ from ..extras.thinking import make_interrupted_rollout
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
 from ..text import last_text, one_line, parse_json, short
 from .command_line import check_options
+from .environment import uses_fsdp
 from .precision import Precision, choose_precision
 from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
 from .shipped_recipes import with_recipe
@@ -148,6 +149,11 @@ class TaskArguments(TaskKeys, ScriptArguments):
         if args.use_vllm:
             raise ValueError(
                 f"thinking_budget={self.thinking_budget} is not supported with vLLM. Set use_vllm: false."
+            )
+        if uses_fsdp(args):
+            raise ValueError(
+                f"thinking_budget={self.thinking_budget} is not supported with FSDP, whose processes generate together: "
+                "not each may have thoughts to interrupt. Remove thinking_budget, or train without FSDP."
             )
         return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 

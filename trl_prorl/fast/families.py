@@ -1,5 +1,6 @@
 """Does an acceleration support a model, by the lists of supported.py?"""
 
+import torch
 from peft import PeftModel
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -33,6 +34,8 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
     positions = rope_types(config) - {*POSITIONS}
     if positions:
         return f"rope_type={min(positions)!r} of {name} is not one of {', '.join(POSITIONS)}."
+    if acceleration == "graphed" and any(param.dtype == torch.int8 for param in model.parameters()):
+        return f"{name} has 8-bit layers, which wait for the GPU in each forward."
     if family.has_state and not has_state(model):
         return f"{name} has layers with a state, which need transformers 5.24."
     return None
