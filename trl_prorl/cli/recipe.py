@@ -152,8 +152,8 @@ class TaskArguments(TaskKeys, ScriptArguments):
             )
         if uses_fsdp(args):
             raise ValueError(
-                f"thinking_budget={self.thinking_budget} is not supported with FSDP, whose processes generate together, "
-                "and not each may have thoughts to interrupt. Remove thinking_budget, or train without FSDP."
+                f"thinking_budget={self.thinking_budget} is not supported with FSDP, whose processes generate "
+                "together, and not each may have thoughts to interrupt. Remove thinking_budget, or train without FSDP."
             )
         return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
