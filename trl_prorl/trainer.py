@@ -404,7 +404,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
         if is_new:
-            self._settled_keys = {**self._settled_keys, **{name: getattr(self.args, name) for name in OF_OPTIMIZER}}
+            self._keys_of_optimizer = {name: getattr(self.args, name) for name in OF_OPTIMIZER}
         self._pass_optimizer(inner_of(optimizer))
         return optimizer
 

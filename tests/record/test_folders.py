@@ -214,6 +214,7 @@ def test_a_trial_of_a_search_has_a_run_s_folder(make_trainer, tmp_path, monkeypa
     for number in (3, 4):
         folder = tmp_path / f"run-{number}"
         assert [row["step"] for row in read_rows(folder)] == [1, 2]
+        assert {row["lr"] for row in read_rows(folder)} == {10.0**-number}
         assert yaml.safe_load((folder / "config.yaml").read_text())["learning_rate"] == 10.0**-number
         assert {"checkpoint-1", "checkpoint-2", "config.yaml", "env.json"} <= {path.name for path in folder.iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-3", "run-4"]

@@ -86,6 +86,7 @@ class CheckpointMixin:
     stall_stop: Part | None = None  # watch.py
     _run_id: str | None = None
     _settled_keys: Mapping[str, Any] = {}
+    _keys_of_optimizer: Mapping[str, Any] = {}  # with which ours was made
     _first_keys: Mapping[str, Any] = {}  # when the trainer was made, after TRL's changes
     _keys_set_later: Mapping[str, Any] = {}
 
@@ -260,6 +261,12 @@ class CheckpointMixin:
     def _note_later_keys(self) -> None:
         """Note what a script, or a search, has changed in `args` since the trainer was made. Raises `ValueError`."""
         refuse_later_changes(self.args, self._settled_keys)
+        if any(getattr(self.args, name) != value for name, value in self._keys_of_optimizer.items()):
+            # transformers keeps the optimizer of an earlier training, as of a search's trial, with its rates.
+            prepared = self.accelerator._optimizers
+            prepared[:] = [one for one in prepared if one is not self.optimizer]
+            self.optimizer = None
+            self.lr_scheduler = None
         now = changing_keys(self.args)
         self._keys_set_later = {name: value for name, value in now.items() if self._first_keys.get(name) != value}
 
