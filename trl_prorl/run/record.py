@@ -53,7 +53,7 @@ def evaluation_row(step: int, attempt: int, metrics: Mapping[str, float], second
     """Return a line of `evaluations.jsonl`."""
     row = {"step": step, ATTEMPT: attempt}
     for name, value in metrics.items():
-        is_number = isinstance(value, int | float) and math.isfinite(value)  # None: a reward that scored no row
+        is_number = value is not None and math.isfinite(value)  # None: a reward that scored no row
         if name.startswith("eval_") and not name.endswith(SPEEDS) and is_number:
             row[name] = value
     return {**row, "time_eval": seconds}
