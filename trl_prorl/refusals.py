@@ -304,13 +304,14 @@ def refuse_losses(args: "ProRLConfig") -> None:
       `num_iterations`: every sample is used before an update, so nothing is masked.
     - `trust_region` with vLLM and `top_p`, `top_k` or `min_p`: its log-probabilities are then not the policy's.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
-    - `skip_zero_rows` with `kl_in: reward` and `kl_target` or `ref_reset_kl`, which act on the mean KL of all rows
-      (without `drop_zero_rows`).
+    - `skip_zero_rows` with `kl_in: reward` and `kl_target` or `ref_reset_kl`, which act on the mean KL of all rows.
     - `merge_micro_batches: "on"` with `loss_type: bnpo`, `trust_region: m2po`, an entropy bonus or
       `top_entropy_quantile` below 1: they average or rank the tokens of each micro-batch.
     - `merge_micro_batches: "on"` with `gradient_accumulation_steps` or `steps_per_generation` 1: there is nothing to
       merge.
-    - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler already skips steps.
+    - `nonfinite: skip` with fp16, whose loss scaler already skips steps, or DeepSpeed, which updates in the backward
+      pass.
+    - `log_update_norm` with DeepSpeed, which updates parts of the parameters, one group after the other.
     - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
     - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
     - `rollback` with `prompt_pool` or `elastic_reset_every`: the reward also falls without a collapse.
@@ -345,8 +346,8 @@ def refuse_losses(args: "ProRLConfig") -> None:
         )
     if args.nonfinite == "skip" and (args.fp16 or args.deepspeed_plugin is not None):
         raise ValueError(
-            "nonfinite='skip' is not supported with fp16 or DeepSpeed, whose loss scaler already skips steps. Set "
-            "nonfinite: stop, or bf16: true."
+            "nonfinite='skip' is not supported with fp16, whose loss scaler already skips steps, or DeepSpeed, which "
+            "updates in the backward pass. Set nonfinite: stop."
         )
     if args.log_update_norm and args.deepspeed_plugin is not None:
         raise ValueError(

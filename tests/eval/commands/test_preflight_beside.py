@@ -106,7 +106,6 @@ OURS = {
     "anchors": {"beta_old": 0.1, "beta_base": 0.05, "dynamic_sampling_rounds": 1},
     "elastic": {"elastic_reset_every": 2, "lora": False},
     "pool": {"prompt_pool": True, "num_iterations": 1},
-    "rollback": {"rollback": 1, "save_strategy": "steps", "save_steps": 2},
 }
 
 
@@ -125,6 +124,13 @@ def test_ours_trains_after_it_as_without_it(keys, make_trainer, weights, tmp_pat
     (first, *others), (second, *again) = runs
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert json.dumps(others) == json.dumps(again)
+
+
+def test_a_roll_back_remembers_no_reward_of_it(make_trainer):
+    trainer = make_trainer(ProRLTrainer, max_steps=4, rollback=1, save_strategy="steps", save_steps=2)
+    preflight(trainer, prompts=4)
+    part = trainer.parts["rollback"]
+    assert list(part._rewards) == part.values == []
 
 
 def test_an_optimizer_of_a_script_has_no_hook_more_after_it(make_trainer, tiny_model):
