@@ -396,8 +396,8 @@ class ProlongedKeys:
             rows are packed without them; gradient and normalisation do not change. `rows_skipped` counts them. Logged
             means of the policy (`entropy`, `mean_abs_dlogp`, `kl_old`) are over the tokens of the computed rows; to
             `vespo/phi_seq_mean` a skipped row adds 1, to `clip_region_mean` nothing. `None`: with `fast`, unless
-            `entropy_floor` needs the entropy of all rows, or, with `kl_in: reward`, `kl_target` or `ref_reset_kl`
-            their KL.
+            `entropy_floor` needs the entropy of all rows, a script's triggers may, or, with `kl_in: reward`,
+            `kl_target` or `ref_reset_kl` need their KL.
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
             Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them. The normalisation
             still counts them. *This changes the objective*: the KL no longer acts on prompts that are always or never
