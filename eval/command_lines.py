@@ -22,9 +22,13 @@ from trl_prorl.eval.run_folder.reading import (
     load_config,
 )
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.run.shapes import MAX_COUNT, MAX_PROMPTS, MAX_TEMPERATURE
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.text import LICENSE, short
+
+MAX_PROMPTS = 100_000
+MAX_COUNT = 2**53
+MAX_TEMPERATURE = 1e6
+
 
 
 MAX_SAMPLES = 256

@@ -58,7 +58,6 @@ from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findin
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.own_rows import check_verifier
 from trl_prorl.eval.samples.sampling import progress
-from trl_prorl.hub.downloads import PREFIX
 from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder
@@ -271,8 +270,6 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
 
 def folder_findings(args: ProRLConfig, recipe: tuple) -> list[Finding]:
     """Return a finding if `train` would not accept the run's own folder, in which a preflight writes nothing."""
-    if str(args.resume_from_checkpoint).startswith(PREFIX):
-        return []  # the run is on the Hub
     try:
         check_folder(args, recipe)
     except ValueError as error:

@@ -19,7 +19,6 @@ from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_function
 from .extras.elastic import ElasticResets
 from .extras.growth import Growth
 from .extras.prompt_pool import PromptPool
-from .extras.rollback import Rollback
 from .extras.vllm import (
     RequestSeeds,
     hand_over_adapters,
@@ -29,16 +28,6 @@ from .extras.vllm import (
 )
 from .fast.acceleration import Acceleration
 from .parts import Part
-from .run.identity import (
-    EVALUATION_ROWS,
-    dataset_hash,
-    describe_model,
-    describe_optimizer,
-    describe_rollout,
-    describe_scaling,
-    describe_schedule,
-    describe_tokenizer,
-)
 from .watch import StopReason, configured_alarms
 
 
@@ -81,30 +70,6 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     args.disable_fast_unless(trainer.check_own_scores)
     check_images(trainer)
     return Acceleration.from_trainer(trainer, policy)
-
-
-def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
-    """Return a run's identity for a resume, in addition to its recipe."""
-    evaluation = trainer.eval_dataset
-    if isinstance(evaluation, dict):
-        evaluated = {name: dataset_hash(rows) for name, rows in evaluation.items()}
-    else:
-        evaluated = dataset_hash(evaluation)
-    optimizer, schedule = plan.given.get("optimizers") or (None, None)
-    return {
-        **plan.keys,
-        **describe_optimizer(optimizer),
-        **describe_schedule(schedule),
-        "processes": trainer.accelerator.num_processes,
-        **describe_model(policy),
-        "rows of the training set": dataset_hash(trainer.train_dataset),
-        EVALUATION_ROWS: evaluated,
-        **describe_tokenizer(trainer),
-        "reward functions": list(trainer.reward_func_names),
-        "tools": [tool.__name__ for tool in trainer.tools],
-        **describe_rollout(trainer),
-        **describe_scaling(policy),
-    }
 
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
@@ -165,8 +130,6 @@ def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         check_growing_model(policy)
         copies = [] if elastic is None else [elastic.average, elastic.initial]
         parts["growth"] = Growth(args, policy, copies, timer)
-    if args.rollback:
-        parts["rollback"] = Rollback(args, lambda: trainer.run_dir)
     if elastic is not None:
         parts["elastic"] = elastic
     parts |= configured_alarms(args, trainer.resets.request)

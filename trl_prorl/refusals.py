@@ -12,8 +12,8 @@ import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .advantages import UNGROUPED
-from .keys import KEYS, LOWER_THE_REWARD, TRIGGER_KEYS, Key, Requirement, Values, check_values
-from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, PATH_DEPENDENT_SCHEDULES, SCHEDULES
+from .keys import TRIGGER_KEYS, Key, Requirement, Values, check_values
+from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, SCHEDULES
 from .treatments import TREATMENTS
 
 
@@ -312,9 +312,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
     - `nonfinite: skip` with fp16, whose loss scaler already skips steps, or DeepSpeed, which updates in the backward
       pass.
     - `log_update_norm` with DeepSpeed, which updates parts of the parameters, one group after the other.
-    - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
-    - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
-    - `rollback` with `prompt_pool` or `elastic_reset_every`: the reward also falls without a collapse.
     - `guard_gap` with `prompt_pool`: accuracy also falls without reward hacking.
     """
     for name, listed in (("loss_type", LOSS_TYPES), ("importance_sampling_level", IMPORTANCE_LEVELS)):
@@ -354,23 +351,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
             "log_update_norm=True is not supported with DeepSpeed, which updates parts of the parameters, one group "
             "after the other. Remove log_update_norm."
         )
-    if args.rollback and (args.save_strategy == "no" or args.save_only_model):
-        raise ValueError(
-            f"rollback={args.rollback} needs checkpoints with the optimizer state, but save_strategy="
-            f"{args.save_strategy.value!r} and save_only_model={args.save_only_model}. Set save_strategy: steps, "
-            "save_steps, and save_only_model: false."
-        )
-    if args.rollback and args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES:
-        raise ValueError(
-            f"rollback={args.rollback} lowers the learning rate, but lr_scheduler_type="
-            f"{args.lr_scheduler_type.value!r} sets it itself. Set lr_scheduler_type: constant, or another schedule."
-        )
-    for key in LOWER_THE_REWARD:
-        if args.rollback and getattr(args, key, None):  # those of a recipe: see `check_lengths` in cli/recipe.py
-            raise ValueError(
-                f"rollback={args.rollback} takes a fall of the reward for a collapse, but with {key}="
-                f"{getattr(args, key)} the reward also falls without one. Remove rollback or {key}."
-            )
     if args.guard_gap is not None and args.prompt_pool:
         raise ValueError(
             f"guard_gap={args.guard_gap} compares accuracy and reward of different steps, but with prompt_pool=True "
@@ -543,25 +523,6 @@ def check_device(args: Any) -> None:
             "bf16 needs a GPU, and torch finds none. On a CPU set use_cpu: true, bf16: false and dtype: float32, or "
             "train a recipe that does, such as gsm8k/cpu or tiny/variantA."
         )
-
-
-# Read when they are needed. Parts are made with most other keys of ours, and with `beta`.
-READ_LATER = {"allow_config_change", "overwrite", "log_update_norm", "hub_push_reference"}
-
-
-def settled_keys(args: "ProRLConfig") -> Values:
-    """Return the keys that [`refuse_later_changes`] compares."""
-    return {name: getattr(args, name) for name in ("beta", *KEYS) if name not in READ_LATER}
-
-
-def refuse_later_changes(args: "ProRLConfig", settled: Values) -> None:
-    """Raise `ValueError` for a key that was changed after the trainer was made, by a script or a search."""
-    for name, value in settled.items():
-        if getattr(args, name) != value:
-            raise ValueError(
-                f"args.{name} was changed from {value!r} to {getattr(args, name)!r} after the trainer was made, too "
-                "late for what is made with it. Make the trainer with the new value."
-            )
 
 
 COUNTS = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")

@@ -271,12 +271,11 @@ FEATURES = {
     "elastic": "`elastic_reset_every`",
     "treatment": "`optimizer_reset`, a restart of the schedule, a re-warm-up",
     "vllm_enable_lora": "`vllm_enable_lora`",
-    "rollback": "`rollback`",
     "lora_growth_every": "`lora_growth_every`",
 }
 DISTRIBUTIONS = {
     "one process": Distribution(frozenset(FEATURES), "single_gpu.yaml"),
-    "DDP": Distribution(frozenset(FEATURES) - {"rollback", "lora_growth_every"}, "multi_gpu.yaml"),
+    "DDP": Distribution(frozenset(FEATURES) - {"lora_growth_every"}, "multi_gpu.yaml"),
     "FSDP": Distribution(frozenset(["reference", "treatment"]), "fsdp2.yaml"),
     "DeepSpeed ZeRO-2": Distribution(frozenset(["reference", "saved_reference", "copies"]), "zero2.yaml"),
 }

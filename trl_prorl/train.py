@@ -12,7 +12,6 @@ if __name__ == "__main__":  # first, so that help and errors come before the slo
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -31,13 +30,9 @@ from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
-from .hub.downloads import PREFIX, fetch_run
 from .keys import AUTO_RESUME
-from .run.checkpoint_files import FinishedError, begins_again, find_checkpoint, refuse_finished
-from .run.files import check_contents
-from .run.folder import FolderLock, RunFolder, check_free, on_main_process
+from .run.folder import FinishedError, RunFolder, on_main_process
 from .run.identity import changing_keys, check_same_run
-from .run.log_files import EVENTS_FILE, read_jsonl
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .upstream.vocabulary import load_tokenizer
@@ -125,49 +120,19 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     """
-    Return the `resume_from_checkpoint` of the training. A run that stopped before its first checkpoint starts again at
-    step 0. Only the main process looks at the folder: the run may have started by the time another process does.
-
-    Raises:
-        `ValueError`: A new run cannot use the folder, or a resume would not continue the same run.
+    Return the `resume_from_checkpoint` of the training, before a model is loaded. Raises `ValueError`: a new run cannot
+    use the folder, or a resume would not continue the same run.
     """
-    return on_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
-
-
-def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     resume = args.resume_from_checkpoint
-    base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
-    folder = RunFolder(args.output_dir)
-    folder.check_usable()
-    check_free(folder.path)
-    check_begin = folder.check_new
-    if args.overwrite:
-        check_begin = partial(folder.check_movable, base)
-    if not resume:
-        check_begin()
-        return None
-    if resume.startswith(PREFIX):
-        lock = FolderLock(folder.path)
-        lock.hold()
-        try:
-            return str(fetch_run(resume, folder, lock, args.overwrite, args.hub_token, args.hub_revision))
-        finally:
-            lock.release()
-    check_contents(folder.path, folder.given)
-    refuse_finished(resume, folder, args.max_steps)
-    try:
-        checkpoint, _ = find_checkpoint(resume, folder.path, content=False)
-    except ValueError:
-        if not begins_again(resume, folder):
-            raise
-        folder.check_movable(base)
-        return AUTO_RESUME
-    if folder.has_checkpoint(checkpoint):
-        folder.check_own(checkpoint)
-        read_jsonl(folder.path / EVENTS_FILE)
-    else:
-        check_begin()
-    check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)
+
+    def look() -> None:
+        folder = RunFolder(args.output_dir)
+        with folder.held():
+            checkpoint = folder.begin(resume, args.overwrite)
+        if checkpoint is not None:
+            check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)
+
+    on_main_process(args.process_index == 0, look)
     return resume
 
 

@@ -36,7 +36,6 @@ from .assembly import (
     make_prompt_pool,
     optional_parts,
     prepare_policy,
-    run_identity,
     warn_of_unused_defaults,
 )
 from .cli.checks import (
@@ -69,7 +68,7 @@ from .guards.finite import FiniteGuard
 from .guards.rewards import guard_reward, treat_nonfinite
 from .guards.trained import TrainedCheck
 from .hub.uploads import Uploads
-from .keys import OF_OPTIMIZER, Effect
+from .keys import Effect
 from .kl import (
     Aggregation,
     Anchors,
@@ -87,7 +86,6 @@ from .reference import (
     Scorer,
     check_trained,
 )
-from .refusals import settled_keys
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rollout import (
     RolloutResult,
@@ -96,8 +94,7 @@ from .rollout import (
     set_advantages,
 )
 from .run.checkpoint import CheckpointMixin
-from .run.folder import COMPLETIONS, RunFolder
-from .run.identity import changing_keys
+from .run.identity import identity_of
 from .run.meter import Means, Meter
 from .run.record import Recorder, take
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
@@ -194,7 +191,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.anchors = Anchors(plan.args)
         with plan.loading():
             super().__init__(**plan.given)
-        self.made_by_trl = {COMPLETIONS}.difference(RunFolder(plan.args.output_dir).contents())  # an empty folder
         check_reward_names(self.reward_func_names)  # including those of environments
         self._check_tokenizers()
         self._check_prompts()
@@ -209,7 +205,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._learns_positions = policy.config.get_text_config().model_type in LEARNED_POSITIONS
         self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
-        self._identity = run_identity(self, plan, policy)
+        self._identity = identity_of(self, plan.keys, policy)
         self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
@@ -249,7 +245,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
         optional = optional_parts(self, policy)
-        self.rollback = optional.get("rollback")
         self.stall_stop = optional.get("stall_stop")
         self.resets.reference = self.reference
         # Calling order: the recorder sums the values that the guard checks. Growth comes before a reset, which moves
@@ -275,8 +270,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.resets.configured = configured_callback(args)
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
-        self._settled_keys = settled_keys(args)
-        self._first_keys = changing_keys(args)
 
     def _judges(self) -> list:
         return judges(self.verify, self.reward_funcs)
@@ -401,10 +394,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed the trained parameters
-        is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
-        if is_new:
-            self._keys_of_optimizer = {name: getattr(self.args, name) for name in OF_OPTIMIZER}
         self._pass_optimizer(inner_of(optimizer))
         return optimizer
 

@@ -228,9 +228,9 @@ def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on
         go_on (`str`): How to continue from a checkpoint.
         restart (`str`): How to start again without a checkpoint.
     """
-    from ..run.checkpoint_files import find_newest_checkpoint  # a command that only reads need not import it
+    from ..run.folder import step_of, steps_of  # a command that only reads need not import it
 
-    checkpoint, _ = find_newest_checkpoint(output_dir, content=False)
+    checkpoint = max(steps_of(Path(output_dir)), key=step_of, default=None)
     if checkpoint is not None:
         return f"{checkpoint} and the log files up to it are saved. Continue with {go_on}."
     if has_started:

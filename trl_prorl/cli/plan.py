@@ -16,7 +16,6 @@ from trl.trainer.utils import get_config_model_id
 from ..config import ProRLConfig
 from ..evaluation import judges
 from ..extras.growth import check_growing_optimizer
-from ..extras.rollback import check_schedule
 from ..extras.vllm import RANKS, let_engine_take_adapters
 from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class, full_name, inner_of
@@ -24,7 +23,6 @@ from ..reference import check_adapter
 from ..refusals import SWITCHES, refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
 from ..run.files import check_contents
-from ..run.folder import RunFolder
 from ..run.identity import changing_keys
 from ..supported import FEATURES, check_adapters, check_distribution, check_options, check_quantisation
 from ..upstream.vocabulary import readable_files
@@ -91,7 +89,6 @@ class Plan:
             args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args must be a ProRLConfig, not a {type(args).__name__}.")
-        RunFolder(args.output_dir).check_usable()
         args.disabled_reason = None  # an earlier trainer may have had the same `args`
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
@@ -100,10 +97,8 @@ class Plan:
                 given[name] = [*given[name]]  # TRL adds what environments reward to the script's own list
         _check_data_and_rewards(args, given, trainer.verify)
         keys = changing_keys(args)
-        optimizer, schedule = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
+        optimizer, _ = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
         _check_optimizer(args, optimizer)
-        if args.rollback and schedule is not None:
-            check_schedule(args.rollback, schedule)
         config = given.get("peft_config")
         is_named = isinstance(model, str)
         given_wrapped = isinstance(model, PeftModel)

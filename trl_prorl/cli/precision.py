@@ -14,7 +14,7 @@ from torch.utils.benchmark import Timer
 
 from ..errors import InputError
 from ..keys import read_resume_word
-from ..run.checkpoint_files import find_checkpoint
+from ..run.folder import RunFolder
 from ..run.identity import IDENTITY_FILE
 from ..run.log_files import ENV_FILE, read_json
 
@@ -109,7 +109,7 @@ def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
     if resume is None:
         return None
     try:
-        checkpoint, _ = find_checkpoint(resume, keys.get("output_dir") or "trainer_output", content=False)
+        checkpoint = RunFolder(keys.get("output_dir") or "trainer_output").find(resume, content=False)
     except ValueError:
         return None  # the run starts at step 0, or `check_folder` raises an error
     then = read_json(checkpoint / IDENTITY_FILE)

@@ -94,7 +94,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
                     f"({args.schedule}): a batch is either with the length reward or without. Set {name}: "
                     f"{math.ceil(value / steps) * steps}."
                 )
-        watches = {"rollback": "remove rollback", "guard_gap": "remove guard_gap"}
+        watches = {"guard_gap": "remove guard_gap"}
         if args.watches_metric and is_switched(args.ref_reset_metric):
             watches["ref_reset_metric"] = "set ref_reset_metric: eval_pass@1"
         if args.metric_for_best_model is not None and is_switched(args.metric_for_best_model):

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..keys import cure_of
-from ..run.files import read_text
-from ..run.log_files import parse_yaml
+from ..run.log_files import read_yaml
 from ..text import cut, parse_json, short
 
 
@@ -120,10 +119,7 @@ def _read_mapping(path: Path, said: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         place = "" if said.endswith(str(path)) else f", {cut(str(path))}"
         raise InputError(f"{said}: there is no such file{place}.")
-    keys = parse_yaml(read_text(path), said)
-    if not isinstance(keys, dict):
-        raise InputError(f"{said} must be a mapping of keys to values, not {short(keys)}.")
-    return keys
+    return read_yaml(path)
 
 
 def check_runs_no_code(file: Path, key: str, value: Any) -> None:
@@ -179,7 +175,7 @@ def _parse_mapping(file: Path, key: str, text: str) -> dict[str, Any]:
     """Return the mapping in a key's text, which is JSON or the path of a JSON file."""
     is_path = not text.lstrip().startswith("{")
     try:
-        mapping = parse_json(read_text(text) if is_path else text)
+        mapping = parse_json(Path(text).read_text() if is_path else text)
     except ValueError:
         mapping = None
     if isinstance(mapping, dict):

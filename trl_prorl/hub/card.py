@@ -25,6 +25,8 @@ from ..run.log_files import (
     METRICS_FILE,
     PASSK_FILE,
     RESETS,
+    read_content,
+    read_log,
     SIDES,
     has_weights_of,
     saved_step,
@@ -40,7 +42,6 @@ from ..run.provenance import (
     plugin_options,
     remove_secrets,
 )
-from ..run.shapes import read_shaped, read_shaped_rows
 from ..text import LICENSE, code_block, code_span, plain_markdown, shell_quote, spell_again, visible
 
 
@@ -112,7 +113,7 @@ def read_record(
     folder = Path(run_dir)
     model_dir = model_dir or folder
     if steps is None:
-        rows = read_shaped_rows(folder, METRICS_FILE)
+        rows = read_log(folder, METRICS_FILE)
         steps = rows[-1]["step"] if rows else None
     events = folder / EVENTS_FILE
     passk = read_if_there(folder / PASSK_FILE)
@@ -120,7 +121,7 @@ def read_record(
     return Record(
         config=remove_secrets(read_if_there(folder / CONFIG_FILE) or {}),
         env=read_if_there(folder / ENV_FILE) or {},
-        events=read_shaped_rows(folder, EVENTS_FILE) if events.is_file() else None,
+        events=read_log(folder, EVENTS_FILE) if events.is_file() else None,
         passk=passk,
         steps=steps,
         saved_step=saved_step(model_dir) if step is None else step,
@@ -129,7 +130,7 @@ def read_record(
 
 
 def read_if_there(path: Path) -> dict[str, Any] | None:
-    return read_shaped(path) if path.is_file() else None
+    return read_content(path) if path.is_file() else None
 
 
 def changes_embeddings(folder: Path) -> bool:

@@ -14,9 +14,8 @@ from transformers import AutoConfig
 
 from ..errors import PushError
 from ..run.files import check_contents, link_or_copy
-from ..run.log_files import BASE_ADAPTER, CONFIG_FILE, DRIFT_FILE, ENV_FILE, LOG_FILES, PASSK_FILE, read_yaml
+from ..run.log_files import BASE_ADAPTER, CONFIG_FILE, DRIFT_FILE, ENV_FILE, INDEX_FILES, LOG_FILES, PASSK_FILE, read_content, read_yaml
 from ..run.provenance import identify, remove_secrets
-from ..run.shapes import INDEX_FILES, read_shaped
 from ..text import one_line, shell_quote
 from ..upstream.vocabulary import check_tokenizer, embedding_rows, load_tokenizer
 from ..upstream.weights import check_files, refuse_code
@@ -127,7 +126,7 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
     for adapter in (folder / ADAPTER_CONFIG, folder / REFERENCE_FOLDER / ADAPTER_CONFIG):
         if not adapter.is_file():
             continue
-        config = read_shaped(adapter)
+        config = read_content(adapter)
         name = config.get("base_model_name_or_path")
         hub_id = identify(name).hub_id if name else None
         if hub_id is not None:

@@ -20,7 +20,7 @@ from ..embedded import shipped as embedded_base
 from ..supported import default_of
 from ..text import code_span, shell_quote, shell_words, spell_again
 from .files import replace_text
-from .log_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML, weight_files
+from .log_files import CONFIG_FILE, ENV_FILE, RUN_ID, weight_files
 
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def is_hub_name(name: str) -> bool:
 # Keys and values of recipes and command lines that log files and cards must not contain.
 SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
 NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
-SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=token[= ])\S+")
 
 
 def remove_secrets(config: Any) -> Any:
@@ -232,34 +232,9 @@ def remove_secrets(config: Any) -> Any:
 
 
 def spell_command(words: list[str]) -> str:
-    """Format a process's command without secrets or code, with `~` for the home folder."""
+    """Format a process's command, without secrets."""
     python, *rest = words
-    if rest and Path(rest[0]).name == "trl-prorl":
-        python, *rest = rest
-    if "-c" in rest:  # code, not options
-        rest = rest[: rest.index("-c") + 1] + ["…"]
-    kept = [Path(python).name]
-    hides_next = False
-    for word in rest:
-        is_value = hides_next and not word.startswith("--")
-        option, equals, _ = word.partition("=")
-        is_secret = option.startswith("--") and not remove_secrets({option[2:].replace("-", "_"): 0})
-        hides_next = is_secret and not equals
-        if not is_value and not is_secret:
-            kept.append(_without_secret(word))
-    command = " ".join(map(shell_quote, kept))
-    home = str(Path.home()).rstrip("/")
-    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", command) if home else command
-
-
-def _without_secret(word: str) -> str:
-    if "{" not in word:
-        return remove_secrets(word)
-    key, brace, mapping = word.partition("{")
-    try:
-        return key + str(remove_secrets(yaml.load(brace + mapping, YAML)))
-    except yaml.YAMLError:
-        return "[removed]"
+    return remove_secrets(" ".join(map(shell_quote, [Path(python).name, *rest])))
 
 
 def plugin_options(env: dict[str, Any]) -> str:

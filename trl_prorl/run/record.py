@@ -18,7 +18,7 @@ from ..kl import Anchors, completion_mask, has_advantage
 from ..parts import Event, MicroBatch, Part
 from ..rollout import RolloutResult
 from .columns import METRICS
-from .log_files import ATTEMPT, EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, RESET, ROLLBACK, JsonLines, next_attempt
+from .log_files import ATTEMPT, EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, RESET, JsonLines, next_attempt
 from .meter import TOKENS_IN_LOSS, Means, Meter
 
 
@@ -210,8 +210,6 @@ class Recorder(Part):
         return values
 
     def on_event(self, event: Event) -> None:
-        if event["event"] == ROLLBACK:
-            self.attempt += 1
         event[ATTEMPT] = self.attempt
         if event["event"] == RESET:
             self.since_log.add("prorl/resets", 1.0)

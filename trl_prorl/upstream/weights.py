@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from ..errors import InputError
-from ..run.shapes import INDEX_FILES, read_shaped
+from ..run.log_files import INDEX_FILES, read_content
 from ..text import cut, one_line, short
 
 
@@ -153,7 +153,7 @@ def _check_ranks(adapter: Path) -> None:
     file = adapter / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
         return
-    config = read_shaped(adapter / "adapter_config.json")
+    config = read_content(adapter / "adapter_config.json")
     with safe_open(file, framework="pt") as tensors:
         sides = [side for key in tensors.keys() for side in tensors.get_slice(key).get_shape()]  # noqa: SIM118
     most = max(sides, default=0)
@@ -303,7 +303,7 @@ def check_files(folder: Path) -> None:
         except SafetensorError as error:
             raise InputError(f"{file} is truncated or corrupt ({error}): save or download it again.") from error
     for index in filter(Path.is_file, (folder / name for name in INDEX_FILES)):
-        named = read_shaped(index)["weight_map"]
+        named = read_content(index)["weight_map"]
         refuse_keys(index, missing=[name for name in named if held.get(name) != named[name]])
 
 
