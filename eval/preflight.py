@@ -29,7 +29,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOTrainer
 
 from trl_prorl.cli.ending import NOTHING_CHANGED, as_bad_input
-from trl_prorl.cli.prompt_rows import has_prompts, read_prompts
+from trl_prorl.cli.prompt_rows import read_prompts
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
 from trl_prorl.cli.terminal import highest_rate
 from trl_prorl.config import ProRLConfig
@@ -200,7 +200,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     """
     if not isinstance(trainer.train_dataset, Dataset):
         raise InputError("train_dataset is a stream, which can be read only once: pass a Dataset")
-    if not has_prompts(trainer.train_dataset):
+    if "prompt" not in trainer.train_dataset.column_names:
         raise InputError("train_dataset has no column 'prompt': prompts that an environment writes cannot be checked")
     check_processes(trainer.accelerator.num_processes)
 

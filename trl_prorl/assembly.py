@@ -6,15 +6,10 @@ from functools import partial
 import torch
 from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
-from trl.trainer.utils import add_fused_lm_head
 
-from .cli.adapters import check_growing_model, check_merged_in_vllm, check_trained_once
-from .cli.checks import check_in_one_place, shards_weights
 from .cli.dropout import check_dropout
-from .cli.fp32_head import cast_head_to_fp32, give_bias
 from .cli.model_defaults import describe_unused
 from .cli.plan import Plan
-from .cli.prompt_rows import check_images
 from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_functions
 from .extras.elastic import ElasticResets
 from .extras.growth import Growth
@@ -46,29 +41,16 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     Raises `ValueError`: a key does not work with the model, or with its dropout.
     """
     args = trainer.args
-    is_sharded = shards_weights(trainer)
-    check_in_one_place(policy)
-    check_in_one_place(trainer.ref_model)
     keep_unpacked(policy)
-    if is_peft_model(policy):
-        check_trained_once(policy)
-        give_bias(policy)
-        if trainer.use_vllm and not args.vllm_enable_lora:
-            check_merged_in_vllm(policy)
-    if plan.casts_head:
-        model = policy.get_base_model()
-        cast_head_to_fp32(model)
-        add_fused_lm_head(model, trainer.temperature, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy"))
     if trainer.use_vllm and hasattr(trainer.vllm_generation, "llm"):  # an engine in this process
         # Before the hand-over of adapters, which wraps the same method.
         seed_requests(trainer.vllm_generation, RequestSeeds(trainer))
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
-    elif trainer.use_vllm and not is_sharded and is_peft_model(policy):
+    elif trainer.use_vllm and is_peft_model(policy):
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.disable_fast_unless(check_dropout, trainer.model)
     args.disable_fast_unless(trainer.check_own_scores)
-    check_images(trainer)
     return Acceleration.from_trainer(trainer, policy)
 
 
@@ -127,7 +109,6 @@ def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
     if args.elastic_reset_every:
         elastic = ElasticResets(args, policy, timer, trainer.accelerator.num_processes)
     if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
-        check_growing_model(policy)
         copies = [] if elastic is None else [elastic.average, elastic.initial]
         parts["growth"] = Growth(args, policy, copies, timer)
     if elastic is not None:

@@ -62,7 +62,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     def __post_init__(self):
         self.has_own_triggers = False  # whether a script passes triggers of resets; set by the trainer
         self.disabled_reason: str | None = None  # why `fast` is off, see `disable_fast_unless`
-        self.precision_reason: str | None = None  # why `bf16: auto` was chosen so, see cli/precision.py
         if self.fast:
             for key, value in FAST.items():
                 if key not in self.given and getattr(self, key) == KEYS[key].default:

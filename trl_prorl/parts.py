@@ -147,9 +147,6 @@ class Part:
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint folder, on the main process."""
 
-    def save_shards(self, folder: Path) -> None:
-        """Write sharded tensors, on all processes."""
-
     def before_load(self, folder: Path) -> None:
         """Called before weights are loaded, also those of the best checkpoint at the end."""
 

@@ -28,17 +28,13 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from .anchors import Anchor
-from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
-from .cli.prompt_rows import images_refused
 from .errors import InputError
 from .kl import Anchors, Batch, has_advantage, zero_masked
 from .upstream.modules import Parameters
-from .upstream.names import incompatible
 from .upstream.weights import copy_tensors, settings_of
 
 
@@ -46,10 +42,6 @@ logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a tensor of the reference, and the policy's
-
-
-def shard_file(folder: Path) -> Path:
-    return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
 
 
 def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -61,18 +53,6 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             tensors[name] = tensor
     return tensors
-
-
-def check_adapter(model: Any, peft_config: Any | None) -> None:
-    """Raise `ValueError` for an adapter that cannot coexist with a reference or a base, before a model is loaded."""
-    if isinstance(model, PeftModel):
-        peft_config = model.peft_config["default"]
-    bias = getattr(peft_config, "bias", "none")
-    if bias != "none":
-        raise ValueError(
-            f"bias={bias!r} trains biases of the model itself, which the reference and the starting model share with "
-            "the policy. Set bias='none' in the peft_config, or train with beta=0 and beta_base=0."
-        )
 
 
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
@@ -136,10 +116,8 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
     config = model.config
     with torch.random.fork_rng():  # as in `frozen_adapter`
-        settings = {"dtype": decoder_dtype(model), "attn_implementation": config._attn_implementation}
+        settings = {"dtype": model.dtype, "attn_implementation": config._attn_implementation}
         copy = type(model)._from_config(config, **settings)
-    if cast_lm_head_to_fp32:
-        cast_head_to_fp32(copy)
     copy.load_state_dict(model.state_dict())
     copy.requires_grad_(False)
     copy.eval()  # as `from_pretrained` returns TRL's
@@ -168,7 +146,7 @@ def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: s
 
 def warn_of_rounded(reference: torch.nn.Module, mix: float) -> None:
     """Warn if averages of a reference's weights are rounded to bf16 or fp16."""
-    dtype = decoder_dtype(reference)
+    dtype = reference.dtype
     if 0.0 < mix < 1.0 and dtype in (torch.bfloat16, torch.float16):
         logger.warning(
             "ref_reset_mix=%g averages weights in %s: a weight of the reference stays where it is while the policy's "
@@ -208,7 +186,7 @@ class AnchorModels:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
             is_other = type(reference.ref_model) is not type(self.policy)
             computes_alike = not is_other and has_settings_of(self.policy, reference.ref_model)
-            if self.moves and not computes_alike and not trainer.is_fsdp_enabled:
+            if self.moves and not computes_alike:
                 # TRL uses class and settings of the path's config; a script's policy may have others.
                 prepared = trainer.accelerator._models  # which would keep TRL's in memory
                 prepared[:] = [model for model in prepared if model is not trainer.ref_model]
@@ -218,9 +196,8 @@ class AnchorModels:
             # TRL loads from the path, but the policy may have been changed in memory.
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
-                if not trainer.is_fsdp_enabled:
-                    reference.move(1.0)
-            elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
+                reference.move(1.0)
+            elif not is_other:
                 warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
@@ -273,12 +250,6 @@ class Reference:
     def save(self, folder: Path) -> None:
         """Write it into a checkpoint; PEFT saves an adapter with the model."""
 
-    def save_shards(self, folder: Path) -> None:
-        """Write this process's part under FSDP, which saves no frozen parameters."""
-
-    def is_in(self, folder: Path) -> bool:
-        return True
-
     def load(self, folder: Path) -> None:
         """Read it from a checkpoint. PEFT loads an adapter with the model."""
 
@@ -326,35 +297,6 @@ class AdapterReference(Reference):
         """
         for ref, policy in self.pairs():
             ref.data = ref.data.to(policy.dtype)
-
-    def _shards(self) -> dict[str, torch.Tensor]:
-        """Return this process's parts of its tensors; empty without FSDP or without an adapter."""
-        shards = {}
-        if self.name is not None:
-            for place, (ref, _) in enumerate(self.pairs()):
-                if isinstance(ref.data, DTensor):
-                    shards[str(place)] = ref.data.to_local()
-        return shards
-
-    def save_shards(self, folder: Path) -> None:
-        shards = self._shards()
-        if shards:
-            save_file(shards, shard_file(folder))
-
-    def is_in(self, folder: Path) -> bool:
-        return not self._shards() or any(folder.glob("reference_shard_*"))
-
-    @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Read this process's part; PEFT loads an unsharded one. Raises `ValueError`: the checkpoint has none."""
-        shards = self._shards()
-        if not shards:
-            return
-        if not shard_file(folder).exists():
-            raise ValueError(
-                f"{shard_file(folder)} is missing: resume from a checkpoint of the same number of processes."
-            )
-        copy_tensors(shard_file(folder), shards)
 
     def scores_as(self, model) -> bool:
         for module in self.model.modules():
@@ -411,12 +353,10 @@ class SnapshotReference(Reference):
         tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / SNAPSHOT_FILE)
 
-    def is_in(self, folder: Path) -> bool:
-        return (folder / SNAPSHOT_FILE).exists()
-
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        copy_tensors(folder / SNAPSHOT_FILE, unique_tensors(self.ref_model))
+        if (folder / SNAPSHOT_FILE).exists():  # a fixed reference writes none
+            copy_tensors(folder / SNAPSHOT_FILE, unique_tensors(self.ref_model))
 
 
 class InitialAdapter:
@@ -577,7 +517,7 @@ class Scorer:
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
         if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
-            raise InputError(incompatible("trl", "its loss scores a micro-batch in parts"))
+            raise InputError("TRL's loss scores a micro-batch in parts: install trl 1.16.")
         logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies
@@ -612,7 +552,7 @@ class Scorer:
         all). Raises `ValueError`: the batch has images.
         """
         if "num_images" in batch or "pixel_values" in batch:
-            raise ValueError(images_refused(anchor.name, self.args))
+            raise ValueError(f"{anchor.key}: a KL to {anchor.words} does not support images here.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)

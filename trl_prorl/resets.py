@@ -291,11 +291,7 @@ class Resets(Part):
         if self._saves_reference:
             self.reference.save(folder)
 
-    def save_shards(self, folder) -> None:
-        if self._saves_reference:
-            self.reference.save_shards(folder)
-
     def load(self, folder, changed: Mapping[str, Any]) -> None:
         # A run with a fixed reference writes none. A complete checkpoint lacks nothing that was written.
-        if self._saves_reference and self.reference.is_in(folder):
+        if self._saves_reference:
             self.reference.load(folder)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .cli.checks import check_prompts_fit, check_rows
 from .cli.command_line import main  # noqa: F401  scripts import it from here
 from .cli.ending import (
     as_bad_input,
@@ -65,25 +64,15 @@ def build(
     eval_dataset = None
     if args.eval_strategy != "no":
         eval_dataset = rows_of(task, "validation", "eval_rows", task_args)
-    check_rows(train_dataset, args.generation_batch_size, args.num_generations, cure="Raise train_rows")
     init = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     if model_args.attn_implementation:
         init["attn_implementation"] = model_args.attn_implementation
     args.model_init_kwargs = init | (args.model_init_kwargs or {})
-    rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
     model = find_model(model_args.model_name_or_path, init=args.model_init_kwargs)
     place = {"revision": args.model_init_kwargs["revision"], "trust_remote_code": args.trust_remote_code}
     tokenizer = load_tokenizer(model, padding_side="left", truncation_side="left", **place)
-    task_args.check_thinking(tokenizer, args.max_completion_length)
 
-    def tokenize(prompts):
-        options = {"tokenize": False, "add_generation_prompt": True, **(args.chat_template_kwargs or {})}
-        texts = [tokenizer.apply_chat_template(each, **options) for each in prompts]
-        return tokenizer(texts, add_special_tokens=False).input_ids
-
-    if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer checks it if it packs
-        check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = trainer_class(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
@@ -93,7 +82,6 @@ def build(
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
-        rollout_func=rollout,
     )
     trainer.recipe = (task_args, model_args)
     return trainer, resume

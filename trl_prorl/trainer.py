@@ -24,7 +24,6 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from transformers import (
     EarlyStoppingCallback,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from trl import GRPOTrainer
@@ -38,24 +37,10 @@ from .assembly import (
     prepare_policy,
     warn_of_unused_defaults,
 )
-from .cli.checks import (
-    check_reward_names,
-    choose_best_metric,
-    shards_weights,
-)
 from .cli.ending import describe_saved_state, warn_interrupted
 from .cli.model_defaults import plain_generation_config
-from .cli.plan import Plan
-from .cli.prompt_rows import (
-    Context,
-    check_batch,
-    check_template,
-    check_tokens,
-    has_images,
-    named_sets,
-    prompts_of,
-    reserved_names,
-)
+from .cli.plan import Plan, choose_best_metric
+from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
 from .errors import InputError, RewardError
@@ -100,9 +85,7 @@ from .run.record import Recorder, take
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .trust_region import by_token, masked_tokens, sampler_of
 from .upstream.modules import Modules, checkpointing_off
-from .upstream.names import check_names, check_untested
 from .upstream.positions import with_positions
-from .upstream.vocabulary import check_tokenizer, embedding_rows
 
 
 class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
@@ -180,20 +163,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------------------ assembly
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
-        check_names(ProRLTrainer)
         self.verify = named.pop("verify", None)
         plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
-        if plan.args.use_vllm:
-            check_names(ProRLTrainer, with_vllm=True)
-        check_untested(is_main=plan.args.process_index == 0)
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
         self.anchors = Anchors(plan.args)
         with plan.loading():
             super().__init__(**plan.given)
-        check_reward_names(self.reward_func_names)  # including those of environments
-        self._check_tokenizers()
-        self._check_prompts()
         self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
@@ -216,7 +192,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
         self._generations = 0
-        if is_peft_model(policy) and not shards_weights(self):
+        if is_peft_model(policy):
             self.initial_adapter = InitialAdapter(policy, is_trained=plan.given_wrapped)
 
         self.meter = Meter(accelerator.device)
@@ -226,7 +202,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.base = self.anchors["base"].model
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration, not has_images(self))
-        is_possible = not shards_weights(self) and not has_images(self)
+        is_possible = not has_images(self)
         self.first_batch = FirstBatch(
             args,
             accelerator,
@@ -279,28 +255,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
 
-    def _check_tokenizers(self) -> None:
-        check_tokenizer(self.text_tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model).config))
-        for function, tokenizer in zip(self.reward_funcs, self.reward_processing_classes, strict=True):
-            if isinstance(function, PreTrainedModel):
-                check_tokenizer(tokenizer, embedding_rows(function.config))
-
-    def _check_prompts(self) -> None:
-        """Check prompts against the tokenizer and the model, and keep the rules for streamed prompts."""
-        args = self.args
-        self._reserved: tuple[str, ...] = ()  # names that the columns of a row must not have
-        if not args.remove_unused_columns:
-            self._reserved = reserved_names(self.reward_funcs, self.environment_factories is not None)
-        limit = args.vllm_max_model_length if self.use_vllm else None
-        policy = self.accelerator.unwrap_model(self.model)
-        self.context = Context(policy, args.max_completion_length or 0, limit)
-        if self.rollout_func is None and not self.is_vlm and not self._multi_environment:
-            end = (self.text_tokenizer.eos_token, self.text_tokenizer.eos_token_id)
-            sets = named_sets(self.train_dataset, self.eval_dataset)
-            if self.text_tokenizer.chat_template is None:
-                check_template(sets)
-            check_tokens(sets, self.tokenize_prompts, self.context, end)
-
     def _trl_score(self, model, *rows, **kwargs) -> tuple:
         if self._learns_positions:
             model = with_positions(model)
@@ -312,7 +266,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
         if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
-            choose_best_metric(self.args, self._judges(), self.eval_dataset, [EarlyStoppingCallback()])
+            choose_best_metric(self.args, self._judges(), [EarlyStoppingCallback()])
         super().add_callback(callback)
 
     @property
@@ -399,7 +353,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return optimizer
 
     def _pass_optimizer(self, optimizer) -> None:
-        self._passed_optimizer = inner_of(optimizer)
         for part in self.parts.values():
             part.optimizer_made(optimizer)
 
@@ -415,7 +368,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return scheduler
 
     def _pass_schedule(self, schedule) -> None:
-        self._passed_schedule = schedule
         for part in self.parts.values():
             part.schedule_made(schedule)
 
@@ -442,14 +394,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
-        which = "train_dataset" if self.model.training else "eval_dataset"
-        check_batch(
-            inputs,
-            which,
-            self._reserved,
-            needs_prompts=self.environment_factories is None,
-            may_prefill=self.rollout_func is not None,
-        )
         if not self.model.training:
             return self._sample_evaluated(inputs)
         step = self.state.global_step
@@ -501,9 +445,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
-        """Add a check of lengths, and sample by the run's keys alone: not by the model's generation config."""
-        if not self.tools:  # with tools, the prompt contains earlier turns
-            self.context.check_longest(prompt_ids)
+        """Sample by the run's keys alone: not by the model's generation config."""
         with plain_generation_config(self._policy), checkpointing_off(self.modules.all()):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
@@ -511,7 +453,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Generate as TRL does, or compactly, without the model's own generation config."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and does not cast them back.
-            casts_weights = self.use_transformers_continuous_batching and not shards_weights(self)
+            casts_weights = self.use_transformers_continuous_batching
             with keep_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         with profiling_context(self, "transformers.generate"):
@@ -913,18 +855,3 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.environment_factories is not None and not self._multi_environment:
             self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
-
-    def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        """
-        Sample one continuation per prompt with this run's settings, token ids from token ids. It includes the
-        end-of-sequence token if it was reached.
-        """
-        usual = self.generation_config.max_new_tokens
-        longest = self.context.completion
-        self.generation_config.max_new_tokens = max_new_tokens
-        self.context.completion = max_new_tokens
-        try:
-            return self._generate_single_turn(prompt_ids, None, {}, self.num_generations)[0]
-        finally:
-            self.generation_config.max_new_tokens = usual
-            self.context.completion = longest

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from trl_prorl.cli.prompt_rows import check_prompts, has_prompts, shows_images
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.samples.store import distinct
 from trl_prorl.pass_at_k import as_verdict
@@ -42,11 +41,10 @@ class OwnRows(Task):
         self.verifier = verifier
         self.rows_name = rows_name
         self.verifier_name = verifier_name
-        if not isinstance(rows, Dataset) or not has_prompts(rows):
+        if not isinstance(rows, Dataset) or "prompt" not in rows.column_names:
             columns = getattr(rows, "column_names", type(rows).__name__)
             raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
-        check_prompts(rows, rows_name)
-        seen = next((place for place, row in enumerate(rows) if shows_images(row)), None)
+        seen = next((place for place, row in enumerate(rows) if row.get("image") or row.get("images")), None)
         if seen is not None:
             raise InputError(
                 f"{rows_name}[{seen}] has an image, and held-out evaluations read text alone; leave such rows out, or "

@@ -17,7 +17,6 @@ from transformers import set_seed
 
 from trl_prorl import tasks
 from trl_prorl.cli.environment import installed
-from trl_prorl.cli.prompt_rows import check_prompts
 from trl_prorl.cli.training_prompts import TrainingPrompts, text_of
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env, read_evaluation
@@ -404,7 +403,6 @@ def held_out_rows(name: TaskName, task, split: str, prompts: int | None) -> list
         prompts = PROMPTS
     try:
         rows = check_dataset(task, task.rows(split, prompts, seed=name.seed))
-        check_prompts(rows, f"{split} rows")
         rows = list(rows)
         return [rows[place] for place in distinct(rows, f"{name.task}, {split}")]
     except ValueError as error:

@@ -6,7 +6,6 @@ Other randomness is found at the first batch (fast/first_batch.py).
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +17,6 @@ WHY = (
     "Dropout is active, so two forward passes of the same weights differ: a KL is not 0 where it should be, and a "
     "reused log-probability belongs to another network."
 )
-
-
-def check_dropout_config(peft_config: Any | None) -> None:
-    """Raise `ValueError` for a PEFT configuration with dropout, before a model is loaded."""
-    rate = getattr(peft_config, "lora_dropout", 0.0)
-    if rate:
-        raise ValueError(f"lora_dropout={rate} is active. {WHY} Set lora_dropout: 0.0, or disable_dropout: true.")
 
 
 def check_dropout(model: torch.nn.Module) -> None:

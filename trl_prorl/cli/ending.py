@@ -111,14 +111,9 @@ def as_bad_input() -> Iterator[None]:
     except (InputError, RunError, BrokenPipeError):
         raise
     except Exception as error:
-        shown = error
-        if isinstance(error, ImportError):
-            from ..upstream.names import with_cure
-
-            shown = with_cure(error)
-        elif not isinstance(error, ValueError | OSError) and not is_refusal_of_library(error):
+        if not isinstance(error, ValueError | OSError | ImportError) and not is_refusal_of_library(error):
             raise
-        raise InputError(str(shown)) from error
+        raise InputError(str(error)) from error
 
 
 def is_refusal_of_library(error: Exception) -> bool:

@@ -4,7 +4,6 @@ Parse a recipe into the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelC
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,9 @@ from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
-from ..extras.thinking import make_interrupted_rollout
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
 from ..text import last_text, one_line, parse_json, short
 from .command_line import check_options
-from .environment import uses_fsdp
-from .precision import Precision, choose_precision
 from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
 from .shipped_recipes import with_recipe
 
@@ -126,38 +122,6 @@ class TaskArguments(TaskKeys, ScriptArguments):
             rewards.append(LENGTH_REWARDS[self.length_reward](self, max_completion_length))
         return rewards
 
-    def check_thinking(self, tokenizer, max_completion_length: int) -> None:
-        if self.thinking_budget is None:
-            return
-        text = len(tokenizer(self.thinking_text, add_special_tokens=False).input_ids)
-        most = max_completion_length - text - self.thinking_answer_tokens
-        if self.thinking_budget > most:
-            needed = self.thinking_budget + text + self.thinking_answer_tokens
-            cure = f"Raise max_completion_length to {needed}."
-            if most > 0:
-                cure = f"Lower thinking_budget to {most}, or raise max_completion_length to {needed}."
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} leaves too little room in "
-                f"max_completion_length={max_completion_length}: thinking_text has {text} tokens, and "
-                f"thinking_answer_tokens={self.thinking_answer_tokens}. {cure}"
-            )
-
-    def make_rollout(self, args: ProRLConfig) -> Callable | None:
-        """Return the rollout function; `None` for TRL's own generation."""
-        if self.thinking_budget is None:
-            return None
-        if args.use_vllm:
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} is not supported with vLLM. Set use_vllm: false."
-            )
-        if uses_fsdp(args):
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} is not supported with FSDP, whose processes generate "
-                "together, and not each may have thoughts to interrupt. Remove thinking_budget, or train without FSDP."
-            )
-        return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
-
-
 def rows_of_columns(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Turn the columns of a reward function into `count` rows. Columns that are no lists are dropped."""
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
@@ -219,11 +183,7 @@ class RecipeParser(TrlParser):
     A [`~trl.TrlParser`] for our recipes that raises one-line `ValueError`s. It passes only the given keys to the
     dataclasses, which record them.
 
-    Attributes:
-        precision (`Precision`, *optional*): The choice of `bf16: auto`.
     """
-
-    precision: Precision | None = None
 
     def parse_known_args(self, args=None, namespace=None):
         return super().parse_known_args(args, namespace or GivenKeys())
@@ -243,10 +203,6 @@ class RecipeParser(TrlParser):
             check_recipe(layers, names)
             keys = merge(layers)
             set_variables(keys)
-            given, _ = self.parse_known_args(args)
-            self.precision = choose_precision(keys, vars(given))
-            if self.precision is not None:
-                keys.update(self.precision.keys)
             for action in self._actions:
                 if action.type is str and type(keys.get(action.dest)) in (int, float):
                     keys[action.dest] = str(keys[action.dest])  # a name that YAML reads as a number
@@ -265,9 +221,5 @@ def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConf
     """
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
     task_args, args, model_args = parser.parse_args_and_config(argv)
-    if parser.precision is not None and parser.precision.line is not None:
-        args.precision_reason = parser.precision.recorded
-        if args.process_index == 0:
-            print(parser.precision.line, file=sys.stderr)
     task_args.check_lengths(args)
     return task_args, args, model_args

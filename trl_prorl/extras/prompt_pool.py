@@ -15,7 +15,6 @@ import torch
 from datasets import Dataset
 
 from ..advantages import all_equal
-from ..cli.prompt_rows import is_transformed
 from ..guards.rewards import own_copy
 from ..parts import Part
 from ..rollout import RolloutResult
@@ -91,8 +90,7 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.places = order.argsort().numpy()  # by prompt, as `due`
-        reads_all = is_transformed(dataset) or "prompt" not in dataset.column_names  # a transform may need all columns
-        self._prompts = dataset if reads_all else dataset.select_columns("prompt")
+        self._prompts = dataset.select_columns("prompt")
         self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
 

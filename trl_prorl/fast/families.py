@@ -4,7 +4,7 @@ import torch
 from peft import PeftModel
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..supported import FAMILIES, PACKED_ADAPTERS, PAGE, POSITIONS
+from ..supported import FAMILIES, PAGE, POSITIONS
 from ..upstream.modules import unwrap_adapter
 from .prefix import has_state
 
@@ -39,15 +39,6 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
     if family.has_state and not has_state(model):
         return f"{name} has layers with a state, which need transformers 5.24."
     return None
-
-
-def adapter_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    if not isinstance(model, PeftModel):
-        return None
-    kinds = {config.peft_type.value for config in model.peft_config.values()} - {*PACKED_ADAPTERS}
-    if not kinds:
-        return None
-    return f"packed rows support adapters of the kind {', '.join(PACKED_ADAPTERS)}, not {', '.join(kinds)}."
 
 
 def rope_types(config: PretrainedConfig) -> set[str]:

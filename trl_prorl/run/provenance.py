@@ -80,7 +80,7 @@ def write_env(
         **execution,
     }
     env = _describe_run(args, model, args.variant, base, run_id)
-    _write_env(run_dir, {**env, "execution": execution, "precision": args.precision_reason})
+    _write_env(run_dir, {**env, "execution": execution})
 
 
 def write_plain_env(
