@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trl_prorl.cli.command_line import check_arguments as check_training
 from trl_prorl.cli.command_line import recipe_name
-from trl_prorl.cli.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
+from trl_prorl.cli.ending import NOTHING_CHANGED, Parser, announce, as_bad_input
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.run_folder.reading import (
@@ -51,7 +51,6 @@ def check_arguments(name: str) -> None:
         code = command(parse_and_announce, kept=NOTHING_CHANGED)()
         if code:
             sys.exit(code)
-    end_at_once(NOTHING_CHANGED)
 
 
 def first_line(name: str, parsed) -> str:

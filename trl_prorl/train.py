@@ -17,13 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from .cli.command_line import main  # noqa: F401  scripts import it from here
-from .cli.ending import (
-    as_bad_input,
-    describe_saved_state,
-    end_interrupted,
-    interrupt_as_usual,
-    is_refusal_of_library,
-)
+from .cli.ending import INTERRUPTED, Ended, as_bad_input, describe_saved_state
 from .cli.model_name import find_model
 from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .config import ProRLConfig
@@ -149,14 +143,15 @@ def run(
     """
     trainer = None
     try:
-        interrupt_as_usual()
         trainer, resume = build(task_args, args, model_args, trainer_class)
         train(trainer, resume)
     except KeyboardInterrupt:
         same = "the same command and --resume_from_checkpoint True"
         has_started = trainer is not None and trainer.has_started
         kept = describe_saved_state(args.output_dir, has_started, same, same)
-        end_interrupted(kept, prints=args.process_index == 0, processes=args.world_size)
+        if args.process_index == 0:
+            print(f"\ninterrupted: {kept}", file=sys.stderr)
+        raise Ended(INTERRUPTED) from None
     except FinishedError as error:
         if args.resume_from_checkpoint != AUTO_RESUME:
             raise InputError(str(error)) from error
@@ -169,8 +164,6 @@ def run(
         if trainer is None or not trainer.has_started:
             with as_bad_input():
                 raise
-        if trainer.state.global_step == 0 and is_refusal_of_library(error):
-            raise InputError(str(error)) from error
         if isinstance(error, InputError | OSError):
             raise RunError(str(error)) from error
         raise  # a bug: keep the traceback

@@ -3,6 +3,7 @@ Parse a recipe into the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelC
 """
 
 import argparse
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,10 +15,9 @@ from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
-from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
-from ..text import last_text, one_line, parse_json, short
-from .command_line import check_options
-from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
+from ..keys import TASK_KEYS, TaskKeys, check_used, check_values, cure_of
+from ..text import last_text
+from .recipe_yaml import read_recipe
 from .shipped_recipes import with_recipe
 
 
@@ -46,18 +46,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"length_reward={self.length_reward!r} needs {needed}: set it, in tokens.")
         if isinstance(self.task_options, str):
-            try:
-                self.task_options = parse_json(self.task_options)
-            except ValueError as error:
-                raise ValueError(
-                    f"task_options={short(self.task_options)} is not JSON: {error}. Example: "
-                    """--task_options '{"reward": "share"}'."""
-                ) from error
-            if not isinstance(self.task_options, dict | None):
-                raise ValueError(
-                    f"task_options={short(self.task_options)} must be a JSON object, such as "
-                    """'{"reward": "share"}'."""
-                )
+            self.task_options = json.loads(self.task_options)
 
     def _length_key(self) -> str | None:
         return NEEDED_LENGTHS.get(self.length_reward)
@@ -179,11 +168,7 @@ class GivenKeys(argparse.Namespace):
 
 
 class RecipeParser(TrlParser):
-    """
-    A [`~trl.TrlParser`] for our recipes that raises one-line `ValueError`s. It passes only the given keys to the
-    dataclasses, which record them.
-
-    """
+    """A [`~trl.TrlParser`] that passes only the given keys to the dataclasses, which record them."""
 
     def parse_known_args(self, args=None, namespace=None):
         return super().parse_known_args(args, namespace or GivenKeys())
@@ -194,25 +179,15 @@ class RecipeParser(TrlParser):
     def parse_args_and_config(self, args, **kwargs):
         args = with_recipe(args)
         names = {action.dest for action in self._actions}
-        check_options(args, names)
         self.set_defaults_with_config(**dict.fromkeys(names, argparse.SUPPRESS))
         if "--config" in args:
             place = args.index("--config")
-            layers = load_recipe(args[place + 1])
+            keys = read_recipe(args[place + 1])
+            for key in keys.keys() - names:
+                raise InputError(f"{args[place + 1]}: unknown key {key}{cure_of(key, names)}.")
             args = args[:place] + args[place + 2 :]
-            check_recipe(layers, names)
-            keys = merge(layers)
-            set_variables(keys)
-            for action in self._actions:
-                if action.type is str and type(keys.get(action.dest)) in (int, float):
-                    keys[action.dest] = str(keys[action.dest])  # a name that YAML reads as a number
-            self.set_defaults_with_config(**keys)  # as TrlParser does, without bases
-        try:
-            return super().parse_args_and_config(args, **kwargs)
-        except ImportError as error:  # a package that a key needs
-            raise InputError(one_line(error)) from error
-        except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:  # TRL's checks
-            raise InputError(f"a value is not supported: {type(error).__name__}: {error}.") from error
+            self.set_defaults_with_config(**keys)
+        return super().parse_args_and_config(args, **kwargs)
 
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
