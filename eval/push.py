@@ -19,7 +19,7 @@ from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
-from trl_prorl.hub.publish import check_tokenizer_files, files_to_push, make_api, open_repo, stage, upload
+from trl_prorl.hub.publish import files_to_push, make_api, open_repo, stage, upload
 from trl_prorl.run.files import STAGED
 from trl_prorl.text import visible
 
@@ -40,7 +40,6 @@ def main(argv=None) -> None:
         reference = config.get("hub_push_reference", False)
     name = args.repo or config.get("hub_model_id") or folder.resolve().name
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
-    check_tokenizer_files(folder)
     if args.dry_run:
         card = model_card(args.run, folder, repo=name, license=args.license)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
