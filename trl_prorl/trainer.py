@@ -37,13 +37,12 @@ from .assembly import (
     prepare_policy,
     warn_of_unused_defaults,
 )
-from .cli.ending import describe_saved_state, warn_interrupted
 from .cli.model_defaults import plain_generation_config
 from .cli.plan import Plan, choose_best_metric
 from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
-from .errors import InputError, RewardError
+from .errors import InputError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
 from .extras.vllm import keep_weights
 from .fast.first_batch import FirstBatch
@@ -328,17 +327,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if not self.args.is_trl:
             self.check_own_scores()  # a script may have set methods since the trainer was made
         self.acceleration.check_merging(self)
-        try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
-        except KeyboardInterrupt as error:
-            if not self.recipe:  # a recipe's command line prints it
-                go_on = "train(resume_from_checkpoint=True)"
-                kept = describe_saved_state(self.args.output_dir, self.has_started, go_on, restart="train()")
-                warn_interrupted(error, kept, prints=self.is_world_process_zero())
-            raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
-        except RewardError as error:
-            # The informative frames are those of its cause, which it keeps.
-            raise error.with_traceback(None)  # noqa: B904
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def create_optimizer(self, *args, **kwargs):
         """Check that something is trained, and pass TRL's optimizer to the parts."""
