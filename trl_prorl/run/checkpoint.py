@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import is_peft_model
 from datasets import IterableDataset
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -91,7 +92,6 @@ class CheckpointMixin:
         """
         if trial is not None or self.has_trained or isinstance(self.train_dataset, IterableDataset):
             raise ValueError("a trainer trains once, without a search, on rows that can be counted: make a new one.")
-        self.has_trained = True
         with self.hold_folder():
             given = read_resume_word(resume_from_checkpoint)
             begin = lambda: self.folder.begin(given, self.args.overwrite)  # noqa: E731
@@ -101,6 +101,7 @@ class CheckpointMixin:
                 changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
                 state = read_json(checkpoint / "trainer_state.json")
                 self._resume = Resume(checkpoint, state["global_step"], int(state["epoch"]), changed, began)
+            self.has_trained = True
             return super().train(None if checkpoint is None else str(checkpoint), trial, *args, **kwargs)
 
     def _whole_identity(self) -> dict[str, Any]:
@@ -121,6 +122,8 @@ class CheckpointMixin:
         if is_main:
             if resume is not None and self.folder.has_checkpoint(checkpoint):
                 self.folder.abandon_newer(resume.step)
+            if self.log_completions:  # TRL's folder, made with the trainer, may be moved aside by now
+                Path(self.args.output_dir, "completions").mkdir(exist_ok=True)
             self.recorder.open(self.run_dir, resumes=resume is not None)
             if resume is not None:
                 self.recorder.on_event(resume.event)
@@ -159,10 +162,12 @@ class CheckpointMixin:
         self.state.compute_steps(self.args, self.state.max_steps)  # the checkpoint has other intervals
         best = self.state.best_model_checkpoint
         if best is not None:  # the folder may have moved
-            best = folder.with_name(Path(best).name)
-            self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+            places = (folder.with_name(Path(best).name), Path(best))  # the latter in the folder of an earlier resume
+            self.state.best_model_checkpoint = next((str(place) for place in places if place.is_dir()), None)
         if changed:
             restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
+        if "entropy_coef" in changed:  # with `use_adaptive_entropy` TRL has loaded the old one
+            self.entropy_coef = self.args.entropy_coef
         for part in self.parts.values():
             part.load(folder, changed)
         buffer = buffer_file(folder, self.accelerator.process_index)
@@ -178,8 +183,12 @@ class CheckpointMixin:
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """Load every weight into the existing parameters."""
+        policy = self.accelerator.unwrap_model(self.model)
         with self._load_into_parameters(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if is_peft_model(policy) and len(policy.peft_config) > 1:
+                # transformers up to 5.22 loads all adapters except the policy's.
+                policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
         """Load into the existing parameters, and keep the step."""
@@ -187,6 +196,15 @@ class CheckpointMixin:
             super()._load_best_model()
         self._best_step = self.state.best_global_step
         self._last_loaded_step = -1  # vLLM has the weights of the last step
+
+    def _finalize_training(self, *args, **kwargs):
+        """Finish, without removing checkpoints: for a limit of 1 transformers removes folders of others, too."""
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
+        try:
+            return super()._finalize_training(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
 
     @property
     def step_of_weights(self) -> int:
@@ -214,6 +232,19 @@ class CheckpointMixin:
         for _ in range(self._resume.epochs if self._resume is not None and sampler.shuffle else 0):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
+
+    def get_train_dataloader(self):
+        loader = super().get_train_dataloader()
+        if self._resume is not None:
+            draw_no_seed(loader)
+        return loader
+
+    def get_eval_dataloader(self, *args, **kwargs):
+        """Likewise, if this run has evaluated before the checkpoint."""
+        loader = super().get_eval_dataloader(*args, **kwargs)
+        if self._resume is not None and any("eval_runtime" in entry for entry in self.state.log_history):
+            draw_no_seed(loader)
+        return loader
 
     def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):
         """Train no step after the run has ended: Trainer checks only after a step."""
@@ -271,6 +302,8 @@ class CheckpointMixin:
         """Save the model with its card and the run's id, without secrets."""
         token, init = self.args.hub_token, self.args.model_init_kwargs
         self.args.hub_token, self.args.model_init_kwargs = None, remove_secrets(init)  # they are pickled
+        if self.args.should_save:
+            write_run_id(output_dir or self.args.output_dir, None)  # until the weights are whole
         try:
             super().save_model(output_dir, _internal_call=True)
         finally:
@@ -332,6 +365,12 @@ class Resume:
     def event(self) -> Event:
         where = {"step_requested": self.step, "step_applied": self.step, "checkpoint": self.checkpoint.name}
         return {"event": RESUME, **where, "changed": self.changed}
+
+
+def draw_no_seed(loader: torch.utils.data.DataLoader) -> None:
+    """Workers that stay have drawn a seed once, in the first pass: on a resume they take none of the training's."""
+    if loader.persistent_workers:
+        getattr(loader, "base_dataloader", loader).generator = torch.Generator()  # accelerate wraps it
 
 
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .files import file_sha256, free_name
+from ..errors import InputError
+from .files import STAGED, file_sha256, free_name
 from .log_files import METRICS_FILE, RUN_ID_FILE, read_json, recorded_run_id
 
 
@@ -31,6 +32,8 @@ MANIFEST_FILE = "manifest.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 WRITING = "_writing-"
 REMOVING = "_removing-"
+LEFT_BEHIND = re.compile(rf"({WRITING}|{REMOVING}|{STAGED})\d+")
+WRITTEN = "config.yaml README.md *.json *.jsonl *.jinja *.safetensors *.bin".split()  # what a run would overwrite
 SET_ASIDE = "set_aside"  # empty file in the folder of an earlier run
 NEWEST = ("True", "auto")
 
@@ -49,7 +52,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self.given = f"output_dir={str(path)!r}"
-        whole = self.path.absolute()
+        whole = self.path.resolve()  # one lock for a folder and the links to it
         self._lock = FileLock(whole.with_name(f".{whole.name}.lock"), timeout=0.5, thread_local=False)
 
     @contextmanager
@@ -82,12 +85,18 @@ class RunFolder:
 
     def _make_room(self, overwrite: bool) -> None:
         if not (self.path / METRICS_FILE).exists() and not steps_of(self.path):
+            others = sorted({path.name for pattern in WRITTEN for path in self.path.glob(pattern)})
+            if others:
+                raise ValueError(f"{self.given} contains {', '.join(others)}, which a run would overwrite, and none wrote.")
             return
         if not overwrite:
             raise ValueError(
                 f"{self.given} already contains a run. Choose another output_dir, resume the run with "
                 "resume_from_checkpoint: true, or move it aside with overwrite: true."
             )
+        whole = self.path.resolve()
+        if any(place.is_relative_to(whole) for place in (Path.cwd(), Path.home())):
+            raise ValueError(f"{self.given} cannot be moved aside: it contains the working or the home directory.")
         aside = free_name(self.path)
         (self.path / SET_ASIDE).touch()
         self.path.rename(aside)
@@ -107,8 +116,8 @@ class RunFolder:
                 return path
             logger.warning("Skipping checkpoint %s: %s.", path.name, reason)
         raise ValueError(
-            f"resume_from_checkpoint={resume_from}, but {self.given} contains no whole checkpoint. Set "
-            "resume_from_checkpoint: auto to start at step 0."
+            f"resume_from_checkpoint={resume_from}, but {self.given} contains no whole checkpoint. Start a new run in "
+            "another folder, or move this one aside with overwrite: true and without resume_from_checkpoint."
         )
 
     def has_checkpoint(self, checkpoint: Path) -> bool:
@@ -140,8 +149,10 @@ class RunFolder:
 
     def _rename(self, written: Path) -> Path:
         named = self.path / written.name
-        if named.exists():
+        if is_written(named):
             self.remove(named)
+        elif named.exists():  # somebody's own folder
+            named.rename(free_name(named.with_name(f"abandoned-{named.name}")))
         written.rename(named)  # after a kill before this line, `settle` does it
         sync(self.path)
         written.parent.rmdir()
@@ -149,9 +160,9 @@ class RunFolder:
 
     def settle(self) -> None:
         """Name the whole checkpoints that a kill left without a name, and remove what is not whole."""
-        for folder in [*self.path.glob(f"{WRITING}*"), *self.path.glob(f"{REMOVING}*")]:
+        for folder in [path for path in self.path.glob("_*") if LEFT_BEHIND.fullmatch(path.name)]:
             for written in steps_of(folder):
-                if folder.name.startswith(WRITING) and unusable_reason(written, content=False) is None:
+                if folder.name.startswith(WRITING) and incomplete_reason(written, content=False) is None:
                     self._rename(written)
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -164,7 +175,7 @@ class RunFolder:
 
     def remove_oldest(self, step: int, limit: int | None, best: str | None) -> None:
         """Remove the oldest checkpoints beyond a limit, but neither that of `step` nor the best."""
-        own = [path for path in sorted(steps_of(self.path), key=step_of) if step_of(path) <= step]
+        own = [path for path in sorted(steps_of(self.path), key=step_of) if step_of(path) <= step and is_written(path)]
         kept = {Path(path).resolve() for path in (self.path / f"checkpoint-{step}", best) if path}
         surplus = len(own) - max(limit, len(kept)) if limit else 0
         for path in [path for path in own if path.resolve() not in kept][: max(0, surplus)]:
@@ -188,14 +199,27 @@ def step_of(checkpoint: Path) -> int:
     return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
 
 
+def is_written(checkpoint: Path) -> bool:
+    return (checkpoint / MANIFEST_FILE).is_file()
+
+
 def unusable_reason(checkpoint: Path, content: bool = True) -> str | None:
     """Return why a run cannot go on from a folder, or `None`. Without `content` only sizes are compared."""
-    if not (checkpoint / MANIFEST_FILE).is_file():
-        return f"it has no {MANIFEST_FILE}, so it is not whole"
-    manifest = read_json(checkpoint / MANIFEST_FILE)
-    if not manifest["resumable"]:
+    reason = incomplete_reason(checkpoint, content)
+    if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:
         return "it was saved with save_only_model, without optimizer and random states"
-    for name, file in manifest["files"].items():
+    return reason
+
+
+def incomplete_reason(checkpoint: Path, content: bool = True) -> str | None:
+    """Return how a checkpoint differs from its manifest, or `None`."""
+    if not is_written(checkpoint):
+        return f"it has no {MANIFEST_FILE}, so it is not whole"
+    try:
+        files = read_json(checkpoint / MANIFEST_FILE)["files"]
+    except (InputError, KeyError) as error:  # a kill leaves an empty one
+        return f"its {MANIFEST_FILE} is not whole ({error})"
+    for name, file in files.items():
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != file["bytes"]:
             return f"{name} is missing, or has another size"
