@@ -187,6 +187,10 @@ class RecipeParser(TrlParser):
                 raise InputError(f"{args[place + 1]}: unknown key {key}{cure_of(key, names)}.")
             args = args[:place] + args[place + 2 :]
             self.set_defaults_with_config(**keys)
+        for word in args:
+            key = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            if word.startswith("--") and not any(name.startswith(key.removeprefix("no_")) for name in names):
+                raise InputError(f"unknown key --{key}{cure_of(key, names)}.")
         return super().parse_args_and_config(args, **kwargs)
 
 

@@ -21,6 +21,7 @@ def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
     """Raise `InputError` for a link out of a folder: its author would choose which files are read or uploaded."""
     root = Path(folder).resolve()
     for parent, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if (Path(parent), name) != (root, "wandb")]  # links to its own cache
         for path in (Path(parent, name) for name in (*folders, *files)):
             # Files in the Hub's cache are links to blobs of the same repository.
             if path.is_symlink() and not path.resolve().is_relative_to(root) and path.resolve().parent.name != "blobs":

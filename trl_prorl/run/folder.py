@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import InputError
-from .files import STAGED, file_sha256, free_name
+from .files import STAGED, check_contents, file_sha256, free_name
 from .log_files import METRICS_FILE, RUN_ID_FILE, read_json, recorded_run_id
 
 
@@ -74,6 +74,8 @@ class RunFolder:
         Raises `ValueError`: there is a run, or no whole checkpoint.
         """
         self.settle()
+        if resume_from is not None:
+            check_contents(self.path, self.given)  # a log file that is a link would be written through it
         if resume_from == "auto" and not steps_of(self.path):
             if (self.path / RUN_ID_FILE).is_file():  # written last
                 raise FinishedError(f"{self.given} contains a finished run without a checkpoint: nothing to resume.")

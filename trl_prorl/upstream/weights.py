@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from ..errors import InputError
-from ..text import cut, one_line
+from ..text import cut, one_line, short
 
 
 SHOWN = 2  # tensor names per message
@@ -131,6 +131,8 @@ def load_model(
     init.setdefault("trust_remote_code", False)
     place = {key: init[key] for key in ("revision", "subfolder", "trust_remote_code") if key in init}
     with whole_weights(name), refuse_code(name):
+        if "attn_implementation" not in init:
+            refuse_kernel(name, **place)
         kind = kind or named_class(AutoConfig.from_pretrained(name, **place))
         model = kind.from_pretrained(name, **init)
     if adapter is None:
@@ -166,6 +168,28 @@ def _without_adapter(module: torch.nn.Module) -> torch.nn.Module:
 def place_of(init: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of [`PLACE`] that are set."""
     return {name: value for name, value in (init or {}).items() if name in PLACE and value is not None}
+
+
+def refuse_kernel(name: str | Path, **place) -> None:
+    """Raise [`InputError`] for a configuration that would run a kernel from the Hub."""
+    keys, _ = PreTrainedConfig.get_config_dict(name, **place)
+    kernel = _find_kernel(keys)
+    if kernel is not None:
+        raise InputError(
+            f"{name}: attn_implementation={short(kernel)} in its config.json is a kernel that would be downloaded and "
+            "run: remove it there, or pass attn_implementation."
+        )
+
+
+def _find_kernel(keys: Mapping[str, Any]) -> Any:
+    """Return an attention, at any depth, that names a Hub repository."""
+    for key, value in keys.items():
+        if "attn_implementation" in key and "/" in str(value):
+            return value
+        inner = _find_kernel(value) if isinstance(value, dict) else None
+        if inner is not None:
+            return inner
+    return None
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
