@@ -21,6 +21,7 @@ from .provenance import as_plain, remove_secrets
 IDENTITY_FILE = "identity.json"
 VALUES_HASHED = 128  # of a tensor
 LENGTHS = ("max_steps", "num_train_epochs")
+CHOSEN_LATER = {"metric_for_best_model", "greater_is_better"}
 ENDLESS = ("constant",)  # schedules whose rate does not depend on the run's length
 # Division of a generation batch into micro-batches and steps.
 BATCH_KEYS = (
@@ -71,6 +72,9 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
     """
     then = read_json(checkpoint / IDENTITY_FILE)
     changed = {key: [then[key], now[key]] for key in then.keys() & now.keys() if then[key] != now[key]}
+    for key in CHOSEN_LATER & changed.keys():  # by a trainer: a run's `config.yaml` has its choice, its recipe none
+        if None in changed[key]:
+            del changed[key]
     half = [key for key in BATCH_KEYS if key in changed and buffer_file(checkpoint, 0).exists()]
     if half or (changed and not allowed):
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in sorted(changed.items()))
