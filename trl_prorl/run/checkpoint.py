@@ -164,6 +164,9 @@ class CheckpointMixin:
         if best is not None:  # the folder may have moved
             places = (folder.with_name(Path(best).name), Path(best))  # the latter in the folder of an earlier resume
             self.state.best_model_checkpoint = next((str(place) for place in places if place.is_dir()), None)
+        if self.args.should_save and self.folder.has_checkpoint(folder):  # a kill may have come before the last removal
+            best = self.state.best_model_checkpoint
+            self.folder.remove_oldest(self._resume.step, self.args.save_total_limit, best)
         if changed:
             restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
         if "entropy_coef" in changed:  # with `use_adaptive_entropy` TRL has loaded the old one
