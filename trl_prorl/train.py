@@ -25,7 +25,7 @@ from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .keys import AUTO_RESUME
 from .run.folder import FinishedError, RunFolder, on_main_process
-from .run.identity import changing_keys, check_same_run
+from .run.identity import changing_keys, find_start
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .upstream.vocabulary import load_tokenizer
@@ -102,20 +102,21 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     """
-    Return the `resume_from_checkpoint` of the training, before a model is loaded. Raises `ValueError`: a new run cannot
-    use the folder, or a resume would not continue the same run.
+    Return the `resume_from_checkpoint` of the training, before a model is loaded. Raises `ValueError`: a new run
+    cannot use the folder, or a resume would not continue the same run.
     """
-    resume = args.resume_from_checkpoint
+    resume_from = args.resume_from_checkpoint
+    base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
 
     def look() -> None:
         folder = RunFolder(args.output_dir)
+        identity = changing_keys(args, *recipe)
         with folder.held():
-            checkpoint = folder.begin(resume, args.overwrite)
-        if checkpoint is not None:
-            check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)
+            checkpoint, _ = find_start(folder, resume_from, identity, args.allow_config_change)
+            folder.check_room(checkpoint, args.overwrite or resume_from == AUTO_RESUME, base)
 
     on_main_process(args.process_index == 0, look)
-    return resume
+    return resume_from
 
 
 def check_base(model: str | None, task: str) -> None:

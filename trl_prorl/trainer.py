@@ -78,6 +78,7 @@ from .rollout import (
     set_advantages,
 )
 from .run.checkpoint import CheckpointMixin
+from .run.folder import RunFolder
 from .run.identity import identity_of
 from .run.meter import Means, Meter
 from .run.record import Recorder, take
@@ -173,6 +174,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _assemble(self, plan: Plan) -> None:
         args = self.args
+        self._folder = RunFolder(args.output_dir)
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
         self._policy = policy

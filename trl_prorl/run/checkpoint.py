@@ -2,37 +2,43 @@
 
 import json
 import logging
+import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import is_peft_model, patch_environment
 from datasets import IterableDataset
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
+from ..errors import CheckpointError, RunError
 from ..extras.vllm import describe_engine
-from ..keys import read_resume_word
+from ..keys import AUTO_RESUME, read_resume_word
 from ..optimizer import inner_of
 from ..parts import Event, Part
+from ..supported import SCHEDULES
 from ..upstream.weights import load_checkpoint, whole_weights
-from .folder import RunFolder, on_main_process
+from .folder import COMPLETIONS, RunFolder, first_of_processes, on_main_process, step_of, steps_of, sync
 from .identity import (
-    BATCH_KEYS,
+    EVALUATION_KEYS,
+    EVALUATIONS_ACT,
     IDENTITY_FILE,
     buffer_file,
     changing_keys,
-    check_same_run,
+    find_start,
     hyperparameters,
     restore_hyperparameters,
 )
-from .log_files import BASE_ADAPTER, RESUME, read_json, write_run_id
+from .log_files import BASE_ADAPTER, RESUME, TRAINER_STATE, read_json, write_run_id
 from .provenance import remove_secrets, write_config, write_env
 
 
@@ -49,6 +55,7 @@ class CheckpointMixin:
     has_trained = False
     _folder: RunFolder | None = None
     _staging: Path | None = None  # of the checkpoint being written
+    _failed_write: Exception | None = None  # of this process, in that checkpoint
     _resume: "Resume | None" = None
     _run_id: str | None = None
     _model_name: str | None = None
@@ -57,9 +64,9 @@ class CheckpointMixin:
 
     def base_name(self) -> str | None:
         """The starting model as recipe or script name it: Hub name, folder, `smollm2` and the like."""
-        named = [part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")]
-        given = next(iter(named), None) or self._model_name
-        return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
+        names = [part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")]
+        names += [self._model_name, get_config_model_id(self.accelerator.unwrap_model(self.model).config)]
+        return next(filter(None, names), None)
 
     @property
     def folder(self) -> RunFolder:
@@ -69,10 +76,9 @@ class CheckpointMixin:
 
     @contextmanager
     def hold_folder(self) -> Iterator[None]:
-        if not self.is_world_process_zero():
-            yield
-            return
-        with self.folder.held():
+        """Lock the run's folder, on the main process. Raises [`FolderInUseError`] on every process."""
+        with ExitStack() as stack:
+            on_main_process(self.is_world_process_zero(), lambda: stack.enter_context(self.folder.held()))
             yield
 
     # ------------------------------------------------------------------------------------ begin, or go on
@@ -83,29 +89,56 @@ class CheckpointMixin:
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint, or `True` for the newest whole one in `output_dir`, or `"auto"`: that one, or step 0 if
-                there is none.
+                A checkpoint, or `True` for the newest complete one in `output_dir`, or `"auto"`: that one, or step 0
+                if there is none.
 
         Raises:
-            `ValueError`: The checkpoint is not whole, belongs to a different run (see `allow_config_change`), another
-                process trains into `output_dir`, or a new run would mix with another.
+            `ValueError`: The checkpoint is not complete, belongs to a different run (see `allow_config_change`),
+                another process trains into `output_dir`, or a new run would mix with other files there.
         """
-        if trial is not None or self.has_trained or isinstance(self.train_dataset, IterableDataset):
-            raise ValueError("a trainer trains once, without a search, on rows that can be counted: make a new one.")
+        if trial is not None or self.has_trained:
+            raise ValueError("a trainer trains once, and not in a search: make a new trainer.")
+        began = time.perf_counter()
+        resume_from = read_resume_word(resume_from_checkpoint)
         with self.hold_folder():
-            given = read_resume_word(resume_from_checkpoint)
-            begin = lambda: self.folder.begin(given, self.args.overwrite)  # noqa: E731
-            checkpoint = on_main_process(self.is_world_process_zero(), begin)
+            checkpoint, changed = on_main_process(self.is_world_process_zero(), lambda: self._begin(resume_from))
             if checkpoint is not None:
-                began = time.perf_counter()
-                changed = check_same_run(checkpoint, self._whole_identity(), self.args.allow_config_change)
-                state = read_json(checkpoint / "trainer_state.json")
-                self._resume = Resume(checkpoint, state["global_step"], int(state["epoch"]), changed, began)
+                state = read_json(checkpoint / TRAINER_STATE)
+                best = find_best(checkpoint, state)
+                step = state["global_step"]
+                self._resume = Resume(checkpoint, step, int(state["epoch"]), best, changed, began)
             self.has_trained = True
             return super().train(None if checkpoint is None else str(checkpoint), trial, *args, **kwargs)
 
+    def _begin(self, resume_from: str | None) -> tuple[Path | None, dict[str, list[Any]]]:
+        """Return the checkpoint to resume from, if any, and what has changed since."""
+        args = self.args
+        checkpoint, changed = find_start(self.folder, resume_from, self._whole_identity(), args.allow_config_change)
+        if checkpoint is not None and isinstance(self.train_dataset, IterableDataset):
+            raise ValueError(
+                f"a run on a stream (IterableDataset) cannot be resumed from {checkpoint.name}, because its rows have "
+                "no number. Pass a Dataset, or start a new run."
+            )
+        self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
+        return checkpoint, changed
+
     def _whole_identity(self) -> dict[str, Any]:
-        return self._identity | changing_keys(*self.recipe)
+        identity = self._identity | changing_keys(*self.recipe) | {EVALUATIONS_ACT: self._evaluations_act()}
+        free = set() if identity[EVALUATIONS_ACT] else EVALUATION_KEYS
+        return {key: value for key, value in identity.items() if key not in free}
+
+    def _evaluations_act(self) -> bool:
+        """Return whether the training reads evaluations, or shares its random numbers with them, as TRL's does."""
+        schedule = SCHEDULES.get(self.args.lr_scheduler_type.value)
+        callbacks = self.callback_handler.callbacks
+        return (
+            self._evaluates_as_trl
+            or self.args.load_best_model_at_end
+            or self.stall_stop is not None
+            or (schedule is not None and schedule.follows_rates)
+            or any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
+            or any(callback.watches_evaluations for callback in self.resets.callbacks)
+        )
 
     def _stop(self, event: Event) -> None:
         """End the run with a checkpoint."""
@@ -114,24 +147,34 @@ class CheckpointMixin:
         self.control.should_save = True
 
     def _inner_training_loop(self, *args, **kwargs):
-        """Open the run's files."""
+        """Open the run's files. Not in `train`: a failure to load weights must leave no files."""
+        self._run_id = on_main_process(self.is_world_process_zero(), self._open_files)
+        with self._named_run():
+            return super()._inner_training_loop(*args, **kwargs)
+
+    def _open_files(self) -> str:
+        """Return the run's id."""
         resume = self._resume
-        is_main = self.is_world_process_zero()
-        checkpoint = None if resume is None else resume.checkpoint
-        self._run_id = on_main_process(is_main, lambda: self.folder.id_of_run(checkpoint))
-        if is_main:
-            if resume is not None and self.folder.has_checkpoint(checkpoint):
-                self.folder.abandon_newer(resume.step)
-            if self.log_completions:  # TRL's folder, made with the trainer, may be moved aside by now
-                Path(self.args.output_dir, "completions").mkdir(exist_ok=True)
-            self.recorder.open(self.run_dir, resumes=resume is not None)
-            if resume is not None:
-                self.recorder.on_event(resume.event)
-            self.write_env()
-            write_config(self.run_dir, self.args, self.recipe)
-            if self.initial_adapter is not None and not (self.run_dir / BASE_ADAPTER).exists():
-                self.initial_adapter.save(self.run_dir / BASE_ADAPTER)
-        return super()._inner_training_loop(*args, **kwargs)
+        folder = self.folder
+        self._run_id = folder.id_of_run(None if resume is None else resume.checkpoint)
+        if resume is not None and folder.has_checkpoint(resume.checkpoint):
+            folder.abandon_newer(resume.checkpoint, resume.step)
+        if self.log_completions:  # TRL's folder, made with the trainer, may be moved aside by now
+            (folder.path / COMPLETIONS).mkdir(exist_ok=True)
+        self.recorder.open(folder.path, resumes=resume is not None)
+        if resume is not None:
+            self.recorder.on_event(resume.event)
+        self.write_env()
+        write_config(folder.path, self.args, self.recipe)
+        if self.initial_adapter is not None and not (folder.path / BASE_ADAPTER).exists():
+            self.initial_adapter.save(folder.path / BASE_ADAPTER)
+        return self._run_id
+
+    def _named_run(self) -> AbstractContextManager:
+        """Make Weights & Biases show a run and its resumes as one, unless the user names it."""
+        if "wandb" not in self.args.report_to or "WANDB_RUN_ID" in os.environ:
+            return nullcontext()
+        return patch_environment(WANDB_RUN_ID=self._run_id, WANDB_RESUME="allow")
 
     def write_env(self) -> None:
         write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
@@ -152,23 +195,20 @@ class CheckpointMixin:
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         """Also load the state of parts and buffer."""
-        made_with = hyperparameters(inner_of(self.optimizer))
+        configured = hyperparameters(inner_of(self.optimizer))
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._go_on_with(Path(checkpoint), made_with)
+            self._load_state(Path(checkpoint), configured)
 
-    def _go_on_with(self, folder: Path, made_with: list[dict[str, Any]]) -> None:
+    def _load_state(self, folder: Path, configured: list[dict[str, Any]]) -> None:
         changed = self._resume.changed
+        best = self._resume.best
+        self.state.best_model_checkpoint = None if best is None else str(best)
         self.state.compute_steps(self.args, self.state.max_steps)  # the checkpoint has other intervals
-        best = self.state.best_model_checkpoint
-        if best is not None:  # the folder may have moved
-            places = (folder.with_name(Path(best).name), Path(best))  # the latter in the folder of an earlier resume
-            self.state.best_model_checkpoint = next((str(place) for place in places if place.is_dir()), None)
-        if self.args.should_save and self.folder.has_checkpoint(folder):  # a kill may have come before the last removal
-            best = self.state.best_model_checkpoint
-            self.folder.remove_oldest(self._resume.step, self.args.save_total_limit, best)
+        if self.args.should_save and self.folder.has_checkpoint(folder):
+            self._remove_oldest()  # a kill may have come before
         if changed:
-            restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
+            restore_hyperparameters(self.optimizer, self.lr_scheduler, configured)
         if "entropy_coef" in changed:  # with `use_adaptive_entropy` TRL has loaded the old one
             self.entropy_coef = self.args.entropy_coef
         for part in self.parts.values():
@@ -179,8 +219,7 @@ class CheckpointMixin:
         state = json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
-        is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # only possible at the end of a batch
-        self._step = 0 if is_cut_anew else state["micro_batches"]
+        self._step = state["micro_batches"]
         restore_completions(state["completions"], self._logs)
         self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
@@ -245,8 +284,11 @@ class CheckpointMixin:
     def get_eval_dataloader(self, *args, **kwargs):
         """Likewise, if this run has evaluated before the checkpoint."""
         loader = super().get_eval_dataloader(*args, **kwargs)
-        if self._resume is not None and any("eval_runtime" in entry for entry in self.state.log_history):
-            draw_no_seed(loader)
+        if self._resume is not None:
+            before = [entry for entry in self.state.log_history if entry["step"] <= self._resume.step]
+            names = {name for entry in before for name in entry}
+            if any(name.startswith("eval_") and name.endswith("_runtime") for name in names):
+                draw_no_seed(loader)
         return loader
 
     def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):
@@ -265,36 +307,74 @@ class CheckpointMixin:
 
     def _save_checkpoint(self, model, trial):
         """Write aside, with the state for a resume, then give the checkpoint its name."""
-        state = self.state
-        named = self.folder.path / f"checkpoint-{state.global_step}"
-        self._staging = self.folder.staging(state.global_step)
+        step = self.state.global_step
+        checkpoint = self.folder.path / f"checkpoint-{step}"
+        self._staging = self.folder.staging(step)
+        self._failed_write = None
         try:
-            super()._save_checkpoint(model, trial)
-            self._save_beside(self._staging / named.name, named)
+            with self._failures_noted(checkpoint):
+                super()._save_checkpoint(model, trial)
+            with self._failures_noted(checkpoint):
+                self._save_beside(self._staging / checkpoint.name, checkpoint)
+            self._raise_failure(checkpoint)
+            with self._failures_noted(checkpoint):
+                if self.args.should_save:
+                    for path in self.recorder.files:
+                        sync(path)
+                    self.folder.name(step, resumable=not self.args.save_only_model)
+            self._raise_failure(checkpoint)
         finally:
             self._staging = None
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            self.folder.name(state.global_step, resumable=not self.args.save_only_model)
-        self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(named))
+            self._push_from_checkpoint(str(checkpoint))
         if self.args.should_save:
-            self.folder.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint)
+            self._remove_oldest()
 
-    def _save_beside(self, folder: Path, named: Path) -> None:
+    def _remove_oldest(self) -> None:
+        state = self.state
+        self.folder.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint)
+
+    @contextmanager
+    def _failures_noted(self, target: Path) -> Iterator[None]:
+        """Note a failed write in a checkpoint, and continue to the next barrier, where other processes wait."""
+        try:
+            yield
+        except Exception as error:
+            if not is_failed_write(error):
+                raise
+            if self._staging is None:
+                raise CheckpointError(describe_failed_write(target, self.folder.path, error)) from error
+            self._failed_write = self._failed_write or error
+
+    def _raise_failure(self, checkpoint: Path) -> None:
+        """Wait for every process, and raise the first one's failed write on all."""
+        message = None
+        if self._failed_write is not None:
+            message = describe_failed_write(checkpoint, self.folder.path, self._failed_write)
+            if self.accelerator.num_processes > 1:
+                message = f"In process {self.accelerator.process_index}, {message}"
+        message = first_of_processes(message)
+        if message is None:
+            return
+        if self.args.should_save:
+            shutil.rmtree(self._staging, ignore_errors=True)
+        error = CheckpointError(message)
+        error.already_reported = not self.is_world_process_zero()
+        raise error from self._failed_write
+
+    def _save_beside(self, folder: Path, checkpoint: Path) -> None:
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(buffer_file(folder, self.accelerator.process_index), self._buffered_inputs)
         if self.state.best_model_checkpoint == str(folder):  # every process reads it at the end of training
-            self.state.best_model_checkpoint = str(named)
+            self.state.best_model_checkpoint = str(checkpoint)
         if not self.args.should_save:
             return
-        self.state.save_to_json(str(folder / "trainer_state.json"))
+        self.state.save_to_json(str(folder / TRAINER_STATE))
         for part in self.parts.values():
             part.save(folder)
         state = {
             "generations": self._generations,
-            "micro_batches": self._step,
+            "micro_batches": self._step % self.args.generate_every,
             "parts": self.parts.state_dict(),
             "completions": completions_to_json(self._logs) if self.log_completions else {},
         }
@@ -303,21 +383,25 @@ class CheckpointMixin:
 
     def save_model(self, output_dir=None, _internal_call=False):
         """Save the model with its card and the run's id, without secrets."""
-        token, init = self.args.hub_token, self.args.model_init_kwargs
-        self.args.hub_token, self.args.model_init_kwargs = None, remove_secrets(init)  # they are pickled
-        if self.args.should_save:
-            write_run_id(output_dir or self.args.output_dir, None)  # until the weights are whole
-        try:
-            super().save_model(output_dir, _internal_call=True)
-        finally:
-            self.args.hub_token, self.args.model_init_kwargs = token, init
-        if self.args.should_save:
-            step = self.state.global_step
-            write_run_id(output_dir or self.args.output_dir, self._run_id, self.step_of_weights, step)
-        if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
+        folder = Path(output_dir or self.args.output_dir)
+        with self._failures_noted(folder):
+            self._save_weights(folder)
+        if folder == Path(self.args.output_dir):
             self.create_model_card()  # PEFT has written its own
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_weights(self, folder: Path) -> None:
+        token, init = self.args.hub_token, self.args.model_init_kwargs
+        self.args.hub_token, self.args.model_init_kwargs = None, remove_secrets(init)  # they are pickled
+        if self.args.should_save:
+            write_run_id(folder, None)  # until the weights are complete
+        try:
+            super().save_model(str(folder), _internal_call=True)
+        finally:
+            self.args.hub_token, self.args.model_init_kwargs = token, init
+        if self.args.should_save:
+            write_run_id(folder, self._run_id, self.step_of_weights, self.state.global_step)
 
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 
@@ -329,7 +413,8 @@ class CheckpointMixin:
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         """Write the run's card; a failure only warns."""
         try:
-            self.uploads.write_card(dataset_name, tags)
+            with self._failures_noted(self.folder.path):
+                self.uploads.write_card(dataset_name, tags)
         except ValueError as error:
             logger.warning("The model card could not be updated: %s", error)
 
@@ -356,11 +441,15 @@ class CheckpointMixin:
 
 @dataclass
 class Resume:
-    """A checkpoint to resume from. `changed`: keys that differ from the checkpoint's, `[then, now]`."""
+    """
+    A checkpoint to resume from, and the `best` one so far. `changed`: keys that differ from the checkpoint's,
+    `[then, now]`; `began`: start of the search for it, by `time.perf_counter`.
+    """
 
     checkpoint: Path
     step: int
     epochs: int
+    best: Path | None
     changed: dict[str, list[Any]]
     began: float
 
@@ -368,6 +457,43 @@ class Resume:
     def event(self) -> Event:
         where = {"step_requested": self.step, "step_applied": self.step, "checkpoint": self.checkpoint.name}
         return {"event": RESUME, **where, "changed": self.changed}
+
+
+def find_best(checkpoint: Path, state: Mapping[str, Any]) -> Path | None:
+    """
+    Find the best checkpoint of a run with this `TrainerState`: `checkpoint` itself, one next to it (the folder may
+    have moved), or the recorded one, in a folder from which an earlier resume continued.
+    """
+    recorded = state["best_model_checkpoint"]
+    if recorded is None:
+        return None
+    name = Path(recorded).name
+    if name == f"checkpoint-{state['global_step']}":
+        return checkpoint
+    for path in (checkpoint.with_name(name), Path(recorded)):
+        if (path / TRAINER_STATE).is_file():
+            history = read_json(path / TRAINER_STATE)["log_history"]
+            # As text, because NaN is unequal to itself. Another run may have taken the name.
+            if json.dumps(history) == json.dumps(state["log_history"][: len(history)]):
+                return path
+    logger.warning("The best checkpoint, %s, is missing: only a better one will be loaded.", recorded)
+    return None
+
+
+def is_failed_write(error: Exception) -> bool:
+    # tokenizers raises plain `Exception`.
+    is_any = isinstance(error, OSError | RuntimeError | SafetensorError) or type(error) is Exception
+    return is_any and not isinstance(error, RunError)
+
+
+def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> str:
+    newest = max(steps_of(output_dir), key=step_of, default=None)
+    saved = "There is no checkpoint" if newest is None else f"The newest checkpoint is {newest.name}"
+    free = shutil.disk_usage(output_dir).free / 2**30
+    return (
+        f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {saved}. Free some "
+        "space, or lower save_total_limit, then resume with resume_from_checkpoint: true."
+    )
 
 
 def draw_no_seed(loader: torch.utils.data.DataLoader) -> None:

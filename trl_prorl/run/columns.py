@@ -229,9 +229,7 @@ EVENTS = {
     "action": RecordKey(
         "", "what was done: `stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, STALL, *WATCHED)
     ),
-    "last_good": RecordKey(
-        "optimizer steps", "last step before the trouble", events=WATCHED
-    ),
+    "last_good": RecordKey("optimizer steps", "last step before the trouble", events=WATCHED),
     "tensor": RecordKey("", "first tensor with NaN or infinity", events=(NONFINITE,)),
     "prompts": RecordKey("", "prompts of the batch in which it was found", events=(NONFINITE,)),
     "checkpoint": RecordKey(

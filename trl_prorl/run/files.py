@@ -17,15 +17,17 @@ from ..errors import InputError
 STAGED = "_push-"  # prefix of a background push's folder; never pushed itself
 
 
-def check_contents(folder: str | os.PathLike, given: str | None = None) -> None:
+def check_contents(folder: str | os.PathLike, label: str | None = None) -> None:
     """Raise `InputError` for a link out of a folder: its author would choose which files are read or uploaded."""
     root = Path(folder).resolve()
+    # A snapshot in the Hub's cache has links to the blobs of its repository.
+    blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else None
     for parent, folders, files in os.walk(root):
         folders[:] = [name for name in folders if (Path(parent), name) != (root, "wandb")]  # links to its own cache
         for path in (Path(parent, name) for name in (*folders, *files)):
-            # Files in the Hub's cache are links to blobs of the same repository.
-            if path.is_symlink() and not path.resolve().is_relative_to(root) and path.resolve().parent.name != "blobs":
-                raise InputError(f"{given or repr(str(folder))} contains {path.name!r}, a link to {path.resolve()}")
+            target = path.resolve()
+            if path.is_symlink() and not target.is_relative_to(root) and target.parent != blobs:
+                raise InputError(f"{label or repr(str(folder))} contains {path.name!r}, a link to {target}")
 
 
 @contextmanager

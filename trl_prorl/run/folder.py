@@ -15,27 +15,45 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from ..errors import InputError
+from ..keys import AUTO_RESUME
 from .files import STAGED, check_contents, file_sha256, free_name
-from .log_files import METRICS_FILE, RUN_ID_FILE, read_json, recorded_run_id
+from .log_files import (
+    DRIFT_FILE,
+    METRICS_FILE,
+    PASSK_FILE,
+    RUN_ID_FILE,
+    read_json,
+    recorded_run_id,
+    step_of_evaluation,
+)
 
 
 logger = logging.getLogger(__name__)
 
+LOCK_FILE = "run.lock"  # empty
 MANIFEST_FILE = "manifest.json"
+LAYOUT = 3  # version of a checkpoint's files
+OTHER_LAYOUT = "it was made by another version of trl-prorl: resume with that version, or start a new run"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 WRITING = "_writing-"
 REMOVING = "_removing-"
 LEFT_BEHIND = re.compile(rf"({WRITING}|{REMOVING}|{STAGED})\d+")
-WRITTEN = "config.yaml README.md *.json *.jsonl *.jinja *.safetensors *.bin".split()  # what a run would overwrite
+PART = f".*.{'?' * 16}.part"  # of a file being written, see `replaced`
+COMPLETIONS = "completions"  # TRL's folder for `log_completions`
+# Files that a run would overwrite.
+WRITTEN = (
+    "config.yaml README.md merges.txt vocab.txt drift.png *.json *.jsonl *.jinja *.model *.safetensors *.bin"
+).split()
+TRACES = (METRICS_FILE, RUN_ID_FILE, "checkpoint-*/trainer_state.json")  # of a run, ours or TRL's
 SET_ASIDE = "set_aside"  # empty file in the folder of an earlier run
-NEWEST = ("True", "auto")
+NEWEST = ("True", AUTO_RESUME)
 
 
 class FinishedError(ValueError):
@@ -51,84 +69,125 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self.given = f"output_dir={str(path)!r}"
-        whole = self.path.resolve()  # one lock for a folder and the links to it
-        self._lock = FileLock(whole.with_name(f".{whole.name}.lock"), timeout=0.5, thread_local=False)
+        self.label = f"output_dir={str(path)!r}"
+        self._lock = FileLock(self.path / LOCK_FILE, timeout=0.5, thread_local=False)
+        # TRL makes it with the trainer, whose evaluations may fill it before the run.
+        self._made_by_trl = {COMPLETIONS}.difference(self._obstacles())
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out of the folder; re-entrant. Raises [`FolderInUseError`]."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise FolderInUseError(f"{self.given} is in use by another run. Wait, or choose another folder.") from None
+        """Keep other runs out of the folder, which is made if it is missing; re-entrant."""
+        if self._lock.is_locked:
+            yield
+            return
+        self._acquire()
         try:
             yield
         finally:
-            self._lock.release()
+            self._release()
 
-    def begin(self, resume_from: str | None, overwrite: bool) -> Path | None:
+    def _acquire(self) -> None:
+        """Raises [`FolderInUseError`]."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise FolderInUseError(f"{self.label} is in use by another run. Wait, or choose another folder.") from None
+
+    def _release(self) -> None:
+        lock_file = self.path / LOCK_FILE
+        if self._lock.is_locked and lock_file.is_file() and lock_file.stat().st_size == 0:
+            lock_file.unlink()  # while it is locked: afterwards it may be another process's
+        self._lock.release()
+
+    # The start of a run.
+
+    def find(self, resume_from: str, content: bool = True) -> Path | None:
         """
-        Return the checkpoint from which a run goes on; `None`: it starts anew, in a folder without another run.
-        Raises `ValueError`: there is a run, or no whole checkpoint.
+        Return the checkpoint of `resume_from_checkpoint`; `None`: `"auto"` starts at step 0. Raises `ValueError`:
+        there is no complete checkpoint.
         """
-        self.settle()
-        if resume_from is not None:
-            check_contents(self.path, self.given)  # a log file that is a link would be written through it
-        if resume_from == "auto" and not steps_of(self.path):
-            if (self.path / RUN_ID_FILE).is_file():  # written last
-                raise FinishedError(f"{self.given} contains a finished run without a checkpoint: nothing to resume.")
-            resume_from, overwrite = None, True
-        checkpoint = None if resume_from is None else self.find(resume_from)
-        if checkpoint is None or not self.has_checkpoint(checkpoint):
-            self._make_room(overwrite)
-        return checkpoint
-
-    def _make_room(self, overwrite: bool) -> None:
-        if not (self.path / METRICS_FILE).exists() and not steps_of(self.path):
-            others = sorted({path.name for pattern in WRITTEN for path in self.path.glob(pattern)})
-            if others:
-                raise ValueError(f"{self.given} contains {', '.join(others)}, which a run would overwrite, and none wrote.")
-            return
-        if not overwrite:
-            raise ValueError(
-                f"{self.given} already contains a run. Choose another output_dir, resume the run with "
-                "resume_from_checkpoint: true, or move it aside with overwrite: true."
-            )
-        whole = self.path.resolve()
-        if any(place.is_relative_to(whole) for place in (Path.cwd(), Path.home())):
-            raise ValueError(f"{self.given} cannot be moved aside: it contains the working or the home directory.")
-        aside = free_name(self.path)
-        (self.path / SET_ASIDE).touch()
-        self.path.rename(aside)
-        logger.warning("%s contained an earlier run, which was moved to %s.", self.given, aside)
-
-    def find(self, resume_from: str, content: bool = True) -> Path:
-        """Return the checkpoint of `resume_from_checkpoint`. Raises `ValueError`: it is not whole."""
         if resume_from not in NEWEST:
             path = Path(resume_from)
+            check_contents(path, f"resume_from_checkpoint={resume_from!r}")
             reason = unusable_reason(path, content)
             if reason is not None:
                 raise ValueError(f"resume_from_checkpoint={resume_from!r} cannot be resumed from: {reason}.")
             return path
+        reasons = []
         for path in sorted(steps_of(self.path), key=step_of, reverse=True):
             reason = unusable_reason(path, content)
             if reason is None:
                 return path
             logger.warning("Skipping checkpoint %s: %s.", path.name, reason)
+            reasons.append(reason)
+        if resume_from == AUTO_RESUME and OTHER_LAYOUT not in reasons:
+            if (self.path / RUN_ID_FILE).is_file():  # written last
+                raise FinishedError(f"{self.label} contains a finished run without a checkpoint: nothing to resume.")
+            return None
         raise ValueError(
-            f"resume_from_checkpoint={resume_from}, but {self.given} contains no whole checkpoint. Start a new run in "
-            "another folder, or move this one aside with overwrite: true and without resume_from_checkpoint."
+            f"resume_from_checkpoint={resume_from}, but {self.label} contains no complete checkpoint "
+            f"({reasons[0] if reasons else 'none at all'}). Start a new run in another folder, or move this one aside "
+            "with overwrite: true and without resume_from_checkpoint."
         )
 
-    def has_checkpoint(self, checkpoint: Path) -> bool:
-        return checkpoint.resolve().parent == self.path.resolve()
+    def begin(self, checkpoint: Path | None, overwrite: bool, base: str | None = None) -> None:
+        """Start a run at step 0, or from a checkpoint: see [`check_room`]. An earlier run's folder is renamed."""
+        self.check_room(checkpoint, overwrite, base)
+        if self.has_checkpoint(checkpoint) or not self._obstacles():
+            return
+        aside = free_name(self.path)
+        (self.path / SET_ASIDE).touch()
+        self.path.rename(aside)
+        (aside / LOCK_FILE).unlink(missing_ok=True)
+        self._lock.release(force=True)
+        self._acquire()
+        logger.warning("%s contained an earlier run, which was moved to %s.", self.label, aside)
+
+    def check_room(self, checkpoint: Path | None, overwrite: bool, base: str | None = None) -> None:
+        """
+        Raise `ValueError` for a folder with files that a run from a checkpoint (`None`: from step 0) would overwrite,
+        or that cannot be moved. `base`: the starting model, which may be a folder.
+        """
+        obstacles = [] if self.has_checkpoint(checkpoint) else self._obstacles()
+        if not obstacles:
+            return
+        if not self.is_run():
+            raise ValueError(
+                f"{self.label} contains {', '.join(obstacles[:5])}, which no run wrote: a new run needs a folder "
+                "without other folders and without files that it would overwrite. Choose another output_dir."
+            )
+        if not overwrite:
+            raise ValueError(
+                f"{self.label} already contains a run. Choose another output_dir, resume the run with "
+                "resume_from_checkpoint: true, or move it aside with overwrite: true."
+            )
+        whole = self.path.resolve()
+        needed = [Path.cwd(), Path.home(), *(Path(path).resolve() for path in (base, checkpoint) if path)]
+        for path in needed:
+            if path.is_relative_to(whole):
+                raise ValueError(f"{self.label} cannot be moved aside: it contains {path}. Choose another output_dir.")
+
+    def _obstacles(self) -> list[str]:
+        """Return the names that prevent a new run: folders, and files that it would overwrite."""
+        names = []
+        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+            is_folder = path.is_dir() and path.name != "wandb" and any(path.iterdir())
+            is_file = any(path.match(pattern) for pattern in WRITTEN)
+            if is_folder or is_file:
+                names.append(path.name)
+        return [name for name in names if name not in getattr(self, "_made_by_trl", ())]
+
+    def is_run(self) -> bool:
+        return recorded_run_id(self.path) is not None or any(any(self.path.glob(trace)) for trace in TRACES)
+
+    def has_checkpoint(self, checkpoint: Path | None) -> bool:
+        return checkpoint is not None and checkpoint.resolve().parent == self.path.resolve()
 
     def id_of_run(self, checkpoint: Path | None) -> str:
-        """Return the id of the run that goes on here, else a new one."""
-        is_here = checkpoint is not None and self.has_checkpoint(checkpoint)
-        return (recorded_run_id(self.path) if is_here else None) or uuid.uuid4().hex
+        """Return the id of the run that continues here, else a new one."""
+        run_id = recorded_run_id(self.path) if self.has_checkpoint(checkpoint) else None
+        return run_id or uuid.uuid4().hex
 
     # Checkpoints.
 
@@ -143,7 +202,7 @@ class RunFolder:
         for path in sorted(written.rglob("*")):
             if path.is_file():
                 files[str(path.relative_to(written))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        manifest = {"step": step, "resumable": resumable, "files": files}
+        manifest = {"layout": LAYOUT, "step": step, "resumable": resumable, "files": files}
         (written / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*written.rglob("*"), written]:
             sync(path)
@@ -154,19 +213,24 @@ class RunFolder:
         if is_written(named):
             self.remove(named)
         elif named.exists():  # somebody's own folder
-            named.rename(free_name(named.with_name(f"abandoned-{named.name}")))
+            self._abandon(named, f"abandoned-{named.name}")
         written.rename(named)  # after a kill before this line, `settle` does it
         sync(self.path)
         written.parent.rmdir()
         return named
 
     def settle(self) -> None:
-        """Name the whole checkpoints that a kill left without a name, and remove what is not whole."""
+        """Name the complete checkpoints that a kill left without a name, and remove what else it left."""
+        if not self.is_run():
+            return
+        check_contents(self.path, self.label)  # a log file that is a link would be written through it
         for folder in [path for path in self.path.glob("_*") if LEFT_BEHIND.fullmatch(path.name)]:
             for written in steps_of(folder):
                 if folder.name.startswith(WRITING) and incomplete_reason(written, content=False) is None:
                     self._rename(written)
             shutil.rmtree(folder, ignore_errors=True)
+        for path in [*self.path.glob(PART), self.path / SET_ASIDE]:
+            path.unlink(missing_ok=True)
 
     def remove(self, checkpoint: Path) -> None:
         """Remove a checkpoint: a kill leaves no half of it."""
@@ -177,24 +241,44 @@ class RunFolder:
 
     def remove_oldest(self, step: int, limit: int | None, best: str | None) -> None:
         """Remove the oldest checkpoints beyond a limit, but neither that of `step` nor the best."""
-        own = [path for path in sorted(steps_of(self.path), key=step_of) if step_of(path) <= step and is_written(path)]
-        kept = {Path(path).resolve() for path in (self.path / f"checkpoint-{step}", best) if path}
-        surplus = len(own) - max(limit, len(kept)) if limit else 0
-        for path in [path for path in own if path.resolve() not in kept][: max(0, surplus)]:
+        if not limit or limit < 0:
+            return
+        checkpoints = [path for path in steps_of(self.path) if step_of(path) <= step and is_written(path)]
+        needed = {Path(path).resolve() for path in (self.path / f"checkpoint-{step}", best) if path}
+        surplus = max(0, len(checkpoints) - max(limit, len(needed)))
+        removable = [path for path in sorted(checkpoints, key=step_of) if path.resolve() not in needed]
+        for path in removable[:surplus]:
             self.remove(path)
 
-    def abandon_newer(self, step: int) -> None:
-        """Rename checkpoints that are newer than the one from which a run goes on: the next resume would take them."""
-        for path in steps_of(self.path):
-            if step_of(path) > step:
-                now = path.rename(free_name(path.with_name(f"abandoned-{path.name}")))
-                logger.warning("%s is newer than the resumed step %d, and was renamed to %s.", path, step, now.name)
+    def abandon_newer(self, checkpoint: Path, step: int) -> None:
+        """
+        Rename checkpoints and evaluations that are newer than the checkpoint, of a step, from which a run continues:
+        the next resume would choose them. So would it another checkpoint of that step, if this one has another name.
+        """
+        manifest = (checkpoint / MANIFEST_FILE).read_bytes()
+        for path, number in steps_of(self.path).items():
+            if number < step or not is_written(path):
+                continue
+            if number > step or (path / MANIFEST_FILE).read_bytes() != manifest:
+                self._abandon(path, f"abandoned-{path.name}")
+        for name in (PASSK_FILE, DRIFT_FILE):
+            with suppress(InputError):  # there is none
+                measured = step_of_evaluation(read_json(self.path / name))
+                if measured is not None and measured > step:
+                    self._abandon(self.path / name, name)
+
+    def _abandon(self, path: Path, name: str) -> None:
+        target = path.with_name(name)
+        if target.exists():
+            target = free_name(target)
+        path.rename(target)
+        logger.warning("%s was renamed to %s: the run does not continue from it.", path, target.name)
 
 
 def steps_of(folder: Path) -> dict[Path, int]:
-    """Return the named checkpoints of a folder, with their steps."""
-    found = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name) and path.is_dir()]
-    return {path: step_of(path) for path in sorted(found)}
+    """Return the checkpoints of a folder, and folders with such names, with their steps."""
+    folders = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name) and path.is_dir()]
+    return {path: step_of(path) for path in sorted(folders)}
 
 
 def step_of(checkpoint: Path) -> int:
@@ -206,7 +290,7 @@ def is_written(checkpoint: Path) -> bool:
 
 
 def unusable_reason(checkpoint: Path, content: bool = True) -> str | None:
-    """Return why a run cannot go on from a folder, or `None`. Without `content` only sizes are compared."""
+    """Return why a run cannot be resumed from a folder, or `None`. Without `content` only sizes are compared."""
     reason = incomplete_reason(checkpoint, content)
     if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:
         return "it was saved with save_only_model, without optimizer and random states"
@@ -216,12 +300,14 @@ def unusable_reason(checkpoint: Path, content: bool = True) -> str | None:
 def incomplete_reason(checkpoint: Path, content: bool = True) -> str | None:
     """Return how a checkpoint differs from its manifest, or `None`."""
     if not is_written(checkpoint):
-        return f"it has no {MANIFEST_FILE}, so it is not whole"
+        return f"it has no {MANIFEST_FILE}, so it is not complete"
     try:
-        files = read_json(checkpoint / MANIFEST_FILE)["files"]
-    except (InputError, KeyError) as error:  # a kill leaves an empty one
-        return f"its {MANIFEST_FILE} is not whole ({error})"
-    for name, file in files.items():
+        manifest = read_json(checkpoint / MANIFEST_FILE)
+    except InputError as error:  # a kill leaves an empty one
+        return f"its {MANIFEST_FILE} is not complete ({error})"
+    if manifest.get("layout") != LAYOUT:
+        return OTHER_LAYOUT
+    for name, file in manifest["files"].items():
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != file["bytes"]:
             return f"{name} is missing, or has another size"
@@ -238,40 +324,46 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def on_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
+def on_main_process(is_main: bool, compute: Callable[[], Any]) -> Any:
     """Call a function on the main process. Its result is returned, its `ValueError` or `OSError` raised, on all."""
     from accelerate.utils import broadcast_object_list  # the demo's command line need not import torch
 
-    found = [None]
+    results = [None]
     if is_main:
         try:
-            found = [find()]
+            results = [compute()]
         except (ValueError, OSError) as error:
-            found = [error]
-    broadcast_object_list(found)
-    if isinstance(found[0], Exception):
-        found[0].already_reported = not is_main
-        raise found[0]
-    return found[0]
+            results = [error]
+    broadcast_object_list(results)
+    (result,) = results
+    if isinstance(result, Exception):
+        result.already_reported = not is_main
+        raise result
+    return result
 
 
 def first_of_processes(value: Any) -> Any:
     """Return the first process's value that is not `None`, on every process."""
     from accelerate.utils import gather_object  # as in `on_main_process`
 
-    return next((found for found in gather_object([value]) if found is not None), None)
+    return next((gathered for gathered in gather_object([value]) if gathered is not None), None)
 
 
 @contextmanager
 def exclusive(path: Path, busy: str) -> Iterator[None]:
-    """Lock a path by the file `.NAME.lock` next to it, or print `busy` and wait."""
+    """
+    Lock a path by the file `.NAME.lock` next to it, or print `busy` and wait. Locks nothing without write permission
+    or locks in the file system.
+    """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except Timeout:
         print(busy, flush=True)
         lock.acquire()
+    except OSError:
+        pass
     try:
         yield
     finally:

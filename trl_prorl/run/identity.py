@@ -11,76 +11,136 @@ import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..keys import FREE_KEYS
+from ..keys import FREE_KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
+from ..supported import SCHEDULES
 from ..text import short
 from .files import json_sha256
+from .folder import RunFolder
 from .log_files import read_json
 from .provenance import as_plain, remove_secrets
 
 
 IDENTITY_FILE = "identity.json"
 VALUES_HASHED = 128  # of a tensor
-LENGTHS = ("max_steps", "num_train_epochs")
+LENGTHS = {"max_steps", "num_train_epochs"}
+EVALUATIONS_ACT = "evaluations change the training"
+EVALUATION_ROWS = "rows of the evaluation sets"
+# Free, unless evaluations change the training.
+EVALUATION_KEYS = {
+    "eval_strategy",
+    "eval_steps",
+    "eval_delay",
+    "eval_on_start",
+    "eval_rows",
+    "per_device_eval_batch_size",
+    "num_generations_eval",
+    "eval_accumulation_steps",
+    "metric_for_best_model",
+    "greater_is_better",
+    EVALUATION_ROWS,
+}
 CHOSEN_LATER = {"metric_for_best_model", "greater_is_better"}
-ENDLESS = ("constant",)  # schedules whose rate does not depend on the run's length
-# Division of a generation batch into micro-batches and steps.
-BATCH_KEYS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "num_generations",
-    "num_iterations",
-    "processes",
-)
+# A resume restores them, or they act before the first step: a new value would be ignored, or act in part.
+RESTORED = {"seed", "data_seed", "optim", "optim_target_modules", "eval_on_start", *CHOSEN_LATER}
+RATES = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"}
+# PEFT's settings of an adapter that are names and places.
+NAMES_OF_ADAPTER = {"base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version"}
 
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
     """Return the keys that can change a number, as JSON values."""
     keys = {}
     for config in configs:
-        schedule = getattr(getattr(config, "lr_scheduler_type", None), "value", None)
-        left_out = {*FREE_KEYS, *(LENGTHS if schedule in ENDLESS else ())}
+        left_out = FREE_KEYS | LENGTHS if _is_endless(config) else FREE_KEYS
         for field in dataclasses.fields(config):
             if field.init and field.name not in left_out:
                 keys[field.name] = getattr(config, field.name)
     return remove_secrets(as_plain(keys))
 
 
+def _is_endless(config: Any) -> bool:
+    """Return whether no learning rate depends on the run's length."""
+    schedule = SCHEDULES.get(getattr(getattr(config, "lr_scheduler_type", None), "value", None))
+    warmup = getattr(config, "warmup_steps", 0) or 0
+    is_share = 0 < warmup < 1  # of all steps
+    return schedule is not None and schedule.is_endless and not is_share
+
+
 def identity_of(trainer, keys: Mapping[str, Any], policy: torch.nn.Module) -> dict[str, Any]:
     """Return what a run is, in addition to its recipe."""
     tokenizer = trainer.text_tokenizer
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
-    adapters = {name: as_plain(config.to_dict()) for name, config in getattr(policy, "peft_config", {}).items()}
     return {
         **keys,
+        **describe_adapter(policy),
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
-        "adapter": adapters.get("default"),
         "rows of the training set": rows_hash(trainer.train_dataset),
-        "rows of the evaluation sets": {name: rows_hash(rows) for name, rows in sets.items()},
+        EVALUATION_ROWS: {name: rows_hash(rows) for name, rows in sets.items()},
         "tokenizer": json_sha256([sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map]),
         "chat template": json_sha256(trainer.processing_class.chat_template),
         "reward functions": list(trainer.reward_func_names),
     }
 
 
+def describe_adapter(policy: torch.nn.Module) -> dict[str, Any]:
+    config = getattr(policy, "peft_config", {}).get("default")
+    settings = config.to_dict() if config is not None else {}
+    lists = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+    plain = as_plain(lists)
+    return {f"{name} of the adapter": plain[name] for name in plain.keys() - NAMES_OF_ADAPTER}
+
+
+def find_start(
+    folder: RunFolder, resume_from: str | None, identity: Mapping[str, Any], allowed: bool
+) -> tuple[Path | None, dict[str, list[Any]]]:
+    """
+    Return the checkpoint of `resume_from_checkpoint`, and `{key: [then, now]}` of what differs from it; `None`: a run
+    starts at step 0. Raises `ValueError`, see [`check_same_run`].
+    """
+    if resume_from is None:
+        return None, {}
+    folder.settle()
+    checkpoint = folder.find(resume_from)
+    return checkpoint, {} if checkpoint is None else check_same_run(checkpoint, identity, allowed)
+
+
 def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
     """
     Return `{key: [then, now]}` of what differs from a checkpoint. Raises `ValueError`: it differs, and is not
-    `allowed` (`allow_config_change`), or divides a half-used batch otherwise.
+    `allowed` (`allow_config_change`), or a new value cannot act.
     """
     then = read_json(checkpoint / IDENTITY_FILE)
-    changed = {key: [then[key], now[key]] for key in then.keys() & now.keys() if then[key] != now[key]}
+    changed = {key: [then[key], now[key]] for key in sorted(then.keys() & now.keys()) if then[key] != now[key]}
     for key in CHOSEN_LATER & changed.keys():  # by a trainer: a run's `config.yaml` has its choice, its recipe none
         if None in changed[key]:
             del changed[key]
-    half = [key for key in BATCH_KEYS if key in changed and buffer_file(checkpoint, 0).exists()]
-    if half or (changed and not allowed):
-        listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in sorted(changed.items()))
-        cure = "its generation batch is half used" if half else "set allow_config_change: true to go on with these"
-        raise ValueError(f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore, or {cure}.")
+    fixed = changed.keys() - LENGTHS if buffer_file(checkpoint, 0).exists() else _without_effect(changed, now)
+    if fixed or (changed and not allowed):
+        listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
+        cure = "or set allow_config_change: true to continue with the new ones"
+        if fixed:
+            cure = f"or start a new run: from {checkpoint.name}, {', '.join(sorted(fixed))} cannot change"
+            if buffer_file(checkpoint, 0).exists():
+                cure += ", because its generation batch is half used"
+        raise ValueError(
+            f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore the values, {cure}."
+        )
     return changed
+
+
+def _without_effect(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> set[str]:
+    """Return the changed keys that a resume would ignore, or for which the checkpoint lacks a state."""
+    keys = RESTORED & changed.keys()
+    schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")} & SCHEDULES.keys()
+    if any(SCHEDULES[name].follows_rates for name in schedules):
+        keys |= RATES & changed.keys()
+    if switched_on(changed, "elastic_reset_every"):  # without the moving average
+        keys.add("elastic_reset_every")
+    has_resets = now.get("guard_gap_action") == "reset" or any(is_on(now.get(key)) for key in TRIGGER_KEYS)
+    if now.get("beta") and not has_resets:  # the run has moved the reference, which would be the starting model
+        keys |= {key for key in TRIGGER_KEYS if switched_off(changed, key)}
+    return keys
 
 
 def buffer_file(folder: Path, process: int) -> Path:
@@ -117,14 +177,15 @@ def hyperparameters(optimizer) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
+def restore_hyperparameters(optimizer, scheduler, configured: list[dict[str, Any]]) -> None:
     """Give an optimizer and a `LambdaLR` the configured values after their states were loaded."""
-    for group, values in zip(optimizer.param_groups, made_with, strict=True):
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update({name: value for name, value in values.items() if name not in ("lr", "initial_lr")})
     inner = getattr(scheduler, "scheduler", scheduler)
     if not isinstance(inner, LambdaLR):
         return
-    inner.base_lrs = [values["initial_lr"] for values in made_with]
-    inner._last_lr = [base * rate(inner.last_epoch) for base, rate in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
-    for group, rate, base in zip(optimizer.param_groups, inner._last_lr, inner.base_lrs, strict=True):
+    inner.base_lrs = [values["initial_lr"] for values in configured]
+    rates = [base * factor(inner.last_epoch) for base, factor in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
+    for group, rate, base in zip(optimizer.param_groups, rates, inner.base_lrs, strict=True):
         group.update(lr=rate, initial_lr=base)
+    inner._last_lr = rates

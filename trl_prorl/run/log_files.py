@@ -65,6 +65,7 @@ LOG_FILES = (METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE)
 INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
 FORMER_NAMES = {"gold": "accuracy"}  # of metrics in `metrics.jsonl` and `drift.json`
 ATTEMPT = "attempt"
+STARTS = (RESUME, "rollback")  # begin a new attempt; runs of earlier versions have roll-backs
 RECORDED = "TRL"  # variant in `env.json` of a run of `RunRecorder`
 
 
@@ -97,7 +98,7 @@ def read_log(folder: str | os.PathLike, file: str) -> list[dict[str, Any]]:
     """
     rows = read_jsonl(Path(folder) / file)
     events = rows if file == EVENTS_FILE else read_jsonl(Path(folder) / EVENTS_FILE)
-    starts = [(attempt_of(event), event["step_applied"]) for event in events if event["event"] == RESUME]
+    starts = [(attempt_of(event), event["step_applied"]) for event in events if event["event"] in STARTS]
 
     def is_valid(row: dict[str, Any]) -> bool:
         return all(is_before(row, step) for attempt, step in starts if attempt > attempt_of(row))
