@@ -15,7 +15,7 @@ from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
-from ..keys import TASK_KEYS, TASK_REQUIREMENTS, TaskKeys, check_values, cure_of, drop_unused, warn_unused
+from ..keys import RENAMED, TASK_KEYS, TASK_REQUIREMENTS, TaskKeys, check_values, cure_of, drop_unused, warn_unused
 from ..text import last_text, short
 from .recipe_yaml import read_recipe
 from .shipped_recipes import with_recipe
@@ -161,6 +161,11 @@ def task_reward(task) -> Callable[..., list[float]]:
     return reward
 
 
+def key_of(word: str) -> str:
+    """Return the key in a word of a command line."""
+    return word.partition("=")[0].lstrip("-").replace("-", "_")
+
+
 class GivenKeys(argparse.Namespace):
     """The given keys. HfArgumentParser also deletes keys that were not."""
 
@@ -176,11 +181,16 @@ class RecipeParser(TrlParser):
         return {action.dest for action in self._actions}
 
     def parse_known_args(self, args=None, namespace=None):
-        parsed, unknown = super().parse_known_args(args, namespace or GivenKeys())
-        if unknown:
-            key = unknown[0].partition("=")[0].lstrip("-").replace("-", "_")
-            raise InputError(f"unknown argument {short(unknown[0])}{cure_of(key, self.names)}.")
-        return parsed, unknown
+        for word in args:
+            if word.startswith("--") and key_of(word) in RENAMED:  # else `lr` is an abbreviation of several keys
+                raise self.unknown(word)
+        parsed, rest = super().parse_known_args(args, namespace or GivenKeys())
+        if rest:
+            raise self.unknown(rest[0])
+        return parsed, rest
+
+    def unknown(self, word: str) -> InputError:
+        return InputError(f"unknown argument {short(word)}{cure_of(key_of(word), self.names)}.")
 
     def error(self, message):
         raise InputError(message)

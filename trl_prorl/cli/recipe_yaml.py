@@ -27,7 +27,6 @@ SWITCHES = (
     "custom_generate",
     "allow_weak_sandbox",
 )
-OFF = (None, False, "false", "False")
 # Arguments of `from_pretrained` that a recipe may set. None of them names code or a file that is read with pickle.
 INIT = frozenset(
     "attn_implementation device_map dtype max_memory max_position_embeddings revision rope_parameters subfolder "
@@ -78,6 +77,8 @@ def check_runs_no_code(file: Path, key: str, value: Any) -> None:
     if key in FILES and isinstance(value, str) and not value.lstrip().startswith("{"):
         value = read_json(value)
     value = parse_text(value)
+    if value in ("false", "False"):  # argparse reads the text of a whole key as a bool, and no text inside
+        value = False
     left = [(key, value)]
     seen = {}  # by `id`; YAML's aliases can repeat a list a billion times, or put it into itself
     while left:
@@ -110,7 +111,7 @@ def parse_text(value: Any) -> Any:
 def runs_code(name: str, value: Any) -> bool:
     is_kernel = name.endswith("_implementation") and "/" in str(value)  # downloaded from the Hub
     is_module = name == "backend" and isinstance(value, str) and "." in value  # DeepSpeed imports compile.backend
-    return is_kernel or is_module or (name in SWITCHES and value not in OFF)
+    return is_kernel or is_module or (name in SWITCHES and value not in (None, False))
 
 
 def _not_allowed(file: Path, key: str, name: str, value: Any, why: str) -> InputError:
