@@ -15,18 +15,20 @@ from .keys import (
     BARE_WORDS,
     FAST,
     KEYS,
+    REQUIREMENTS,
     Effect,
     ProlongedKeys,
-    check_used,
     check_values,
     cure_of,
+    drop_unused,
     effects,
     plain_number,
     read_bare_word,
     read_resume_word,
+    warn_unused,
 )
 from .kl import gradient_bias
-from .refusals import REFUSALS, check_device, check_folders_and_beta
+from .refusals import ACTS_ONLY_WITH, REFUSALS, check_device, check_folders_and_beta
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
@@ -81,7 +83,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         if best is None:  # transformers would set the loss, which is meaningless in GRPO: the trainer chooses
             self.metric_for_best_model = None
             self.greater_is_better = greater
-        check_used(self, KEYS)
+        unused = drop_unused(self, ACTS_ONLY_WITH)
+        warn_unused(unused + drop_unused(self, REQUIREMENTS))
         for refuse in REFUSALS:
             refuse(self)
         if self.stop_stall:  # the best checkpoint is the best by the watched metric

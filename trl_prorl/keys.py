@@ -3,10 +3,12 @@ The keys. Each is declared once: type, default, [`Key`] and, in the docstring, i
 slow, because command lines are checked before torch is imported.
 """
 
+import logging
 import math
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Flag, auto
 from numbers import Integral, Real
 from types import NoneType
@@ -18,6 +20,8 @@ from .supported import ADVANTAGES, KL_ESTIMATORS, TRUST_REGIONS
 from .text import cut, nearest
 from .treatments import names_with_alpha
 
+
+logger = logging.getLogger(__name__)
 
 Values = Mapping[str, Any]  # keys of a configuration, possibly incomplete
 
@@ -45,10 +49,6 @@ class Requirement:
 
     is_met: Callable[[Values], bool]
     names: str
-
-    def check(self, name: str, value: Any, values: Values) -> None:
-        if not self.is_met(values):
-            raise ValueError(f"{name}={value!r} has no effect without {self.names}. Set it, or remove {name}.")
 
 
 def is_on(value: Any) -> bool:
@@ -175,12 +175,28 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
         setattr(configuration, name, plain_number(value, key.types))
 
 
-def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
-    """Raise `ValueError` for the first key that is set without the key that it requires."""
-    for name, key in keys.items():
+def drop_unused(configuration: Any, requirements: Mapping[str, Requirement]) -> list[str]:
+    """
+    Set the keys of a dataclass that have no effect to their defaults, so that `beta: 0` ablates any recipe. Options of
+    a reset keep their values: a script may pass triggers of its own.
+
+    Returns `list[str]`: Each key with its value and what it requires.
+    """
+    defaults = {field.name: field.default for field in fields(configuration)}
+    unused = []
+    for name, requirement in requirements.items():
         value = getattr(configuration, name)
-        if key.needs is not None and value != key.default:
-            key.needs.check(name, value, vars(configuration))
+        if value == defaults[name] or requirement.is_met(vars(configuration)):
+            continue
+        unused.append(f"{name}={value!r} (needs {requirement.names})")
+        if requirement is not A_RESET:
+            setattr(configuration, name, defaults[name])
+    return unused
+
+
+def warn_unused(unused: list[str]) -> None:
+    if unused and os.environ.get("RANK", "0") == "0":
+        logger.warning("These keys have no effect: %s.", "; ".join(unused))
 
 
 OFF_ON_AUTO = ("off", "on", "auto")
@@ -630,9 +646,10 @@ class TaskKeys:
     length_margin: Annotated[int | None, Key(ge=1, needs=needs("length_reward", value="overlong"))] = None
 
 
-
 KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
+REQUIREMENTS = {name: key.needs for name, key in KEYS.items() if key.needs is not None}
+TASK_REQUIREMENTS = {name: key.needs for name, key in TASK_KEYS.items() if key.needs is not None}
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.changes is Effect.RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
 # Keys with which the mean reward also falls when nothing is wrong.

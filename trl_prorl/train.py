@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from .cli.command_line import main  # noqa: F401  scripts import it from here
-from .cli.ending import INTERRUPTED, Ended, as_bad_input, describe_saved_state
+from .cli.ending import INTERRUPTED, Ended, as_bad_input, describe_saved_state, print_interrupted
 from .cli.model_name import find_model
 from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .config import ProRLConfig
@@ -151,7 +151,7 @@ def run(
         has_started = trainer is not None and trainer.has_started
         kept = describe_saved_state(args.output_dir, has_started, same, same)
         if args.process_index == 0:
-            print(f"\ninterrupted: {kept}", file=sys.stderr)
+            print_interrupted(kept)
         raise Ended(INTERRUPTED) from None
     except FinishedError as error:
         if args.resume_from_checkpoint != AUTO_RESUME:

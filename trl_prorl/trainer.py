@@ -37,6 +37,7 @@ from .assembly import (
     prepare_policy,
     warn_of_unused_defaults,
 )
+from .cli.ending import describe_saved_state, print_interrupted
 from .cli.model_defaults import plain_generation_config
 from .cli.plan import Plan, choose_best_metric
 from .cli.prompt_rows import has_images, prompts_of
@@ -329,7 +330,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if not self.args.is_trl:
             self.check_own_scores()  # a script may have set methods since the trainer was made
         self.acceleration.check_merging(self)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        except KeyboardInterrupt as error:
+            if not self.recipe and self.is_world_process_zero():  # a recipe's command line prints its own
+                go_on = "train(resume_from_checkpoint=True)"
+                print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on, "train()"))
+            raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
 
     def create_optimizer(self, *args, **kwargs):
         """Check that something is trained, and pass TRL's optimizer to the parts."""

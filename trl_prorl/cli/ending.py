@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import InputError, RunError
-from ..text import one_line
+from ..text import one_line, visible
 
 
 BAD_INPUT = 2
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 def announce(line: str) -> None:
     """Print a command's first line, before slow imports, in a launcher's first process."""
     if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -47,13 +47,13 @@ def in_one_line(kept: str, debug: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\ninterrupted: {kept}", file=sys.stderr)
+        print_interrupted(kept)
         raise Ended(INTERRUPTED) from None
     except (RunError, InputError, OSError) as error:
         if debug:
             raise
         if not getattr(error, "already_reported", False):
-            print(f"error: {one_line(error)}", file=sys.stderr)
+            print(f"error: {visible(one_line(error))}", file=sys.stderr)
         raise Ended(BAD_INPUT if isinstance(error, InputError) else STOPPED) from None
 
 
@@ -81,11 +81,27 @@ def as_bad_input() -> Iterator[None]:
         raise error if isinstance(error, InputError) else InputError(str(error)) from error
 
 
-def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on: str, restart: str) -> str:
-    """Describe in one line what an interrupted run has saved."""
-    from ..run.folder import step_of, steps_of  # a command that only reads need not import it
+def print_interrupted(kept: str) -> None:
+    """Print the line of Ctrl-C, below the terminal's `^C` and an unfinished progress bar."""
+    print(f"\ninterrupted: {kept}", file=sys.stderr)
 
-    checkpoint = max(steps_of(Path(output_dir)), key=step_of, default=None)
+
+def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on: str, restart: str) -> str:
+    """
+    Describe in one line what an interrupted run has saved.
+
+    Args:
+        output_dir (`str` or `os.PathLike`): Folder of the run.
+        has_started (`bool`): Whether this process started a step.
+        go_on (`str`): How to continue from a checkpoint.
+        restart (`str`): How to start again without a checkpoint.
+    """
+    from ..run.folder import step_of, steps_of, unusable_reason  # a command that only reads need not import it
+
+    whole = [path for path in steps_of(Path(output_dir)) if unusable_reason(path, content=False) is None]
+    checkpoint = max(whole, key=step_of, default=None)
     if checkpoint is not None:
         return f"{checkpoint} and the log files up to it are saved. Continue with {go_on}."
-    return f"there is no checkpoint. Start again at step 0 with {restart}." if has_started else NOTHING_BEGUN
+    if has_started:
+        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {restart}."
+    return NOTHING_BEGUN

@@ -12,7 +12,7 @@ from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, s
 from ..run.files import check_contents
 from ..run.provenance import is_hub_name
 from ..text import cut, nearest, one_line
-from ..upstream.weights import place_of
+from ..upstream.weights import place_of, refuse_kernel
 
 
 def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[str, Any] | None = None) -> str:
@@ -25,7 +25,7 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
         init (`Mapping[str, Any]`, *optional*): Arguments of `from_pretrained`; those of [`place_of`] are used.
 
     Raises:
-        `ValueError`: There is no such model, or an embedded model's files were changed.
+        `ValueError`: There is no such model, an embedded model's files were changed, or a kernel of the Hub would run.
     """
     if not isinstance(name, str):
         raise ValueError(f"{key}={name!r}: set it to a Hub name, a local folder, or {EMBEDDED!r}.")
@@ -44,6 +44,8 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
         raise ValueError(f"{given} is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct{like}.")
     else:
         _check_hub(name, given, place_of(init))
+    if not isinstance((init or {}).get("attn_implementation"), str):  # a mapping may leave out parts of the model
+        refuse_kernel(name, **place_of(init))
     return name
 
 

@@ -15,8 +15,8 @@ from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
-from ..keys import TASK_KEYS, TaskKeys, check_used, check_values, cure_of
-from ..text import last_text
+from ..keys import RENAMED, TASK_KEYS, TASK_REQUIREMENTS, TaskKeys, check_values, cure_of, drop_unused, warn_unused
+from ..text import last_text, short
 from .recipe_yaml import read_recipe
 from .shipped_recipes import with_recipe
 
@@ -41,7 +41,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
                     "Set dataset_name to the path of the data, and task_options for other options of the task."
                 )
         check_values(self, TASK_KEYS)
-        check_used(self, TASK_KEYS)
+        warn_unused(drop_unused(self, TASK_REQUIREMENTS))
         needed = self._length_key()
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"length_reward={self.length_reward!r} needs {needed}: set it, in tokens.")
@@ -111,6 +111,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
             rewards.append(LENGTH_REWARDS[self.length_reward](self, max_completion_length))
         return rewards
 
+
 def rows_of_columns(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Turn the columns of a reward function into `count` rows. Columns that are no lists are dropped."""
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
@@ -160,6 +161,11 @@ def task_reward(task) -> Callable[..., list[float]]:
     return reward
 
 
+def key_of(word: str) -> str:
+    """Return the key in a word of a command line."""
+    return word.partition("=")[0].lstrip("-").replace("-", "_")
+
+
 class GivenKeys(argparse.Namespace):
     """The given keys. HfArgumentParser also deletes keys that were not."""
 
@@ -170,27 +176,33 @@ class GivenKeys(argparse.Namespace):
 class RecipeParser(TrlParser):
     """A [`~trl.TrlParser`] that passes only the given keys to the dataclasses, which record them."""
 
+    @property
+    def names(self) -> set[str]:
+        return {action.dest for action in self._actions}
+
     def parse_known_args(self, args=None, namespace=None):
-        return super().parse_known_args(args, namespace or GivenKeys())
+        for word in args:
+            if word.startswith("--") and key_of(word) in RENAMED:  # else `lr` is an abbreviation of several keys
+                raise self.unknown(word)
+        parsed, rest = super().parse_known_args(args, namespace or GivenKeys())
+        if rest:
+            raise self.unknown(rest[0])
+        return parsed, rest
+
+    def unknown(self, word: str) -> InputError:
+        return InputError(f"unknown argument {short(word)}{cure_of(key_of(word), self.names)}.")
 
     def error(self, message):
         raise InputError(message)
 
     def parse_args_and_config(self, args, **kwargs):
         args = with_recipe(args)
-        names = {action.dest for action in self._actions}
-        self.set_defaults_with_config(**dict.fromkeys(names, argparse.SUPPRESS))
+        self.set_defaults_with_config(**dict.fromkeys(self.names, argparse.SUPPRESS))
         if "--config" in args:
             place = args.index("--config")
-            keys = read_recipe(args[place + 1])
-            for key in keys.keys() - names:
-                raise InputError(f"{args[place + 1]}: unknown key {key}{cure_of(key, names)}.")
+            keys = read_recipe(args[place + 1], self.names)
             args = args[:place] + args[place + 2 :]
-            self.set_defaults_with_config(**keys)
-        for word in args:
-            key = word.partition("=")[0].removeprefix("--").replace("-", "_")
-            if word.startswith("--") and not any(name.startswith(key.removeprefix("no_")) for name in names):
-                raise InputError(f"unknown key --{key}{cure_of(key, names)}.")
+            self.set_defaults_with_config(**keys)  # as TrlParser does, without bases
         return super().parse_args_and_config(args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""The shipped recipes by name (`tiny/variantA`)."""
+"""The shipped recipes by name (`tiny/variantA`). Imports nothing slow."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +8,7 @@ from ..text import nearest
 
 
 RECIPES = (Path(__file__).parents[1] / "recipes").resolve()  # in a checkout it is a link
+USAGE = "usage: trl-prorl train RECIPE [--KEY VALUE ...] [--plugin FILE.py] [--debug]"
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -19,22 +20,37 @@ def shipped_recipes() -> dict[str, Path]:
 def recipe_file(name_or_path: str) -> Path:
     """Return the file of a path or of a shipped recipe's name; an existing file wins."""
     shipped = shipped_recipes()
-    if not Path(name_or_path).is_file() and name_or_path not in shipped:
-        raise InputError(f"{name_or_path!r} is neither a file nor a shipped recipe{nearest(name_or_path, shipped)}.")
-    return Path(name_or_path) if Path(name_or_path).is_file() else shipped[name_or_path]
+    if Path(name_or_path).is_file():
+        return Path(name_or_path)
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    raise InputError(
+        f"{name_or_path!r} is neither a file nor a shipped recipe{nearest(name_or_path, shipped)}. `trl-prorl train` "
+        "lists the shipped recipes."
+    )
 
 
 def with_recipe(arguments: Iterable[str]) -> list[str]:
     """Return a command line with `--config PATH`. The recipe may also be the first argument."""
-    words = list(arguments)
+    words: list[str] = []
+    for word in arguments:
+        words += word.split("=", 1) if word.startswith("--config=") else [word]
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
-    if "--config" in words:
-        place = words.index("--config") + 1
-        words[place] = str(recipe_file(words[place]))
+    if "--config" not in words:
+        return words
+    place = words.index("--config") + 1
+    if place == len(words):
+        raise InputError("--config needs a recipe: --config PATH.")
+    words[place] = str(recipe_file(words[place]))
     return words
 
 
 def recipe_list() -> str:
-    lines = [f"  {name:<28}{file.read_text().splitlines()[0].lstrip('# ')}" for name, file in shipped_recipes().items()]
-    return "\n".join(["usage: trl-prorl train RECIPE [--KEY VALUE ...]", "", *lines])
+    """Return the usage of `train`, with a line for each shipped recipe."""
+    lines = [USAGE, ""]
+    for name, file in shipped_recipes().items():
+        first_line = file.read_text(encoding="utf-8").splitlines()[0]
+        lines.append(f"  {name:<28}{first_line.lstrip('# ')}")
+    lines += ["", "docs/reference.md describes our keys; all keys of TRL's GRPOConfig and ModelConfig work as well."]
+    return "\n".join(lines)
