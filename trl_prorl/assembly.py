@@ -8,8 +8,10 @@ from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
 
 from .cli.dropout import check_dropout
+from .cli.fp32_head import prepare_head
 from .cli.model_defaults import describe_unused
 from .cli.plan import Plan
+from .cli.prompt_rows import check_images
 from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_functions
 from .extras.elastic import ElasticResets
 from .extras.growth import Growth
@@ -42,6 +44,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     """
     args = trainer.args
     keep_unpacked(policy)
+    if is_peft_model(policy):
+        prepare_head(policy, trainer.temperature, args.cast_lm_head_to_fp32)
     if trainer.use_vllm and hasattr(trainer.vllm_generation, "llm"):  # an engine in this process
         # Before the hand-over of adapters, which wraps the same method.
         seed_requests(trainer.vllm_generation, RequestSeeds(trainer))
@@ -51,6 +55,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.disable_fast_unless(check_dropout, trainer.model)
     args.disable_fast_unless(trainer.check_own_scores)
+    check_images(trainer)
     return Acceleration.from_trainer(trainer, policy)
 
 

@@ -628,6 +628,16 @@ class TaskKeys:
         length_margin (`int`, *optional*):
             Tokens at the end of `max_completion_length` that `length_reward: overlong` penalises. Required.
 
+        > Thinking budget
+
+        thinking_budget (`int`, *optional*):
+            Tokens after which a completion is interrupted and prompted for its answer. `thinking_text` and
+            `thinking_answer_tokens` must also fit into `max_completion_length`. Not supported with `use_vllm`. `None`:
+            off.
+        thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
+            Text that prompts for the answer. It has no loss.
+        thinking_answer_tokens (`int`, *optional*, defaults to `32`):
+            Maximum tokens of the answer.
     """
 
     task: Annotated[str, Key()] = "reverse_digits"
@@ -645,6 +655,9 @@ class TaskKeys:
     length_cost: Annotated[float, Key(ge=0, needs=needs("length_reward", value="target"))] = 0.0003
     length_margin: Annotated[int | None, Key(ge=1, needs=needs("length_reward", value="overlong"))] = None
 
+    thinking_budget: Annotated[int | None, Key(ge=1)] = None
+    thinking_text: Annotated[str, Key(needs=needs("thinking_budget"))] = "\n\nFinal answer: "
+    thinking_answer_tokens: Annotated[int, Key(ge=1, needs=needs("thinking_budget"))] = 32
 
 KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)

@@ -32,6 +32,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from .anchors import Anchor
+from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, Batch, has_advantage, zero_masked
 from .upstream.modules import Parameters
@@ -116,8 +117,10 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
     config = model.config
     with torch.random.fork_rng():  # as in `frozen_adapter`
-        settings = {"dtype": model.dtype, "attn_implementation": config._attn_implementation}
+        settings = {"dtype": decoder_dtype(model), "attn_implementation": config._attn_implementation}
         copy = type(model)._from_config(config, **settings)
+    if cast_lm_head_to_fp32:
+        cast_head_to_fp32(copy)
     copy.load_state_dict(model.state_dict())
     copy.requires_grad_(False)
     copy.eval()  # as `from_pretrained` returns TRL's
@@ -146,7 +149,7 @@ def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: s
 
 def warn_of_rounded(reference: torch.nn.Module, mix: float) -> None:
     """Warn if averages of a reference's weights are rounded to bf16 or fp16."""
-    dtype = reference.dtype
+    dtype = decoder_dtype(reference)
     if 0.0 < mix < 1.0 and dtype in (torch.bfloat16, torch.float16):
         logger.warning(
             "ref_reset_mix=%g averages weights in %s: a weight of the reference stays where it is while the policy's "

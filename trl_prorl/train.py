@@ -23,6 +23,7 @@ from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
+from .extras.thinking import make_rollout
 from .keys import AUTO_RESUME
 from .run.folder import FinishedError, RunFolder, on_main_process
 from .run.identity import changing_keys, find_start
@@ -76,6 +77,7 @@ def build(
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
+        rollout_func=make_rollout(task_args, args, tokenizer),
     )
     trainer.recipe = (task_args, model_args)
     return trainer, resume

@@ -853,3 +853,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.environment_factories is not None and not self._multi_environment:
             self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
+
+    def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        """
+        Sample one continuation per prompt with this run's settings, token ids from token ids. It includes the
+        end-of-sequence token if it was reached.
+        """
+        configured = self.generation_config.max_new_tokens
+        self.generation_config.max_new_tokens = max_new_tokens
+        try:
+            return self._generate_single_turn(prompt_ids, None, {}, self.num_generations)[0]
+        finally:
+            self.generation_config.max_new_tokens = configured

@@ -19,7 +19,9 @@ from ..resets import ReferenceResetCallback
 from ..run.identity import changing_keys
 from ..supported import check_adapter
 from ..upstream.weights import whole_weights
+from .fp32_head import without_cast
 from .model_name import find_model
+from .towers import leave_out_towers
 
 
 @dataclass
@@ -68,6 +70,10 @@ class Plan:
         refuse_resets(args)
         if isinstance(model, str):
             given["model"] = find_model(model, "model", args.model_init_kwargs)
+        if config is not None and not args.is_trl:
+            revision = (args.model_init_kwargs or {}).get("revision")
+            place = {"revision": revision, "trust_remote_code": args.trust_remote_code}
+            given["peft_config"] = leave_out_towers(config, given["model"], given.get("train_dataset"), **place)
         return cls(
             given=given,
             name=model if isinstance(model, str) else None,
@@ -84,9 +90,11 @@ class Plan:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Context in which TRL's trainer is made: models get all weights."""
+        """Context in which TRL's trainer is made: models get all weights, and an adapter's head is cast later."""
         model = self.given["model"]
-        with whole_weights(model if isinstance(model, str) else get_config_model_id(model.config)):
+        source = model if isinstance(model, str) else get_config_model_id(model.config)
+        is_adapted = self.given_wrapped or self.given.get("peft_config") is not None
+        with whole_weights(source), without_cast(self.args, is_adapted):
             yield
 
 
