@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import InputError, RunError
-from ..text import one_line
+from ..text import one_line, visible
 
 
 BAD_INPUT = 2
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 def announce(line: str) -> None:
     """Print a command's first line, before slow imports, in a launcher's first process."""
     if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def in_one_line(kept: str, debug: bool) -> Iterator[None]:
         if debug:
             raise
         if not getattr(error, "already_reported", False):
-            print(f"error: {one_line(error)}", file=sys.stderr)
+            print(f"error: {visible(one_line(error))}", file=sys.stderr)
         raise Ended(BAD_INPUT if isinstance(error, InputError) else STOPPED) from None
 
 
