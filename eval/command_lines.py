@@ -25,13 +25,11 @@ from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.text import LICENSE, short
 
+
+MAX_SAMPLES = 256
 MAX_PROMPTS = 100_000
 MAX_COUNT = 2**53
 MAX_TEMPERATURE = 1e6
-
-
-
-MAX_SAMPLES = 256
 PROMPTS = 32  # of a preflight
 MIN_PREFLIGHT_PROMPTS = 2
 RUNS_HELP = "run folders, folders of runs, or quoted globs"
@@ -300,7 +298,8 @@ def push(argv=None) -> argparse.Namespace:
         help="also push the reference adapter, ref (default: the run's hub_push_reference)",
     )
     parser.add_argument("--without-record", dest="with_record", action="store_false", help="do not push the log files")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, without pushing")
+    parser.add_argument("--dry-run", action="store_true", help="list the files and their sizes, without pushing")
+    parser.add_argument("--card", action="store_true", help="with --dry-run: also print the model card")
     args = parser.parse_args(argv)
     if args.license is not None and not LICENSE.fullmatch(args.license):
         raise InputError(f"--license {args.license}: write the Hub's name of a licence, as apache-2.0, mit or other")

@@ -3,9 +3,8 @@ Push a run to the Hugging Face Hub; push again after a failed upload, or after `
 
     trl-prorl push --run runs/demo/variantA --repo someone/reverse-digits-A
 
-Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. A tokenizer
-that is not whole, or that has more tokens than a full model's embedding has rows, is not pushed. Log in with `hf auth
-login`, or set `HF_TOKEN`.
+Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. Log in with
+`hf auth login`, or set `HF_TOKEN`. `--dry-run` lists the files and their sizes, and prints the card with `--card`.
 """
 
 import functools
@@ -47,7 +46,8 @@ def main(argv=None) -> None:
         print(visible(f"Dry run: nothing was uploaded. Would push {len(sizes)} files to {name}."))
         rows = [[path, f"{size:,}"] for path, size in sorted(sizes.items())]
         terminal().print(Table(f"{name}: {len(sizes)} files", ["file", "bytes"], rows).to_rich())
-        print(card)
+        if args.card:
+            print(card)
         return
     api = make_api()
     repo = open_repo(name, private=args.private or config.get("hub_private_repo"), api=api)

@@ -176,7 +176,9 @@ def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
     else:
         sets = {"validation": evaluation}
     found = {
-        name: read_prompts(rows) for name, rows in sets.items() if isinstance(rows, Dataset) and "prompt" in rows.column_names
+        name: read_prompts(rows)
+        for name, rows in sets.items()
+        if isinstance(rows, Dataset) and "prompt" in rows.column_names
     }
     if task is None:
         return found

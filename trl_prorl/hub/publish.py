@@ -12,7 +12,17 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 
 from ..errors import PushError
 from ..run.files import check_contents, link_or_copy
-from ..run.log_files import BASE_ADAPTER, CONFIG_FILE, DRIFT_FILE, ENV_FILE, INDEX_FILES, LOG_FILES, PASSK_FILE, read_content, read_yaml
+from ..run.log_files import (
+    BASE_ADAPTER,
+    CONFIG_FILE,
+    DRIFT_FILE,
+    ENV_FILE,
+    INDEX_FILES,
+    LOG_FILES,
+    PASSK_FILE,
+    read_content,
+    read_yaml,
+)
 from ..run.provenance import identify, remove_secrets
 from ..text import one_line, shell_quote
 from .card import CARD_FILE

@@ -13,10 +13,9 @@ from transformers.utils import PushInProgress
 
 from ..errors import PushError
 from ..run.files import STAGED
-from ..run.log_files import BASE_ADAPTER
+from ..run.log_files import BASE_ADAPTER, steps_made
 from .card import CARD_FILE, model_card, write_card
 from .publish import (
-    ADAPTER_CONFIG,
     files_to_push,
     make_api,
     open_repo,
@@ -68,20 +67,16 @@ class Uploads:
         trainer = self.trainer
         if not trainer.is_world_process_zero():
             return
-        adapter = is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
         folder = weights_dir = trainer.run_dir
-        config_file = ADAPTER_CONFIG if adapter else "config.json"
-        if not (folder / config_file).is_file():  # the model is not saved yet
+        if steps_made(folder) != trainer.state.global_step:  # a checkpoint is being saved
             weights_dir = folder / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         card = model_card(
             folder,
-            repo=trainer.hub_model_id or self.args.hub_model_id,
-            weights_dir=weights_dir,
-            adapter=adapter,
+            weights_dir,
+            repo=trainer.hub_model_id or self.args.hub_model_id or folder.resolve().name,
+            adapter=is_peft_model(trainer.accelerator.unwrap_model(trainer.model)),
             tags=[*self.tags, *_as_list(tags)],
             datasets=_as_list(dataset_name),
-            step=trainer.step_of_weights,
-            steps=trainer.state.global_step or None,
         )
         write_card(card, folder)
 
