@@ -26,7 +26,7 @@ from .keys import (
     read_resume_word,
 )
 from .kl import gradient_bias
-from .refusals import REFUSALS, check_device, check_folders_and_beta, keys_without_effect
+from .refusals import REFUSALS, check_device, check_folders_and_beta
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
@@ -84,9 +84,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_used(self, KEYS)
         for refuse in REFUSALS:
             refuse(self)
-        useless = keys_without_effect(self)
-        if useless:
-            warnings.warn(" ".join(useless), stacklevel=3)
         if self.stop_stall:  # the best checkpoint is the best by the watched metric
             self.metric_for_best_model = self.ref_reset_metric
             self.greater_is_better = self.ref_reset_metric_mode == "max"

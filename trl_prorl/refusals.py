@@ -4,7 +4,6 @@ Combinations of keys that raise an error, because they would give wrong numbers,
 docs/reference.md shows the docstrings' lists, each line under the first key of ours that it names.
 """
 
-from dataclasses import fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -348,7 +347,7 @@ def resets_something(values: Values) -> bool:
 
 LATER_USE = "an update between sampling and use (num_iterations: 2, or a larger steps_per_generation)"
 RESETTABLE = Requirement(resets_something, "something to reset (beta > 0, or an optimizer_reset)")
-# Keys of TRL's, and some of ours, that other keys leave without effect.
+# Keys of TRL's, and some of ours, that other keys leave without effect, in addition to `Key.needs`.
 ACTS_ONLY_WITH = {
     "beta_old": Requirement(
         lambda values: updates_before_use(values) and values["kl_in"] == "loss", f"{LATER_USE}, and kl_in: loss"
@@ -374,17 +373,6 @@ ACTS_ONLY_WITH = {
         "a learning rate that changes (lr_scheduler_type: cosine, or another, or warmup_steps)",
     ),
 }
-
-
-def keys_without_effect(args: "ProRLConfig") -> list[str]:
-    """Return a sentence for each key of [`ACTS_ONLY_WITH`] that another key leaves without effect."""
-    sentences = []
-    for field in fields(args):
-        need = ACTS_ONLY_WITH.get(field.name)
-        value = getattr(args, field.name)
-        if need is not None and value != field.default and not need.is_met(vars(args)):
-            sentences.append(f"{field.name}={value!r} has no effect without {need.names}.")
-    return sentences
 
 
 REFUSALS = (
