@@ -9,7 +9,6 @@ import pytest
 import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from datasets import Dataset
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli import command_line
@@ -364,14 +363,6 @@ def test_a_default_recipe_takes_precision_and_device_from_the_launcher(monkeypat
         monkeypatch.setenv(f"ACCELERATE_{key}", value)
     expected = [f"--{key}={on}" for key, on in zip(("bf16", "fp16", "use_cpu"), keys, strict=False)]
     assert command_line.launcher_keys() == expected
-
-
-def test_a_stream_whose_passes_end_within_an_update_is_refused(make_trainer):
-    """transformers takes no step at the end of such a pass, and adds its gradient to the next update."""
-    rows = Dataset.from_dict({"prompt": ["a", "b"]}).to_iterable_dataset()
-    keys = {"num_iterations": 1, "per_device_train_batch_size": 8, "trainer_kwargs": {"train_dataset": rows}}
-    with pytest.raises(ValueError, match="^gradient_accumulation_steps=2 with a stream"):
-        make_trainer(**keys, gradient_accumulation_steps=2, steps_per_generation=1)
 
 
 def test_vllm_that_is_not_installed_is_named_as_by_trl(make_trainer, monkeypatch):

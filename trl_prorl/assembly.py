@@ -61,7 +61,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
 
 def _refuse_own_keys(args) -> None:
     """Raise `InputError` for a key of ours that changes or measures a step, or triggers of a script."""
-    acting = {name: key for name, key in KEYS.items() if not key.free or name == "log_update_norm"}
+    acting = {name: key for name, key in KEYS.items() if not key.free or name in ("fast", "log_update_norm")}
     changed = [f"{name}={getattr(args, name)!r}" for name, key in acting.items() if getattr(args, name) != key.default]
     if args.has_own_triggers:
         changed.append("a ReferenceResetCallback")
