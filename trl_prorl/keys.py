@@ -659,6 +659,7 @@ class TaskKeys:
     thinking_text: Annotated[str, Key(needs=needs("thinking_budget"))] = "\n\nFinal answer: "
     thinking_answer_tokens: Annotated[int, Key(ge=1, needs=needs("thinking_budget"))] = 32
 
+
 KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
 REQUIREMENTS = {name: key.needs for name, key in KEYS.items() if key.needs is not None}

@@ -375,7 +375,9 @@ class InitialAdapter:
         if is_trained:
             held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
         self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
-        self.config = deepcopy(policy.peft_config["default"]) if is_trained else None  # growth changes the policy's
+        self.config = (
+            deepcopy(policy.peft_config.get("default")) if is_trained else None
+        )  # growth changes the policy's
 
     @contextmanager
     def as_initial_policy(self) -> Iterator[None]:

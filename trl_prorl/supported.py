@@ -220,16 +220,22 @@ PATH_DEPENDENT_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items(
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_adapter(config: Any | None) -> None:
-    """Raise `InputError` for an adapter that is not copied, moved, saved and resumed as it is trained."""
+def check_adapter(config: Any | None, keys: str) -> None:
+    """
+    Raise `InputError` for an adapter that a reference or a copy of the starting policy (of `keys`) would not score as
+    it is trained.
+    """
     if config is None:
         return
     kind = getattr(config.peft_type, "value", config.peft_type)
-    init = getattr(config, "init_lora_weights", True)
-    if kind != "LORA" or init not in INITIALISATIONS or config.bias != "none":
+    if kind != "LORA":
+        raise InputError(f"{keys} needs LoRA, but the adapter has peft_type={kind}. Train LoRA, or remove {keys}.")
+    init = config.init_lora_weights
+    if init not in INITIALISATIONS or config.bias != "none":
         raise InputError(
-            f"an adapter with peft_type={kind}, init_lora_weights={init!r}, bias={config.bias!r} is not supported: "
-            f"LoRA with init_lora_weights of {', '.join(map(repr, INITIALISATIONS))} and bias='none' is."
+            f"{keys} is not supported with init_lora_weights={init!r}, bias={config.bias!r} of the adapter, which "
+            "change the model itself. Set init_lora_weights to one of "
+            f"{', '.join(map(repr, INITIALISATIONS))}, and bias='none'."
         )
 
 

@@ -12,6 +12,7 @@ evaluation.
     its row              record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -46,10 +47,12 @@ from .cli.training_prompts import TrainingPrompts
 from .errors import InputError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
 from .extras.vllm import keep_weights
+from .fast.acceleration import describe_unsupported
 from .fast.first_batch import FirstBatch
 from .fast.generation import CompactGeneration
 from .fast.merged import Merging
 from .guards.finite import FiniteGuard
+from .guards.noise import find_noise, refuse_noise
 from .guards.rewards import guard_reward, treat_nonfinite
 from .guards.trained import TrainedCheck
 from .hub.uploads import Uploads
@@ -79,14 +82,17 @@ from .rollout import (
     set_advantages,
 )
 from .run.checkpoint import CheckpointMixin
-from .run.folder import RunFolder
+from .run.folder import RunFolder, first_of_processes
 from .run.identity import identity_of
 from .run.meter import Means, Meter
 from .run.record import Recorder, take
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .trust_region import by_token, masked_tokens, sampler_of
-from .upstream.modules import Modules, checkpointing_off
+from .upstream.modules import Modules, checkpointing_off, is_sharded
 from .upstream.positions import with_positions
+
+
+logger = logging.getLogger(__name__)
 
 
 class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
@@ -356,7 +362,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _check_trained(self) -> None:
         """Raise an error for trained parameters outside an adapter that references or files would lack."""
-        keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
+        keys = []
+        if not self.args.is_trl:
+            keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
     def create_scheduler(self, num_training_steps, *args, **kwargs):
@@ -373,6 +381,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Add the clock of a step, and `on_backward` of the parts after its last micro-batch."""
+        if not self.has_started:
+            self._check_noise(inputs)
         self.has_started = True
         if not self.meter.open:
             self.meter.begin_step()
@@ -381,6 +391,28 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             for part in self.parts.values():
                 part.on_backward(self.modules.parameters())
         return loss
+
+    def _check_noise(self, examples: list[dict]) -> None:
+        """
+        Check that the policy's forward is not random, before anything is sampled. Raises `ValueError` if a key of ours
+        is on, other than `fast`, which is then off. It warns if only TRL compares log-probabilities.
+        """
+        args = self.args
+        compares = args.beta != 0.0 or args.num_iterations > 1
+        is_checked = compares or not args.is_trl
+        if not is_checked or is_sharded(self.accelerator) or has_images(self) or "prompt" not in examples[0]:
+            return
+        (prompt,) = self.tokenize_prompts([examples[0]["prompt"]])
+        noise = first_of_processes(find_noise(self._policy, prompt, self.accelerator))
+        if noise is None:
+            return
+        args.disable_fast_unless(refuse_noise, noise)
+        keys = ("pack_groups", "compact_generation", "merge_micro_batches")
+        off = self.acceleration.switch_off(dict.fromkeys(keys, noise))
+        if self.is_world_process_zero():
+            logger.warning("%s", describe_unsupported(off) if off else noise)
+        if off:
+            self._acceleration_changed()
 
     def _prepare_inputs(self, generation_batch):
         """Return `None` for micro-batches that are computed with a later one of their update."""

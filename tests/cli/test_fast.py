@@ -105,8 +105,8 @@ GUIDED = {"guidance_scale": 1.5}
 TWO_STEPS = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
 # Keys, what is not possible with them, and why.
 WHY = {
-    "dropout of LoRA": ({"trainer_kwargs": WITH_DROPOUT}, "all", "lora_dropout=0.1 is active"),
-    "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "dropout rate of 0.1"),
+    "dropout of LoRA": ({"trainer_kwargs": WITH_DROPOUT}, "all", "dropout rate of 0.1"),
+    "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "random in training mode"),
     "other attention": ({"model_init_kwargs": EAGER}, "packing", "attn_implementation='eager'"),
     "an update in the first pass": (TWO_STEPS, "old_logps", "steps=1 is not a multiple of steps_per_gen"),
     "another loop": ({"generation_kwargs": GUIDED}, "compact_generation", "guidance_scale"),
@@ -140,7 +140,7 @@ def test_what_switched_it_off_is_forgotten_by_the_next_trainer_of_the_same_argum
 
 
 def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
-    with pytest.raises(ValueError, match="lora_dropout=0.1 is active"):
+    with pytest.raises(ValueError, match="dropout rate of 0.1"):
         make_trainer(fast=True, beta_old=0.3, trainer_kwargs=WITH_DROPOUT)
 
 

@@ -13,6 +13,7 @@ from trl.trainer.utils import get_config_model_id
 
 from ..config import ProRLConfig
 from ..evaluation import find_verifier, judges
+from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class
 from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback
@@ -50,6 +51,9 @@ class Plan:
     @classmethod
     def from_arguments(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
         """Raises `ValueError` or `TypeError`, before a model is loaded."""
+        if args is None:
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args must be a ProRLConfig, not a {type(args).__name__}.")
         args.disabled_reason = None  # an earlier trainer may have had the same `args`
@@ -59,15 +63,21 @@ class Plan:
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         callbacks = given.get("callbacks") or []
         choose_best_metric(args, judges(trainer.verify, functions), callbacks)
-        if args.guard_gap is not None and find_verifier(judges(trainer.verify, functions)) is None:
-            raise ValueError(f"guard_gap={args.guard_gap} needs to know which completions are correct: pass verify.")
-        _check_treatment(args, (given.get("optimizers") or (None, None))[0])
+        _check_verifier(args, judges(trainer.verify, functions))
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
-        for one in (config, *(model.peft_config.values() if given_wrapped else ())):
-            check_adapter(one)
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         refuse_resets(args)
+        optimizer, _ = given.get("optimizers") or (None, None)
+        if args.resets:
+            _check_treatment(args, optimizer)
+        moves = args.beta != 0.0 and args.resets
+        copies = [key for key in ("beta_base", "elastic_reset_every", "lora_growth_every") if getattr(args, key)]
+        if moves:
+            copies.append("a reset of the reference")
+        if copies:
+            for adapter in (config, *(model.peft_config.values() if given_wrapped else ())):
+                check_adapter(adapter, copies[0])
         if isinstance(model, str):
             given["model"] = find_model(model, "model", args.model_init_kwargs)
         if config is not None and not args.is_trl:
@@ -79,7 +89,7 @@ class Plan:
             name=model if isinstance(model, str) else None,
             keys=keys,
             resets=args.resets,
-            moves=args.beta != 0.0 and args.resets,
+            moves=moves,
             fresh_adapter=getattr(config, "init_lora_weights", None) in (True, "gaussian"),
             given_wrapped=given_wrapped,
         )
@@ -98,14 +108,24 @@ class Plan:
             yield
 
 
+def _check_verifier(args: ProRLConfig, judging: list) -> None:
+    """Raise `ValueError` for a key that needs to know which completions are correct, without a verifier."""
+    needing = [key for key in ("guard_gap", "prompt_pool_retire") if getattr(args, key) != KEYS[key].default]
+    if needing and find_verifier(judging) is None:
+        raise ValueError(
+            f"{needing[0]}={getattr(args, needing[0])} needs to know which completions are correct: pass verify, or a "
+            "reward function with a batch_verifier."
+        )
+
+
 def _check_treatment(args: ProRLConfig, optimizer) -> None:
     if args.optimizer_reset == "keep":
         return
     if optimizer is not None:
         check_optimizer(optimizer, args.optimizer_reset)
         return
-    made, settings = Trainer.get_optimizer_cls_and_kwargs(args)
-    check_optimizer_class(made, settings.get("momentum", 0.0), settings.get("beta1"), args.optimizer_reset)
+    optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+    check_optimizer_class(optimizer_class, settings.get("momentum", 0.0), settings.get("beta1"), args.optimizer_reset)
 
 
 def choose_best_metric(args: ProRLConfig, judging: list[Callable], callbacks: list) -> None:

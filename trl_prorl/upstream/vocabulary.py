@@ -22,7 +22,9 @@ def check_tokenizer(tokenizer: Any, rows: int | None = None) -> None:
         raise InputError(f"the tokenizer of {tokenizer.name_or_path} has no vocabulary: tokenizer.json is missing.")
     used = {tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer("").input_ids} - {None}
     if rows is not None and max(used) >= rows:
-        raise InputError(f"the tokenizer of {tokenizer.name_or_path} has the token {max(used)}, the model {rows} rows.")
+        raise InputError(
+            f"the tokenizer of {tokenizer.name_or_path} has the token {max(used)}, the model {rows} rows."
+        )
 
 
 def embedding_rows(config: PreTrainedConfig) -> int | None:
