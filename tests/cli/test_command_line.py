@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from no_libraries import without_libraries
-from run_record import write_run
+from run_record import error_lines, write_run
 
 import trl_prorl
 from trl_prorl import train
@@ -27,7 +27,7 @@ RECIPE = ROOT / "recipes" / "tiny" / "variantA.yaml"
 
 def test_help_names_every_key_of_ours_and_describes_one():
     done = without_libraries(SCRIPT, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
     assert {*KEYS, *TASK_KEYS} <= {*done.stdout.split()}
     done = without_libraries(SCRIPT, "--help", "beta_old")
@@ -58,7 +58,8 @@ def test_it_is_told_in_one_line_before_anything_is_built(capsys, monkeypatch, ar
         train.main(RECIPE, arguments)
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "")
-    assert err.startswith("error: ") and told in err and err.count("\n") == 1
+    (line,) = error_lines(err)
+    assert told in line
 
 
 @pytest.mark.parametrize("start", [[SCRIPT, "--config"], ["-m", "trl_prorl", "preflight"]])
@@ -66,7 +67,8 @@ def test_each_door_refuses_a_misspelt_key_of_a_recipe_before_it_imports_a_librar
     (tmp_path / "arm.yaml").write_text("task: sums\nbeta_odl: 1\n")
     done = without_libraries(*start, str(tmp_path / "arm.yaml"))
     assert done.returncode == 2, done.stderr[-2000:]
-    assert "unknown key 'beta_odl' (did you mean 'beta_old'?)" in done.stderr and done.stderr.count("\n") == 1
+    (line,) = error_lines(done.stderr)
+    assert "unknown key 'beta_odl' (did you mean 'beta_old'?)" in line and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["train tiny/variantA --output_dir", "passk --run", "report --runs"])
@@ -78,7 +80,7 @@ def test_the_first_line_comes_before_any_library(tmp_path, command):
         write_run(folder, {"model_name_or_path": "embedded", "task": "reverse_digits"}, [{"step": 1, "reward": 0.5}])
     env = {"PATH": "", "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
     done = without_libraries("-m", "trl_prorl", name, *words, str(folder), env=env)
-    assert done.stderr.startswith(f"{name}: "), done.stderr[-2000:]
+    assert any(line.startswith(f"{name}: ") for line in done.stderr.splitlines()), done.stderr[-2000:]
     assert done.returncode != 0
 
 
@@ -96,7 +98,8 @@ def test_variables_of_a_recipe_are_set_before_a_library_reads_them(tmp_path):
 def test_without_a_recipe_there_is_nothing_to_train():
     done = without_libraries("-m", "trl_prorl.train")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "recipe" in done.stderr
+    (line,) = error_lines(done.stderr)
+    assert "recipe" in line
 
 
 def test_what_is_right_passes_unchanged():
@@ -167,7 +170,8 @@ def test_no_folder_of_the_user_hides_a_command_and_help_waits_for_no_library(bes
     own = {"PYTHONPATH": f"{os.curdir}{os.pathsep}{ROOT}", "COLUMNS": "80"}
     done = beside("raise ImportError('the folder of the user')\n", "-c", COMMAND_LINES, HEAVY, **own)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("error: 'pask' is not a command (did you mean 'passk'?)")
+    (line,) = error_lines(done.stderr)
+    assert line.startswith("error: 'pask' is not a command (did you mean 'passk'?)")
     pages, heavy = json.loads(done.stdout)
     assert not heavy
     assert all(pages[name].startswith(f"usage: trl-prorl {name} ") for name in COMMANDS)
