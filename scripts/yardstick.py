@@ -100,6 +100,7 @@ def do(name: str, command: list[str], killed: bool, ranks: int) -> None:
     with open(f"{name}.log", "w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    sys.stdout.reconfigure(line_buffering=True)  # so the last lines of the log are its error
     if killed:
         kill_at(start(command, ranks), Path("runs", name, "checkpoint-2"))
         command = [*command, "--resume_from_checkpoint", "true"]

@@ -11,11 +11,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ["OMP_NUM_THREADS"] = "1"  # here and in every process of a test: there is one worker for each core
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # pytest-xdist puts the working directory there, which would help the processes of a test to find our packages.
-    others = os.environ.pop("PYTHONPATH", "").removeprefix(f"{os.getcwd()}{os.pathsep}")
-    if others:
-        os.environ["PYTHONPATH"] = others
+# The processes of a test do not depend on what the shell exports. pytest-xdist adds the working directory to
+# PYTHONPATH, which would help them to find our packages.
+for name in [name for name in os.environ if name.startswith("PYTHON")]:
+    del os.environ[name]
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
 pytest.register_assert_rewrite("shared_fixtures")

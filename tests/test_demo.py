@@ -51,9 +51,15 @@ def test_a_finished_run_is_kept_and_another_resumes(tmp_path, trains):
     assert line.endswith("--resume_from_checkpoint auto --seed 7")
 
 
-def test_a_run_that_fails_is_one_line_with_its_log(tmp_path, trains):
+def test_a_run_that_fails_is_one_line_with_its_own_error(tmp_path, trains):
+    """Its buffered stdout is written last; the error of an earlier attempt is in the same file."""
+    (tmp_path / "plain.err").write_text("error: before\n")
     trains("print('step 1'); raise SystemExit('error: the disk is full')")
-    with pytest.raises(RunError, match=r"^plain ended with exit code 1, see .*plain\.log: error: the disk is full$"):
+    with pytest.raises(RunError, match=r"^plain ended with exit code 1, see .*plain\.err: error: the disk is full$"):
+        demo_module.train(tmp_path / "plain", [])
+    assert (tmp_path / "plain.log").read_text() == "step 1\n"
+    trains("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(RunError, match=r"^plain ended with exit code -9, see .*plain\.err: (?!error)"):
         demo_module.train(tmp_path / "plain", [])
 
 

@@ -1,6 +1,6 @@
 """
 On `PYTHONPATH`: makes bitsandbytes take this CPU for one with AVX512-BF16. It makes the file that `ASKED` names, so
-that a test which sees nothing on stderr knows that bitsandbytes was asked.
+that a test which does not see the hint on stderr knows that bitsandbytes was asked.
 """
 
 import importlib.util

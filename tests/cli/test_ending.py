@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_record import error_lines
 
 from trl_prorl.cli.ending import command
 
@@ -22,7 +23,7 @@ def test_a_process_whose_reader_has_left(command):
     os.close(reading)
     done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
-    assert done.stderr == b""
+    assert b"BrokenPipe" not in done.stderr and b"Traceback" not in done.stderr, done.stderr
     assert done.returncode in (0, 1, 141)  # 1: rich's own
 
 
@@ -55,6 +56,7 @@ def test_a_full_disk_is_one_line(capsys):
 @pytest.mark.parametrize("command", ["train tiny/variantA --beta_odl 1", "tasks show nope", "passk --run nowhere"])
 def test_debug_keeps_the_traceback_of_any_error(command):
     plain, debugged = ended(*command.split()), ended(*command.split(), "--debug")
-    assert (plain.returncode, plain.stderr.count("\n")) == (2, 1)
+    assert plain.returncode == 2 and "Traceback" not in plain.stderr
+    (line,) = error_lines(plain.stderr)
     assert "Traceback" in debugged.stderr
-    assert plain.stderr.removeprefix("error: ").strip() in debugged.stderr
+    assert line.removeprefix("error: ") in debugged.stderr

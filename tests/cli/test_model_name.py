@@ -9,6 +9,7 @@ import pytest
 import torch
 from hub_server import constants_for
 from huggingface_hub import constants
+from run_record import error_lines
 from transformers import AutoTokenizer
 
 from trl_prorl import embedded_model, evaluate, train
@@ -91,7 +92,8 @@ def test_a_model_with_its_own_code_is_trained_if_it_is_trusted_and_not_evaluated
     train.main(recipe, [*keys, "--trust_remote_code", "true", "--output_dir", str(tmp_path / "trusted")])
     assert (tmp_path / "trusted" / "adapter_model.safetensors").is_file()
     assert passk.main(["--run", str(tmp_path / "trusted"), "--prompts", "2", "--n", "1", "--k", "1"]) == 2
-    assert "Such a model can be trained, and not evaluated" in capsys.readouterr().err.splitlines()[-1]
+    (line,) = error_lines(capsys.readouterr().err)
+    assert "Such a model can be trained, and not evaluated" in line
     with pytest.raises(SystemExit):
         train.main(recipe, [*keys, "--output_dir", str(tmp_path / "not")])
     assert "trust_remote_code" in capsys.readouterr().err

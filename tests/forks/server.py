@@ -98,7 +98,7 @@ def on_terminal():
     """Go on in a fork on a pseudo-terminal; this process writes what is shown there, and ends as the fork does."""
     process, ours = pty.fork()
     if process == 0:
-        return sys.stdout.reconfigure(line_buffering=True)
+        return
     with suppress(OSError):  # so it ends on Linux
         while part := os.read(ours, 65536):
             os.write(1, part)
@@ -113,6 +113,7 @@ def child(order):
         with open(order["log"], "a") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        sys.stdout.reconfigure(line_buffering=True)  # so the log has its lines in order
         if order.get("terminal"):
             on_terminal()
         work_or_show_error(order)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 from peft import PeftModel
+from run_record import error_lines
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -181,7 +182,7 @@ def test_bad_input_is_one_line(run_dir, task, capsys, damage, named):
     if not options:
         damage(run_dir)
     assert passk.main(["--run", str(run_dir), *options]) == 2
-    (message,) = capsys.readouterr().err.splitlines()
+    (message,) = error_lines(capsys.readouterr().err)
     assert named in message
     assert not (run_dir / "passk.json").exists()
     assert not task.seen
@@ -259,7 +260,7 @@ def test_another_evaluation_is_refused_before_anything_is_sampled(evaluate, run_
     seen = len(task.seen)
     assert evaluate(*options.split()) == (2, before)
     option, _ = options.split()
-    (message,) = capsys.readouterr().err.splitlines()[-1:]
+    (message,) = error_lines(capsys.readouterr().err)
     assert f"extend it with {option} " in message and f"extend it with {options}" not in message
     # Nor for another run, which could be evaluated.
     first = shutil.copytree(run_dir, tmp_path / "first", ignore=shutil.ignore_patterns("passk.json", "samples"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from run_record import hash_files
+from run_record import error_lines, hash_files
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
@@ -135,7 +135,7 @@ def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
         link.symlink_to(target)
         capsys.readouterr()
         assert main(["--run", str(run_dir), *(["--dry-run"] if name == "push" else [])]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = error_lines(capsys.readouterr().err)
         assert f"link '{link.relative_to(run_dir)}'" in line
         link.unlink()
     assert hash_files(mine) == before
@@ -157,7 +157,7 @@ def test_a_pipe_in_place_of_weights_is_one_line(run_dir, task, capsys, name):
     (run_dir / "adapter_model.safetensors").unlink()
     os.mkfifo(run_dir / "adapter_model.safetensors")
     assert importlib.import_module(f"trl_prorl.eval.{name}").main(["--run", str(run_dir)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = error_lines(capsys.readouterr().err)
     assert "'adapter_model.safetensors', which is no regular file" in line
 
 
@@ -188,7 +188,8 @@ def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path,
     (folder / file).write_text(json.dumps(found))
     ended = passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"])
     assert (ended, asked) == (2, [])
-    assert "has code of its own" in capsys.readouterr().err.splitlines()[-1]
+    (line,) = error_lines(capsys.readouterr().err)
+    assert "has code of its own" in line
     assert not list(tmp_path.rglob("PWNED"))
 
 
@@ -237,7 +238,8 @@ def test_a_model_that_computes_nothing_is_one_line(run_dir, base, task, capsys, 
     found = json.loads((run_dir / file).read_text())
     (run_dir / file).write_text(json.dumps(found | keys))
     assert passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"]) == 2
-    assert str(run_dir) in capsys.readouterr().err.splitlines()[-1]
+    (line,) = error_lines(capsys.readouterr().err)
+    assert str(run_dir) in line
 
 
 @pytest.mark.parametrize("content", ["[", "[]", "5", "[" * 100_000, '{"r": "x", "peft_type": "LORA"}', "{}"])
