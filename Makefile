@@ -17,7 +17,7 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check bench
+.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak mutants features gpu-check bench
 .PHONY: site quality style clean help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
 	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
+	@echo "make mutants    defects of the core, one at a time: does a test find each? (2 to 5 minutes; ONLY=kl-sign)"
 	@echo "make features   what the project does, one command each: does all of it work? (2 to 10 minutes; ONLY=\"A passk\")"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost?"
 	@echo "make bench ARGS=\"--shape small\"   time a training step against TRL (ARGS=--help lists the options)"
@@ -77,6 +78,9 @@ test-distributed: $(READY)
 soak: $(READY)
 	$(BIN)/python tests/soak/soak.py $(SOAK)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n 0 -m slow tests/checkpoint/test_kill_at_changes.py
+
+mutants: $(READY)
+	$(BIN)/python scripts/core_mutants.py $(if $(ONLY),--only $(ONLY))
 
 features: $(READY)
 	$(BIN)/python scripts/features.py $(if $(ONLY),--only $(ONLY))
