@@ -94,13 +94,3 @@ def test_a_run_that_trains_tokens_of_tied_embeddings_resumes_exactly(run, resume
     assert any("trainable_tokens" in name for name in end)
     assert found.keys() == end.keys()
     assert all(torch.equal(found[name], end[name]) for name in end)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_an_adapter_of_the_head_is_refused_before_a_reference_is_made(make_trainer, tiny_model, beta):
-    config = LoraConfig(target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True)
-    with pytest.raises(ValueError, match="(?i)lm.head"):
-        make_trainer(trainer_kwargs={"peft_config": config}, beta=beta)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
-    with pytest.raises(ValueError, match="lm_head"):
-        make_trainer(model=model, lora=False, beta=beta)
