@@ -16,6 +16,9 @@ PAGE = "docs/supported.md"
 # Initialisations of LoRA. Others change the base model's weights, which no checkpoint contains.
 INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva")
 
+# Options of LoRA with which another layer or another model is trained.
+OTHER_LORA = ("alora_invocation_tokens", "kasa_config", "use_qalora")
+
 # ----------------------------------------------------------------------------------------------------------- families
 
 
@@ -230,12 +233,14 @@ def check_adapter(config: Any | None, keys: str) -> None:
     kind = getattr(config.peft_type, "value", config.peft_type)
     if kind != "LORA":
         raise InputError(f"{keys} needs LoRA, but the adapter has peft_type={kind}. Train LoRA, or remove {keys}.")
-    init = config.init_lora_weights
-    if init not in INITIALISATIONS or config.bias != "none":
+    settings = {"init_lora_weights": config.init_lora_weights, "bias": config.bias}
+    settings |= {option: getattr(config, option) for option in OTHER_LORA if getattr(config, option, None)}
+    is_supported = config.init_lora_weights in INITIALISATIONS and config.bias == "none" and len(settings) == 2
+    if not is_supported:
+        described = ", ".join(f"{option}={value!r}" for option, value in settings.items())
         raise InputError(
-            f"{keys} is not supported with init_lora_weights={init!r}, bias={config.bias!r} of the adapter, which "
-            "change the model itself. Set init_lora_weights to one of "
-            f"{', '.join(map(repr, INITIALISATIONS))}, and bias='none'."
+            f"{keys} is not supported with {described} of the adapter, which change the model itself. Set "
+            f"init_lora_weights to one of {', '.join(map(repr, INITIALISATIONS))}, bias='none', and remove others."
         )
 
 

@@ -74,6 +74,7 @@ from .reference import (
     Scorer,
     check_trained,
 )
+from .refusals import find_late_keys
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rollout import (
     RolloutResult,
@@ -90,6 +91,7 @@ from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .trust_region import by_token, masked_tokens, sampler_of
 from .upstream.modules import Modules, checkpointing_off, is_sharded
 from .upstream.positions import with_positions
+from .watch import GUARD_WINDOW
 
 
 logger = logging.getLogger(__name__)
@@ -382,6 +384,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Add the clock of a step, and `on_backward` of the parts after its last micro-batch."""
         if not self.has_started:
+            self._warn_of_late_keys()
             self._check_noise(inputs)
         self.has_started = True
         if not self.meter.open:
@@ -391,6 +394,20 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             for part in self.parts.values():
                 part.on_backward(self.modules.parameters())
         return loss
+
+    def _warn_of_late_keys(self) -> None:
+        args = self.args
+        steps = self.state.max_steps
+        late = find_late_keys(args, steps, self.state.eval_steps, GUARD_WINDOW)
+        for key, first in late.items() if self.is_world_process_zero() else ():
+            logger.warning(
+                "%s=%s cannot act before step %d, and the run ends at step %d. Raise max_steps, lower %s, or remove it.",
+                key,
+                getattr(args, key),
+                first,
+                steps,
+                key,
+            )
 
     def _check_noise(self, examples: list[dict]) -> None:
         """

@@ -114,9 +114,9 @@ def test_the_best_may_be_loaded_at_the_end(run, largest_difference, capsys, stra
 
 
 def test_a_stall_first_resets_and_does_not_go_back(run):
-    """The first evaluation is the best; a roll-back is for a collapse."""
+    """The first evaluation is the best."""
     keys = {**EVALUATED, **RESETS, "num_iterations": 1, "trainer_kwargs": QUESTIONS, "save_strategy": "best"}
-    trainer = run(reward=scripted([0.5] * 9), stop_stall=2, rollback=2, **keys)
+    trainer = run(reward=scripted([0.5] * 9), stop_stall=2, **keys)
     assert [(event["event"], event["step_applied"]) for event in read_events(trainer)] == [("reset", 3), ("stall", 5)]
     assert checkpoints(trainer) == ["checkpoint-1", "checkpoint-5"]
 

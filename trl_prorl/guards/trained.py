@@ -48,7 +48,7 @@ class TrainedCheck(Part):
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         if self.is_possible and self.is_due and norm and rate > 0.0:
-            self._before = [_sample_entries(param) for param in self._reached()]
+            self._before = [sample_entries(param) for param in self._reached()]
 
     def on_step_end(self, step: int, parameters: Parameters) -> None:
         before = self._before
@@ -59,14 +59,14 @@ class TrainedCheck(Part):
         has_changed = any(not torch.equal(param.detach().reshape(-1)[places], old) for param, places, old in before)
         if not has_changed and self.accelerator.is_main_process:
             logger.warning(
-                "Step %d changed none of the compared weights: its update may be rounded away. Raise learning_rate, or "
+                "Step %d changed none of the compared weights: its update may be rounded away. Raise learning_rate or "
                 "train in fp32.",
                 step,
             )
 
 
 @torch.no_grad()
-def _sample_entries(param: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sample_entries(param: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a parameter, places in it, and their values: its largest gradient, and some evenly spaced."""
     gradient = param.grad.reshape(-1)
     evenly = torch.arange(0, len(gradient), max(1, len(gradient) // SAMPLED), device=gradient.device)
