@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from run_record import hash_files, read_events, read_rows, without_times
-from tiny_run import BEST, QUESTIONS, set_evaluations, vowels
+from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
@@ -126,7 +126,7 @@ def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_
     shutil.copytree(tiny_model, model)
     (model / "model.safetensors").unlink()
     torch.save(Bomb(mark), model / "pytorch_model.bin")
-    with pytest.raises(InputError, match="weights_only"):
+    with pytest.raises((InputError, pickle.UnpicklingError)):
         make_trainer(model=str(model), **KEYS)
     assert not mark.exists()
 
@@ -165,8 +165,9 @@ def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch
         write(tmp_path, step)
 
     def broken_off(folder, **kwargs):
-        (Path(folder) / "weights").unlink()
-        raise KeyboardInterrupt
+        if folder.exists():
+            (folder / "weights").unlink()
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("trl_prorl.run.folder.shutil.rmtree", broken_off)

@@ -112,13 +112,6 @@ def test_no_file_of_a_run_has_the_token_that_loads_its_model(run):
     assert [path.name for path in files if secret.encode() in path.read_bytes()] == []
 
 
-def test_a_second_call_of_train_is_another_run(run):
-    trainer = run(max_steps=1, num_iterations=1)
-    first = recorded_run_id(trainer.args.output_dir)
-    trainer.train()
-    assert None is not first != recorded_run_id(trainer.args.output_dir) is not None
-
-
 class StopsWithin(TrainerCallback):
     def on_substep_end(self, args, state, control, **kwargs):
         control.should_training_stop |= state.global_step == 1
