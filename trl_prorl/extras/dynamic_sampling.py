@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 
 from ..advantages import UNGROUPED, all_equal
-from ..errors import InputError, RewardError
+from ..errors import InputError
 from ..kl import Batch, completion_mask
 from ..parts import Event, Part, Row, make_event
 from ..rollout import RolloutResult, groups_without_signal, select_own_rows, weighted_sum
@@ -207,7 +207,6 @@ class DynamicSampling(Part):
 logger = logging.getLogger(__name__)
 
 PATIENCE = 20  # generation batches
-UNSCORED_PATIENCE = 3  # generation batches
 EQUAL = "in every group all completions got the same reward, so the rewards give no gradient"
 INSPECT = (
     "Look at the completions (log_completions: true), the rewards they get, and the pass rate (trl-prorl preflight)."
@@ -222,16 +221,14 @@ RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 class SignalWatch(Part):
     """
     Warns after `PATIENCE` consecutive generation batches without signal, and each time their number has doubled: a
-    completion in the loss from a group with different rewards. Stops the run after `UNSCORED_PATIENCE` batches without
-    any reward, unless `nonfinite` is `"skip"`.
+    completion in the loss from a group with different rewards.
     """
 
     optional_on_resume = True
-    remembers = ("batches", "silent", "truncated", "unscored")
+    remembers = ("batches", "silent", "truncated")
 
-    def __init__(self, args, accelerator, names: Sequence[str], weights: torch.Tensor, group_size: int):
+    def __init__(self, args, accelerator, weights: torch.Tensor, group_size: int):
         self.args = args
-        self.names = names
         self.accelerator = accelerator
         self.weights = weights
         self.group_size = group_size
@@ -241,7 +238,6 @@ class SignalWatch(Part):
         self.batches = 0
         self.silent = 0  # newest batches in a row without signal
         self.truncated = 0  # silent because of `mask_truncated_completions`
-        self.unscored = 0  # newest batches in a row without any reward
         self._is_due = False
 
     @property
@@ -255,7 +251,6 @@ class SignalWatch(Part):
 
     def observe(self, rewards: torch.Tensor, counts: torch.Tensor) -> None:
         """Observe rewards `(N, F)`; `counts` `(N,)`: whether a completion has tokens in the loss."""
-        self._count_unscored(rewards)
         size = self.group_size
         if self.args.advantage_estimator in UNGROUPED:
             size = len(rewards)
@@ -270,16 +265,6 @@ class SignalWatch(Part):
             self.truncated += int(differs.any() or not counts.any())
         doublings = self.silent / PATIENCE
         self._is_due = doublings >= 1 and doublings.is_integer() and int(doublings).bit_count() == 1
-
-    def _count_unscored(self, rewards: torch.Tensor) -> None:
-        is_unscored = bool(rewards.isnan().all())
-        self.unscored = self.unscored + 1 if is_unscored else 0
-        if self.unscored >= UNSCORED_PATIENCE and self.args.nonfinite == "stop":
-            raise RewardError(
-                f"reward functions {', '.join(map(repr, self.names))} returned None for every completion of "
-                f"{self.unscored} generation batches in a row, which give no gradient. Return a number where a "
-                "function applies, or set nonfinite: skip to go on."
-            )
 
     def on_row(self, step: int, row: Row) -> Event | None:
         if not self._is_due:
