@@ -19,6 +19,7 @@ from .extras.growth import Growth
 from .extras.prompt_pool import PromptPool
 from .extras.vllm import (
     RequestSeeds,
+    check_merged,
     hand_over_adapters,
     keep_unpacked,
     merge_in_copies,
@@ -57,6 +58,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
     elif trainer.use_vllm and is_peft_model(policy):
+        check_merged(policy)
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.disable_fast_unless(check_dropout, trainer.model)
     args.disable_fast_unless(trainer.check_own_scores)

@@ -42,6 +42,8 @@ from .upstream.weights import copy_tensors, settings_of
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
+# Anchors that are scored from token ids alone, and the key without which they are not.
+TEXT_ONLY = {"ref": "ref_compute: cached", "old": "kl_in: loss", "base": "beta_base: 0"}
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a tensor of the reference, and the policy's
 
 
@@ -54,6 +56,16 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             tensors[name] = tensor
     return tensors
+
+
+def check_active_adapter(policy: PeftModel) -> None:
+    """Raise `InputError` unless one adapter, `default`, is active: anchors are copies of it."""
+    if policy.active_adapters != ["default"]:
+        raise InputError(
+            f"the active adapter is {', '.join(map(repr, policy.active_adapters))}, but only one named 'default' is "
+            "trained, saved and resumed. Load the policy's with adapter_name='default', and merge others into the "
+            "base model: docs/from-sft.md."
+        )
 
 
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
@@ -557,7 +569,7 @@ class Scorer:
         all). Raises `ValueError`: the batch has images.
         """
         if "num_images" in batch or "pixel_values" in batch:
-            raise ValueError(f"{anchor.key}: a KL to {anchor.words} does not support images here.")
+            raise InputError(f"a KL to {anchor.words} is scored without images here. Set {TEXT_ONLY[anchor.name]}.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)

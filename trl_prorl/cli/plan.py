@@ -13,10 +13,12 @@ from trl.trainer.utils import get_config_model_id
 
 from ..config import ProRLConfig
 from ..evaluation import find_verifier, judges
+from ..extras.vllm import let_engine_take_adapters
 from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class
+from ..reference import check_active_adapter
 from ..refusals import refuse_resets
-from ..resets import ReferenceResetCallback
+from ..resets import ReferenceResetCallback, check_one_value
 from ..run.identity import changing_keys
 from ..supported import check_adapter
 from ..upstream.weights import whole_weights
@@ -56,9 +58,15 @@ class Plan:
             args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args must be a ProRLConfig, not a {type(args).__name__}.")
+        if isinstance(model, PeftModel) and not args.is_trl:
+            check_active_adapter(model)
         args.disabled_reason = None  # an earlier trainer may have had the same `args`
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
-        given = {name: value for name, value in bound.arguments.items() if name != "self"}
+        # Copies of a script's lists: TRL adds to them what environments reward.
+        given = {name: [*value] if type(value) is list else value for name, value in bound.arguments.items()}
+        del given["self"]
+        if args.watches_metric:
+            check_one_value(f"eval_{args.ref_reset_metric.removeprefix('eval_')}", given.get("eval_dataset"))
         keys = changing_keys(args)
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         callbacks = given.get("callbacks") or []
@@ -100,11 +108,16 @@ class Plan:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Context in which TRL's trainer is made: models get all weights, and an adapter's head is cast later."""
+        """
+        Context in which TRL's trainer is made: models get all weights, vLLM accepts adapters, and an adapter's head is
+        cast later.
+        """
         model = self.given["model"]
         source = model if isinstance(model, str) else get_config_model_id(model.config)
-        is_adapted = self.given_wrapped or self.given.get("peft_config") is not None
-        with whole_weights(source), without_cast(self.args, is_adapted):
+        adapter = model.peft_config.get("default") if self.given_wrapped else self.given.get("peft_config")
+        is_adapted = self.given_wrapped or adapter is not None
+        engine = let_engine_take_adapters(self.args, adapter)
+        with whole_weights(source), without_cast(self.args, is_adapted), engine:
             yield
 
 

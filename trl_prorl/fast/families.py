@@ -1,7 +1,7 @@
 """Does an acceleration support a model, by the lists of supported.py?"""
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, PeftType
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..supported import FAMILIES, PAGE, POSITIONS
@@ -19,6 +19,10 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
     Return why an acceleration (a field of [`~trl_prorl.supported.Family`]) does not support a model; `None` if it
     does.
     """
+    if isinstance(model, PeftModel):
+        for adapter in model.peft_config.values():
+            if adapter.peft_type != PeftType.LORA:
+                return f"adapters other than LoRA are not listed ({PAGE}), and one is {adapter.peft_type.value}."
     model = unwrap_adapter(model)
     config = model.config
     kind = config.model_type
