@@ -300,7 +300,7 @@ def test_nothing_is_written_through_a_link_of_a_stranger(run_dir, here, capsys, 
     path.symlink_to(project / "config.yaml" if "." in link[1:] and "/" not in link else project)
     assert try_all(run_dir, ["ref_reset"]) == 2
     (line,) = error_lines(capsys.readouterr().err)
-    assert "a-branch-2" in line and link in line
+    assert "a-branch-2" in line and Path(link).name in line
     assert hash_files(project) == before
     assert here == []
 
@@ -321,7 +321,7 @@ def test_a_link_in_a_checkpoint_brings_no_file_of_the_machine_into_a_branch(run_
     (run_dir / "checkpoint-2" / ".x").mkdir()
     (run_dir / "checkpoint-2" / ".x" / "a").symlink_to(tmp_path / "id_rsa")
     assert try_all(run_dir, ["ref_reset"]) == 2
-    assert "checkpoint-2/.x/a'" in capsys.readouterr().err
+    assert str(tmp_path / "id_rsa") in capsys.readouterr().err
     assert "secret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("a-branch-2/**/a"))
 
 

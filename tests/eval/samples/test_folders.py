@@ -135,7 +135,7 @@ def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
         capsys.readouterr()
         assert main(["--run", str(run_dir), *(["--dry-run"] if name == "push" else [])]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"link '{link.relative_to(run_dir)}'" in line
+        assert str(run_dir) in line and link.name in line and str(target) in line
         link.unlink()
     assert hash_files(mine) == before
     assert not task.seen
@@ -148,7 +148,8 @@ def test_a_link_out_of_the_base_s_folder(run_dir, base, task, mine, tmp_path, ca
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "merges.txt").symlink_to(mine / "id_rsa")
     assert passk.main(["--run", str(run_dir)]) == 2
-    assert f"'{folder}' contains the link 'merges.txt'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert str(folder) in error and "merges.txt" in error
 
 
 @pytest.mark.parametrize("name", ["passk", "drift"])
@@ -157,7 +158,7 @@ def test_a_pipe_in_place_of_weights_is_one_line(run_dir, task, capsys, name):
     os.mkfifo(run_dir / "adapter_model.safetensors")
     assert importlib.import_module(f"trl_prorl.eval.{name}").main(["--run", str(run_dir)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "'adapter_model.safetensors', which is no regular file" in line
+    assert str(run_dir / "adapter_model.safetensors") in line
 
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('PWNED').touch()\nraise ImportError('it ran')\n"
@@ -225,7 +226,6 @@ def test_a_chat_template_that_makes_no_prompt_or_a_huge_one_is_one_line(base, te
         ("adapter_config.json", {"lora_alpha": 1e308}),
         ("base/config.json", {"rms_norm_eps": float("nan")}),
         ("base/config.json", {"return_dict": False}),
-        ("base/config.json", {"is_encoder_decoder": True}),
     ],
     ids=str,
 )
