@@ -65,6 +65,8 @@ from trl_prorl.trainer import ProRLTrainer
 
 
 NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
+NO_STEP = "no step: the prompts of the training set do not fill one generation batch"
+MORE_PROMPTS = "raise train_rows, or lower generation_batch_size"
 OURS_ONLY = "memory of a generation batch, tokens per second"  # checks that need our trainer
 
 
@@ -233,6 +235,8 @@ def look_at_model(
         return [*findings, out_of_memory(args.per_device_train_batch_size)]
     except RunError as error:
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
+    if not steps:
+        return [*findings, Finding("first samples and steps", NO_STEP, MORE_PROMPTS, STOP)]
     findings += [trained, *update_findings(steps, args.importance_sampling_level)]
     if before is not None:
         findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .text import cut, one_line
+from .text import cut
 
 
 class InputError(ValueError):
@@ -56,4 +56,4 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
     except InputError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise InputError(f"'{path}' has content that no run writes ({one_line(first_line(error))})") from error
+        raise InputError(f"'{path}' cannot be read ({first_line(error)})") from error

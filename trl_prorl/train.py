@@ -12,6 +12,7 @@ if __name__ == "__main__":  # first, so that help and errors come before the slo
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -113,7 +114,7 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     def look() -> None:
         folder = RunFolder(args.output_dir)
         identity = changing_keys(args, *recipe)
-        with folder.held():
+        with folder.held() if folder.path.is_dir() else nullcontext():  # a check makes no folder
             checkpoint, _ = find_start(folder, resume_from, identity, args.allow_config_change)
             folder.check_room(checkpoint, args.overwrite or resume_from == AUTO_RESUME, base)
 

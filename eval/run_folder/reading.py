@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trl_prorl.errors import InputError
+from trl_prorl.errors import InputError, naming
 from trl_prorl.run import log_files
 from trl_prorl.run.files import check_contents, replace_text
 from trl_prorl.run.folder import SET_ASIDE, exclusive
 from trl_prorl.run.log_files import DRIFT_FILE, PASSK_FILE, read_content, read_log
-from trl_prorl.text import cut, one_line, visible
+from trl_prorl.text import cut, visible
 
 
 if TYPE_CHECKING:
@@ -378,16 +378,6 @@ def report_folder(runs: RecordedRuns) -> Path:
     return parents[0]
 
 
-def _load_guarded(folder: Path, name: str) -> "RecordedRun":
-    """Read a run folder, of which any content is at worst an `InputError`: others are shown beside it."""
-    try:
-        return load_run(folder, name)
-    except (InputError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise InputError(f"'{folder}' cannot be read ({type(error).__name__}: {cut(one_line(error))})") from error
-
-
 def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
     """
     Read the runs of a report or comparison, each named by its shortest unique path.
@@ -403,7 +393,8 @@ def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
     lines = []
     for folder, name in zip(folders, shortest_names(folders), strict=True):
         try:
-            runs.append(_load_guarded(folder, name))
+            with naming(folder):
+                runs.append(load_run(folder, name))
         except InputError as error:
             if len(folders) == 1:
                 raise

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from trl_prorl.cli.dropout import evaluation_mode
 from trl_prorl.cli.training_prompts import TrainingPrompts
@@ -138,9 +139,10 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             return super()._model_config(point)
         config = settings_of(self.policy.config.to_diff_dict())
-        has_adapter = point is self.trained or getattr(self.initial_adapter, "is_trained", False)
-        has_adapter = has_adapter and self.base_below
-        return {**config, "adapter": as_plain(self.policy.peft_config["default"].to_dict())} if has_adapter else config
+        if point is self.base and not getattr(self.initial_adapter, "is_trained", False):
+            return config
+        layers = {name: module for name, module in self.policy.named_modules() if isinstance(module, BaseTunerLayer)}
+        return {**config, "scaling": {name: as_plain(getattr(layer, "scaling", {})) for name, layer in layers.items()}}
 
     def _dtype(self, point: Point) -> str:
         """Return the precision in which the policy computes; a command may load it in another precision."""

@@ -24,12 +24,11 @@ from ..run.log_files import (
     training_note,
     weight_files,
 )
-from ..run.provenance import is_hub_name, remove_secrets
+from ..run.provenance import is_hub_name, plugin_options, remove_secrets
 from ..text import LICENSE, code_block, code_span, plain_markdown, visible
 
 
 CARD_FILE = "README.md"
-REPEAT = "Train it again with `trl-prorl train config.yaml --output_dir runs/again`."
 ARGUMENTS = "These are the arguments of `ProRLTrainer`. Data and rewards come from a script that is not included."
 NOT_EVALUATED = (
     "Not evaluated. `trl-prorl passk --run RUN` measures pass@k, and `trl-prorl push --run RUN` shows it here."
@@ -79,6 +78,7 @@ def model_card(
         base = env.get("base_model") or {}
         variant = visible(str(env.get("variant", "unknown")))
         scores = list_scores(passk) if passk and has_evaluated(passk, folder) else []
+        repeat = f"trl-prorl train config.yaml{plugin_options(env)} --output_dir runs/again"
         name = visible((repo or folder.resolve().name).split("/")[-1])
         data = ModelCardData(
             base_model=base.get("hub_id"),
@@ -96,7 +96,7 @@ def model_card(
             "## Scores",
             describe_scores(passk, scores),
             "## Recipe",
-            REPEAT if "task" in config else ARGUMENTS,
+            f"Train it again with {code_span(repeat)}." if "task" in config else ARGUMENTS,
             code_block(yaml.safe_dump(config, sort_keys=True).strip(), "yaml"),
         ]
     text = "\n\n".join([f"---\n{data.to_yaml()}\n---", *parts]) + "\n"

@@ -216,7 +216,7 @@ def is_hub_name(name: str) -> bool:
 # Keys and values of recipes and command lines that log files and cards must not contain.
 SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
 NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
-SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=token[= ])\S+")
+SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 
 
 def remove_secrets(config: Any) -> Any:
@@ -232,9 +232,34 @@ def remove_secrets(config: Any) -> Any:
 
 
 def spell_command(words: list[str]) -> str:
-    """Format a process's command, without secrets."""
+    """Format a process's command without secrets or code, with `~` for the home folder."""
     python, *rest = words
-    return remove_secrets(" ".join(map(shell_quote, [Path(python).name, *rest])))
+    if rest and Path(rest[0]).name == "trl-prorl":
+        python, *rest = rest
+    if "-c" in rest:  # code, not options
+        rest = rest[: rest.index("-c") + 1] + ["…"]
+    kept = [Path(python).name]
+    hides_next = False
+    for word in rest:
+        is_value = hides_next and not word.startswith("--")
+        option, equals, _ = word.partition("=")
+        is_secret = option.startswith("--") and not remove_secrets({option[2:].replace("-", "_"): 0})
+        hides_next = is_secret and not equals
+        if not is_value and not is_secret:
+            kept.append(_without_secret(word))
+    command = " ".join(map(shell_quote, kept))
+    home = str(Path.home()).rstrip("/")
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", command) if home else command
+
+
+def _without_secret(word: str) -> str:
+    if "{" not in word:
+        return remove_secrets(word)
+    key, brace, mapping = word.partition("{")
+    try:
+        return key + str(remove_secrets(yaml.safe_load(brace + mapping)))
+    except yaml.YAMLError:
+        return "[removed]"
 
 
 def plugin_options(env: dict[str, Any]) -> str:

@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 import shutil
@@ -384,17 +383,6 @@ def test_what_is_added_to_a_store_comes_back_once_and_in_order(tmp_path):
         assert frame["correct"].tolist() == [False, False, True, True]
         assert frame["ids"].map(list).tolist() == [[0], [0], [1], [2]]
     assert json.loads((store.folder / "_settings.json").read_text()) == {"seed": 0}
-
-
-def test_on_a_file_system_without_locks_an_evaluation_goes_on(tmp_path, monkeypatch):
-    def refuse(*args):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    store = SampleStore(tmp_path, "base", {})
-    with store.exclusive():
-        store.add([sample_row("a", 0)])
-    assert len(store.frame()) == 1
 
 
 def test_rows_are_named_by_content():
