@@ -401,7 +401,7 @@ class CheckpointMixin:
         finally:
             self.args.hub_token, self.args.model_init_kwargs = token, init
         if self.args.should_save:
-            write_run_id(folder, self._run_id, self.step_of_weights, self.state.global_step)
+            write_run_id(folder, self._run_id, self.step_of_weights)
 
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 

@@ -35,7 +35,6 @@ RUN_ID_FILE = "prorl_run.json"
 TRAINER_STATE = "trainer_state.json"  # in a checkpoint, with the log of all steps
 RUN_ID = "run_id"  # key there and in `env.json`
 STEP_OF_WEIGHTS = "step"  # another key there
-STEPS_MADE = "steps_made"  # another, if the weights are those of an earlier step, the best
 # Kinds of events; below, those of resets and of generation boundaries.
 RESET = "reset"
 ELASTIC = "elastic_reset"
@@ -145,10 +144,8 @@ class JsonLines:
             raise
 
 
-def write_run_id(
-    folder: str | os.PathLike, run_id: str | None, step: int | None = None, made: int | None = None
-) -> None:
-    """Write a run's id (`None`: no run's), the weights' step and the steps `made` by then, next to weights."""
+def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:
+    """Write a run's id (`None`: no run's) and the weights' step next to weights."""
     path = Path(folder) / RUN_ID_FILE
     if run_id is None:
         path.unlink(missing_ok=True)
@@ -156,8 +153,6 @@ def write_run_id(
         content = {RUN_ID: run_id}
         if step is not None:
             content[STEP_OF_WEIGHTS] = step
-        if made is not None and made != step:
-            content[STEPS_MADE] = made
         replace_text(path, json.dumps(content) + "\n")
 
 
@@ -168,12 +163,6 @@ def saved_run_id(folder: str | os.PathLike) -> str | None:
 def saved_step(folder: str | os.PathLike) -> int | None:
     step = _read_key(Path(folder) / RUN_ID_FILE, STEP_OF_WEIGHTS)
     return step if type(step) is int else None
-
-
-def steps_made(folder: str | os.PathLike) -> int:
-    """Return the number of steps that a run had made when it saved its model; 0 if it is not known."""
-    made = _read_key(Path(folder) / RUN_ID_FILE, STEPS_MADE)
-    return made if type(made) is int else saved_step(folder) or 0
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:

@@ -153,10 +153,6 @@ class BaseModel:
     sha256: str | None = None
 
     @property
-    def short_name(self) -> str:
-        return self.hub_id or Path(self.name).name
-
-    @property
     def is_embedded(self) -> bool:
         return embedded_base.is_embedded(self.name)
 
