@@ -52,7 +52,7 @@ def in_one_line(kept: str, debug: bool) -> Iterator[None]:
     except (RunError, InputError, OSError) as error:
         if debug:
             raise
-        if not getattr(error, "already_reported", False):
+        if not any(getattr(each, "already_reported", False) for each in (error, error.__cause__)):
             print(f"error: {visible(one_line(error))}", file=sys.stderr)
         raise Ended(BAD_INPUT if isinstance(error, InputError) else STOPPED) from None
 
