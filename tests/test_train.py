@@ -105,10 +105,11 @@ BAD = {
     f"{OF_GSM8K} columns": "question",
     "--optimizer_reset hard --optim sgd": "optimizer_reset",
     "--config no.yaml": "SaveStrategy",
-    "--output_dir no.yaml": "output_dir=",
+    "--output_dir no.yaml": "no.yaml",
     "--thinking_budget 5000": "thinking_budget=5000",
     "--resume_from_checkpoint nowhere": "resume_from_checkpoint='nowhere'",
     "--task_options {reward": "task_options",
+    '--task_options ["reward"]': "task_options",
     "--task sums --dataset_name nowhere": "dataset_name='nowhere' is not an option",
     "--task stem --task_level 6 --dataset_name nowhere": "task_level=6 has no effect with dataset_name='nowhere'",
 }
@@ -116,7 +117,7 @@ BAD = {
 
 @pytest.mark.parametrize("options, named", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, named):
-    (tmp_path / "no.yaml").write_text("save_strategy: no\n")
+    (tmp_path / "no.yaml").write_text("save_strategy: no\nuse_cpu: true\nbf16: false\n")
     (tmp_path / "columns").mkdir()
     for split in ("train", "test"):
         (tmp_path / "columns" / f"{split}.jsonl").write_text('{"ask": "1+1", "answer": "#### 2"}\n')
@@ -179,7 +180,6 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     assert unusable_reason(out / "checkpoint-3") is None
     event = read_events(out, "resume")[-1]
     assert (event["checkpoint"], event["step_applied"]) == ("checkpoint-2", 2)
-    assert "checkpoint-3" in event["skipped"]
     loads = {row["step"]: row["time_load"] for row in read_rows(out) if "time_load" in row}
     assert list(loads) == [3]
     assert 0.0 < loads[3] < 60.0  # of the first step after the resume alone
@@ -208,7 +208,7 @@ def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, 
         (out / left).touch()
     elif left:
         (out / left).mkdir()
-    status, written = recipe(RESUME)
+    status, written = recipe(AUTO)
     if left == "checkpoint-3":
         assert status == 2
         assert "checkpoint-3: it has no manifest" in written
@@ -229,7 +229,7 @@ def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
 
     # Killed inside the save at its end: the run's id is written after the weights.
     (out / "prorl_run.json").unlink()
-    again = f"--save_strategy steps --save_steps 3 {RESUME}"
+    again = f"--save_strategy steps --save_steps 3 {AUTO}"
     status, written = recipe(again)
     assert status == 0
     weights = (out / "adapter_model.safetensors").read_bytes()

@@ -332,8 +332,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
             if not self.recipe and self.is_world_process_zero():  # a recipe's command line prints its own
-                go_on = "train(resume_from_checkpoint=True)"
-                print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on, "train()"))
+                go_on = "train(resume_from_checkpoint='auto')"
+                print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on))
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
 
     def create_optimizer(self, *args, **kwargs):
