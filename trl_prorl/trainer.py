@@ -363,6 +363,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._pass_schedule(scheduler)
         return scheduler
 
+    def create_optimizer_and_scheduler(self, num_training_steps, *args, **kwargs):
+        """Pass an optimizer and a schedule that a subclass has made without our methods, too."""
+        super().create_optimizer_and_scheduler(num_training_steps, *args, **kwargs)
+        if self.resets.optimizer is not inner_of(self.optimizer):
+            self._pass_optimizer(inner_of(self.optimizer))
+        if self.resets.schedule is not self.lr_scheduler:
+            self._pass_schedule(self.lr_scheduler)
+
     def _pass_schedule(self, schedule) -> None:
         for part in self.parts.values():
             part.schedule_made(schedule)
