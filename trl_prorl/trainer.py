@@ -363,9 +363,16 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._pass_schedule(scheduler)
         return scheduler
 
-    def create_optimizer_and_scheduler(self, num_training_steps, *args, **kwargs):
-        """Pass an optimizer and a schedule that a subclass has made without our methods, too."""
-        super().create_optimizer_and_scheduler(num_training_steps, *args, **kwargs)
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        self._pass_others()
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _run_epoch(self, *args, **kwargs):
+        self._pass_others()
+        super()._run_epoch(*args, **kwargs)
+
+    def _pass_others(self) -> None:
+        """Pass an optimizer and a schedule to the parts that a subclass has made without our methods."""
         if self.resets.optimizer is not inner_of(self.optimizer):
             self._pass_optimizer(inner_of(self.optimizer))
         if self.resets.schedule is not self.lr_scheduler:
