@@ -122,7 +122,7 @@ def test_no_word_of_a_stranger_acts_in_the_commands_of_the_card(tmp_path, monkey
     evil = "x; touch PWNED; $(touch PWNED) #"
     env = {"command": f"trl-prorl train --plugin {evil}", "base_model": {"name": evil, "hub_id": None}}
     write_run(tmp_path / "run", {"task": "parity"}, [{"step": 1}], env=env)
-    lines = [line for line in str(model_card(tmp_path / "run")).split("\n") if line.startswith("trl-prorl ")]
+    lines = re.findall("`(trl-prorl train [^`]*)`", str(model_card(tmp_path / "run")))
     assert lines
     assert [word for line in lines for word in bash_words(line) if "PATH/TO" in word] == [f"PATH/TO/{evil}"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

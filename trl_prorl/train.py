@@ -150,9 +150,9 @@ def run(
         trainer, resume = build(task_args, args, model_args, trainer_class)
         train(trainer, resume)
     except KeyboardInterrupt:
-        same = "the same command and --resume_from_checkpoint True"
+        same = f"the same command and --resume_from_checkpoint {AUTO_RESUME}"
         has_started = trainer is not None and trainer.has_started
-        kept = describe_saved_state(args.output_dir, has_started, same, same)
+        kept = describe_saved_state(args.output_dir, has_started, same)
         if args.process_index == 0:
             print_interrupted(kept)
         raise Ended(INTERRUPTED) from None

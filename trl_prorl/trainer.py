@@ -342,8 +342,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
             if not self.recipe and self.is_world_process_zero():  # a recipe's command line prints its own
-                go_on = "train(resume_from_checkpoint=True)"
-                print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on, "train()"))
+                go_on = "train(resume_from_checkpoint='auto')"
+                print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on))
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
 
     def create_optimizer(self, *args, **kwargs):
@@ -374,6 +374,21 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
         self._pass_schedule(scheduler)
         return scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        self._pass_others()
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _run_epoch(self, *args, **kwargs):
+        self._pass_others()
+        super()._run_epoch(*args, **kwargs)
+
+    def _pass_others(self) -> None:
+        """Pass an optimizer and a schedule to the parts that a subclass has made without our methods."""
+        if self.resets.optimizer is not inner_of(self.optimizer):
+            self._pass_optimizer(inner_of(self.optimizer))
+        if self.resets.schedule is not self.lr_scheduler:
+            self._pass_schedule(self.lr_scheduler)
 
     def _pass_schedule(self, schedule) -> None:
         for part in self.parts.values():

@@ -61,7 +61,7 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
     how = f"{newest(out)} and the log files up to it are saved" if save_steps == 2 else "step 0"
-    assert str(out) in line and how in line and "--resume_from_checkpoint True" in line
+    assert str(out) in line and how in line and "--resume_from_checkpoint auto" in line
 
 
 SCRIPT = """
@@ -80,7 +80,7 @@ def test_a_script_says_what_was_kept(forks, tiny_model, tmp_path):
     out = tmp_path / "run"
     status, written = forks.run(tmp_path / "script.py", tiny_model, out)
     (line,) = [line for line in written.splitlines() if line.startswith("interrupted: ")]
-    assert str(out / "checkpoint-1") in line and "train(resume_from_checkpoint=True)" in line
+    assert str(out / "checkpoint-1") in line and "train(resume_from_checkpoint='auto')" in line
     assert status != 0 and "transformers/trainer.py" not in written  # no frame of the loop
 
 
@@ -96,7 +96,7 @@ def test_a_script_may_catch_it(make_trainer, tmp_path, capsys):
         trainer.train()
     assert not any("transformers" in str(frame.path) for frame in error.traceback)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted: "))
-    assert str(tmp_path / "run") in line and "step 0 with train()" in line
+    assert str(tmp_path / "run") in line and "step 0 with train(" in line
 
 
 @pytest.mark.parametrize("command", [[str(RECIPE)], ["-m", "trl_prorl", "passk", "--run", "run"]])

@@ -127,7 +127,7 @@ def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_pa
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert env["base_model"] == {"name": DEFAULT, "hub_id": None, "commit": None, "sha256": weights_sha256(DEFAULT)}
     assert config["model_name_or_path"] == "embedded"
-    assert f'embedded_model("{DEFAULT}")' in model_card(run).text
+    assert f"`{DEFAULT}`" in model_card(run).text
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing is made or cached where one happens to be
     assert with_local_paths(run, config)["model_name_or_path"] == embedded_model()
     env["base_model"]["sha256"] = "0123456789abcdef" * 4

@@ -86,15 +86,14 @@ def print_interrupted(kept: str) -> None:
     print(f"\ninterrupted: {kept}", file=sys.stderr)
 
 
-def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on: str, restart: str) -> str:
+def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on: str) -> str:
     """
     Describe in one line what an interrupted run has saved.
 
     Args:
         output_dir (`str` or `os.PathLike`): Folder of the run.
         has_started (`bool`): Whether this process started a step.
-        go_on (`str`): How to continue from a checkpoint.
-        restart (`str`): How to start again without a checkpoint.
+        go_on (`str`): How to continue from a checkpoint, or to start again without one.
     """
     from ..run.folder import step_of, steps_of, unusable_reason  # a command that only reads need not import it
 
@@ -103,5 +102,5 @@ def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on
     if checkpoint is not None:
         return f"{checkpoint} and the log files up to it are saved. Continue with {go_on}."
     if has_started:
-        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {restart}."
+        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {go_on}."
     return NOTHING_BEGUN

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,11 @@ class TaskArguments(TaskKeys, ScriptArguments):
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"length_reward={self.length_reward!r} needs {needed}: set it, in tokens.")
         if isinstance(self.task_options, str):
-            self.task_options = json.loads(self.task_options)
+            with suppress(ValueError):
+                self.task_options = json.loads(self.task_options)
+        if not isinstance(self.task_options, dict | None):
+            example = """'{"reward": "share"}'"""
+            raise ValueError(f"task_options={short(self.task_options)} must be a JSON object, such as {example}.")
 
     def _length_key(self) -> str | None:
         return NEEDED_LENGTHS.get(self.length_reward)

@@ -90,7 +90,8 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.places = order.argsort().numpy()  # by prompt, as `due`
-        self._prompts = dataset.select_columns("prompt")
+        has_column = "prompt" in dataset.column_names and dataset.format["type"] != "custom"
+        self._prompts = dataset.select_columns("prompt") if has_column else dataset  # a transform may need all columns
         self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
 
