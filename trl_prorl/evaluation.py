@@ -173,6 +173,8 @@ class Verdicts:
         self._tasks += tasks
 
     def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
+        if self._verify is None:
+            return {}
         end = count_rows(rows, self.n)
         measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
         return {f"{prefix}_{name}": value for name, value in measured.items()}

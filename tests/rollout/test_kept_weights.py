@@ -191,7 +191,7 @@ def test_a_hand_over_that_breaks_off_leaves_the_policy_as_it_was(tiny_model):
     "config, said",
     [
         (None, "the model has none"),
-        (LoraConfig(use_dora=True), "use_dora=True"),
+        (LoraConfig(use_dora=True), "use_dora"),
         (LoraConfig(r=513), "513"),
     ],
     ids=["full fine-tuning", "DoRA", "a large rank"],

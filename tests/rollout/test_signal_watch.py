@@ -24,7 +24,7 @@ class Watch(SignalWatch):
         args = SimpleNamespace(
             advantage_estimator=estimator, multi_objective_aggregation=aggregation, nonfinite="stop"
         )
-        super().__init__(args, None, ["first", "second"], torch.tensor(weights), 2)
+        super().__init__(args, None, torch.tensor(weights), 2)
 
     def steps_of_events(self, batches, rewards, counts=(True,) * 4):
         """The steps at which an event comes, of batches of the same rewards of two functions."""
