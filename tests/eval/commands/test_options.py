@@ -121,7 +121,7 @@ REFUSED = {
     "tasks show nope": "nope",
     "tasks show reverse_digits --options []": "--options",
     f"preflight {RECIPE} --nope 1": "--nope",
-    f"train {RECIPE} --lerning_rate 1": "'--learning_rate'",
+    f"train {RECIPE} --lerning_rate 1": "learning_rate'",
     f"train {RECIPE} --task nope": "nope",
     "train OWN.yaml": "'max_steps'",
 }
