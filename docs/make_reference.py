@@ -259,7 +259,7 @@ Any optimizer trains, except schedule-free ones, which train other weights than 
 
 ## Several processes
 
-DDP, on one machine or several. With FSDP or DeepSpeed use TRL's own trainer.
+DDP, on one machine or several. FSDP and DeepSpeed train without keys of ours.
 
 This page is generated: edit `trl_prorl/supported.py` and run `{command}`.
 """
