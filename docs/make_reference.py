@@ -247,9 +247,8 @@ importance weight to 0.2, also without any change of the policy, and a KL acts f
 
 ## Optimizers
 
-Any optimizer trains, except schedule-free ones, which train other weights than those that they evaluate. An
-`optimizer_reset` needs one of these, or a subclass, that remembers what the
-[treatment](methods.md#adams-state) changes.
+An `optimizer_reset` needs one of these, or a subclass, that remembers what the [treatment](methods.md#adams-state)
+changes.
 
 {optimizers}
 
@@ -259,7 +258,7 @@ Any optimizer trains, except schedule-free ones, which train other weights than 
 
 ## Several processes
 
-DDP, on one machine or several. With FSDP or DeepSpeed use TRL's own trainer.
+DDP, on one machine or several. FSDP and DeepSpeed train without keys of ours.
 
 This page is generated: edit `trl_prorl/supported.py` and run `{command}`.
 """

@@ -59,8 +59,8 @@ def test_a_treatment_is_in_the_docstring_and_in_the_table_of_the_methods(name):
 
 def test_a_limit_stands_under_the_first_key_that_it_names_and_is_linked_from_the_others():
     sections = dict(re.findall(r"### `(\w+)`\n(.*?)(?=\n##)", generator.make_page(), re.DOTALL))
-    assert "- `kl_in: reward` with [`beta_old`](#beta_old)" in sections["kl_in"]
-    assert "[`kl_in`](#kl_in)" in sections["beta_old"]
+    assert "- `kl_in: reward` with [`ref_compute: naive_epoch`](#ref_compute)" in sections["kl_in"]
+    assert "[`kl_in`](#kl_in)" in sections["ref_compute"]
 
 
 # ------------------------------------------------------------------------------------------------- the record
