@@ -19,7 +19,7 @@ from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback
 from ..run.identity import changing_keys
 from ..supported import check_adapter
-from ..upstream.weights import whole_weights
+from ..upstream.weights import place_of, refuse_kernel, whole_weights
 from .model_name import find_model
 
 
@@ -78,6 +78,9 @@ class Plan:
                 check_adapter(adapter, copies[0])
         if isinstance(model, str):
             given["model"] = find_model(model, "model", args.model_init_kwargs)
+        for name in (given["model"], *functions):
+            if isinstance(name, str) and "attn_implementation" not in (args.model_init_kwargs or {}):
+                refuse_kernel(name, **place_of(args.model_init_kwargs))
         return cls(
             given=given,
             name=model if isinstance(model, str) else None,
