@@ -139,7 +139,6 @@ class TrainerHeldOut(HeldOut):
             return super()._model_config(point)
         config = settings_of(self.policy.config.to_diff_dict())
         has_adapter = point is self.trained or getattr(self.initial_adapter, "is_trained", False)
-        has_adapter = has_adapter and self.base_below
         return {**config, "adapter": as_plain(self.policy.peft_config["default"].to_dict())} if has_adapter else config
 
     def _dtype(self, point: Point) -> str:
