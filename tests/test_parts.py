@@ -111,7 +111,7 @@ def test_a_state_that_another_version_wrote_is_refused_with_the_part_and_what_it
         Parts(remembers=Remembers()).load_state_dict({"remembers": {}})
 
 
-def test_parts_get_the_optimizer_without_its_wrapper_in_each_training(make_trainer):
+def test_parts_get_the_optimizer_without_its_wrapper(make_trainer):
     class Seen(Part):
         def __init__(self):
             self.optimizers = []
@@ -119,9 +119,7 @@ def test_parts_get_the_optimizer_without_its_wrapper_in_each_training(make_train
         def optimizer_made(self, optimizer):
             self.optimizers.append(optimizer)
 
-    trainer = make_trainer(max_steps=1, overwrite=True)
+    trainer = make_trainer(max_steps=1)
     part = trainer.parts["seen"] = Seen()
-    for _ in range(2):
-        trainer.train()
-    assert [type(optimizer) for optimizer in part.optimizers] == [torch.optim.AdamW] * len(part.optimizers)
-    assert len(part.optimizers) >= 2
+    trainer.train()
+    assert {type(optimizer) for optimizer in part.optimizers} == {torch.optim.AdamW}

@@ -411,12 +411,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return loss
 
     def _warn_of_late_keys(self) -> None:
+        if not self.is_world_process_zero():
+            return
         args = self.args
         steps = self.state.max_steps
         late = find_late_keys(args, steps, self.state.eval_steps, GUARD_WINDOW)
-        for key, first in late.items() if self.is_world_process_zero() else ():
+        for key, first in late.items():
             logger.warning(
-                "%s=%s cannot act before step %d, and the run ends at step %d. Raise max_steps, lower %s, or remove it.",
+                "%s=%s cannot act before step %d, and the run ends at step %d: raise max_steps or lower %s.",
                 key,
                 getattr(args, key),
                 first,

@@ -343,12 +343,11 @@ def test_what_stops_a_run_names_a_key_that_is_on():
     assert all(alarm.key in keys for alarm in alarms)
 
 
-def test_a_run_that_was_stopped_trains_on_only_if_a_key_is_changed(run, resume, capfd):
+def test_a_run_that_was_stopped_trains_on_only_if_a_key_is_changed(run, resume):
     keys = {"max_steps": 6, "entropy_floor": 100.0, "entropy_patience": 3, "save_strategy": "steps", "save_steps": 1}
     stopped = run(entropy_stop=True, **keys)
     keys["output_dir"] = stopped.args.output_dir
     assert resume(stopped, 3, entropy_stop=True, **keys).state.global_step == 3
-    assert "entropy_stop" in capfd.readouterr().out
     assert resume(stopped, 3, allow_config_change=True, **keys).state.global_step == 6
     # From before the stop it is the same run.
     assert resume(stopped, 2, entropy_stop=True, **keys).state.global_step == 3

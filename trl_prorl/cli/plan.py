@@ -21,7 +21,7 @@ from ..refusals import refuse_resets
 from ..resets import ReferenceResetCallback, check_one_value
 from ..run.identity import changing_keys
 from ..supported import check_adapter
-from ..upstream.weights import whole_weights
+from ..upstream.weights import place_of, refuse_kernel, whole_weights
 from .fp32_head import without_cast
 from .model_name import find_model
 from .towers import leave_out_towers
@@ -92,6 +92,9 @@ class Plan:
             revision = (args.model_init_kwargs or {}).get("revision")
             place = {"revision": revision, "trust_remote_code": args.trust_remote_code}
             given["peft_config"] = leave_out_towers(config, given["model"], given.get("train_dataset"), **place)
+        for name in (given["model"], *functions):
+            if isinstance(name, str) and "attn_implementation" not in (args.model_init_kwargs or {}):
+                refuse_kernel(name, **place_of(args.model_init_kwargs))
         return cls(
             given=given,
             name=model if isinstance(model, str) else None,

@@ -31,7 +31,8 @@ def find_noise(policy: torch.nn.Module, prompt: list[int], accelerator) -> str |
         (first,) = own_logps(policy, prompt, compared, 1.0)
         (second,) = own_logps(policy, prompt, compared, 1.0)
     difference = mean_difference(first, second)
-    if difference <= max(ROUNDING, coarsest_unit(policy, mixed_dtype(accelerator))):
+    limit = max(ROUNDING, coarsest_unit(policy, mixed_dtype(accelerator)))
+    if not difference > limit:  # NaN is another guard's
         return None
     return (
         f"the policy is random in training mode: two forwards of a row differ by {difference:.2g} nats per token. "

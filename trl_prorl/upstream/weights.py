@@ -239,6 +239,7 @@ def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
     `InputError`: other weights.
     """
     with whole_weights(folder), torch.random.fork_rng():
+        refuse_kernel(folder)
         saved = type(model).from_pretrained(folder, dtype="auto", trust_remote_code=False)
     model.load_state_dict(saved.state_dict())
 
