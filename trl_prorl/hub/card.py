@@ -19,8 +19,6 @@ from ..run.log_files import (
     has_weights_of,
     read_content,
     saved_step,
-    step_of_evaluation,
-    steps_made,
     training_note,
     weight_files,
 )
@@ -121,7 +119,7 @@ def has_evaluated(passk: dict[str, Any], folder: Path) -> bool:
         return False
     has_weights = has_weights_of(passk, folder)
     if has_weights is None and saved_step(folder) is not None:
-        return step_of_evaluation(passk) == steps_made(folder)
+        return passk.get("step") == saved_step(folder)
     return has_weights is not False
 
 
