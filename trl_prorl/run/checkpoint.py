@@ -27,7 +27,7 @@ from ..optimizer import inner_of
 from ..parts import Event, Part
 from ..supported import SCHEDULES
 from ..upstream.weights import load_checkpoint, whole_weights
-from .folder import COMPLETIONS, RunFolder, first_of_processes, on_main_process, step_of, steps_of, sync
+from .folder import COMPLETIONS, RunFolder, first_of_processes, is_written, on_main_process, step_of, steps_of, sync
 from .identity import (
     CHOSEN_LATER,
     EVALUATIONS_ACT,
@@ -489,7 +489,7 @@ def is_failed_write(error: Exception) -> bool:
 
 
 def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> str:
-    newest = max(steps_of(output_dir), key=step_of, default=None)
+    newest = max(filter(is_written, steps_of(output_dir)), key=step_of, default=None)
     saved = "There is no checkpoint" if newest is None else f"The newest checkpoint is {newest.name}"
     free = shutil.disk_usage(output_dir).free / 2**30
     return (
