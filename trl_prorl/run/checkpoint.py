@@ -27,9 +27,9 @@ from ..optimizer import inner_of
 from ..parts import Event, Part
 from ..supported import SCHEDULES
 from ..upstream.weights import load_checkpoint, whole_weights
-from .folder import COMPLETIONS, RunFolder, first_of_processes, on_main_process, step_of, steps_of, sync
+from .folder import COMPLETIONS, RunFolder, first_of_processes, is_written, on_main_process, step_of, steps_of, sync
 from .identity import (
-    EVALUATION_KEYS,
+    CHOSEN_LATER,
     EVALUATIONS_ACT,
     IDENTITY_FILE,
     buffer_file,
@@ -123,9 +123,11 @@ class CheckpointMixin:
         return checkpoint, changed
 
     def _whole_identity(self) -> dict[str, Any]:
-        identity = self._identity | changing_keys(*self.recipe) | {EVALUATIONS_ACT: self._evaluations_act()}
-        free = set() if identity[EVALUATIONS_ACT] else EVALUATION_KEYS
-        return {key: value for key, value in identity.items() if key not in free}
+        identity = self._identity | changing_keys(*self.recipe)
+        evaluations_act = self._evaluations_act()
+        if not evaluations_act:  # then their keys are free
+            identity = {key: identity[key] for key in identity if "eval" not in key and key not in CHOSEN_LATER}
+        return identity | {EVALUATIONS_ACT: evaluations_act}
 
     def _evaluations_act(self) -> bool:
         """Return whether the training reads evaluations, or shares its random numbers with them, as TRL's does."""
@@ -487,7 +489,7 @@ def is_failed_write(error: Exception) -> bool:
 
 
 def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> str:
-    newest = max(steps_of(output_dir), key=step_of, default=None)
+    newest = max(filter(is_written, steps_of(output_dir)), key=step_of, default=None)
     saved = "There is no checkpoint" if newest is None else f"The newest checkpoint is {newest.name}"
     free = shutil.disk_usage(output_dir).free / 2**30
     return (
@@ -506,14 +508,14 @@ def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
     tensors = {}
     values = []
     for number, batch in enumerate(batches):
-        others = {}
+        plain = {}
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
                 # Micro-batches are slices of one tensor; safetensors rejects shared memory.
                 tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
             else:
-                others[name] = value
-        values.append(others)
+                plain[name] = value
+        values.append(plain)
     save_file(tensors, path, metadata={"values": json.dumps(values)})
 
 

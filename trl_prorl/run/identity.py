@@ -24,21 +24,6 @@ IDENTITY_FILE = "identity.json"
 VALUES_HASHED = 128  # of a tensor
 LENGTHS = {"max_steps", "num_train_epochs"}
 EVALUATIONS_ACT = "evaluations change the training"
-EVALUATION_ROWS = "rows of the evaluation sets"
-# Free, unless evaluations change the training.
-EVALUATION_KEYS = {
-    "eval_strategy",
-    "eval_steps",
-    "eval_delay",
-    "eval_on_start",
-    "eval_rows",
-    "per_device_eval_batch_size",
-    "num_generations_eval",
-    "eval_accumulation_steps",
-    "metric_for_best_model",
-    "greater_is_better",
-    EVALUATION_ROWS,
-}
 CHOSEN_LATER = {"metric_for_best_model", "greater_is_better"}
 # A resume restores them, or they act before the first step: a new value would be ignored, or act in part.
 RESTORED = {"seed", "data_seed", "optim", "optim_target_modules", "eval_on_start", *CHOSEN_LATER}
@@ -76,7 +61,7 @@ def identity_of(trainer, keys: Mapping[str, Any], policy: torch.nn.Module) -> di
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
         "rows of the training set": rows_hash(trainer.train_dataset),
-        EVALUATION_ROWS: {name: rows_hash(rows) for name, rows in sets.items()},
+        "rows of the evaluation sets": {name: rows_hash(rows) for name, rows in sets.items()},
         "tokenizer": json_sha256([sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map]),
         "chat template": json_sha256(trainer.processing_class.chat_template),
         "reward functions": list(trainer.reward_func_names),
@@ -105,17 +90,18 @@ def find_start(
     return checkpoint, {} if checkpoint is None else check_same_run(checkpoint, identity, allowed)
 
 
-def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
+def check_same_run(checkpoint: Path, identity: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
     """
     Return `{key: [then, now]}` of what differs from a checkpoint. Raises `ValueError`: it differs, and is not
     `allowed` (`allow_config_change`), or a new value cannot act.
     """
-    then = read_json(checkpoint / IDENTITY_FILE)
-    changed = {key: [then[key], now[key]] for key in sorted(then.keys() & now.keys()) if then[key] != now[key]}
+    saved = read_json(checkpoint / IDENTITY_FILE)
+    common = sorted(saved.keys() & identity.keys())  # a script has no keys of a task
+    changed = {key: [saved[key], identity[key]] for key in common if saved[key] != identity[key]}
     for key in CHOSEN_LATER & changed.keys():  # by a trainer: a run's `config.yaml` has its choice, its recipe none
         if None in changed[key]:
             del changed[key]
-    fixed = changed.keys() - LENGTHS if buffer_file(checkpoint, 0).exists() else _without_effect(changed, now)
+    fixed = changed.keys() - LENGTHS if buffer_file(checkpoint, 0).exists() else _without_effect(changed, identity)
     if fixed or (changed and not allowed):
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
         cure = "or set allow_config_change: true to continue with the new ones"
@@ -129,16 +115,16 @@ def check_same_run(checkpoint: Path, now: Mapping[str, Any], allowed: bool) -> d
     return changed
 
 
-def _without_effect(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> set[str]:
+def _without_effect(changed: Mapping[str, list[Any]], identity: Mapping[str, Any]) -> set[str]:
     """Return the changed keys that a resume would ignore, or for which the checkpoint lacks a state."""
     keys = RESTORED & changed.keys()
-    schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")} & SCHEDULES.keys()
+    schedules = {*changed.get("lr_scheduler_type", ()), identity.get("lr_scheduler_type")} & SCHEDULES.keys()
     if any(SCHEDULES[name].follows_rates for name in schedules):
         keys |= RATES & changed.keys()
     if switched_on(changed, "elastic_reset_every"):  # without the moving average
         keys.add("elastic_reset_every")
-    has_resets = now.get("guard_gap_action") == "reset" or any(is_on(now.get(key)) for key in TRIGGER_KEYS)
-    if now.get("beta") and not has_resets:  # the run has moved the reference, which would be the starting model
+    has_resets = identity.get("guard_gap_action") == "reset" or any(is_on(identity.get(key)) for key in TRIGGER_KEYS)
+    if identity.get("beta") and not has_resets:  # the run has moved the reference, which would be the starting model
         keys |= {key for key in TRIGGER_KEYS if switched_off(changed, key)}
     return keys
 
@@ -157,8 +143,8 @@ def rows_hash(rows: Any) -> str | None:
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    others = set(getattr(policy, "peft_config", {}))
-    return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
+    adapters = set(getattr(policy, "peft_config", {}))
+    return [(name, param) for name, param in policy.named_parameters() if adapters.isdisjoint(name.split("."))]
 
 
 @torch.no_grad()

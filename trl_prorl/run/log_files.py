@@ -1,8 +1,4 @@
-"""
-The files of a run folder.
-
-Unusable content is reported in one line with the file and, for JSON lines, the line number.
-"""
+"""The files of a run folder."""
 
 import json
 import logging
@@ -178,8 +174,8 @@ def _read_key(path: Path, key: str) -> Any:
 
 def weight_files(folder: str | os.PathLike) -> list[Path]:
     """Return the weight files of a model in a folder, sorted."""
-    found = [path for pattern in WEIGHTS for path in Path(folder).glob(pattern)]
-    return sorted(path for path in found if path.name != "training_args.bin" and path.is_file())
+    paths = [path for pattern in WEIGHTS for path in Path(folder).glob(pattern)]
+    return sorted(path for path in paths if path.name != "training_args.bin" and path.is_file())
 
 
 def weight_hashes(folder: str | os.PathLike) -> dict[str, str]:

@@ -215,10 +215,10 @@ class StageTimer:
 
     def _change(self) -> None:
         began = time.perf_counter()
-        now = self._moment()
+        moment = self._moment()
         if self.stack:
-            self._unread.append((self.stack[-1], self._since, now))
-        self._since = now
+            self._unread.append((self.stack[-1], self._since, moment))
+        self._since = moment
         self.overhead += time.perf_counter() - began
 
     def _moment(self) -> "float | torch.cuda.Event":
@@ -334,9 +334,9 @@ class Means(dict):
         equal = equal and weight * count == weights
         self[name] = [count + 1, total + value, weights + weight, weighted + value * weight, equal]
 
-    def merge(self, others: "Means") -> None:
-        for name, value in others.values_by_name().items():
-            self.add(name, value, others[name][2])
+    def merge(self, means: "Means") -> None:
+        for name, value in means.values_by_name().items():
+            self.add(name, value, means[name][2])
 
     def is_plain(self, name: str) -> bool:
         return name in self and self[name][4]

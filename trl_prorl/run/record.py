@@ -174,12 +174,12 @@ class Recorder(Part):
         of_row = LOGGED | {name: name for name in TOKEN_MEANS if name in metered}
         for name in of_row:
             of_trl.pop(name, None)
-        own: dict[str, float | None] = {"step": step, ATTEMPT: self.attempt}
-        row = own | {COLUMNS.get(name, name): value for name, value in of_trl.values_by_name().items()}
+        place: dict[str, float | None] = {"step": step, ATTEMPT: self.attempt}
+        row = place | {COLUMNS.get(name, name): value for name, value in of_trl.values_by_name().items()}
         row |= measured.values_by_name()
         row |= metered
         row["beta"] = self.anchors.primary.coefficient if self.anchors.primary else 0.0
-        row |= self.of_step | own  # other metrics may have the same names
+        row |= self.of_step | place  # other metrics may have the same names
         self._begin_row()
         if self.update_norm is not None:
             row["update_norm"] = self.update_norm.take()
