@@ -90,7 +90,6 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.places = order.argsort().numpy()  # by prompt, as `due`
-        self._prompts = dataset.select_columns("prompt")
         self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
 
@@ -162,7 +161,7 @@ class PromptPool(Part):
 
     def _hash(self, index: int) -> str:
         if index not in self._hashes:
-            row = self._prompts[index]
+            row = self.dataset[index]
             row = {"prompt": row["prompt"]} if "prompt" in row else row
             self._hashes[index] = json_sha256(row)[:16]
         return self._hashes[index]
