@@ -90,6 +90,8 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.places = order.argsort().numpy()  # by prompt, as `due`
+        has_column = "prompt" in dataset.column_names and dataset.format["type"] != "custom"
+        self._prompts = dataset.select_columns("prompt") if has_column else dataset  # a transform may need all columns
         self._hashes: dict[int, str] = {}  # of prompts, by index
         self.begin()
 
@@ -161,7 +163,7 @@ class PromptPool(Part):
 
     def _hash(self, index: int) -> str:
         if index not in self._hashes:
-            row = self.dataset[index]
+            row = self._prompts[index]
             row = {"prompt": row["prompt"]} if "prompt" in row else row
             self._hashes[index] = json_sha256(row)[:16]
         return self._hashes[index]
