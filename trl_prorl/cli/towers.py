@@ -29,8 +29,8 @@ def leave_out_towers(config: PeftConfig, model: PreTrainedModel | str, rows: Any
 
     Returns [`~peft.PeftConfig`]: The same configuration if there is no tower, else a copy with `exclude_modules`.
     """
-    chooses_layers = config.target_modules != INCLUDE_LINEAR_LAYERS_SHORTHAND or config.exclude_modules
-    if chooses_layers or not is_text_only(rows):
+    takes_all = getattr(config, "target_modules", None) == INCLUDE_LINEAR_LAYERS_SHORTHAND
+    if not takes_all or config.exclude_modules or not is_text_only(rows):
         return config
     towers = find_towers(model, **init)
     if not towers:
