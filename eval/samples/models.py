@@ -3,7 +3,7 @@
 import filecmp
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -179,7 +179,8 @@ def settings_of_base(config: dict) -> dict:
     init = init_of_base(config)
     if not init:
         return {}
-    names = {*read_base_config(config).to_dict(), "subfolder", "variant"} - NO_SETTINGS
+    declared = {field.name for field in fields(read_base_config(config))}  # a model's files may add arguments
+    names = {*declared, "subfolder", "variant"} - NO_SETTINGS
     return {name: value for name, value in init.items() if name in names and not name.endswith("_implementation")}
 
 

@@ -34,6 +34,8 @@ MISSPELT = [
     (["--config", "tiny/varianta"], "did you mean 'tiny/variantA'"),
     (["--config=tiny/varianta"], "did you mean 'tiny/variantA'"),
     (["--config"], "--config"),
+    (["tiny/variantA", "--config", "tiny/plain"], "twice"),
+    (["--config=tiny/variantA", "--config=tiny/plain"], "twice"),
     (["--beta", "2", "tiny/variantA"], "tiny/variantA"),
     (["--task", "reverse_digit"], "did you mean 'reverse_digits'"),
 ]

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import LlavaConfig
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.model_name import find_model
 from trl_prorl.cli.recipe import RecipeParser, parse_recipe
 from trl_prorl.cli.recipe_yaml import read_recipe
+from trl_prorl.cli.towers import find_towers
 from trl_prorl.errors import InputError
 from trl_prorl.text import one_line
 from trl_prorl.train import TaskArguments, main
@@ -177,10 +179,13 @@ def test_keys_by_themselves(recipe, text):
 
 
 @pytest.mark.parametrize("key", ["accelerator_config", "deepspeed", "fsdp_config"])
-def test_a_file_that_a_key_names_is_looked_at(recipe, key):
+def test_a_file_that_a_key_names_is_looked_at(recipe, key, monkeypatch):
     file = recipe('{"a": {"trust_remote_code": true}}', "own.json")
     assert f"{key}: trust_remote_code=True" in refused(recipe(f"{key}: {file}\n"))
     assert "eyJhIjog" in refused(recipe(f"{key}: eyJhIjogMX0=\n"))  # base64, as DeepSpeed takes it
+    like_json = shutil.copy(file, file.parent / " {}")  # transformers reads text as JSON only if it begins with {
+    monkeypatch.chdir(file.parent)
+    assert f"{key}: trust_remote_code=True" in refused(recipe(f"{key}: ' {{}}'\n")), like_json
 
 
 @pytest.mark.parametrize(
@@ -257,6 +262,12 @@ def test_a_kernel_in_a_model_s_own_configuration_is_not_run(tiny_model, tmp_path
             with pytest.raises(InputError, match="owner/kernel"):
                 find_model(str(folder), init=init)
         assert find_model(str(folder), init={"attn_implementation": "sdpa"}) == str(folder)
+
+
+def test_a_kernel_does_not_run_where_towers_are_looked_for(tmp_path):
+    keys = {"architectures": ["LlavaForConditionalGeneration"], "attn_implementation": "kernels-community/flash-attn2"}
+    (tmp_path / "config.json").write_text(json.dumps(LlavaConfig().to_dict() | keys))
+    assert find_towers(str(tmp_path)) == ["model.vision_tower", "model.multi_modal_projector"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

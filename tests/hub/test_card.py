@@ -132,6 +132,7 @@ def test_secrets_are_in_no_recipe(folder):
 
 # What a stranger's files may say, in words that would act in Markdown or HTML.
 EVIL = "<script>x</script> [a](javascript:x) ![i](http://e.com/i.png) `</code>` www.e.com\n# Heading\n\u202e````\n| z"
+EVIL += "\x1b"  # YAML writes such a text with escapes, which it reads again
 
 
 def rendered(card):
@@ -143,7 +144,7 @@ def rendered(card):
 def test_no_text_of_a_stranger_acts_in_the_card(folder):
     """In every place where the card shows a text of a file; it has the headings of any other card, and no link."""
     headings = [token for token in rendered(model_card(folder(passk=PASSK))) if token.type == "heading_open"]
-    passk = PASSK | {"task": EVIL, "split": EVIL, "level": EVIL}
+    passk = PASSK | {"task": EVIL, "split": EVIL, "level": EVIL, "in_training": EVIL}
     for base in ({"name": EVIL, "hub_id": EVIL}, {"name": EVIL, "hub_id": None}):
         run = folder(passk=passk, config={"task": EVIL, "run_name": EVIL}, env={"variant": EVIL, "base_model": base})
         card = model_card(run, repo=EVIL)

@@ -83,7 +83,7 @@ def as_bad_input() -> Iterator[None]:
 
 def print_interrupted(kept: str) -> None:
     """Print the line of Ctrl-C, below the terminal's `^C` and an unfinished progress bar."""
-    print(f"\ninterrupted: {kept}", file=sys.stderr)
+    print(f"\ninterrupted: {visible(kept)}", file=sys.stderr)
 
 
 def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on: str) -> str:

@@ -74,7 +74,7 @@ def read_layers(path: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def check_runs_no_code(file: Path, key: str, value: Any) -> None:
     """Raise [`InputError`] for a value that would run code, at any depth, also in JSON text or in a JSON file."""
-    if key in FILES and isinstance(value, str) and not value.lstrip().startswith("{"):
+    if key in FILES and isinstance(value, str) and not value.startswith("{"):
         value = read_json(value)
     value = parse_text(value)
     if value in ("false", "False"):  # argparse reads the text of a whole key as a bool, and no text inside

@@ -37,6 +37,8 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
         words += word.split("=", 1) if word.startswith("--config=") else [word]
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
+    if words.count("--config") > 1:  # TRL would read the second one unchecked
+        raise InputError("the recipe is given twice: give one.")
     if "--config" not in words:
         return words
     place = words.index("--config") + 1

@@ -10,7 +10,7 @@ from transformers import PrinterCallback, ProgressCallback
 from ..anchors import ANCHORS
 from ..optimizer import configured_rates
 from ..run.log_files import GROWTH, NONFINITE, RESET
-from ..text import shell_quote
+from ..text import shell_quote, visible
 
 
 TRL_RATE = 1e-6  # TRL's default of learning_rate, which suits full fine-tuning
@@ -56,7 +56,7 @@ class Terminal(PrinterCallback):
 
     def say(self, line: str) -> None:
         if self.trainer.is_world_process_zero():
-            tqdm.write(line)  # above the bar
+            tqdm.write(visible(line))  # above the bar
             sys.stdout.flush()  # a file shows it at once, too
 
     def on_log(self, args, state, control, logs=None, **kwargs):

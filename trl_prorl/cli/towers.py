@@ -46,7 +46,9 @@ def leave_out_towers(config: PeftConfig, model: PreTrainedModel | str, rows: Any
 
 def find_towers(model: PreTrainedModel | str, **init) -> list[str]:
     """Name the parts of a model with linear layers, except text decoder and head."""
-    model_config = AutoConfig.from_pretrained(model, **init) if isinstance(model, str) else model.config
+    # `eager`: the files may name a kernel, which would be downloaded and run.
+    eager = {"attn_implementation": "eager", **init}
+    model_config = AutoConfig.from_pretrained(model, **eager) if isinstance(model, str) else model.config
     if model_config.get_text_config() is model_config:
         return []
     if isinstance(model, str):

@@ -74,12 +74,13 @@ def model_card(
         adapter = (folder / "adapter_config.json").is_file()
     with naming(run_dir):
         base = env.get("base_model") or {}
+        hub_id = base.get("hub_id")
         variant = visible(str(env.get("variant", "unknown")))
         scores = list_scores(passk) if passk and has_evaluated(passk, folder) else []
         repeat = f"trl-prorl train config.yaml{plugin_options(env)} --output_dir runs/again"
         name = visible((repo or folder.resolve().name).split("/")[-1])
         data = ModelCardData(
-            base_model=base.get("hub_id"),
+            base_model=None if hub_id is None else visible(hub_id),
             datasets=sorted({*datasets, *trained_on(config)}) or None,
             eval_results=[describe_result(passk, score) for score in scores] or None,
             library_name="peft" if adapter else "transformers",
@@ -149,7 +150,7 @@ def describe_result(passk: dict[str, Any], score: Score) -> EvalResult:
         task_type="text-generation",
         dataset_type=visible(passk["task"]),
         dataset_name=visible(passk["task"]),
-        dataset_split=visible(passk["split"]) + training_note(passk),
+        dataset_split=visible(passk["split"] + training_note(passk)),
         metric_type=score.name,
         metric_name=score.name,
         metric_value=score.trained[0],
@@ -175,8 +176,9 @@ def describe_scores(passk: dict[str, Any], scores: list[Score]) -> str:
     for score in scores:
         values = [format_value(score.base), format_value(score.trained), format_value(score.gain, "+.3f")]
         rows.append(f"| {score.name} | {' | '.join(values)} |")
+    note = plain_markdown(training_note(passk))
     settings = (
-        f"Task {code_span(passk['task'])}{level}, split {code_span(passk['split'])}{training_note(passk)}: "
+        f"Task {code_span(passk['task'])}{level}, split {code_span(passk['split'])}{note}: "
         f"{passk['prompts']:d} prompts, {passk['n']:d} samples each at temperature {passk['temperature']:g}, at most "
         f"{passk['max_new_tokens']:d} tokens. Brackets are 95 % confidence intervals."
     )

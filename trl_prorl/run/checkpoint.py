@@ -26,6 +26,7 @@ from ..keys import AUTO_RESUME, read_resume_word
 from ..optimizer import inner_of
 from ..parts import Event, Part
 from ..supported import SCHEDULES
+from ..text import visible
 from ..upstream.weights import load_checkpoint, whole_weights
 from .folder import COMPLETIONS, RunFolder, first_of_processes, is_written, on_main_process, step_of, steps_of, sync
 from .identity import (
@@ -478,7 +479,7 @@ def find_best(checkpoint: Path, state: Mapping[str, Any]) -> Path | None:
             # As text, because NaN is unequal to itself. Another run may have taken the name.
             if json.dumps(history) == json.dumps(state["log_history"][: len(history)]):
                 return path
-    logger.warning("The best checkpoint, %s, is missing: only a better one will be loaded.", recorded)
+    logger.warning("The best checkpoint, %s, is missing: only a better one will be loaded.", visible(recorded))
     return None
 
 

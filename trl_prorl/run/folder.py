@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import InputError
 from ..keys import AUTO_RESUME
+from ..text import visible
 from .files import STAGED, check_contents, file_sha256, free_name
 from .log_files import (
     DRIFT_FILE,
@@ -119,7 +120,7 @@ class RunFolder:
             reason = unusable_reason(path, content)
             if reason is None:
                 return path
-            logger.warning("Skipping checkpoint %s: %s.", path.name, reason)
+            logger.warning("Skipping checkpoint %s: %s.", path.name, visible(reason))
             reasons.append(reason)
         if resume_from == AUTO_RESUME and OTHER_LAYOUT not in reasons:
             if (self.path / RUN_ID_FILE).is_file():  # written last

@@ -19,7 +19,13 @@ from trl_prorl.eval import passk
 from trl_prorl.eval.samples import sampling
 from trl_prorl.eval.samples import store as store_module
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer, revision_of_base
+from trl_prorl.eval.samples.models import (
+    base_model_errors,
+    load_base_model,
+    load_tokenizer,
+    revision_of_base,
+    settings_of_base,
+)
 from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.eval.samples.store import COLUMNS, SampleStore
 from trl_prorl.run.provenance import fingerprint
@@ -191,6 +197,21 @@ def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path,
     (line,) = error_lines(capsys.readouterr().err)
     assert "has code of its own" in line
     assert not list(tmp_path.rglob("PWNED"))
+
+
+@pytest.mark.parametrize("asked", [{"trust_remote_code": True}, {"weights_only": False}])
+def test_a_model_s_files_declare_no_argument_of_its_loader(base, tmp_path, asked):
+    """A stranger's config.yaml has the argument, and config.json beside it a setting of that name."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    marker = tmp_path / "PWNED"
+    (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\nraise ImportError\n")
+    settings = json.loads((folder / "config.json").read_text()) | dict.fromkeys(asked)
+    settings["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    config = {"model_name_or_path": str(folder), "model_init_kwargs": {**asked, "attention_dropout": 0.25}}
+    assert settings_of_base(config) == {"attention_dropout": 0.25}
+    assert load_base_model(config).config.attention_dropout == 0.25
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(
