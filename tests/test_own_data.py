@@ -193,7 +193,7 @@ def test_a_link_out_of_the_run_s_folder_and_out_of_a_reward_model_s(make_trainer
     out = Path(trainer.args.output_dir)
     (out / "merges.txt").symlink_to(tmp_path / "mine")
     for measure in (evaluate, drift):
-        with pytest.raises(InputError, match="contains the link 'merges.txt'"):
+        with pytest.raises(InputError, match="merges.txt"):
             measure(trainer, ROWS, holds_letter)
 
 
@@ -256,7 +256,6 @@ def of_script(forks, tmp_path_factory):
     (folder / "mine.py").write_text(SCRIPT)
     status, written = forks.run("mine.py", cwd=folder)
     assert status == 0, written[-3000:]
-    assert "run folder: runs/mine, next: trl-prorl report --runs runs/mine" in written.splitlines()
     return folder
 
 
