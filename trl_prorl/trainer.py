@@ -88,6 +88,7 @@ from .run.identity import identity_of
 from .run.meter import Means, Meter
 from .run.record import Recorder, take
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
+from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
 from .upstream.modules import Modules, checkpointing_off, is_sharded
 from .upstream.positions import with_positions
@@ -335,6 +336,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         `="auto"` (that checkpoint, or step 0 if there is none yet) or `="runs/x/checkpoint-100"`. Ctrl-C prints which
         checkpoint is kept, and raises `KeyboardInterrupt`.
         """
+        check_not_loading()
         if not self.args.is_trl:
             self.check_own_scores()  # a script may have set methods since the trainer was made
         self.acceleration.check_merging(self)

@@ -144,14 +144,13 @@ def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
         make_trainer(fast=True, beta_old=0.3, trainer_kwargs=WITH_DROPOUT)
 
 
-@pytest.mark.parametrize("then, now", [({"fast": True}, {"fast": True}), (BY_HAND, {"fast": True}), (FAST, BY_HAND)])
-def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path, then, now):
+def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path):
     """With another one it is another run."""
     keys = {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "save_steps": 2, "beta": 0.1}
-    whole = run(max_steps=4, **then, **{**keys, "output_dir": str(tmp_path / "whole")})
-    run(max_steps=2, **then, **keys)
+    whole = run(max_steps=4, fast=True, **{**keys, "output_dir": str(tmp_path / "whole")})
+    run(max_steps=2, fast=True, **keys)
     with pytest.raises(ValueError, match="compact_generation: '(auto|on)' -> 'off'"):
         make_trainer(max_steps=4, **keys).train(resume_from_checkpoint=True)
-    resumed = make_trainer(max_steps=4, **now, **keys)
+    resumed = make_trainer(max_steps=4, fast=True, **keys)
     resumed.train(resume_from_checkpoint=True)
     assert rows(resumed) == rows(whole)

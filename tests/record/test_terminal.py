@@ -35,13 +35,29 @@ def train(forks, tmp_path):
     return run
 
 
-def test_a_run_on_a_terminal_from_its_first_line_to_the_next_command(train):
-    lines = train("--save_strategy", "steps", "--save_steps", "2")
+LOG = r"step {}: reward [\d.e-]+  accuracy [\d.e-]+  loss [\d.e-]+  entropy [\d.e-]+  grad_norm [\d.e-]+"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_for_each_log_and_for_each_reset(train, terminal):
+    """On a terminal below transformers' bar, and in a file."""
+    lines = train(terminal=terminal)
+    shown = [line for line in lines if re.match(r"step \d: (reward|loss) ", line)]
+    assert [line[:7] for line in shown] == ["step 1:", "step 2:", "step 3:", "step 4:"]
+    assert re.match(LOG.format(1), shown[0]) and re.match(LOG.format(3), shown[2])
+    assert re.search(r"mean_length [\d.e-]+  .*kl_ref [\d.e-]+  kl_old [\d.e-]+$", shown[0])
+    assert max(map(len, shown)) <= 200
+    assert len([line for line in lines if line.startswith("step 2: reset, ") and "optimizer keep" in line]) == 1
     assert lines[-1] == "run folder: the run, next: trl-prorl passk --run 'the run'"
-    assert len([line for line in lines if line.startswith("step 2: reset, ")]) == 1
-    logs = [line for line in lines if re.match(r"step \d: (reward|loss) ", line)]
-    assert [line[:7] for line in logs] == ["step 1:", "step 2:", "step 3:", "step 4:"]
-    assert max(map(len, lines)) <= 200  # no wider than the terminal
+    assert not [line for line in lines if line.startswith("{")]  # transformers' dict of all metrics
+    assert terminal or any("4/4" in line for line in lines)  # its bar; the pseudo-terminal has no width
+
+
+def test_an_evaluation_has_a_line_of_its_own(train):
+    options = "--eval_strategy steps --eval_steps 4 --eval_rows 2 --per_device_eval_batch_size 8 --disable_tqdm true"
+    lines = train(*options.split(), terminal=False)
+    (line,) = [line for line in lines if "eval_reward " in line]
+    assert line.startswith("step 4: eval_reward ") and "eval_pass@1 " in line and "loss" not in line
 
 
 def test_completions_may_be_written_and_not_printed(run, capsys):
@@ -49,17 +65,6 @@ def test_completions_may_be_written_and_not_printed(run, capsys):
     assert "Completion" not in capsys.readouterr().out
     (table,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
     assert len(pandas.read_parquet(table)) == 8
-
-
-def test_a_file_has_a_line_of_each_step(train):
-    lines = train("--ref_reset_every", "4", terminal=False)
-    assert lines[-1] == "run folder: the run, next: trl-prorl passk --run 'the run'"
-    assert len([line for line in lines if "ref_reset_every=4 cannot act before step 5" in line]) == 1
-    shown = [line for line in lines if re.match(r"step \d: (reward|loss)", line)]
-    assert re.match(r"step 1: reward [\d.e-]+  accuracy [\d.e-]+  loss ", shown[0])
-    assert re.search(r"frac_reward_zero_std [\d.e-]+  kl_ref [\d.e-]+  kl_old [\d.e-]+$", shown[0])
-    logs = [line[:7] for line in shown]
-    assert logs == [f"step {n}:" for n in (1, 2, 3, 4)]
 
 
 ROOT = Path(__file__).parents[2]
