@@ -89,7 +89,7 @@ def test_scores_are_in_the_model_index_and_with_intervals_in_the_text(folder, tm
     ("saved", "changed", "has_scores"),
     [
         ({"step": 7}, {"step": 7}, True),
-        ({"step": 3, "steps_made": 7}, {"step": 3, "steps_on_record": 7}, True),  # the best checkpoint
+        ({"step": 3}, {"step": 3, "steps_on_record": 7}, True),  # the best checkpoint
         ({"step": 7}, {"step": 3}, False),
         ({"step": 7}, {"step": 7, "weights": {"adapter_model.safetensors": "of others"}}, False),
         (
