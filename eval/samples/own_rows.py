@@ -17,6 +17,14 @@ from trl_prorl.tasks.base import Task
 TRIED = ("", "42")  # texts to test a verifier with: a completion may be empty
 
 
+def has_image(row: Mapping) -> bool:
+    """Return whether TRL finds an image in a row: in its columns, or in parts of its messages."""
+    messages = row["prompt"] if isinstance(row["prompt"], list) else []
+    parts = [part for message in messages for part in message.get("content") or ()]
+    in_parts = any(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+    return in_parts or row.get("image") is not None or bool(row.get("images"))
+
+
 class OwnRows(Task):
     """
     A user's rows and verifier.
@@ -44,7 +52,7 @@ class OwnRows(Task):
         if not isinstance(rows, Dataset) or "prompt" not in rows.column_names:
             columns = getattr(rows, "column_names", type(rows).__name__)
             raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
-        seen = next((place for place, row in enumerate(rows) if row.get("image") or row.get("images")), None)
+        seen = next((place for place, row in enumerate(rows) if has_image(row)), None)
         if seen is not None:
             raise InputError(
                 f"{rows_name}[{seen}] has an image, and held-out evaluations read text alone; leave such rows out, or "

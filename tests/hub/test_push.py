@@ -23,6 +23,7 @@ from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish, uploads
 from trl_prorl.run.folder import unusable_reason
+from trl_prorl.run.log_files import weight_hashes
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"
@@ -186,6 +187,30 @@ def test_a_push_that_fails_loses_nothing_and_the_command_it_names_pushes(online,
     assert set(online.files("someone/later")) == MODEL | TOKENIZER | RECORD
     for file in (*MODEL, *TOKENIZER, "metrics.jsonl", "events.jsonl"):
         assert online.files("someone/later")[file] == (out / file).read_bytes(), file
+
+
+def test_a_checkpoint_s_card_has_no_scores_of_earlier_weights(online, make_trainer, tmp_path):
+    keys = A | {"output_dir": str(tmp_path / "run"), "hub_model_id": "someone/longer", "hub_always_push": True}
+    keys |= {"save_strategy": "steps", "save_steps": 1}
+
+    def scores(trainer):
+        trainer._finish_current_push()
+        return ModelCard(online.files("someone/longer")["README.md"].decode()).data.eval_results
+
+    first = make_trainer(**keys)
+    first.train()
+    first.save_model()
+    side = {"pass@1": 0.5, "interval@1": [0.0, 1.0]}
+    passk = {"k": [1], "base": side, "trained": side, "gain": {"pass@1": [0.0, 0.0, 0.0]}, "step": 2}
+    passk |= {"task": "own", "split": "test", "prompts": 4, "n": 2, "temperature": 1.0, "max_new_tokens": 4}
+    passk["weights"] = weight_hashes(first.run_dir)
+    (first.run_dir / "passk.json").write_text(json.dumps(passk))
+    first.push_to_hub()
+    assert [result.metric_value for result in scores(first)] == [0.5]
+    longer = make_trainer(**keys | {"max_steps": 3})
+    longer.train(resume_from_checkpoint=True)
+    assert scores(longer) is None
+    assert online.repos["someone/longer"]["commits"][-1] == "Training in progress, step 3"
 
 
 # ---------------------------------------------------------------------------------------------------- the command

@@ -119,9 +119,9 @@ def has_evaluated(passk: dict[str, Any], folder: Path) -> bool:
     if not weight_files(folder):  # a checkpoint that is being saved
         return False
     has_weights = has_weights_of(passk, folder)
-    if has_weights is None and saved_step(folder) is not None:
-        return passk.get("step") == saved_step(folder)
-    return has_weights is not False
+    if has_weights is None:
+        return saved_step(folder) in (None, passk.get("step"))
+    return has_weights
 
 
 def trained_on(config: dict[str, Any]) -> list[str]:

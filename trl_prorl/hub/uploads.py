@@ -13,7 +13,7 @@ from transformers.utils import PushInProgress
 
 from ..errors import PushError
 from ..run.files import STAGED
-from ..run.log_files import BASE_ADAPTER, saved_step
+from ..run.log_files import BASE_ADAPTER
 from .card import CARD_FILE, model_card, write_card
 from .publish import (
     files_to_push,
@@ -68,7 +68,7 @@ class Uploads:
         if not trainer.is_world_process_zero():
             return
         folder = weights_dir = trainer.run_dir
-        if saved_step(folder) != trainer.step_of_weights:  # a checkpoint is being saved
+        if trainer._staging is not None:  # whose weights are not there yet: the folder's are earlier ones
             weights_dir = folder / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         card = model_card(
             folder,

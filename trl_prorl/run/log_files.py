@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from ..errors import InputError
+from ..text import visible
 from .files import file_sha256, replace_text, replaced
 
 
@@ -71,7 +72,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
         try:
             rows.append(with_current_names(json.loads(line)))
         except ValueError:
-            logger.warning("%s: a line that is not JSON was skipped.", path)
+            logger.warning("%s: a line that is not JSON was skipped.", visible(str(path)))
     return rows
 
 

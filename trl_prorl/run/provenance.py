@@ -234,7 +234,7 @@ def spell_command(words: list[str]) -> str:
         python, *rest = rest
     if "-c" in rest:  # code, not options
         rest = rest[: rest.index("-c") + 1] + ["…"]
-    kept = [Path(python).name]
+    shown = [Path(python).name]
     hides_next = False
     for word in rest:
         is_value = hides_next and not word.startswith("--")
@@ -242,8 +242,8 @@ def spell_command(words: list[str]) -> str:
         is_secret = option.startswith("--") and not remove_secrets({option[2:].replace("-", "_"): 0})
         hides_next = is_secret and not equals
         if not is_value and not is_secret:
-            kept.append(_without_secret(word))
-    command = " ".join(map(shell_quote, kept))
+            shown.append(_without_secret(word))
+    command = " ".join(map(shell_quote, shown))
     home = str(Path.home()).rstrip("/")
     return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", command) if home else command
 
