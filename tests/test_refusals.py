@@ -3,15 +3,15 @@
 import itertools
 import warnings
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli import command_line
+from trl_prorl.cli.plan import check_whole_weights
 from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.train import TaskArguments
@@ -382,7 +382,7 @@ def test_a_gap_between_rewards_and_accuracy_needs_a_verifier(make_trainer):
         make_trainer(model="no model is loaded", guard_gap=0.1)
 
 
-@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
+@pytest.mark.parametrize(("engine", "value"), [("fsdp", True), ("deepspeed_plugin", SimpleNamespace(zero_stage=2))])
 @pytest.mark.parametrize(
     ("keys", "is_taken"),
     [
@@ -396,8 +396,9 @@ def test_a_gap_between_rewards_and_accuracy_needs_a_verifier(make_trainer):
     ],
     ids=str,
 )
-def test_keys_of_ours_need_whole_weights(make_trainer, monkeypatch, kind, keys, is_taken):
-    monkeypatch.setattr(Accelerator, "distributed_type", kind)
-    outcome = nullcontext() if is_taken else pytest.raises(ValueError, match=f"^{next(iter(keys))}=.* DDP or one proc")
-    with outcome:
-        make_trainer(**keys)
+def test_keys_of_ours_need_whole_weights(engine, value, keys, is_taken):
+    args = config(**keys)
+    check_whole_weights(args)
+    setattr(args, engine, value)
+    with nullcontext() if is_taken else pytest.raises(ValueError, match=f"^{next(iter(keys))}=.* DDP or one process"):
+        check_whole_weights(args)

@@ -12,7 +12,6 @@ from .cli.fp32_head import prepare_head
 from .cli.model_defaults import describe_unused
 from .cli.plan import Plan
 from .cli.prompt_rows import check_images
-from .errors import InputError
 from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_functions
 from .extras.elastic import ElasticResets
 from .extras.growth import Growth
@@ -26,9 +25,7 @@ from .extras.vllm import (
     seed_requests,
 )
 from .fast.acceleration import Acceleration
-from .keys import KEYS
 from .parts import Part
-from .upstream.modules import is_sharded
 from .watch import StopReason, configured_alarms
 
 
@@ -47,8 +44,6 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     Raises `ValueError`: a key does not work with the model, or with its dropout.
     """
     args = trainer.args
-    if is_sharded(trainer.accelerator):
-        _refuse_own_keys(args)
     keep_unpacked(policy)
     if is_peft_model(policy):
         prepare_head(policy, trainer.temperature, args.cast_lm_head_to_fp32)
@@ -64,18 +59,6 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     args.disable_fast_unless(trainer.check_own_scores)
     check_images(trainer)
     return Acceleration.from_trainer(trainer, policy)
-
-
-def _refuse_own_keys(args) -> None:
-    """Raise `InputError` for a key of ours that changes or measures a step, or triggers of a script."""
-    acting = {name: key for name, key in KEYS.items() if not key.free or name in ("fast", "log_update_norm")}
-    changed = [f"{name}={getattr(args, name)!r}" for name, key in acting.items() if getattr(args, name) != key.default]
-    if args.has_own_triggers:
-        changed.append("a ReferenceResetCallback")
-    if changed:
-        raise InputError(
-            f"{changed[0]} needs DDP or one process. Without keys of ours FSDP and DeepSpeed train as TRL's."
-        )
 
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:

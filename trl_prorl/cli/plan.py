@@ -1,6 +1,7 @@
 """Turn a trainer's arguments into those of TRL's trainer. What would make *our* numbers wrong raises an error here."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from ..config import ProRLConfig
+from ..errors import InputError
 from ..evaluation import find_verifier, judges
 from ..extras.vllm import let_engine_take_adapters
 from ..keys import KEYS
@@ -76,6 +78,7 @@ class Plan:
         given_wrapped = isinstance(model, PeftModel)
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         refuse_resets(args)
+        check_whole_weights(args)
         optimizer, _ = given.get("optimizers") or (None, None)
         if args.resets:
             _check_treatment(args, optimizer)
@@ -122,6 +125,19 @@ class Plan:
         engine = let_engine_take_adapters(self.args, adapter)
         with whole_weights(source), without_cast(self.args, is_adapted), engine:
             yield
+
+
+def check_whole_weights(args: ProRLConfig) -> None:
+    """Raise `InputError` for FSDP or DeepSpeed with a key of ours that changes or measures a step."""
+    uses_fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if not uses_fsdp and args.deepspeed_plugin is None:
+        return
+    acting = {name: key for name, key in KEYS.items() if not key.free or name in ("fast", "log_update_norm")}
+    changed = [f"{name}={getattr(args, name)!r}" for name, key in acting.items() if getattr(args, name) != key.default]
+    if args.has_own_triggers:
+        changed.append("a ReferenceResetCallback")
+    if changed:
+        raise InputError(f"{changed[0]} needs DDP or one process: without such keys FSDP and DeepSpeed train.")
 
 
 def _check_verifier(args: ProRLConfig, judging: list) -> None:
