@@ -156,7 +156,8 @@ def test_an_ablation_of_the_kl_trains_as_without_the_keys_that_need_it(run, larg
     assert largest_difference(ablated, run()) == 0.0
     assert ablated.args.is_trl and not read_events(ablated, "reset")
     optimizer_alone = run(beta=0.0, ref_reset_every=1, optimizer_reset="hard", num_iterations=1, max_steps=3)
-    assert [event["optimizer_reset"] for event in read_events(optimizer_alone, "reset")] == ["hard", "hard"]
+    resets = [(event["optimizer_reset"], event["ref_reset_mix"]) for event in read_events(optimizer_alone, "reset")]
+    assert resets == [("hard", 0.0), ("hard", 0.0)]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             self.greater_is_better = greater
         unused = drop_unused(self, ACTS_ONLY_WITH)
         warn_unused(unused + drop_unused(self, REQUIREMENTS))
+        if self.beta == 0.0 and self.resets:  # of the optimizer alone
+            self.ref_reset_mix = 0.0
         for refuse in REFUSALS:
             refuse(self)
         if self.stop_stall:  # the best checkpoint is the best by the watched metric

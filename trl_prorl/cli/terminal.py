@@ -104,7 +104,8 @@ def write_event_line(event: Mapping[str, Any]) -> str:
     """Return one line of an event, see docs/reference.md."""
     parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
-        parts.append(f"reference moved by {event['ref_reset_mix']:g} to the policy")
+        if event["ref_reset_mix"] != 0.0:
+            parts.append(f"reference moved by {event['ref_reset_mix']:g} to the policy")
         parts.append(f"optimizer {event['optimizer_reset']}")
     if event["event"] == GROWTH:
         parts.append(f"rank {event['rank_before']} -> {event['rank']}")
