@@ -116,9 +116,7 @@ def check_whole_weights(args: ProRLConfig) -> None:
     if args.has_own_triggers:
         changed.append("a ReferenceResetCallback")
     if changed:
-        raise InputError(
-            f"{changed[0]} needs DDP or one process: without such keys FSDP and DeepSpeed train."
-        )
+        raise InputError(f"{changed[0]} needs DDP or one process: without such keys FSDP and DeepSpeed train.")
 
 
 def _check_verifier(args: ProRLConfig, judging: list) -> None:
