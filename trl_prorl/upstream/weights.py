@@ -173,7 +173,7 @@ def place_of(init: Mapping[str, Any] | None) -> dict[str, Any]:
 def refuse_kernel(name: str | Path, **place) -> None:
     """Raise [`InputError`] for a configuration that would run a kernel from the Hub."""
     keys, _ = PreTrainedConfig.get_config_dict(name, **place)
-    kernel = _find_kernel(keys)
+    kernel = find_kernel(keys)
     if kernel is not None:
         raise InputError(
             f"{name}: attn_implementation={short(kernel)} in its config.json is a kernel that would be downloaded and "
@@ -181,12 +181,12 @@ def refuse_kernel(name: str | Path, **place) -> None:
         )
 
 
-def _find_kernel(keys: Mapping[str, Any]) -> Any:
+def find_kernel(keys: Mapping[str, Any]) -> Any:
     """Return an attention, at any depth, that names a Hub repository."""
     for key, value in keys.items():
         if "attn_implementation" in key and "/" in str(value):
             return value
-        inner = _find_kernel(value) if isinstance(value, dict) else None
+        inner = find_kernel(value) if isinstance(value, dict) else None
         if inner is not None:
             return inner
     return None

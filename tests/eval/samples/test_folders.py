@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from run_record import error_lines, hash_files
+from transformers import LlavaConfig
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
@@ -212,6 +213,14 @@ def test_a_model_s_files_declare_no_argument_of_its_loader(base, tmp_path, asked
     assert settings_of_base(config) == {"attention_dropout": 0.25}
     assert load_base_model(config).config.attention_dropout == 0.25
     assert not marker.exists()
+
+
+def test_a_run_s_settings_name_no_kernel_for_a_part_of_its_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LlavaConfig().to_dict()))
+    settings = {"text_config": {"attn_implementation": "kernels-community/flash-attn2"}}
+    config = {"model_name_or_path": str(tmp_path), "model_init_kwargs": settings}
+    with pytest.raises(InputError, match="kernels-community"):
+        settings_of_base(config)
 
 
 @pytest.mark.parametrize(
