@@ -82,7 +82,7 @@ def test_an_adapter_of_another_name_and_two_at_once_are_refused(make_trainer, ti
     make_trainer(model=model, lora=False, **keys)
 
 
-@pytest.mark.parametrize("keys", ANCHORS)
+@pytest.mark.parametrize("keys", ANCHORS[1:])  # with a fixed reference alone, TRL decides
 def test_trained_biases_of_which_there_is_no_second_copy_are_refused(make_trainer, keys):
     config = LoraConfig(target_modules=["q_proj"], bias="lora_only")
     with pytest.raises(ValueError, match="bias"):
