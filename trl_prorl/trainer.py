@@ -378,10 +378,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint):
+        """Before a state is loaded, pass what a subclass has made to the parts."""
         self._pass_others()
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _run_epoch(self, *args, **kwargs):
+        """Likewise, before the first step."""
         self._pass_others()
         super()._run_epoch(*args, **kwargs)
 
@@ -402,7 +404,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Add the clock of a step, and `on_backward` of the parts after its last micro-batch."""
         if not self.has_started:
             self._warn_of_late_keys()
-            self._check_noise(inputs)
+            self._check_noise()
         self.has_started = True
         if not self.meter.open:
             self.meter.begin_step()
@@ -428,7 +430,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 key,
             )
 
-    def _check_noise(self, examples: list[dict]) -> None:
+    def _check_noise(self) -> None:
         """
         Check that the policy's forward is not random, before anything is sampled. Raises `ValueError` if a key of ours
         is on, other than `fast`, which is then off. It warns if only TRL compares log-probabilities.
@@ -436,10 +438,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         args = self.args
         compares = args.beta != 0.0 or args.num_iterations > 1
         is_checked = compares or not args.is_trl
-        if not is_checked or is_sharded(self.accelerator) or has_images(self) or "prompt" not in examples[0]:
+        if not is_checked or is_sharded(self.accelerator) or has_images(self):
             return
-        (prompt,) = self.tokenize_prompts([examples[0]["prompt"]])
-        noise = first_of_processes(find_noise(self._policy, prompt, self.accelerator))
+        noise = first_of_processes(find_noise(self._policy, self.accelerator))
         if noise is None:
             return
         args.disable_fast_unless(refuse_noise, noise)

@@ -11,25 +11,25 @@ from ..fast.own_forward import coarsest_unit, mean_difference, mixed_dtype, own_
 from ..upstream.modules import checkpointing_off
 
 
-LONGEST = 64  # tokens that are compared
+LENGTH = 64  # of the row that is compared: the first tokens of the vocabulary
 # Bound on the mean difference of log-probabilities of two equal forwards, in nats per token: some kernels sum in any
 # order.
 ROUNDING = 1e-4
 
 
 @torch.no_grad()
-def find_noise(policy: torch.nn.Module, prompt: list[int], accelerator) -> str | None:
+def find_noise(policy: torch.nn.Module, accelerator) -> str | None:
     """
-    Return a sentence if two forwards of a prompt's tokens `(T,)` differ, or if a module has a dropout rate: a new
-    adapter's changes nothing before the first update. Random states and modes are restored.
+    Return a sentence if two forwards of a row differ, or if a module has a dropout rate: a new adapter's changes
+    nothing before the first update. Random states and modes are restored.
     """
     dropout = find_dropout(policy)
     if dropout is not None:
         return dropout
-    compared = [prompt[-LONGEST:]]
+    tokens = list(range(min(LENGTH, policy.get_input_embeddings().weight.size(0))))
     with own_random_state(), checkpointing_off(policy.modules()), training_mode(policy), accelerator.autocast():
-        (first,) = own_logps(policy, prompt, compared, 1.0)
-        (second,) = own_logps(policy, prompt, compared, 1.0)
+        (first,) = own_logps(policy, tokens, [tokens], 1.0)
+        (second,) = own_logps(policy, tokens, [tokens], 1.0)
     difference = mean_difference(first, second)
     limit = max(ROUNDING, coarsest_unit(policy, mixed_dtype(accelerator)))
     if not difference > limit:  # NaN is another guard's

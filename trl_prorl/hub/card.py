@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..cli.variants import VARIANTS
+from ..cli.variants import DIFFERENT_OBJECTIVE, VARIANTS, optimises_another_objective
 from ..errors import naming
 from ..run.files import replace_text
 from ..run.log_files import (
@@ -161,9 +161,10 @@ def describe_training(base: dict[str, Any], variant: str, step: int | None) -> s
     name = base.get("hub_id") or Path(base.get("name", "unknown")).name
     meaning = VARIANTS[variant].description if variant in VARIANTS else "unknown"
     weights = "" if step is None else f" The weights are those of step {step}."
+    objective = f" {DIFFERENT_OBJECTIVE}" if optimises_another_objective(variant) else ""
     return (
         f"Trained with trl-prorl (prolonged GRPO on top of TRL) from {code_span(name)}. Variant "
-        f"{plain_markdown(variant)}: {meaning}.{weights}"
+        f"{plain_markdown(variant)}: {meaning}.{objective}{weights}"
     )
 
 

@@ -279,6 +279,7 @@ class CheckpointMixin:
         return sampler
 
     def get_train_dataloader(self):
+        """On a resume, workers that stay draw no seed again."""
         loader = super().get_train_dataloader()
         if self._resume is not None:
             draw_no_seed(loader)

@@ -23,6 +23,7 @@ from .provenance import as_plain, remove_secrets
 IDENTITY_FILE = "identity.json"
 VALUES_HASHED = 128  # of a tensor
 LENGTHS = {"max_steps", "num_train_epochs"}
+ENDS = {*LENGTHS, "entropy_stop", "guard_gap_action", "stop_stall"}  # they end a run, and change no batch
 EVALUATIONS_ACT = "evaluations change the training"
 CHOSEN_LATER = {"metric_for_best_model", "greater_is_better"}
 # A resume restores them, or they act before the first step: a new value would be ignored, or act in part.
@@ -101,7 +102,7 @@ def check_same_run(checkpoint: Path, identity: Mapping[str, Any], allowed: bool)
     for key in CHOSEN_LATER & changed.keys():  # by a trainer: a run's `config.yaml` has its choice, its recipe none
         if None in changed[key]:
             del changed[key]
-    fixed = changed.keys() - LENGTHS if buffer_file(checkpoint, 0).exists() else _without_effect(changed, identity)
+    fixed = changed.keys() - ENDS if buffer_file(checkpoint, 0).exists() else _without_effect(changed, identity)
     if fixed or (changed and not allowed):
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
         cure = "or set allow_config_change: true to continue with the new ones"
