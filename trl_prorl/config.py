@@ -9,7 +9,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .anchors import ANCHOR_KEYS, ANCHORS
+from .anchors import ANCHOR_KEYS
 from .cli.variants import variant_of
 from .keys import (
     BARE_WORDS,
@@ -275,11 +275,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     # Resets.
 
-    def first_reset(self, steps: int) -> int | None:
-        """Return the optimizer step of the first reset by `ref_reset_every`; `None` if not within `steps`."""
-        applied = self.next_boundary(self.ref_reset_every)
-        return applied if 0 < applied < steps else None  # the last step has no generation after it
-
     def next_boundary(self, step: int) -> int:
         """Return the first optimizer step, from `step` on, after which a batch is generated."""
         steps_a_generation = max(1, self.generate_every // self.gradient_accumulation_steps)
@@ -346,11 +341,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def anchored(self) -> bool:
         return any(getattr(self, key) != 0.0 for key in ANCHOR_KEYS)
-
-    @property
-    def copied_anchors(self) -> list[str]:
-        """Keys of the anchors that copy the starting policy."""
-        return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
 
     @property
     def variant(self) -> str:

@@ -240,10 +240,6 @@ class SignalWatch(Part):
         self.truncated = 0  # silent because of `mask_truncated_completions`
         self._is_due = False
 
-    @property
-    def never_had_signal(self) -> bool:
-        return self.silent == self.batches > 0
-
     def on_batch(self, batch: Batch) -> None:
         counts = completion_mask(batch).any(dim=1)
         rewards, counts = self.accelerator.gather((batch["rewards"], counts))
