@@ -28,7 +28,7 @@ from .keys import (
     warn_unused,
 )
 from .kl import gradient_bias
-from .refusals import ACTS_ONLY_WITH, REFUSALS, check_device, check_folders_and_beta
+from .refusals import ACTS_ONLY_WITH, REFUSALS, check_folders_and_beta
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
@@ -76,7 +76,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
-        check_device(self)
         if self.stop_stall and self.metric_for_best_model is None:  # the best checkpoint is by the watched metric
             self.metric_for_best_model = self.ref_reset_metric
         if self.stop_stall and self.greater_is_better is None:

@@ -4,11 +4,7 @@ Combinations of keys that raise an error, because they would give wrong numbers,
 docs/reference.md shows the docstrings' lists, each line under the first key of ours that it names.
 """
 
-from types import NoneType
 from typing import TYPE_CHECKING, Any
-
-import torch
-from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .advantages import UNGROUPED
 from .keys import Key, Requirement, Values, check_values
@@ -300,22 +296,6 @@ def refuse_stop(args: "ProRLConfig") -> None:
         )
 
 
-def refuse_launcher(args: "ProRLConfig") -> None:
-    """
-    Check the launcher:
-
-    - `bf16: false` or `fp16: false` with `accelerate launch --mixed_precision` `bf16` or `fp16`, which would override
-      the key.
-    """
-    precision = args.mixed_precision
-    if precision in ("bf16", "fp16") and not getattr(args, precision):
-        raise ValueError(
-            f"{precision}=False conflicts with mixed_precision={precision} of the launcher, which would override it. "
-            f"Set {precision}: true, or launch with --mixed_precision no. (The launcher's value may come from a file "
-            "of accelerate_configs/ or from your default configuration.)"
-        )
-
-
 CLIPS = Requirement(
     lambda values: values["loss_mode"] in (None, "clipped") and values["trust_region"] is None,
     "a clipped ratio (loss_mode: clipped, and no trust_region)",
@@ -402,7 +382,6 @@ def find_late_keys(args: "ProRLConfig", steps: int, eval_steps: float, guard_win
 
 
 REFUSALS = (
-    refuse_launcher,
     refuse_kl,
     refuse_resets,
     refuse_samples,
@@ -411,27 +390,12 @@ REFUSALS = (
 )
 
 
-def check_device(args: Any) -> None:
-    """Raise an error for bf16, TRL's default, without a GPU: transformers names no cure."""
-    in_bf16 = args.bf16_full_eval or (not args.fp16 if args.bf16 is None else args.bf16)
-    if in_bf16 and not args.use_cpu and not is_torch_bf16_gpu_available() and not is_torch_xla_available():
-        if torch.cuda.is_available():
-            return  # an old one, of which transformers says so
-        raise ValueError(
-            "bf16 needs a GPU, and torch finds none. On a CPU set use_cpu: true, bf16: false and dtype: float32, or "
-            "train a recipe that does, such as gsm8k/cpu or tiny/variantA."
-        )
-
-
-COUNTS = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
-
-
 def check_folders_and_beta(args: Any) -> None:
     """
     Raise `ValueError` for values of TRL's keys with which code of ours would be wrong: an empty folder name, as of an
-    unset shell variable, a negative `beta`, and counts of 0, by which our code divides.
+    unset shell variable, and a negative `beta`.
     """
     for name in ("output_dir", "resume_from_checkpoint"):
         if getattr(args, name) == "":
             raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
-    check_values(args, {"beta": Key(ge=0, types=(float,))} | dict.fromkeys(COUNTS, Key(ge=1, types=(int, NoneType))))
+    check_values(args, {"beta": Key(ge=0, types=(float,))})
