@@ -113,13 +113,11 @@ def refuse_samples(args: "ProRLConfig") -> None:
     - `advantage_estimator` other than `global_normalized` and `raw` (or none) with `num_generations: 1`: it compares
       completions of the same prompt.
     - `advantage_estimator` with `multi_objective_aggregation: normalize_then_sum`: it needs one reward per completion.
-    - `dynamic_sampling_rounds` with `num_generations: 1`: all groups have equal rewards.
+    - `dynamic_sampling_rounds`, `prompt_pool` or `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `dynamic_sampling_rounds` without `advantage_estimator`, if `scale_rewards: batch` or
       `multi_objective_aggregation: normalize_then_sum`: TRL would normalise each round separately.
     - `dynamic_sampling_rounds` with vLLM and `vllm_importance_sampling_correction: true`, which comes before the
       groups are chosen.
-    - `prompt_pool` with `num_generations: 1`: all groups have equal rewards.
-    - `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `vllm_enable_lora` with `vllm_mode: server` or `vllm_enable_sleep_mode`: vLLM must keep the base weights that it
       loaded.
     """
@@ -133,16 +131,12 @@ def refuse_samples(args: "ProRLConfig") -> None:
             f"multi_objective_aggregation={args.multi_objective_aggregation!r} keeps several. Set "
             "multi_objective_aggregation: sum_then_normalize."
         )
-    trl_computes_advantages = args.advantage_estimator is None
-    if rounds and trl_computes_advantages and args.scale_rewards == "batch":
+    if rounds and args.advantage_estimator is None and (args.scale_rewards == "batch" or not sums):
         raise ValueError(
-            f"dynamic_sampling_rounds={rounds} with scale_rewards='batch' would scale each round separately. In "
-            "its place set advantage_estimator: batch_normalized, which uses the final batch."
-        )
-    if rounds and trl_computes_advantages and not sums:
-        raise ValueError(
-            f"dynamic_sampling_rounds={rounds} with multi_objective_aggregation={args.multi_objective_aggregation!r} "
-            "would normalise each round separately. Set multi_objective_aggregation: sum_then_normalize."
+            f"dynamic_sampling_rounds={rounds} with scale_rewards={args.scale_rewards!r} and "
+            f"multi_objective_aggregation={args.multi_objective_aggregation!r} would normalise each round separately. "
+            "Set multi_objective_aggregation: sum_then_normalize, and in place of scale_rewards: batch "
+            "advantage_estimator: batch_normalized, which uses the final batch."
         )
     if rounds and args.corrects_sampler:
         raise ValueError(
@@ -165,22 +159,12 @@ def _refuse_single_completions(args: "ProRLConfig") -> None:
             "completions of the same prompt. Set num_generations: 2 (or more), or advantage_estimator: "
             f"{' or '.join(UNGROUPED)}."
         )
-    if args.dynamic_sampling_rounds:
-        raise ValueError(
-            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces groups whose rewards are all equal, "
-            "which are all groups with num_generations=1. Remove dynamic_sampling_rounds, or set num_generations: 2 "
-            "(or more)."
-        )
-    if args.prompt_pool:
-        raise ValueError(
-            "prompt_pool=True lets prompts rest whose completions all got the same reward, which with "
-            "num_generations=1 are all. Set prompt_pool: false, or num_generations: 2 (or more)."
-        )
-    if args.drop_zero_rows:
-        raise ValueError(
-            f"drop_zero_rows={args.drop_zero_rows} skips groups whose rewards are all equal, but with "
-            "num_generations=1 there are no groups. Set drop_zero_rows: false, or num_generations: 2 (or more)."
-        )
+    for key in ("dynamic_sampling_rounds", "prompt_pool", "drop_zero_rows"):
+        if getattr(args, key):
+            raise ValueError(
+                f"{key}={getattr(args, key)} compares completions of the same prompt, but num_generations=1. Set "
+                f"num_generations: 2 (or more), or remove {key}."
+            )
 
 
 def refuse_losses(args: "ProRLConfig") -> None:
@@ -213,15 +197,10 @@ def refuse_losses(args: "ProRLConfig") -> None:
             )
     if args.trust_region is not None:
         _refuse_trust_region(args)
-    if args.skip_zero_rows and args.top_entropy_quantile < 1.0:
+    if args.skip_zero_rows and (args.top_entropy_quantile < 1.0 or args.follows_kl is not None):
         raise ValueError(
-            f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
-            "the entropies of all rows. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
-        )
-    if args.skip_zero_rows and args.follows_kl is not None:
-        raise ValueError(
-            f"skip_zero_rows=True is not supported with kl_in='reward' and {args.follows_kl}, which acts on the mean "
-            "KL of all rows. Set skip_zero_rows: false."
+            f"skip_zero_rows=True is not supported: {args.zero_rows_obstacle} Set skip_zero_rows: false, or "
+            "top_entropy_quantile: 1.0."
         )
     if args.merge_micro_batches == "on" and args.merge_obstacle is not None:
         raise ValueError(
