@@ -75,7 +75,7 @@ class Part:
     # Before the first step.
 
     def optimizer_made(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Called when the optimizer exists, without Accelerate's wrapper; again when training restarts."""
+        """Called when the optimizer exists, without Accelerate's wrapper."""
 
     def schedule_made(self, schedule: Any) -> None:
         """Called when the learning-rate schedule exists, without Accelerate's wrapper."""
@@ -125,9 +125,6 @@ class Part:
         """Called for every event that a part returned. The recorder completes and writes it."""
 
     # Start of a run, and checkpoints.
-
-    def begin(self) -> None:
-        """Called when training starts at step 0: forget any earlier training."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resume needs, as JSON values."""

@@ -147,9 +147,6 @@ class DynamicSampling(Part):
         self.pad_token_id = pad_token_id
         self.weights = weights
         self.functions = find_functions(args.dynamic_sampling_rewards, names, weights.tolist())
-        self.begin()
-
-    def begin(self) -> None:
         self.drawn = 0  # rows, by all processes
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], RolloutResult]:
@@ -225,17 +222,13 @@ class SignalWatch(Part):
     """
 
     optional_on_resume = True
-    remembers = ("batches", "silent", "truncated")
+    remembers = ("silent", "truncated")
 
     def __init__(self, args, accelerator, weights: torch.Tensor, group_size: int):
         self.args = args
         self.accelerator = accelerator
         self.weights = weights
         self.group_size = group_size
-        self.begin()
-
-    def begin(self) -> None:
-        self.batches = 0
         self.silent = 0  # newest batches in a row without signal
         self.truncated = 0  # silent because of `mask_truncated_completions`
         self._is_due = False
@@ -252,7 +245,6 @@ class SignalWatch(Part):
             size = len(rewards)
         silent = groups_without_signal(rewards, size, self.weights, self.args.multi_objective_aggregation)
         differs = ~silent.repeat_interleave(size)
-        self.batches += 1
         if (counts & differs).any():
             self.silent = 0
             self.truncated = 0

@@ -40,7 +40,7 @@ class Growth(Part):
         self.timer = timer
         check_growing_model(policy, args)
         self._first = self.rank
-        self.begin()
+        self.requested: int | None = None
 
     @property
     def rank(self) -> int:
@@ -50,9 +50,6 @@ class Growth(Part):
         if optimizer is not None:
             check_growing_optimizer(type(optimizer))
         self.optimizer = optimizer
-
-    def begin(self) -> None:
-        self.requested: int | None = None
 
     def on_step_end(self, step: int, parameters) -> None:
         if step % self.every == 0 and self.rank < self.largest:
