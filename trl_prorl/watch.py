@@ -432,7 +432,6 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
 class StopReason(Part):
     """Remembers the event that ended the run (`ended_by`): a resume does not continue it."""
 
-    optional_on_resume = True
     remembers = ("ended_by",)
 
     def __init__(self):

@@ -221,7 +221,6 @@ class SignalWatch(Part):
     completion in the loss from a group with different rewards.
     """
 
-    optional_on_resume = True
     remembers = ("silent", "truncated")
 
     def __init__(self, args, accelerator, weights: torch.Tensor, group_size: int):
