@@ -22,7 +22,6 @@ from .keys import (
     cure_of,
     drop_unused,
     effects,
-    plain_number,
     read_bare_word,
     read_resume_word,
     warn_unused,
@@ -71,8 +70,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         for key in BARE_WORDS:
             setattr(self, key, read_bare_word(getattr(self, key)))
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
-        for name, value in vars(self).items():
-            setattr(self, name, plain_number(value, (float,)))  # JSON does not support NumPy's
         check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
