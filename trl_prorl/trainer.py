@@ -341,20 +341,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
 
     def create_optimizer(self, *args, **kwargs):
-        """Check that something is trained, and pass TRL's optimizer to the parts."""
+        """Check that something is trained."""
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
                 "the model has no trainable parameter. Load an adapter for training: "
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed the trained parameters
-        optimizer = super().create_optimizer(*args, **kwargs)
-        self._pass_optimizer(inner_of(optimizer))
-        return optimizer
-
-    def _pass_optimizer(self, optimizer) -> None:
-        for part in self.parts.values():
-            part.optimizer_made(optimizer)
+        return super().create_optimizer(*args, **kwargs)
 
     def _check_trained(self) -> None:
         """Raise an error for trained parameters outside an adapter that references or files would lack."""
@@ -363,30 +357,23 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
-    def create_scheduler(self, num_training_steps, *args, **kwargs):
-        """Pass TRL's schedule to the parts."""
-        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
-        self._pass_schedule(scheduler)
-        return scheduler
-
     def _load_optimizer_and_scheduler(self, checkpoint):
-        self._pass_others()
+        self._pass_made()
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _run_epoch(self, *args, **kwargs):
-        self._pass_others()
+        self._pass_made()
         super()._run_epoch(*args, **kwargs)
 
-    def _pass_others(self) -> None:
-        """Pass an optimizer and a schedule to the parts that a subclass has made without our methods."""
-        if self.resets.optimizer is not inner_of(self.optimizer):
-            self._pass_optimizer(inner_of(self.optimizer))
+    def _pass_made(self) -> None:
+        """Pass optimizer and schedule to the parts once they exist: a subclass may have made them."""
+        optimizer = inner_of(self.optimizer)
+        if self.resets.optimizer is not optimizer:
+            for part in self.parts.values():
+                part.optimizer_made(optimizer)
         if self.resets.schedule is not self.lr_scheduler:
-            self._pass_schedule(self.lr_scheduler)
-
-    def _pass_schedule(self, schedule) -> None:
-        for part in self.parts.values():
-            part.schedule_made(schedule)
+            for part in self.parts.values():
+                part.schedule_made(self.lr_scheduler)
 
     # --------------------------------------------------------------------------------------- a step: the batch
 
