@@ -358,10 +358,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
+        """Give the parts optimizer and schedule, whose states they restore."""
         self._pass_made()
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _run_epoch(self, *args, **kwargs):
+        """Give the parts optimizer and schedule, also of a run without a checkpoint."""
         self._pass_made()
         super()._run_epoch(*args, **kwargs)
 

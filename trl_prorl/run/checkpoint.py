@@ -279,6 +279,7 @@ class CheckpointMixin:
         return sampler
 
     def get_train_dataloader(self):
+        """Draw no seed from the restored random state."""
         loader = super().get_train_dataloader()
         if self._resume is not None:
             draw_no_seed(loader)
