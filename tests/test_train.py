@@ -100,7 +100,6 @@ OF_GSM8K = f"--config {GSM8K} --bf16 false --use_cpu true --dataset_name"
 # An example of each place that refuses beside the configuration, the recipe's file and the command line, whose own
 # tests are test_refusals.py and cli/: options, and what the line names.
 BAD = {
-    "--model_name_or_path embedded --task sorting": "task='sorting'",
     f"{OF_GSM8K} /nowhere": "/nowhere",
     f"{OF_GSM8K} columns": "question",
     "--optimizer_reset hard --optim sgd": "optimizer_reset",

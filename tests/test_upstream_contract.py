@@ -9,7 +9,6 @@ import trl_names
 from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
 from trl_names import CALLS, VLLM_CALLS, check_names
 
 from trl_prorl import ProRLTrainer
@@ -105,23 +104,6 @@ def test_a_loss_that_scores_a_micro_batch_in_parts_is_refused(make_trainer, monk
     monkeypatch.setattr(GRPOTrainer, "compute_loss", compute_loss)
     with pytest.raises(ValueError, match="in parts"):
         make_trainer().train()
-
-
-def test_an_adapter_ref_that_trl_makes_by_itself_changes_nothing(run, monkeypatch, largest_difference):
-    """As a later TRL may, for its own `sync_ref_model`."""
-    wrap = grpo_trainer.get_peft_model
-
-    def with_reference(*args, **kwargs):
-        model = wrap(*args, **kwargs)
-        with torch.random.fork_rng():
-            model.add_adapter("ref", model.peft_config["default"])
-        return model
-
-    today = run(beta=0.1, num_iterations=2)
-    monkeypatch.setattr(grpo_trainer, "get_peft_model", with_reference)
-    tomorrow = run(beta=0.1, num_iterations=2)
-    assert list(tomorrow.model.peft_config) == ["default"]
-    assert largest_difference(today, tomorrow) == 0.0
 
 
 def test_a_sampler_s_order_comes_from_its_own_generator(make_trainer):

@@ -39,7 +39,6 @@ CALLS = {
     "Trainer._inner_training_loop": (
         "get_train_dataloader",
         "create_optimizer",
-        "create_scheduler",
         "_load_optimizer_and_scheduler",
         "on_train_begin",
         "_evaluate",

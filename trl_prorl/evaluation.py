@@ -20,7 +20,7 @@ from trl.trainer.utils import nanstd
 
 from .cli.dropout import own_random_state
 from .errors import EvaluationError, InputError, RewardError
-from .guards.rewards import VERIFIERS, guard_reward
+from .guards.rewards import guard_reward
 from .kl import Penalty, completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import EQUAL_GROUPS, RolloutResult, groups_without_signal, weighted_sum
@@ -60,9 +60,8 @@ def find_verifier(functions: Iterable[Any]) -> Callable | None:
     """Return the verifier of reward functions. Raises `InputError`: several, and their order would choose one."""
     verifiers = []
     for function in functions:
-        candidates = [getattr(function, name, None) for name in VERIFIERS]
-        verifier = next(filter(callable, candidates), None)
-        if verifier is not None and verifier not in verifiers:
+        verifier = getattr(function, "batch_verifier", None)
+        if callable(verifier) and verifier not in verifiers:
             verifiers.append(verifier)
     if len(verifiers) > 1:
         raise InputError(
@@ -273,15 +272,13 @@ class EvaluationMixin:
         timer = StageTimer(self.accelerator.device)
         with timer.stage("eval"):
             metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
-        watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
-        best = self.args.metric_for_best_model
-        if best is not None:
-            key = "ref_reset_metric" if self.args.stop_stall else "metric_for_best_model"
-            watched[f"eval_{best.removeprefix('eval_')}"] = key
-        for name, key in watched.items():
+        watched = [name for callback in self.resets.callbacks for name in callback.metrics()]
+        if self.args.stop_stall:
+            watched.append(self.args.ref_reset_metric)
+        for name in watched:
             if name not in metrics:
                 known = ", ".join(sorted(metrics))
-                raise EvaluationError(f"{key}={name!r} is not a metric of the evaluation; it has: {known}.")
+                raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
         self.recorder.evaluation(self.state.global_step, metrics, timer.seconds["eval"])
         return metrics
 

@@ -4,15 +4,12 @@ Combinations of keys that raise an error, because they would give wrong numbers,
 docs/reference.md shows the docstrings' lists, each line under the first key of ours that it names.
 """
 
-from types import NoneType
 from typing import TYPE_CHECKING, Any
-
-import torch
-from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .advantages import UNGROUPED
 from .keys import Key, Requirement, Values, check_values
 from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, SCHEDULES
+from .watch import GUARD_WINDOW
 
 
 if TYPE_CHECKING:
@@ -117,13 +114,11 @@ def refuse_samples(args: "ProRLConfig") -> None:
     - `advantage_estimator` other than `global_normalized` and `raw` (or none) with `num_generations: 1`: it compares
       completions of the same prompt.
     - `advantage_estimator` with `multi_objective_aggregation: normalize_then_sum`: it needs one reward per completion.
-    - `dynamic_sampling_rounds` with `num_generations: 1`: all groups have equal rewards.
+    - `dynamic_sampling_rounds`, `prompt_pool` or `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `dynamic_sampling_rounds` without `advantage_estimator`, if `scale_rewards: batch` or
       `multi_objective_aggregation: normalize_then_sum`: TRL would normalise each round separately.
     - `dynamic_sampling_rounds` with vLLM and `vllm_importance_sampling_correction: true`, which comes before the
       groups are chosen.
-    - `prompt_pool` with `num_generations: 1`: all groups have equal rewards.
-    - `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `vllm_enable_lora` with `vllm_mode: server` or `vllm_enable_sleep_mode`: vLLM must keep the base weights that it
       loaded.
     """
@@ -137,16 +132,12 @@ def refuse_samples(args: "ProRLConfig") -> None:
             f"multi_objective_aggregation={args.multi_objective_aggregation!r} keeps several. Set "
             "multi_objective_aggregation: sum_then_normalize."
         )
-    trl_computes_advantages = args.advantage_estimator is None
-    if rounds and trl_computes_advantages and args.scale_rewards == "batch":
+    if rounds and args.advantage_estimator is None and (args.scale_rewards == "batch" or not sums):
         raise ValueError(
-            f"dynamic_sampling_rounds={rounds} with scale_rewards='batch' would scale each round separately. In "
-            "its place set advantage_estimator: batch_normalized, which uses the final batch."
-        )
-    if rounds and trl_computes_advantages and not sums:
-        raise ValueError(
-            f"dynamic_sampling_rounds={rounds} with multi_objective_aggregation={args.multi_objective_aggregation!r} "
-            "would normalise each round separately. Set multi_objective_aggregation: sum_then_normalize."
+            f"dynamic_sampling_rounds={rounds} with scale_rewards={args.scale_rewards!r} and "
+            f"multi_objective_aggregation={args.multi_objective_aggregation!r} would normalise each round separately. "
+            "Set multi_objective_aggregation: sum_then_normalize, and in place of scale_rewards: batch "
+            "advantage_estimator: batch_normalized, which uses the final batch."
         )
     if rounds and args.corrects_sampler:
         raise ValueError(
@@ -169,22 +160,12 @@ def _refuse_single_completions(args: "ProRLConfig") -> None:
             "completions of the same prompt. Set num_generations: 2 (or more), or advantage_estimator: "
             f"{' or '.join(UNGROUPED)}."
         )
-    if args.dynamic_sampling_rounds:
-        raise ValueError(
-            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces groups whose rewards are all equal, "
-            "which are all groups with num_generations=1. Remove dynamic_sampling_rounds, or set num_generations: 2 "
-            "(or more)."
-        )
-    if args.prompt_pool:
-        raise ValueError(
-            "prompt_pool=True lets prompts rest whose completions all got the same reward, which with "
-            "num_generations=1 are all. Set prompt_pool: false, or num_generations: 2 (or more)."
-        )
-    if args.drop_zero_rows:
-        raise ValueError(
-            f"drop_zero_rows={args.drop_zero_rows} skips groups whose rewards are all equal, but with "
-            "num_generations=1 there are no groups. Set drop_zero_rows: false, or num_generations: 2 (or more)."
-        )
+    for key in ("dynamic_sampling_rounds", "prompt_pool", "drop_zero_rows"):
+        if getattr(args, key):
+            raise ValueError(
+                f"{key}={getattr(args, key)} compares completions of the same prompt, but num_generations=1. Set "
+                f"num_generations: 2 (or more), or remove {key}."
+            )
 
 
 def refuse_losses(args: "ProRLConfig") -> None:
@@ -217,15 +198,10 @@ def refuse_losses(args: "ProRLConfig") -> None:
             )
     if args.trust_region is not None:
         _refuse_trust_region(args)
-    if args.skip_zero_rows and args.top_entropy_quantile < 1.0:
+    if args.skip_zero_rows and (args.top_entropy_quantile < 1.0 or args.follows_kl is not None):
         raise ValueError(
-            f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
-            "the entropies of all rows. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
-        )
-    if args.skip_zero_rows and args.follows_kl is not None:
-        raise ValueError(
-            f"skip_zero_rows=True is not supported with kl_in='reward' and {args.follows_kl}, which acts on the mean "
-            "KL of all rows. Set skip_zero_rows: false."
+            f"skip_zero_rows=True is not supported: {args.zero_rows_obstacle} Set skip_zero_rows: false, or "
+            "top_entropy_quantile: 1.0."
         )
     if args.merge_micro_batches == "on" and args.merge_obstacle is not None:
         raise ValueError(
@@ -289,34 +265,14 @@ def refuse_stop(args: "ProRLConfig") -> None:
             f"stop_stall={args.stop_stall} keeps the best checkpoint and the last one, but save_total_limit=1. Set "
             "save_total_limit: 2 (or more)."
         )
-    watched = args.ref_reset_metric
-    best = args.metric_for_best_model
-    if best is not None and best.removeprefix("eval_") != watched.removeprefix("eval_"):
+    watched = (args.ref_reset_metric.removeprefix("eval_"), args.ref_reset_metric_mode == "max")
+    best = (args.metric_for_best_model.removeprefix("eval_"), args.greater_is_better)
+    if best != watched:
         raise ValueError(
-            f"stop_stall={args.stop_stall} watches ref_reset_metric={watched!r}, but the checkpoint that is kept is "
-            f"the best by metric_for_best_model={best!r}. Set both to the same, or remove metric_for_best_model."
-        )
-    mode = args.ref_reset_metric_mode
-    if args.greater_is_better not in (None, mode == "max"):
-        raise ValueError(
-            f"greater_is_better={args.greater_is_better} contradicts ref_reset_metric_mode={mode!r} of stop_stall="
-            f"{args.stop_stall}. Remove greater_is_better, or change ref_reset_metric_mode."
-        )
-
-
-def refuse_launcher(args: "ProRLConfig") -> None:
-    """
-    Check the launcher:
-
-    - `bf16: false` or `fp16: false` with `accelerate launch --mixed_precision` `bf16` or `fp16`, which would override
-      the key.
-    """
-    precision = args.mixed_precision
-    if precision in ("bf16", "fp16") and not getattr(args, precision):
-        raise ValueError(
-            f"{precision}=False conflicts with mixed_precision={precision} of the launcher, which would override it. "
-            f"Set {precision}: true, or launch with --mixed_precision no. (The launcher's value may come from a file "
-            "of accelerate_configs/ or from your default configuration.)"
+            f"stop_stall={args.stop_stall} watches ref_reset_metric={args.ref_reset_metric!r} with "
+            f"ref_reset_metric_mode={args.ref_reset_metric_mode!r}, but the best checkpoint is by "
+            f"metric_for_best_model={args.metric_for_best_model!r} with greater_is_better={args.greater_is_better}. "
+            "Remove the last two, or set them alike."
         )
 
 
@@ -375,38 +331,20 @@ ACTS_ONLY_WITH = {
 }
 
 
-def find_late_keys(args: "ProRLConfig", steps: int, eval_steps: float, guard_window: int) -> dict[str, int]:
-    """
-    Return the keys that cannot act within `steps` optimizer steps, with the first step at which each could.
-
-    Args:
-        args ([`ProRLConfig`]): The configuration.
-        steps (`int`): Optimizer steps of the run.
-        eval_steps (`float`): Optimizer steps from one evaluation to the next.
-        guard_window (`int`): Optimizer steps of an average of `guard_gap`.
-    """
+def find_late_keys(args: "ProRLConfig", steps: int) -> dict[str, int]:
+    """Return the keys that cannot act within `steps` optimizer steps, with the first step at which each could."""
     first = {}
     for key in ("ref_reset_every", "lora_growth_every", "elastic_reset_every"):
         if getattr(args, key):
             first[key] = args.next_boundary(getattr(args, key)) + 1
     if args.has_own_triggers:  # for a script's triggers alone it may be above `max_steps`
         first.pop("ref_reset_every", None)
-    if args.ref_reset_kl_window > 1:
-        first["ref_reset_kl_window"] = args.next_boundary(args.ref_reset_kl_window) + 1
-    if args.entropy_floor is not None:
-        first["entropy_patience"] = args.entropy_patience
     if args.guard_gap is not None:  # it compares two averages
-        first["guard_gap"] = guard_window + 1
-    if args.eval_strategy == "steps" and args.ref_reset_stall:  # the first evaluation is the best so far
-        evaluations = args.ref_reset_stall + (not args.eval_on_start)
-        first["ref_reset_stall"] = args.next_boundary(evaluations * eval_steps) + 1
-    if args.eval_strategy == "steps" and args.stop_stall:
-        first["stop_stall"] = (args.stop_stall + 1) * eval_steps
+        first["guard_gap"] = GUARD_WINDOW + 1
     return {key: step for key, step in first.items() if step > steps}
 
 
 REFUSALS = (
-    refuse_launcher,
     refuse_kl,
     refuse_resets,
     refuse_samples,
@@ -415,27 +353,12 @@ REFUSALS = (
 )
 
 
-def check_device(args: Any) -> None:
-    """Raise an error for bf16, TRL's default, without a GPU: transformers names no cure."""
-    in_bf16 = args.bf16_full_eval or (not args.fp16 if args.bf16 is None else args.bf16)
-    if in_bf16 and not args.use_cpu and not is_torch_bf16_gpu_available() and not is_torch_xla_available():
-        if torch.cuda.is_available():
-            return  # an old one, of which transformers says so
-        raise ValueError(
-            "bf16 needs a GPU, and torch finds none. On a CPU set use_cpu: true, bf16: false and dtype: float32, or "
-            "train a recipe that does, such as gsm8k/cpu or tiny/variantA."
-        )
-
-
-COUNTS = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
-
-
 def check_folders_and_beta(args: Any) -> None:
     """
     Raise `ValueError` for values of TRL's keys with which code of ours would be wrong: an empty folder name, as of an
-    unset shell variable, a negative `beta`, and counts of 0, by which our code divides.
+    unset shell variable, and a negative `beta`.
     """
     for name in ("output_dir", "resume_from_checkpoint"):
         if getattr(args, name) == "":
             raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
-    check_values(args, {"beta": Key(ge=0, types=(float,))} | dict.fromkeys(COUNTS, Key(ge=1, types=(int, NoneType))))
+    check_values(args, {"beta": Key(ge=0, types=(float,))})

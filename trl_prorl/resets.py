@@ -4,7 +4,6 @@ optimizer. An unknown optimizer state raises an error before anything is changed
 """
 
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -53,7 +52,6 @@ class ReferenceResetCallback(TrainerCallback):
         self.cooldown = cooldown
         self.requests: list[Reason] = []  # pending; a trainer shares its own list
         self.last_reset: int | None = None  # optimizer steps
-        self.as_made: dict[str, Any] | None = None  # state before its first trainer
         self.in_training = False  # an evaluation before or after training is not a validation
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -144,7 +142,6 @@ class Resets(Part):
         self.configured: ReferenceResetCallback | None = None
         self._has_moved = False
         self.requests: list[Reason] = []  # of all callbacks, of alarms and of the user
-        self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 
     @property
     def callbacks(self) -> list[ReferenceResetCallback]:
@@ -166,11 +163,6 @@ class Resets(Part):
         for trigger in callback.triggers:
             if type(trigger).observe_step is not Trigger.observe_step:
                 check_metric(trigger.watches, f"{type(trigger).__name__}.watches")
-        if callback.as_made is None:
-            callback.as_made = deepcopy(callback.state_dict())
-        else:  # an earlier trainer has used it
-            callback.load_state_dict(deepcopy(callback.as_made))
-        self._untouched.append(callback)
         callback.requests = self.requests
 
     def optimizer_made(self, optimizer) -> None:
@@ -180,9 +172,8 @@ class Resets(Part):
         self.rewarmup.attach(optimizer)
 
     def schedule_made(self, schedule) -> None:
-        if schedule is not self.schedule:  # a script's own comes again, in its middle, at a roll-back
-            self.schedule = schedule
-            self._schedule_start = snapshot_schedule(schedule)
+        self.schedule = schedule
+        self._schedule_start = snapshot_schedule(schedule)
 
     # Requests and their application.
 
@@ -252,13 +243,6 @@ class Resets(Part):
     @property
     def _saves_reference(self) -> bool:
         return self.reference is not None and (self.possible or self.args.sync_ref_model)
-
-    def begin(self) -> None:
-        self._has_moved = False
-        self.requests.clear()
-        self.rewarmup.updates = None
-        for callback in self._untouched:
-            callback.load_state_dict(deepcopy(callback.as_made))
 
     def state_dict(self) -> dict[str, Any]:
         return {

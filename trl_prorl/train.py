@@ -22,7 +22,6 @@ from .cli.ending import INTERRUPTED, Ended, as_bad_input, describe_saved_state, 
 from .cli.model_name import find_model
 from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .config import ProRLConfig
-from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .extras.thinking import make_rollout
 from .keys import AUTO_RESUME
@@ -55,7 +54,6 @@ def build(
     if args.disable_tqdm:
         disable_progress_bar()  # of loading weights, too
     task = task_args.make_task()
-    check_base(model_args.model_name_or_path, task_args.task)
     train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
     if args.eval_strategy != "no":
@@ -120,16 +118,6 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
 
     on_main_process(args.process_index == 0, look)
     return resume_from
-
-
-def check_base(model: str | None, task: str) -> None:
-    """Raise an error if a task has its own embedded model and the recipe uses the demo's."""
-    own = f"{EMBEDDED}:{task}"
-    if model == EMBEDDED and full_name(own) != DEFAULT and full_name(own) in shipped():
-        raise ValueError(
-            f"model_name_or_path={model!r} is the demo's model, which was warmed up on another task than "
-            f"task={task!r}. Set model_name_or_path: {own}, or {DEFAULT.rpartition(':')[0]} to use the demo's model."
-        )
 
 
 def run(

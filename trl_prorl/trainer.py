@@ -23,10 +23,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
@@ -40,7 +37,7 @@ from .assembly import (
 )
 from .cli.ending import describe_saved_state, print_interrupted
 from .cli.model_defaults import plain_generation_config
-from .cli.plan import Plan, choose_best_metric
+from .cli.plan import Plan
 from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
@@ -92,7 +89,6 @@ from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
 from .upstream.modules import Modules, checkpointing_off, is_sharded
 from .upstream.positions import with_positions
-from .watch import GUARD_WINDOW
 
 
 logger = logging.getLogger(__name__)
@@ -193,7 +189,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
-        self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
+        judging = judges(self.verify, self.reward_funcs)
+        self.verdicts = Verdicts(judging, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -258,9 +255,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
 
-    def _judges(self) -> list:
-        return judges(self.verify, self.reward_funcs)
-
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
         has_more = has_images(self) or self.environment_factories is not None
@@ -272,12 +266,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
 
     def add_callback(self, callback):
-        """Add a callback. Reset triggers get their resets; early stopping gets the metric of the best checkpoint."""
+        """Add a callback. Reset triggers get their resets."""
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
-        if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
-            choose_best_metric(self.args, self._judges(), [EarlyStoppingCallback()])
         super().add_callback(callback)
 
     @property
@@ -349,20 +341,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
 
     def create_optimizer(self, *args, **kwargs):
-        """Check that something is trained, and pass TRL's optimizer to the parts."""
+        """Check that something is trained."""
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
                 "the model has no trainable parameter. Load an adapter for training: "
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed the trained parameters
-        optimizer = super().create_optimizer(*args, **kwargs)
-        self._pass_optimizer(inner_of(optimizer))
-        return optimizer
-
-    def _pass_optimizer(self, optimizer) -> None:
-        for part in self.parts.values():
-            part.optimizer_made(optimizer)
+        return super().create_optimizer(*args, **kwargs)
 
     def _check_trained(self) -> None:
         """Raise an error for trained parameters outside an adapter that references or files would lack."""
@@ -371,32 +357,25 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
-    def create_scheduler(self, num_training_steps, *args, **kwargs):
-        """Pass TRL's schedule to the parts."""
-        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
-        self._pass_schedule(scheduler)
-        return scheduler
-
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Before a state is loaded, pass what a subclass has made to the parts."""
-        self._pass_others()
+        """Give the parts optimizer and schedule, whose states they restore."""
+        self._pass_made()
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _run_epoch(self, *args, **kwargs):
-        """Likewise, before the first step."""
-        self._pass_others()
+        """Give the parts optimizer and schedule, also of a run without a checkpoint."""
+        self._pass_made()
         super()._run_epoch(*args, **kwargs)
 
-    def _pass_others(self) -> None:
-        """Pass an optimizer and a schedule to the parts that a subclass has made without our methods."""
-        if self.resets.optimizer is not inner_of(self.optimizer):
-            self._pass_optimizer(inner_of(self.optimizer))
+    def _pass_made(self) -> None:
+        """Pass optimizer and schedule to the parts once they exist: a subclass may have made them."""
+        optimizer = inner_of(self.optimizer)
+        if self.resets.optimizer is not optimizer:
+            for part in self.parts.values():
+                part.optimizer_made(optimizer)
         if self.resets.schedule is not self.lr_scheduler:
-            self._pass_schedule(self.lr_scheduler)
-
-    def _pass_schedule(self, schedule) -> None:
-        for part in self.parts.values():
-            part.schedule_made(schedule)
+            for part in self.parts.values():
+                part.schedule_made(self.lr_scheduler)
 
     # --------------------------------------------------------------------------------------- a step: the batch
 
@@ -419,7 +398,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return
         args = self.args
         steps = self.state.max_steps
-        late = find_late_keys(args, steps, self.state.eval_steps, GUARD_WINDOW)
+        late = find_late_keys(args, steps)
         for key, first in late.items():
             logger.warning(
                 "%s=%s cannot act before step %d, and the run ends at step %d: raise max_steps or lower %s.",

@@ -139,11 +139,6 @@ def test_growth_ends_at_the_largest_rank(adapted):
         event = part.on_generation(step) if step % 3 == 0 else None  # three steps a generation
         seen += [(event["step_requested"], event["step_applied"], event["rank"])] if event else []
     assert seen == [(2, 3, 7), (6, 6, 9)]
-    part = growth(adapted())
-    part.on_step_end(1, None)
-    part.begin()  # a training that begins anew forgets what waited
-    assert part.on_generation(1) is None
-    assert part.rank == 4
 
 
 # ------------------------------------------------------------------------------------------------------ in training

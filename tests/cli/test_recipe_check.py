@@ -9,14 +9,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from transformers import LlavaConfig
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.model_name import find_model
-from trl_prorl.cli.recipe import RecipeParser, parse_recipe
+from trl_prorl.cli.recipe import RecipeParser
 from trl_prorl.cli.recipe_yaml import read_recipe
 from trl_prorl.cli.towers import find_towers
 from trl_prorl.errors import InputError
@@ -268,11 +267,3 @@ def test_a_kernel_does_not_run_where_towers_are_looked_for(tmp_path):
     keys = {"architectures": ["LlavaForConditionalGeneration"], "attn_implementation": "kernels-community/flash-attn2"}
     (tmp_path / "config.json").write_text(json.dumps(LlavaConfig().to_dict() | keys))
     assert find_towers(str(tmp_path)) == ["model.vision_tower", "model.multi_modal_projector"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_recipe_of_a_gpu_without_one_names_the_cure():
-    with pytest.raises(ValueError, match="needs a GPU.*use_cpu: true.*gsm8k/cpu"):
-        parse_recipe(["--config", str(ROOT / "recipes/gsm8k/variantA.yaml")])
-    with pytest.raises(ValueError, match="gsm8k/cpu"):
-        ProRLConfig("run")  # TRL's default of bf16

@@ -70,7 +70,6 @@ def test_a_reset_waits_for_the_next_generation(run, accumulation, per_generation
     }
     trainer = run(beta=0.1, ref_reset_every=every, **keys)
     assert steps(trainer) == applied
-    assert trainer.args.first_reset(6) == (applied[0][1] if applied else None)
     after = {step + 1 for _, step in applied}
     assert all(row["time_reset"] > 0 for row in metrics(trainer) if row["step"] in after)
 
@@ -236,28 +235,6 @@ def test_a_full_model_without_a_path_has_a_starting_model(make_trainer, tiny_mod
     model = changed_in_memory(tiny_model)
     model.config._name_or_path = ""
     make_trainer(model=model, lora=False, beta=0.0, beta_base=0.1)
-
-
-def with_a_new_head(path):
-    model = AutoModelForCausalLM.from_pretrained(path)
-    model.score = torch.nn.Linear(4, 1)
-    return model
-
-
-@pytest.mark.parametrize(
-    "make, differs",
-    [
-        (AutoModelForCausalLM.from_pretrained, False),
-        (partial(AutoModelForCausalLM.from_pretrained, num_labels=3, output_hidden_states=True), False),
-        (changed_in_memory, True),
-        (with_other_settings, True),
-        (with_a_new_head, True),
-    ],
-)
-def test_a_fixed_reference_that_is_not_the_policy_is_told(make_trainer, tiny_model, caplog, make, differs):
-    """TRL loads it by the policy's name."""
-    make_trainer(model=make(tiny_model), lora=False, beta=0.1)
-    assert (f"The policy is not the model of {tiny_model}" in caplog.text) == differs
 
 
 def poison(completions, trainer_state, **kwargs):

@@ -16,10 +16,25 @@ from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
-from ..keys import RENAMED, TASK_KEYS, TASK_REQUIREMENTS, TaskKeys, check_values, cure_of, drop_unused, warn_unused
+from ..keys import (
+    RENAMED,
+    TASK_KEYS,
+    TASK_REQUIREMENTS,
+    Requirement,
+    TaskKeys,
+    check_values,
+    cure_of,
+    drop_unused,
+    warn_unused,
+)
 from ..text import last_text, short
 from .recipe_yaml import read_recipe
 from .shipped_recipes import with_recipe
+
+
+# TRL's keys of data sets, which a task loads itself, by `dataset_name`.
+OF_DATA_SETS = ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming")
+A_PATH = Requirement(lambda values: False, "a task's own options, task_options")
 
 
 def is_switched(metric: str) -> bool:
@@ -35,14 +50,8 @@ class TaskArguments(TaskKeys, ScriptArguments):
     __doc__ = TaskKeys.__doc__  # for `help`
 
     def __post_init__(self):
-        for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
-            if getattr(self, name) != self.__dataclass_fields__[name].default:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect, because the task loads its own data. Remove it. "
-                    "Set dataset_name to the path of the data, and task_options for other options of the task."
-                )
         check_values(self, TASK_KEYS)
-        warn_unused(drop_unused(self, TASK_REQUIREMENTS))
+        warn_unused(drop_unused(self, TASK_REQUIREMENTS | dict.fromkeys(OF_DATA_SETS, A_PATH)))
         needed = self._length_key()
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"length_reward={self.length_reward!r} needs {needed}: set it, in tokens.")
@@ -162,7 +171,6 @@ def task_reward(task) -> Callable[..., list[float]]:
     reward.__name__ = task.name
     batch_verifier.__name__ = batch_verifier.__qualname__ = f"{task.name}.verify"
     reward.batch_verifier = batch_verifier
-    reward.verifier = batch_verifier  # its earlier name
     return reward
 
 

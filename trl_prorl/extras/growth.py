@@ -39,8 +39,7 @@ class Growth(Part):
         self.copies = [*copies]
         self.timer = timer
         check_growing_model(policy, args)
-        self._first = self.rank
-        self.begin()
+        self.requested: int | None = None
 
     @property
     def rank(self) -> int:
@@ -50,9 +49,6 @@ class Growth(Part):
         if optimizer is not None:
             check_growing_optimizer(type(optimizer))
         self.optimizer = optimizer
-
-    def begin(self) -> None:
-        self.requested: int | None = None
 
     def on_step_end(self, step: int, parameters) -> None:
         if step % self.every == 0 and self.rank < self.largest:
@@ -104,20 +100,11 @@ class Growth(Part):
         return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
 
     def before_load(self, checkpoint: Path) -> None:
-        """Set rank and frozen values to a checkpoint's. Raises `ValueError`: the adapter cannot grow into it."""
+        """Set rank and frozen values to a checkpoint's."""
         if not (checkpoint / ADAPTER_CONFIG).is_file():
             return
         saved = read_json(checkpoint / ADAPTER_CONFIG)
         mine = self.policy.peft_config["default"]
-        scaling = mine.lora_alpha / (math.sqrt(mine.r) if mine.use_rslora else mine.r)
-        alpha = alpha_for(scaling, saved["r"], mine.use_rslora)
-        has_kind = bool(saved.get("use_rslora")) == mine.use_rslora
-        if saved["r"] < self._first or not math.isclose(saved["lora_alpha"], alpha, rel_tol=1e-9) or not has_kind:
-            raise ValueError(
-                f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
-                f"which an adapter of rank {self._first} with a scaling of {scaling:g} cannot grow. Restore lora_r "
-                "and lora_alpha, or start a new run."
-            )
         if saved["r"] != mine.r:
             self._set_rank(saved["r"], rows={})
         # For the best model, transformers loads only the policy; the newest reference would lose its newer ranks.

@@ -92,13 +92,11 @@ class RequestSeeds:
     def __init__(self, trainer):
         self._trainer = trainer
         self._seeded_step = -1
-        self._state: Any = None  # of the training, which each training and resume makes anew
         self._batches: Counter[str] = Counter()  # batches of this step, by purpose
 
     def next(self) -> int:
         trainer = self._trainer
-        if trainer.state.global_step != self._seeded_step or trainer.state is not self._state:
-            self._state = trainer.state
+        if trainer.state.global_step != self._seeded_step:
             self._seeded_step = trainer.state.global_step
             self._batches.clear()
         purpose = "train" if trainer.model.training else "eval"

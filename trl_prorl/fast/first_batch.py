@@ -56,7 +56,6 @@ class FirstBatch(Part):
             empty if nothing, `None` before it.
     """
 
-    optional_on_resume = True
     remembers = ("score", "samples")
 
     def __init__(
