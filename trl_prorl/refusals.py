@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from .advantages import UNGROUPED
 from .keys import Key, Requirement, Values, check_values
 from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, SCHEDULES
-from .watch import GUARD_WINDOW
 
 
 if TYPE_CHECKING:
@@ -331,16 +330,33 @@ ACTS_ONLY_WITH = {
 }
 
 
-def find_late_keys(args: "ProRLConfig", steps: int) -> dict[str, int]:
-    """Return the keys that cannot act within `steps` optimizer steps, with the first step at which each could."""
+def find_late_keys(args: "ProRLConfig", steps: int, eval_steps: float, guard_window: int) -> dict[str, int]:
+    """
+    Return the keys that cannot act within `steps` optimizer steps, with the first step at which each could.
+
+    Args:
+        args ([`ProRLConfig`]): The configuration.
+        steps (`int`): Optimizer steps of the run.
+        eval_steps (`float`): Optimizer steps from one evaluation to the next.
+        guard_window (`int`): Optimizer steps of an average of `guard_gap`.
+    """
     first = {}
     for key in ("ref_reset_every", "lora_growth_every", "elastic_reset_every"):
         if getattr(args, key):
             first[key] = args.next_boundary(getattr(args, key)) + 1
     if args.has_own_triggers:  # for a script's triggers alone it may be above `max_steps`
         first.pop("ref_reset_every", None)
+    if args.ref_reset_kl_window > 1:
+        first["ref_reset_kl_window"] = args.next_boundary(args.ref_reset_kl_window) + 1
+    if args.entropy_floor is not None:
+        first["entropy_patience"] = args.entropy_patience
     if args.guard_gap is not None:  # it compares two averages
-        first["guard_gap"] = GUARD_WINDOW + 1
+        first["guard_gap"] = guard_window + 1
+    if args.eval_strategy == "steps" and args.ref_reset_stall:  # the first evaluation is the best so far
+        evaluations = args.ref_reset_stall + (not args.eval_on_start)
+        first["ref_reset_stall"] = args.next_boundary(evaluations * eval_steps) + 1
+    if args.eval_strategy == "steps" and args.stop_stall:
+        first["stop_stall"] = (args.stop_stall + 1) * eval_steps
     return {key: step for key, step in first.items() if step > steps}
 
 

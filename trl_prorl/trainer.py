@@ -89,6 +89,7 @@ from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
 from .upstream.modules import Modules, checkpointing_off, is_sharded
 from .upstream.positions import with_positions
+from .watch import GUARD_WINDOW
 
 
 logger = logging.getLogger(__name__)
@@ -398,7 +399,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return
         args = self.args
         steps = self.state.max_steps
-        late = find_late_keys(args, steps)
+        late = find_late_keys(args, steps, self.state.eval_steps, GUARD_WINDOW)
         for key, first in late.items():
             logger.warning(
                 "%s=%s cannot act before step %d, and the run ends at step %d: raise max_steps or lower %s.",
