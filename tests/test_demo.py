@@ -51,11 +51,16 @@ def test_a_finished_run_is_kept_and_another_resumes(tmp_path, trains):
     assert line.endswith("--resume_from_checkpoint auto --seed 7")
 
 
-def test_a_run_that_fails_is_one_line_that_names_its_log(tmp_path, trains):
-    trains("print('step 1', flush=True); raise SystemExit('error: the disk is full')")
-    with pytest.raises(RunError, match=r"^plain ended with exit code 1, see .*plain\.log\.$"):
+def test_a_run_that_fails_is_one_line_with_its_own_error(tmp_path, trains):
+    """Its buffered stdout is written last; the error of an earlier attempt is in the same file."""
+    (tmp_path / "plain.err").write_text("error: before\n")
+    trains("print('step 1'); raise SystemExit('error: the disk is full')")
+    with pytest.raises(RunError, match=r"^plain ended with exit code 1, see .*plain\.err: error: the disk is full$"):
         demo_module.train(tmp_path / "plain", [])
-    assert (tmp_path / "plain.log").read_text() == "step 1\nerror: the disk is full\n"
+    assert (tmp_path / "plain.log").read_text() == "step 1\n"
+    trains("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(RunError, match=r"^plain ended with exit code -9, see .*plain\.err: (?!error)"):
+        demo_module.train(tmp_path / "plain", [])
 
 
 def test_it_ends_with_what_the_report_prints(tmp_path, monkeypatch):

@@ -45,12 +45,17 @@ def train(run: Path, keys: list[str]) -> None:
     if any(run.glob("*model.safetensors")):
         return
     log = run.with_suffix(".log")
+    errors = run.with_suffix(".err")
     command = [*COMMAND, "train", f"tiny/{run.name}", "--output_dir", str(run), *TRAINING, *keys]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open_own(log, "a") as output:
-        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=env).returncode
+    # In files of their own: stdout is buffered, so it may be written after the error.
+    with open_own(log, "a") as output, open_own(errors, "a") as error_output:
+        start = error_output.tell()
+        code = subprocess.run(command, stdout=output, stderr=error_output, env=env).returncode
     if code:
-        raise RunError(f"{run.name} ended with exit code {code}, see {log}.")
+        lines = errors.read_bytes()[start:].decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else "it printed no error"
+        raise RunError(f"{run.name} ended with exit code {code}, see {errors}: {reason}")
     print(f"{run.name}: trained", flush=True)
 
 
