@@ -20,7 +20,7 @@ from trl.trainer.utils import nanstd
 
 from .cli.dropout import own_random_state
 from .errors import EvaluationError, InputError, RewardError
-from .guards.rewards import guard_reward
+from .guards.rewards import VERIFIERS, guard_reward
 from .kl import Penalty, completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import EQUAL_GROUPS, RolloutResult, groups_without_signal, weighted_sum
@@ -60,8 +60,9 @@ def find_verifier(functions: Iterable[Any]) -> Callable | None:
     """Return the verifier of reward functions. Raises `InputError`: several, and their order would choose one."""
     verifiers = []
     for function in functions:
-        verifier = getattr(function, "batch_verifier", None)
-        if callable(verifier) and verifier not in verifiers:
+        candidates = [getattr(function, name, None) for name in VERIFIERS]
+        verifier = next(filter(callable, candidates), None)
+        if verifier is not None and verifier not in verifiers:
             verifiers.append(verifier)
     if len(verifiers) > 1:
         raise InputError(

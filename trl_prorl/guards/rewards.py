@@ -24,6 +24,7 @@ from ..text import quoted, short
 # Not SIGALRM: reward functions use it (math-verify's time limit does).
 SIGNAL = signal.SIGRTMIN + 9
 REPEAT_SECONDS = 1.0
+VERIFIERS = ("batch_verifier", "verifier")  # attributes of a reward function: new and old name
 ONE_EACH = " Return a list with one number or None per completion."
 
 
@@ -119,8 +120,9 @@ def guard_reward(
 
     if hasattr(function, "__name__"):
         functools.update_wrapper(guarded, function)
-    if callable(getattr(function, "batch_verifier", None)):  # of an object, also of its class
-        guarded.batch_verifier = function.batch_verifier
+    for attribute in VERIFIERS:  # of an object, also of its class
+        if callable(getattr(function, attribute, None)):
+            setattr(guarded, attribute, getattr(function, attribute))
     return guarded
 
 
