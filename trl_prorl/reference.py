@@ -13,6 +13,7 @@ A reference that resets can move starts as the policy.
 
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
@@ -70,6 +71,9 @@ def check_active_adapter(policy: PeftModel) -> None:
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters of the model itself, which disabling the adapter does not change."""
     marks = [f".{name}." for name in policy.peft_config]
+    prefix = getattr(policy.base_model, "prefix", None)  # of an unnamed adapter, such as `adaption_`
+    if prefix:
+        marks.append(f".{prefix}")
     of_adapters = re.compile("|".join(map(re.escape, marks)))
     outside = {}
     for name, param in policy.named_parameters():
@@ -141,6 +145,20 @@ def has_settings_of(policy: torch.nn.Module, reference: torch.nn.Module) -> bool
     return settings_of(policy.config.to_dict()) == settings_of(reference.config.to_dict())
 
 
+def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
+    """Warn if the policy differs from the model at its path, TRL's reference."""
+    own = unique_tensors(policy)
+    loaded = unique_tensors(reference)
+    is_alike = own.keys() == loaded.keys() and has_settings_of(policy, reference)
+    if is_alike and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
+        return
+    logger.warning(
+        "The policy is not the model of %s, which TRL loads as the fixed reference: it was changed in memory. For a "
+        "KL to the policy as it is now, save it and pass the folder.",
+        path,
+    )
+
+
 def warn_of_rounded(reference: torch.nn.Module, mix: float) -> None:
     """Warn if averages of a reference's weights are rounded to bf16 or fp16."""
     dtype = decoder_dtype(reference)
@@ -181,8 +199,9 @@ class AnchorModels:
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
-            is_alike = type(reference.ref_model) is type(self.policy)
-            if self.moves and not (is_alike and has_settings_of(self.policy, reference.ref_model)):
+            is_other = type(reference.ref_model) is not type(self.policy)
+            computes_alike = not is_other and has_settings_of(self.policy, reference.ref_model)
+            if self.moves and not computes_alike:
                 # TRL uses class and settings of the path's config; a script's policy may have others.
                 prepared = trainer.accelerator._models  # which would keep TRL's in memory
                 prepared[:] = [model for model in prepared if model is not trainer.ref_model]
@@ -193,7 +212,12 @@ class AnchorModels:
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
                 reference.move(1.0)
+            elif not is_other:
+                warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
+        if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
+            # A later TRL may create `ref` for its own sync. Here the reference is the base model.
+            self.policy.delete_adapter("ref")
         if self.wrapped_by_trl and self.moves:  # TRL's own would be the base model
             frozen_adapter(self.policy, "ref")
         if "ref" not in self.policy.peft_config:
@@ -375,7 +399,9 @@ class InitialAdapter:
         try:
             with ExitStack() as stack:
                 if not self.is_trained:
-                    stack.enter_context(self.policy.disable_adapter())
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # PEFT warns about a trained bias, which was set back
+                        stack.enter_context(self.policy.disable_adapter())
                 yield
         finally:
             self._set(trained, now)
