@@ -73,17 +73,21 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
-        if self.stop_stall and self.metric_for_best_model is None:  # the best checkpoint is by the watched metric
-            self.metric_for_best_model = self.ref_reset_metric
-        if self.stop_stall and self.greater_is_better is None:
-            self.greater_is_better = self.ref_reset_metric_mode == "max"
+        best = self.metric_for_best_model
+        greater = self.greater_is_better
         self._complete_as_trl()
+        if best is None:  # transformers would set the loss, which is meaningless in GRPO: the trainer chooses
+            self.metric_for_best_model = None
+            self.greater_is_better = greater
         unused = drop_unused(self, ACTS_ONLY_WITH)
         warn_unused(unused + drop_unused(self, REQUIREMENTS))
         if self.beta == 0.0 and self.resets:  # of the optimizer alone
             self.ref_reset_mix = 0.0
         for refuse in REFUSALS:
             refuse(self)
+        if self.stop_stall:  # the best checkpoint is the best by the watched metric
+            self.metric_for_best_model = self.ref_reset_metric
+            self.greater_is_better = self.ref_reset_metric_mode == "max"
         bias = gradient_bias(
             self.kl_estimator,
             self.use_bias_correction_kl,

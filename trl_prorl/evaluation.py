@@ -273,13 +273,15 @@ class EvaluationMixin:
         timer = StageTimer(self.accelerator.device)
         with timer.stage("eval"):
             metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
-        watched = [name for callback in self.resets.callbacks for name in callback.metrics()]
-        if self.args.stop_stall:
-            watched.append(self.args.ref_reset_metric)
-        for name in watched:
+        watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
+        best = self.args.metric_for_best_model
+        if best is not None:
+            key = "ref_reset_metric" if self.args.stop_stall else "metric_for_best_model"
+            watched[f"eval_{best.removeprefix('eval_')}"] = key
+        for name, key in watched.items():
             if name not in metrics:
                 known = ", ".join(sorted(metrics))
-                raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
+                raise EvaluationError(f"{key}={name!r} is not a metric of the evaluation; it has: {known}.")
         self.recorder.evaluation(self.state.global_step, metrics, timer.seconds["eval"])
         return metrics
 

@@ -264,14 +264,18 @@ def refuse_stop(args: "ProRLConfig") -> None:
             f"stop_stall={args.stop_stall} keeps the best checkpoint and the last one, but save_total_limit=1. Set "
             "save_total_limit: 2 (or more)."
         )
-    watched = (args.ref_reset_metric.removeprefix("eval_"), args.ref_reset_metric_mode == "max")
-    best = (args.metric_for_best_model.removeprefix("eval_"), args.greater_is_better)
-    if best != watched:
+    watched = args.ref_reset_metric
+    best = args.metric_for_best_model
+    if best is not None and best.removeprefix("eval_") != watched.removeprefix("eval_"):
         raise ValueError(
-            f"stop_stall={args.stop_stall} watches ref_reset_metric={args.ref_reset_metric!r} with "
-            f"ref_reset_metric_mode={args.ref_reset_metric_mode!r}, but the best checkpoint is by "
-            f"metric_for_best_model={args.metric_for_best_model!r} with greater_is_better={args.greater_is_better}. "
-            "Remove the last two, or set them alike."
+            f"stop_stall={args.stop_stall} watches ref_reset_metric={watched!r}, but the checkpoint that is kept is "
+            f"the best by metric_for_best_model={best!r}. Set both to the same, or remove metric_for_best_model."
+        )
+    mode = args.ref_reset_metric_mode
+    if args.greater_is_better not in (None, mode == "max"):
+        raise ValueError(
+            f"greater_is_better={args.greater_is_better} contradicts ref_reset_metric_mode={mode!r} of stop_stall="
+            f"{args.stop_stall}. Remove greater_is_better, or change ref_reset_metric_mode."
         )
 
 

@@ -23,7 +23,10 @@ from pathlib import Path
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedTokenizerBase,
+)
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
@@ -37,7 +40,7 @@ from .assembly import (
 )
 from .cli.ending import describe_saved_state, print_interrupted
 from .cli.model_defaults import plain_generation_config
-from .cli.plan import Plan
+from .cli.plan import Plan, choose_best_metric
 from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
@@ -190,8 +193,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
-        judging = judges(self.verify, self.reward_funcs)
-        self.verdicts = Verdicts(judging, self.num_generations_eval, args.reward_timeout)
+        self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -256,6 +258,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
 
+    def _judges(self) -> list:
+        return judges(self.verify, self.reward_funcs)
+
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
         has_more = has_images(self) or self.environment_factories is not None
@@ -267,10 +272,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
 
     def add_callback(self, callback):
-        """Add a callback. Reset triggers get their resets."""
+        """Add a callback. Reset triggers get their resets; early stopping gets the metric of the best checkpoint."""
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
+        if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
+            choose_best_metric(self.args, self._judges(), [EarlyStoppingCallback()])
         super().add_callback(callback)
 
     @property

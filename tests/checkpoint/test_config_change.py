@@ -258,6 +258,10 @@ def test_a_half_used_batch_is_continued_as_it_was_made(begun, resumed):
     assert resumed(step=2, num_iterations=1).state.global_step == 4
 
 
+def test_a_best_model_s_metric_that_the_trainer_chose_is_no_change(compare):
+    assert compare({"metric_for_best_model": "eval_reward"}, {"metric_for_best_model": None}) == {}
+
+
 def test_a_refusal_comes_before_a_model_is_loaded_and_in_own_scripts_too(begun, make_trainer):
     keys = {**KEYS, "allow_config_change": True, "seed": 8, "output_dir": str(begun[0])}
     config = ProRLConfig(use_cpu=True, bf16=False, resume_from_checkpoint="True", **keys)

@@ -1,9 +1,32 @@
-"""The best checkpoint is by any metric that an evaluation measures."""
+"""The best model is by pass@1 or by the reward, never by the loss; an evaluation refuses a metric that it has not."""
 
-from tiny_run import BEST, QUESTIONS, set_evaluations, vowels
+import itertools
+from pathlib import Path
+
+import pytest
+from tiny_run import BEST, QUESTIONS, constant, set_evaluations, vowels
+from transformers import EarlyStoppingCallback
 
 
-EACH_STEP = {**BEST, "eval_steps": 1, "save_steps": 1}
+UNSET = {name: value for name, value in BEST.items() if name not in ("metric_for_best_model", "greater_is_better")}
+EACH_STEP = {**UNSET, "eval_steps": 1, "save_steps": 1}
+JUDGED = constant(0.5, verifier=lambda completions, **columns: [True] * len(completions))
+
+
+def test_without_a_metric_the_best_reward_is_kept_and_loaded(make_trainer):
+    trainer = make_trainer(trainer_kwargs=QUESTIONS, **EACH_STEP, save_total_limit=1)
+    set_evaluations(trainer, 0.1, 0.9, 0.4, 0.2).train()
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
+    assert trainer.state.best_metric == 0.9
+    kept = {path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")}
+    assert "checkpoint-2" in kept
+
+
+def test_with_a_verifier_it_is_pass_at_1_unless_another_is_asked_for(make_trainer):
+    trainer = make_trainer(reward=JUDGED, trainer_kwargs=QUESTIONS, **UNSET)
+    assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("eval_pass@1", True)
+    trainer = make_trainer(reward=JUDGED, trainer_kwargs=QUESTIONS, metric_for_best_model="loss", **UNSET)
+    assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("loss", False)
 
 
 def test_vllm_gets_the_weights_of_the_best_model(make_trainer):
@@ -13,11 +36,48 @@ def test_vllm_gets_the_weights_of_the_best_model(make_trainer):
     assert trainer.step_of_weights == 2 and trainer._last_loaded_step == -1
 
 
+class Judge:
+    def __call__(self, completions, **columns):
+        return vowels(completions)
+
+    def batch_verifier(self, completions, **columns):
+        return [True] * len(completions)
+
+
+def test_the_verifier_of_a_reward_object_is_known_to_a_callback_that_comes_later(make_trainer):
+    keys = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    trainer = make_trainer(reward=Judge(), trainer_kwargs=QUESTIONS, **keys)
+    trainer.add_callback(EarlyStoppingCallback())
+    assert trainer.args.metric_for_best_model == "eval_pass@1"
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_an_early_stop_is_by_the_reward_too(make_trainer, added):
+    """The reward rises, and the loss of rewards that are all equal is 0: by the loss it would stop at step 3."""
+    calls = itertools.count()
+
+    def rising(completions, **columns):
+        return [float(next(calls))] * len(completions)
+
+    keys = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "max_steps": 5}
+    callback = EarlyStoppingCallback(early_stopping_patience=2)
+    callbacks = [] if added else [callback]
+    trainer = make_trainer(reward=rising, trainer_kwargs={**QUESTIONS, "callbacks": callbacks}, **keys)
+    if added:
+        trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.args.metric_for_best_model == "eval_reward"
+    assert trainer.state.global_step == 5
+
+
 def logging(completions, log_metric=None, **columns):
     log_metric("share_of_vowels", 0.5)
     return vowels(completions)
 
 
-def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(run):
-    keys = {**EACH_STEP, "max_steps": 1, "metric_for_best_model": "share_of_vowels"}
-    assert run(reward=logging, trainer_kwargs=QUESTIONS, **keys).state.best_metric == 0.5
+def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_trainer):
+    keys = {**EACH_STEP, "max_steps": 1}
+    make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_vowels", **keys).train()
+    trainer = make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_wovels", **keys)
+    with pytest.raises(ValueError, match="metric_for_best_model='eval_share_of_wovels'.*eval_share_of_vowels"):
+        trainer.train()

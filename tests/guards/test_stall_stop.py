@@ -109,8 +109,7 @@ def test_the_best_may_be_loaded_at_the_end(run, largest_difference, capsys, stra
     assert stopped.state.global_step == 4
     assert checkpoints(stopped) == ["checkpoint-2", "checkpoint-4"]
     assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward" in capsys.readouterr().out
-    control = {**keys, **BY_REWARD, "max_steps": 2}
-    assert largest_difference(stopped, run(reward=scripted(values), **control)) == 0.0
+    assert largest_difference(stopped, run(reward=scripted(values), **{**keys, "max_steps": 2})) == 0.0
 
 
 def test_a_stall_first_resets_and_does_not_go_back(run):

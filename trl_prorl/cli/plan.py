@@ -2,13 +2,13 @@
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from peft import PeftModel
-from transformers import Trainer
+from transformers import EarlyStoppingCallback, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
@@ -72,6 +72,7 @@ class Plan:
         keys = changing_keys(args)
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         callbacks = given.get("callbacks") or []
+        choose_best_metric(args, judges(trainer.verify, functions), callbacks)
         _check_verifier(args, judges(trainer.verify, functions))
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
@@ -157,3 +158,12 @@ def _check_treatment(args: ProRLConfig, optimizer) -> None:
         return
     optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args)
     check_optimizer_class(optimizer_class, settings.get("momentum", 0.0), settings.get("beta1"), args.optimizer_reset)
+
+
+def choose_best_metric(args: ProRLConfig, judging: list[Callable], callbacks: list) -> None:
+    """Set `metric_for_best_model` if it is needed and not given: transformers' is the loss, meaningless in GRPO."""
+    stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
+    chooses = args.load_best_model_at_end or args.save_strategy == "best" or stops
+    if args.metric_for_best_model is None and chooses:
+        args.metric_for_best_model = "eval_reward" if find_verifier(judging) is None else "eval_pass@1"
+        args.greater_is_better = True if args.greater_is_better is None else args.greater_is_better

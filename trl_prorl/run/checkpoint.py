@@ -30,7 +30,7 @@ from ..text import visible
 from ..upstream.weights import load_checkpoint, whole_weights
 from .folder import COMPLETIONS, RunFolder, first_of_processes, is_written, on_main_process, step_of, steps_of, sync
 from .identity import (
-    BEST,
+    CHOSEN_LATER,
     EVALUATIONS_ACT,
     IDENTITY_FILE,
     buffer_file,
@@ -127,7 +127,7 @@ class CheckpointMixin:
         identity = self._identity | changing_keys(*self.recipe)
         evaluations_act = self._evaluations_act()
         if not evaluations_act:  # then their keys are free
-            identity = {key: identity[key] for key in identity if "eval" not in key and key not in BEST}
+            identity = {key: identity[key] for key in identity if "eval" not in key and key not in CHOSEN_LATER}
         return identity | {EVALUATIONS_ACT: evaluations_act}
 
     def _evaluations_act(self) -> bool:

@@ -25,9 +25,9 @@ VALUES_HASHED = 128  # of a tensor
 LENGTHS = {"max_steps", "num_train_epochs"}
 ENDS = {*LENGTHS, "entropy_stop", "guard_gap_action", "stop_stall"}  # they end a run, and change no batch
 EVALUATIONS_ACT = "evaluations change the training"
-BEST = {"metric_for_best_model", "greater_is_better"}
+CHOSEN_LATER = {"metric_for_best_model", "greater_is_better"}
 # A resume restores them, or they act before the first step: a new value would be ignored, or act in part.
-RESTORED = {"seed", "data_seed", "optim", "optim_target_modules", "eval_on_start", *BEST}
+RESTORED = {"seed", "data_seed", "optim", "optim_target_modules", "eval_on_start", *CHOSEN_LATER}
 RATES = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"}
 # PEFT's settings of an adapter that are names and places.
 NAMES_OF_ADAPTER = {"base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version"}
@@ -99,6 +99,9 @@ def check_same_run(checkpoint: Path, identity: Mapping[str, Any], allowed: bool)
     saved = read_json(checkpoint / IDENTITY_FILE)
     common = sorted(saved.keys() & identity.keys())  # a script has no keys of a task
     changed = {key: [saved[key], identity[key]] for key in common if saved[key] != identity[key]}
+    for key in CHOSEN_LATER & changed.keys():  # by a trainer: a run's `config.yaml` has its choice, its recipe none
+        if None in changed[key]:
+            del changed[key]
     fixed = changed.keys() - ENDS if buffer_file(checkpoint, 0).exists() else _without_effect(changed, identity)
     if fixed or (changed and not allowed):
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
