@@ -152,10 +152,6 @@ class BaseModel:
     commit: str | None = None
     sha256: str | None = None
 
-    @property
-    def is_embedded(self) -> bool:
-        return embedded_base.is_embedded(self.name)
-
 
 def identify(name: str, revision: str | None = None) -> BaseModel:
     embedded = embedded_base.full_name(name)
