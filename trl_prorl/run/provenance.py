@@ -97,7 +97,6 @@ def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str |
         RUN_ID: run_id,
         "variant": variant,
         "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
-        "model_class": _own_class(model),
         "quantization": _quantization(model),
         "seed": args.seed,
         "versions": {"python": platform.python_version(), **versions()},
@@ -111,18 +110,6 @@ def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str |
 
 def _write_env(run_dir: str | os.PathLike, env: dict[str, Any]) -> None:
     replace_text(Path(run_dir, ENV_FILE), json.dumps(env, indent=2) + "\n")
-
-
-def _own_class(model: "torch.nn.Module") -> str | None:
-    """Name a policy's class, if `AutoModelForCausalLM` would choose another."""
-    import transformers
-
-    policy = model.get_base_model() if hasattr(model, "get_base_model") else model
-    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(policy, "config", None)), None)
-    if made is None or isinstance(policy, made):
-        return None
-    # Sharding replaces a model's class by a subclass.
-    return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
 
 
 def _quantization(model: "torch.nn.Module") -> dict | None:
