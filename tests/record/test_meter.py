@@ -174,19 +174,6 @@ def test_seconds_on_a_gpu_are_the_devices_and_it_is_waited_for_when_they_are_rea
     assert queue.waits == 1
 
 
-def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
-    """To ask anything of it raises again: what a device-side assertion does."""
-    failed = RuntimeError("CUDA error: device-side assert triggered")
-    record = Mock()
-    timer = StageTimer(card(Event=lambda **keys: Mock(record=record)))
-    for first, seen in ((KeyError, KeyError), (None, RuntimeError)):  # without another error it is one
-        record.side_effect = None
-        with pytest.raises(seen), timer.stage("rollout"), timer.stage("ref"):
-            record.side_effect = failed
-            if first:
-                raise first
-
-
 # A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone.
 @pytest.mark.parametrize("error", [Exception("Not Supported"), ModuleNotFoundError("nvidia-ml-py")])
 def test_a_card_of_which_nvml_tells_nothing_is_measured_without_it(card, error):

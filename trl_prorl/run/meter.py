@@ -169,11 +169,8 @@ class StageTimer:
         span = self.enter(name)
         try:
             yield span
-        except BaseException:
-            with suppress(RuntimeError):  # a failed GPU fails again here, and would hide the first error
-                self.leave()
-            raise
-        self.leave()
+        finally:
+            self.leave()
 
     def enter(self, name: str) -> "Span":
         self._change()
