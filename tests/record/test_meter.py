@@ -206,15 +206,6 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     assert threading.active_count() == threads
 
 
-def test_the_readings_of_a_step_that_is_abandoned_end(card):
-    threads = threading.active_count()
-    meter = Meter(card())
-    meter.begin_step()
-    assert threading.active_count() == threads + 1
-    meter.abandon_step()
-    assert threading.active_count() == threads
-
-
 def test_the_peak_of_a_step_is_not_that_of_an_evaluation_before_it(card):
     peak = [20 * 2**30]  # of an evaluation
     gpu = card(max_memory_allocated=lambda device: max(peak), reset_peak_memory_stats=lambda device: peak.clear())

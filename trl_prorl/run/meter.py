@@ -58,13 +58,6 @@ class Meter:
         self._utilization = Utilization(self.device)
         self._began = time.perf_counter()
 
-    def abandon_step(self) -> None:
-        if self.open:
-            self._utilization.end()
-        self._began = None
-        self.timer.clear()
-        self._clear()
-
     def counted(self, model: Callable[..., Any], kind: str) -> Callable[..., Any]:
         """Wrap a model so that each call counts, with its positions (padding included)."""
 
