@@ -22,7 +22,7 @@ from trl_prorl.errors import CheckpointError, InputError
 from trl_prorl.run.checkpoint import completions_to_json
 from trl_prorl.run.files import file_sha256
 from trl_prorl.run.folder import MANIFEST_FILE, RunFolder, incomplete_reason, unusable_reason
-from trl_prorl.run.log_files import RUN_ID_FILE, JsonLines, recorded_run_id
+from trl_prorl.run.log_files import RUN_ID_FILE, recorded_run_id
 
 
 def write(folder, step, resumable=True, **files):
@@ -109,15 +109,6 @@ def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trai
         with pytest.raises(FileExistsError):  # the bomb is one
             for _ in range(2):
                 torch.load(checkpoint / file, weights_only=False)
-
-
-def test_a_log_that_is_a_hard_link_is_copied_before_it_is_continued(tmp_path):
-    """As a backup by `cp -al` has it."""
-    log, other = tmp_path / "metrics.jsonl", tmp_path / "backup.jsonl"
-    log.write_text('{"step": 1}\n')
-    os.link(log, other)
-    JsonLines(log, resumes=True).write({"step": 2})
-    assert (len(log.read_text().splitlines()), len(other.read_text().splitlines())) == (2, 1)
 
 
 def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_model, tmp_path):

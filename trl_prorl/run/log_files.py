@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 
 from ..errors import InputError
 from ..text import visible
-from .files import file_sha256, replace_text, replaced
+from .files import file_sha256, replace_text
 
 
 logger = logging.getLogger(__name__)
@@ -119,9 +118,6 @@ class JsonLines:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(exist_ok=resumes)
-        if self.path.stat().st_nlink > 1:  # hard-linked copies must not change
-            with replaced(self.path) as staging:
-                shutil.copyfile(self.path, staging)
         with open(self.path, "rb+") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return
