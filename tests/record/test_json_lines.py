@@ -139,12 +139,6 @@ def test_an_attempt_is_on_disk_before_its_rows(run, resume, monkeypatch):
     assert log.read_text() != rows_before
 
 
-def test_a_full_disk_names_the_file():
-    log = JsonLines("/dev/full", resumes=True)
-    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-        log.write({"step": 1})
-
-
 def test_all_rows_share_the_names_of_their_columns(tmp_path):
     """In memory the names of 100,000 rows would be larger than their numbers."""
     path = tmp_path / "metrics.jsonl"
