@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
 LOG_FILES = (METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE)
 INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
-FORMER_NAMES = {"gold": "accuracy"}  # of metrics in `metrics.jsonl` and `drift.json`
 ATTEMPT = "attempt"
 STARTS = (RESUME, "rollback")  # begin a new attempt; runs of earlier versions have roll-backs
 RECORDED = "TRL"  # variant in `env.json` of a run of `RunRecorder`
@@ -69,15 +67,10 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     rows = []
     for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else ():
         try:
-            rows.append(with_current_names(json.loads(line)))
+            rows.append(json.loads(line))
         except ValueError:
             logger.warning("%s: a line that is not JSON was skipped.", visible(str(path)))
     return rows
-
-
-def with_current_names(metrics: dict[str, Any]) -> dict[str, Any]:
-    # Interned: 100,000 rows would have 0.4 GB of names.
-    return {sys.intern(FORMER_NAMES.get(name, name)): value for name, value in metrics.items()}
 
 
 def attempt_of(row: dict[str, Any]) -> int:
