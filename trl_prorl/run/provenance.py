@@ -20,7 +20,7 @@ from ..embedded import shipped as embedded_base
 from ..supported import default_of
 from ..text import code_span, shell_quote, shell_words, spell_again
 from .files import replace_text
-from .log_files import CONFIG_FILE, ENV_FILE, RUN_ID, weight_files
+from .log_files import CONFIG_FILE, ENV_FILE, RECORDED, RUN_ID, weight_files
 
 
 if TYPE_CHECKING:
@@ -64,38 +64,18 @@ def write_env(
     run_dir: str | os.PathLike,
     args: Any,
     model: "torch.nn.Module",
-    execution: Mapping[str, Any],
+    execution: Mapping[str, Any] | None,
     base: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Write `env.json`. `execution` describes accelerations; `base` is the starting model."""
-    old_logps = args.old_logps_source
-    if args.reuse_obstacle:
-        old_logps += f": {args.reuse_obstacle}"
-    execution = {
-        "old_logps": old_logps,
-        "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
-        "loss": "trl + added penalty" if args.adds_penalty else "trl",
-        "zero_rows": "skipped" if args.skips_zero_rows else "computed",
-        **execution,
-    }
-    env = _describe_run(args, model, args.variant, base, run_id)
-    _write_env(run_dir, {**env, "execution": execution})
-
-
-def write_plain_env(
-    run_dir: str | os.PathLike, args: Any, model: "torch.nn.Module", variant: str, run_id: str
-) -> None:
-    """Write `env.json` of a run of TRL's own trainer."""
-    base = getattr(getattr(model, "config", None), "_name_or_path", None)
-    _write_env(run_dir, _describe_run(args, model, variant, base, run_id))
-
-
-def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str | None, run_id: str | None) -> dict:
+    """
+    Write `env.json`. `execution` describes accelerations, `None` a run of TRL's own trainer; `base` is the starting
+    model.
+    """
     revision = (args.model_init_kwargs or {}).get("revision")
-    return {
+    env = {
         RUN_ID: run_id,
-        "variant": variant,
+        "variant": RECORDED if execution is None else args.variant,
         "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
         "quantization": _quantization(model),
         "seed": args.seed,
@@ -106,9 +86,17 @@ def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str |
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
-
-
-def _write_env(run_dir: str | os.PathLike, env: dict[str, Any]) -> None:
+    if execution is not None:
+        old_logps = args.old_logps_source
+        if args.reuse_obstacle:
+            old_logps += f": {args.reuse_obstacle}"
+        env["execution"] = {
+            "old_logps": old_logps,
+            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
+            "loss": "trl + added penalty" if args.adds_penalty else "trl",
+            "zero_rows": "skipped" if args.skips_zero_rows else "computed",
+            **execution,
+        }
     replace_text(Path(run_dir, ENV_FILE), json.dumps(env, indent=2) + "\n")
 
 
