@@ -163,10 +163,13 @@ def test_every_command_refuses_in_one_line(tmp_path, command, begin):
     ("words", "shown"),
     [
         (["/usr/bin/python3.11", "my_script.py", "--lr", "1e-5"], "python3.11 my_script.py --lr 1e-5"),
-        (["python", "x.py", "--hub_token", "abc", "--seed", "1"], "python x.py --seed 1"),
+        (["python", "x.py", "--hub_token", "abc", "--seed", "1"], "python x.py --hub_token '[removed]' --seed 1"),
         (["python", "x.py", "--name", "hf_" + "a" * 30], "python x.py --name '[removed]'"),
-        (["python", "x.py", '--model_init_kwargs={"token": "abc"}'], "python x.py '--model_init_kwargs={}'"),
-        (["python", "x.py", "{token: abc, b: 1}"], """python x.py "{'b': 1}" """),
+        (
+            ["python", "x.py", '--model_init_kwargs={"token": "abc"}'],
+            """python x.py '--model_init_kwargs={"token": [removed]}'""",
+        ),
+        (["python", "x.py", "{token: abc, b: 1}"], "python x.py '{token: [removed], b: 1}'"),
         (["python", "-c", "token = 'abc'"], "python -c …"),
     ],
 )

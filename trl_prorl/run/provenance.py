@@ -169,6 +169,11 @@ def is_hub_name(name: str) -> bool:
 SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
 NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
 SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+# Of a command whose words a NUL separates: an option, or a key of a mapping, and its value.
+SECRET_OPTIONS = re.compile(
+    r"""\b(?!(?:eos|pad|bos|unk|sep|cls|mask)_)(\w*(?:token|password|secret|api_key)\b["']?(?:\0(?!--)|\s*[=:]\s*))"""
+    r"""("[^"]*"|'[^']*'|[^\0,}]+)"""
+)
 
 
 def remove_secrets(config: Any) -> Any:
@@ -190,28 +195,11 @@ def spell_command(words: list[str]) -> str:
         python, *rest = rest
     if "-c" in rest:  # code, not options
         rest = rest[: rest.index("-c") + 1] + ["…"]
-    shown = [Path(python).name]
-    hides_next = False
-    for word in rest:
-        is_value = hides_next and not word.startswith("--")
-        option, equals, _ = word.partition("=")
-        is_secret = option.startswith("--") and not remove_secrets({option[2:].replace("-", "_"): 0})
-        hides_next = is_secret and not equals
-        if not is_value and not is_secret:
-            shown.append(_without_secret(word))
+    joined = remove_secrets("\0".join([Path(python).name, *rest]))
+    shown = SECRET_OPTIONS.sub(r"\1[removed]", joined).split("\0")
     command = " ".join(map(shell_quote, shown))
     home = str(Path.home()).rstrip("/")
     return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", command) if home else command
-
-
-def _without_secret(word: str) -> str:
-    if "{" not in word:
-        return remove_secrets(word)
-    key, brace, mapping = word.partition("{")
-    try:
-        return key + str(remove_secrets(yaml.safe_load(brace + mapping)))
-    except yaml.YAMLError:
-        return "[removed]"
 
 
 def plugin_options(env: dict[str, Any]) -> str:
