@@ -1,6 +1,5 @@
 """Which checkpoints are complete, and which one a resume takes."""
 
-import datetime
 import json
 import os
 import pickle
@@ -8,7 +7,6 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
 from datasets import Dataset
@@ -496,21 +494,6 @@ def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     trainer._logs["prompt"].append([{"role": "user", "content": content}])
     trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
     json.dumps(completions_to_json(trainer._logs))
-
-
-def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, resume):
-    def reward(completions, log_extra, **kwargs):
-        count = len(completions)
-        log_extra("score", [numpy.float32(0.1 * i) for i in range(count)])
-        log_extra("pair", [numpy.arange(2, dtype=numpy.int16) + i for i in range(count)])
-        log_extra("day", [datetime.date(2024, 5, 1 + i) for i in range(count)])
-        return [float(i) for i in range(count)]
-
-    keys = {**KEYS, "max_steps": 2, "save_steps": 1, "reward": reward, "log_completions": True}
-    whole = run(**keys)
-    again = resume(whole, 1, output_dir=whole.args.output_dir, **keys)  # which generated for 2 steps
-    for name, values in whole._logs["extra"].items():
-        assert list(map(str, again._logs["extra"][name])) == list(map(str, values))
 
 
 def test_auto_begins_without_a_checkpoint_and_goes_on_with_one(make_trainer, weights, tmp_path):

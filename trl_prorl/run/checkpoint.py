@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import is_peft_model, patch_environment
 from datasets import IterableDataset
@@ -40,7 +39,7 @@ from .identity import (
     restore_hyperparameters,
 )
 from .log_files import BASE_ADAPTER, RESUME, TRAINER_STATE, read_json, write_run_id
-from .provenance import remove_secrets, write_config, write_env
+from .provenance import as_plain, remove_secrets, write_config, write_env
 
 
 logger = logging.getLogger(__name__)
@@ -219,7 +218,7 @@ class CheckpointMixin:
         buffer = buffer_file(folder, self.accelerator.process_index)
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
-        state = json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+        state = read_json(folder / STATE_FILE)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
         self._step = state["micro_batches"]
@@ -381,7 +380,7 @@ class CheckpointMixin:
             "parts": self.parts.state_dict(),
             "completions": completions_to_json(self._logs) if self.log_completions else {},
         }
-        (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
+        (folder / STATE_FILE).write_text(json.dumps(as_plain(state)))
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
@@ -545,21 +544,6 @@ def restore_completions(table: Mapping[str, Any], completions: Mapping[str, Any]
                 completions[name][column].extend(column_values)
         else:
             completions[name].extend(values)
-
-
-def _as_json(value):
-    """Convert a value of `log_extra`. NumPy's keep their type, so a table prints them as before."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return {"numpy": value.dtype.str, "value": value.tolist()}
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return str(value)
-
-
-def _from_json(value: dict):
-    if value.keys() == {"numpy", "value"}:
-        return np.array(value["value"], value["numpy"])[()]
-    return value
 
 
 @contextmanager
