@@ -18,7 +18,7 @@ import yaml
 from ..cli.environment import git_commit, hardware, versions
 from ..embedded import shipped as embedded_base
 from ..supported import default_of
-from ..text import code_span, shell_quote, shell_words, spell_again
+from ..text import code_span, shell_quote, shell_words
 from .files import replace_text
 from .log_files import CONFIG_FILE, ENV_FILE, RECORDED, RUN_ID, weight_files
 
@@ -231,13 +231,8 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
     return "".join(f" {shell_quote(str(word))}" for word in words)
 
 
-def script_of(env: dict[str, Any]) -> str:
-    command = spell_again(env.get("command") or "")
-    return f" ({code_span(command)})" if command else ""
-
-
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
     command = code_span(passk_command(config, env, run_dir))
     if config.get("task"):
         return command
-    return f"`evaluate(trainer, rows, verifier)` at the end of the script{script_of(env)} or {command}"
+    return f"`evaluate(trainer, rows, verifier)` at the end of the script or {command}"
