@@ -119,6 +119,10 @@ class CheckpointMixin:
                 f"a run on a stream (IterableDataset) cannot be resumed from {checkpoint.name}, because its rows have "
                 "no number. Pass a Dataset, or start a new run."
             )
+        if checkpoint is not None and args.dataloader_persistent_workers:  # they would draw their seed again
+            raise ValueError(
+                "dataloader_persistent_workers=True has no exact resume. Set it to false and allow_config_change."
+            )
         self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
         return checkpoint, changed
 
@@ -276,22 +280,6 @@ class CheckpointMixin:
         for _ in range(self._resume.epochs if self._resume is not None and sampler.shuffle else 0):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
-
-    def get_train_dataloader(self):
-        loader = super().get_train_dataloader()
-        if self._resume is not None:
-            draw_no_seed(loader)
-        return loader
-
-    def get_eval_dataloader(self, *args, **kwargs):
-        """Likewise, if this run has evaluated before the checkpoint."""
-        loader = super().get_eval_dataloader(*args, **kwargs)
-        if self._resume is not None:
-            before = [entry for entry in self.state.log_history if entry["step"] <= self._resume.step]
-            names = {name for entry in before for name in entry}
-            if any(name.startswith("eval_") and name.endswith("_runtime") for name in names):
-                draw_no_seed(loader)
-        return loader
 
     def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):
         """Train no step after the run has ended: Trainer checks only after a step."""
@@ -496,12 +484,6 @@ def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> s
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {saved}. Free some "
         "space, or lower save_total_limit, then resume with resume_from_checkpoint: true."
     )
-
-
-def draw_no_seed(loader: torch.utils.data.DataLoader) -> None:
-    """Workers that stay have drawn a seed once, in the first pass: on a resume they take none of the training's."""
-    if loader.persistent_workers:
-        getattr(loader, "base_dataloader", loader).generator = torch.Generator()  # accelerate wraps it
 
 
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
