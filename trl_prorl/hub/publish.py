@@ -197,6 +197,4 @@ def push_command(run_dir: str | os.PathLike, repo: str | None = None) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    if type(error) is RuntimeError and error.__cause__ is not None:
-        error = error.__cause__  # the upload's own failure, not its thread's
     return f"{type(error).__name__}: {one_line(error).rstrip('.')[:300]}"
