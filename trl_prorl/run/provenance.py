@@ -159,12 +159,11 @@ def is_hub_name(name: str) -> bool:
 
 
 # Keys and values of recipes and command lines that log files and cards must not contain.
-SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
-NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
+SECRET_KEY = r"(?!(?:eos|pad|bos|unk|sep|cls|mask)_)\w*(?:token|password|secret|api_key)"
 SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 # Of a command whose words a NUL separates: an option, or a key of a mapping, and its value.
 SECRET_OPTIONS = re.compile(
-    r"""\b(?!(?:eos|pad|bos|unk|sep|cls|mask)_)(\w*(?:token|password|secret|api_key)\b["']?(?:\0(?!--)|\s*[=:]\s*))"""
+    rf"""\b({SECRET_KEY}\b["']?(?:\0(?!--)|\s*[=:]\s*))"""
     r"""("[^"]*"|'[^']*'|[^\0,}]+)"""
 )
 
@@ -177,8 +176,7 @@ def remove_secrets(config: Any) -> Any:
         return [remove_secrets(value) for value in config]
     if not isinstance(config, dict):
         return config
-    named = [key for key in config if SECRET_KEYS.search(str(key)) and key not in NO_SECRETS]
-    return {key: remove_secrets(value) for key, value in config.items() if key not in named}
+    return {key: remove_secrets(value) for key, value in config.items() if not re.fullmatch(SECRET_KEY, str(key))}
 
 
 def spell_command(words: list[str]) -> str:
