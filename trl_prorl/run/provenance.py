@@ -180,17 +180,13 @@ def remove_secrets(config: Any) -> Any:
 
 
 def spell_command(words: list[str]) -> str:
-    """Format a process's command without secrets or code, with `~` for the home folder."""
+    """Format a process's command without secrets."""
     python, *rest = words
     if rest and Path(rest[0]).name == "trl-prorl":
         python, *rest = rest
-    if "-c" in rest:  # code, not options
-        rest = rest[: rest.index("-c") + 1] + ["…"]
     joined = remove_secrets("\0".join([Path(python).name, *rest]))
     shown = SECRET_OPTIONS.sub(r"\1[removed]", joined).split("\0")
-    command = " ".join(map(shell_quote, shown))
-    home = str(Path.home()).rstrip("/")
-    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", command) if home else command
+    return " ".join(map(shell_quote, shown))
 
 
 def plugin_options(env: dict[str, Any]) -> str:
