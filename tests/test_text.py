@@ -124,7 +124,8 @@ def test_no_word_of_a_stranger_acts_in_the_commands_of_the_card(tmp_path, monkey
     write_run(tmp_path / "run", {"task": "parity"}, [{"step": 1}], env=env)
     lines = re.findall("`(trl-prorl train [^`]*)`", str(model_card(tmp_path / "run")))
     assert lines
-    assert [word for line in lines for word in bash_words(line) if "PATH/TO" in word] == [f"PATH/TO/{evil}"]
+    for line in lines:
+        assert "x;" in bash_words(line)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
