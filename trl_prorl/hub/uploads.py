@@ -80,7 +80,7 @@ class Uploads:
         )
         write_card(card, folder)
 
-    def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
+    def push(self, message, blocking, token, revision, private=None, dataset_name=None, tags=None, **kwargs):
         """Push `output_dir`, with the files of [`~trl_prorl.hub.publish`]."""
         trainer = self.trainer
         try:

@@ -420,8 +420,7 @@ class CheckpointMixin:
         if not self.is_world_process_zero():
             return None
         self._finish_current_push()
-        more = {key: kwargs[key] for key in ("private", "dataset_name", "tags") if key in kwargs}
-        return self.uploads.push(commit_message, blocking, token, revision, **more)
+        return self.uploads.push(commit_message, blocking, token, revision, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder):
         """Push a checkpoint after it has its name."""
