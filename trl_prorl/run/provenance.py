@@ -32,11 +32,14 @@ ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
 
 
 def as_plain(value: Any) -> Any:
-    """Convert NumPy's values to Python's, other objects to `None`."""
-    plain = json.dumps(
-        value, default=lambda other: other.tolist() if hasattr(other, "tolist") else None, skipkeys=True
-    )
-    return json.loads(plain)
+    """Convert NumPy's values to Python's, sets to sorted lists, other objects to `None`."""
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, set):
+            return sorted(item)
+        return item.tolist() if hasattr(item, "tolist") else None
+
+    return json.loads(json.dumps(value, default=convert, skipkeys=True))
 
 
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
