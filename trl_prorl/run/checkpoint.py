@@ -304,7 +304,6 @@ class CheckpointMixin:
         try:
             with self._failures_noted(checkpoint):
                 super()._save_checkpoint(model, trial)
-            with self._failures_noted(checkpoint):
                 self._save_beside(self._staging / checkpoint.name, checkpoint)
             self._raise_failure(checkpoint)
             with self._failures_noted(checkpoint):
