@@ -217,8 +217,6 @@ SCHEDULES = {
     "reduce_lr_on_plateau": Schedule(restarts=False, follows_rates=True),
     "greedy": Schedule(restarts=False, follows_rates=True),
 }
-ENDLESS_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.is_endless)
-PATH_DEPENDENT_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.follows_rates)
 
 # ------------------------------------------------------------------------------------------------------------- checks
 

@@ -68,11 +68,6 @@ def shell_words(command: str) -> list[str]:
         return [command]
 
 
-def spell_again(command: str) -> str:
-    """Quote each word of a command from a file again."""
-    return " ".join(map(shell_quote, shell_words(command)))
-
-
 def plain_markdown(text: str) -> str:
     return _MARKS.sub(r"\\\1", visible(text))
 

@@ -113,16 +113,7 @@ def read_evaluation(run_dir: Path, file: str) -> dict | None:
     path = run_dir / file
     if not path.is_file():
         return None
-    evaluation = with_nan(read_content(path))
-    if file == DRIFT_FILE:
-        evaluation["points"] = [_with_current_names(point) for point in evaluation["points"]]
-    return evaluation
-
-
-def _with_current_names(point: dict) -> dict:
-    """Return a point of `drift.json`, with its numbers on other tasks, under the current names of its metrics."""
-    others = {task: log_files.with_current_names(numbers) for task, numbers in point.get("others", {}).items()}
-    return log_files.with_current_names(point) | {"others": others}
+    return with_nan(read_content(path))
 
 
 def load_run(run_dir, name: str | None = None) -> "RecordedRun":

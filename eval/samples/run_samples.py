@@ -58,7 +58,7 @@ from trl_prorl.eval.samples.store import (
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents, json_sha256
 from trl_prorl.run.log_files import PASSK_FILE, read_json, weight_hashes
-from trl_prorl.run.provenance import describe_evaluation, plugin_options, script_of
+from trl_prorl.run.provenance import describe_evaluation, plugin_options
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
@@ -483,7 +483,7 @@ def check_run(run_dir: Path) -> dict:
         raise InputError(
             f"'{run_dir}' is the run of a script, whose rows and verifier are not saved: give --plugin FILE.py, a "
             f"file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row), or call evaluate(trainer, rows, "
-            f"verifier) and drift(trainer, rows) in the script{script_of(env)}"
+            f"verifier) and drift(trainer, rows) in the script"
         )
     if not config.get("model_name_or_path"):
         noted = (env.get("base_model") or {}).get("name")

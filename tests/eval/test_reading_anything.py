@@ -174,13 +174,3 @@ def test_resets_are_told_from_other_events(read_run):
     events = [{"event": "reset", "step_applied": 5}, {"event": "growth", "step_applied": 7}]
     found = [read_run("A", seed, events=these).reset_steps() for seed, these in enumerate([events, [], None])]
     assert found == [[5], [], None]
-
-
-def test_metrics_are_read_under_their_former_names(read_run):
-    former = {**POINT, "mean_tokens": 2, "gold": 0.25}
-    drift = {"prompts": 3, "points": [{**former, "step": 4, "others": {"x": former}}]}
-    run = read_run("plain", gold=0.5, drift=drift)
-    assert list(run.metrics["accuracy"]) == [0.5] * 4
-    (point,) = run.drift["points"]
-    assert point["accuracy"] == point["others"]["x"]["accuracy"] == 0.25
-    assert "gold" not in {*run.metrics, *point, *point["others"]["x"]}

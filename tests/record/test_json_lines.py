@@ -13,7 +13,6 @@ from trl_prorl.run.log_files import (
     METRICS_FILE,
     JsonLines,
     next_attempt,
-    read_jsonl,
     read_log,
 )
 
@@ -137,17 +136,3 @@ def test_an_attempt_is_on_disk_before_its_rows(run, resume, monkeypatch):
     resume(whole, 2, output_dir=whole.args.output_dir, **keys)
     assert synced == ["resume"]
     assert log.read_text() != rows_before
-
-
-def test_a_full_disk_names_the_file():
-    log = JsonLines("/dev/full", resumes=True)
-    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-        log.write({"step": 1})
-
-
-def test_all_rows_share_the_names_of_their_columns(tmp_path):
-    """In memory the names of 100,000 rows would be larger than their numbers."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "reward": 0.5, "gold": 1.0}) + "\n" for step in range(100)))
-    rows = read_jsonl(path)
-    assert len({id(name) for row in rows for name in row}) == 3

@@ -135,7 +135,7 @@ def test_own_triggers_and_requests_that_wait_together_become_one_event(run):
 
 @pytest.mark.parametrize(
     "metric, named",
-    [("kl_reff", "did you mean 'kl_ref'"), ("gold", "did you mean 'accuracy'"), ("reward/parity", None)],
+    [("kl_reff", "did you mean 'kl_ref'"), ("reward/parity", None)],
 )
 def test_a_step_s_metric_that_no_row_has_is_refused(make_trainer, metric, named):
     trigger = Always()

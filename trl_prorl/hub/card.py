@@ -22,7 +22,7 @@ from ..run.log_files import (
     training_note,
     weight_files,
 )
-from ..run.provenance import is_hub_name, plugin_options, remove_secrets
+from ..run.provenance import plugin_options, remove_secrets
 from ..text import LICENSE, code_block, code_span, plain_markdown, visible
 
 
@@ -81,7 +81,7 @@ def model_card(
         name = visible((repo or folder.resolve().name).split("/")[-1])
         data = ModelCardData(
             base_model=None if hub_id is None else visible(hub_id),
-            datasets=sorted({*datasets, *trained_on(config)}) or None,
+            datasets=sorted(datasets) or None,
             eval_results=[describe_result(passk, score) for score in scores] or None,
             library_name="peft" if adapter else "transformers",
             license=license or read_license(Path(run_dir, CARD_FILE)),
@@ -122,12 +122,6 @@ def has_evaluated(passk: dict[str, Any], folder: Path) -> bool:
     if has_weights is None:
         return saved_step(folder) in (None, passk.get("step"))
     return has_weights
-
-
-def trained_on(config: dict[str, Any]) -> list[str]:
-    """Return the Hub's name of a recipe's data set, if it has one."""
-    name = config.get("dataset_name")
-    return [name] if name and is_hub_name(name) and not Path(name).exists() else []
 
 
 def list_scores(passk: dict[str, Any]) -> list[Score]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate.utils import is_peft_model
 from huggingface_hub import HfApi
 from peft import PeftModel
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 from transformers.utils import PushInProgress
 
 from ..errors import PushError
@@ -80,7 +80,7 @@ class Uploads:
         )
         write_card(card, folder)
 
-    def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
+    def push(self, message, blocking, token, revision, private=None, dataset_name=None, tags=None, **kwargs):
         """Push `output_dir`, with the files of [`~trl_prorl.hub.publish`]."""
         trainer = self.trainer
         try:
@@ -118,10 +118,8 @@ class Uploads:
         except (ValueError, OSError) as error:
             logger.warning("Training continues, but %s was not pushed: %s", checkpoint.name, error)
             return
-        done = f"epoch {int(trainer.state.epoch)}"
-        if self.args.save_strategy == SaveStrategy.STEPS:
-            done = f"step {trainer.state.global_step}"
-        job = self._make_upload(self.api, staged, f"Training in progress, {done}", self.args.hub_revision, whole)
+        message = f"Training in progress, step {trainer.state.global_step}"
+        job = self._make_upload(self.api, staged, message, self.args.hub_revision, whole)
         job = self.api.run_as_future(_log_failure, job)
         earlier = trainer.push_in_progress.jobs if busy else []
         trainer.push_in_progress = PushInProgress([*earlier, job])

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import is_peft_model, patch_environment
 from datasets import IterableDataset
@@ -40,7 +39,7 @@ from .identity import (
     restore_hyperparameters,
 )
 from .log_files import BASE_ADAPTER, RESUME, TRAINER_STATE, read_json, write_run_id
-from .provenance import remove_secrets, write_config, write_env
+from .provenance import as_plain, remove_secrets, write_config, write_env
 
 
 logger = logging.getLogger(__name__)
@@ -119,6 +118,10 @@ class CheckpointMixin:
             raise ValueError(
                 f"a run on a stream (IterableDataset) cannot be resumed from {checkpoint.name}, because its rows have "
                 "no number. Pass a Dataset, or start a new run."
+            )
+        if checkpoint is not None and args.dataloader_persistent_workers:  # they would draw their seed again
+            raise ValueError(
+                "dataloader_persistent_workers=True has no exact resume. Set it to false and allow_config_change."
             )
         self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
         return checkpoint, changed
@@ -219,7 +222,7 @@ class CheckpointMixin:
         buffer = buffer_file(folder, self.accelerator.process_index)
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
-        state = json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+        state = read_json(folder / STATE_FILE)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
         self._step = state["micro_batches"]
@@ -278,23 +281,6 @@ class CheckpointMixin:
             torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    def get_train_dataloader(self):
-        """On a resume, workers that stay draw no seed again."""
-        loader = super().get_train_dataloader()
-        if self._resume is not None:
-            draw_no_seed(loader)
-        return loader
-
-    def get_eval_dataloader(self, *args, **kwargs):
-        """Likewise, if this run has evaluated before the checkpoint."""
-        loader = super().get_eval_dataloader(*args, **kwargs)
-        if self._resume is not None:
-            before = [entry for entry in self.state.log_history if entry["step"] <= self._resume.step]
-            names = {name for entry in before for name in entry}
-            if any(name.startswith("eval_") and name.endswith("_runtime") for name in names):
-                draw_no_seed(loader)
-        return loader
-
     def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):
         """Train no step after the run has ended: Trainer checks only after a step."""
         if self.state.global_step >= self.state.max_steps or self.parts["end"].ended_by is not None:
@@ -318,7 +304,6 @@ class CheckpointMixin:
         try:
             with self._failures_noted(checkpoint):
                 super()._save_checkpoint(model, trial)
-            with self._failures_noted(checkpoint):
                 self._save_beside(self._staging / checkpoint.name, checkpoint)
             self._raise_failure(checkpoint)
             with self._failures_noted(checkpoint):
@@ -382,7 +367,7 @@ class CheckpointMixin:
             "parts": self.parts.state_dict(),
             "completions": completions_to_json(self._logs) if self.log_completions else {},
         }
-        (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
+        (folder / STATE_FILE).write_text(json.dumps(as_plain(state)))
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
@@ -434,8 +419,7 @@ class CheckpointMixin:
         if not self.is_world_process_zero():
             return None
         self._finish_current_push()
-        more = {key: kwargs[key] for key in ("private", "dataset_name", "tags") if key in kwargs}
-        return self.uploads.push(commit_message, blocking, token, revision, **more)
+        return self.uploads.push(commit_message, blocking, token, revision, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder):
         """Push a checkpoint after it has its name."""
@@ -500,12 +484,6 @@ def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> s
     )
 
 
-def draw_no_seed(loader: torch.utils.data.DataLoader) -> None:
-    """Workers that stay have drawn a seed once, in the first pass: on a resume they take none of the training's."""
-    if loader.persistent_workers:
-        getattr(loader, "base_dataloader", loader).generator = torch.Generator()  # accelerate wraps it
-
-
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
     tensors = {}
     values = []
@@ -546,21 +524,6 @@ def restore_completions(table: Mapping[str, Any], completions: Mapping[str, Any]
                 completions[name][column].extend(column_values)
         else:
             completions[name].extend(values)
-
-
-def _as_json(value):
-    """Convert a value of `log_extra`. NumPy's keep their type, so a table prints them as before."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return {"numpy": value.dtype.str, "value": value.tolist()}
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return str(value)
-
-
-def _from_json(value: dict):
-    if value.keys() == {"numpy", "value"}:
-        return np.array(value["value"], value["numpy"])[()]
-    return value
 
 
 @contextmanager

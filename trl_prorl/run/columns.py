@@ -11,7 +11,6 @@ from .log_files import (
     AT_BOUNDARY,
     ENTROPY_COLLAPSE,
     EVENT_KINDS,
-    FORMER_NAMES,
     GROWTH,
     GUARD_GAP,
     NONFINITE,
@@ -246,5 +245,5 @@ def check_metric(name: str, where: str) -> None:
     """Raise `ValueError` for a name that no row of `metrics.jsonl` can have; `where` is the place of the name."""
     patterns = [re.sub("NAME|TASK", ".+", re.escape(key)) for key in METRICS]
     if not any(re.fullmatch(pattern, name) for pattern in patterns):
-        cure = nearest(FORMER_NAMES.get(name, name), METRICS)
+        cure = nearest(name, METRICS)
         raise ValueError(f"{where}={name!r} is not a metric of metrics.jsonl{cure}; docs/reference.md lists them.")

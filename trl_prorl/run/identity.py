@@ -71,10 +71,8 @@ def identity_of(trainer, keys: Mapping[str, Any], policy: torch.nn.Module) -> di
 
 def describe_adapter(policy: torch.nn.Module) -> dict[str, Any]:
     config = getattr(policy, "peft_config", {}).get("default")
-    settings = config.to_dict() if config is not None else {}
-    lists = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
-    plain = as_plain(lists)
-    return {f"{name} of the adapter": plain[name] for name in plain.keys() - NAMES_OF_ADAPTER}
+    settings = as_plain(config.to_dict()) if config is not None else {}
+    return {f"{name} of the adapter": settings[name] for name in settings.keys() - NAMES_OF_ADAPTER}
 
 
 def find_start(

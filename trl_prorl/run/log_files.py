@@ -3,8 +3,6 @@
 import json
 import logging
 import os
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import yaml
 
 from ..errors import InputError
 from ..text import visible
-from .files import file_sha256, replace_text, replaced
+from .files import file_sha256, replace_text
 
 
 logger = logging.getLogger(__name__)
@@ -59,7 +57,6 @@ RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
 LOG_FILES = (METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE)
 INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
-FORMER_NAMES = {"gold": "accuracy"}  # of metrics in `metrics.jsonl` and `drift.json`
 ATTEMPT = "attempt"
 STARTS = (RESUME, "rollback")  # begin a new attempt; runs of earlier versions have roll-backs
 RECORDED = "TRL"  # variant in `env.json` of a run of `RunRecorder`
@@ -70,15 +67,10 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     rows = []
     for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else ():
         try:
-            rows.append(with_current_names(json.loads(line)))
+            rows.append(json.loads(line))
         except ValueError:
             logger.warning("%s: a line that is not JSON was skipped.", visible(str(path)))
     return rows
-
-
-def with_current_names(metrics: dict[str, Any]) -> dict[str, Any]:
-    # Interned: 100,000 rows would have 0.4 GB of names.
-    return {sys.intern(FORMER_NAMES.get(name, name)): value for name, value in metrics.items()}
 
 
 def attempt_of(row: dict[str, Any]) -> int:
@@ -119,9 +111,6 @@ class JsonLines:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(exist_ok=resumes)
-        if self.path.stat().st_nlink > 1:  # hard-linked copies must not change
-            with replaced(self.path) as staging:
-                shutil.copyfile(self.path, staging)
         with open(self.path, "rb+") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return
@@ -130,15 +119,11 @@ class JsonLines:
                 file.write(b"\n")
 
     def write(self, row: dict[str, Any]) -> None:
-        try:
-            with open(self.path, "a") as file:
-                file.write(json.dumps(row) + "\n")
-                if row.get("event") == RESUME:  # after a power loss, rows of the new attempt must not outlive it
-                    file.flush()
-                    os.fsync(file.fileno())
-        except OSError as error:
-            error.filename = str(self.path)  # a full disk names no file
-            raise
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+            if row.get("event") == RESUME:  # after a power loss, rows of the new attempt must not outlive it
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:
@@ -151,10 +136,6 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
         if step is not None:
             content[STEP_OF_WEIGHTS] = step
         replace_text(path, json.dumps(content) + "\n")
-
-
-def saved_run_id(folder: str | os.PathLike) -> str | None:
-    return _read_key(Path(folder) / RUN_ID_FILE, RUN_ID)
 
 
 def saved_step(folder: str | os.PathLike) -> int | None:

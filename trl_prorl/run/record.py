@@ -79,19 +79,15 @@ class Recorder(Part):
         self.attempt = 0
         self.metrics = self.events = self.evaluations = None
         self.update_norm: UpdateNorm | None = None
-        self.begin()
-
-    def optimizer_made(self, optimizer) -> None:
-        if self.update_norm is None and self.args.log_update_norm:
-            self.update_norm = UpdateNorm(optimizer)
-
-    def begin(self) -> None:
         self.kl_ref: float | None = None  # of the last finished step
         # Generation batches of the current step, ours and TRL's means; the newest is last.
         self._batches: list[tuple[Means, Means]] = []
         self.since_log = Means()  # by the names of the log
         self._begin_row()
-        self.meter.abandon_step()
+
+    def optimizer_made(self, optimizer) -> None:
+        if self.update_norm is None and self.args.log_update_norm:
+            self.update_norm = UpdateNorm(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "batches": self._batches, "since_log": self.since_log}

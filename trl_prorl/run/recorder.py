@@ -18,13 +18,12 @@ from .log_files import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
     METRICS_FILE,
-    RECORDED,
     RESUME,
     JsonLines,
     next_attempt,
     recorded_run_id,
 )
-from .provenance import write_config, write_plain_env
+from .provenance import write_config, write_env
 from .record import COLUMNS, evaluation_row
 
 
@@ -69,7 +68,8 @@ class RunRecorder(TrainerCallback):
             step = state.global_step
             events.write({"event": RESUME, ATTEMPT: self.attempt, "step_requested": step, "step_applied": step})
         run_id = recorded_run_id(folder) or uuid.uuid4().hex
-        write_plain_env(folder, args, model, RECORDED, run_id)
+        base = getattr(getattr(model, "config", None), "_name_or_path", None)
+        write_env(folder, args, model, None, base, run_id)
         write_config(folder, args)
         self._seconds: list[float] = []  # of the steps since the last log
 

@@ -75,10 +75,8 @@ def test_what_looks_like_a_name_and_was_a_folder(project):
     assert found == {"model_name_or_path": str(project / "models/base")}
 
 
-@pytest.mark.parametrize("read_whole", [2**29, 2**20])
-def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch, read_whole):
+def test_another_base_model_of_the_same_path_is_passed_over(project):
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
-    monkeypatch.setattr("trl_prorl.run.provenance.READ_WHOLE", read_whole)
     run = project / "runs/study/A"
     config = {"model_name_or_path": "runs/embedded/7b"}
     here = Path("runs/embedded/7b")
