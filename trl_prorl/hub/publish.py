@@ -1,5 +1,6 @@
 """Push a run to the Hub, from copies of its files."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -19,9 +20,10 @@ from ..run.log_files import (
     INDEX_FILES,
     LOG_FILES,
     PASSK_FILE,
+    read_content,
     read_yaml,
 )
-from ..run.provenance import remove_secrets
+from ..run.provenance import identify, remove_secrets
 from ..text import one_line, shell_quote
 from .card import CARD_FILE
 
@@ -87,7 +89,9 @@ def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
 
 
 def stage(files: Mapping[str, Path], folder: Path) -> Path:
-    """Copy files without secrets: a run continues during a push."""
+    """
+    Copy files without secrets, and with the Hub name of a base in the Hub's cache: a run continues during a push.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     try:
         for name, path in files.items():
@@ -101,6 +105,14 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
     recipe = folder / CONFIG_FILE
     if recipe.is_file():
         recipe.write_text(yaml.safe_dump(remove_secrets(read_yaml(recipe)), sort_keys=True))
+    for adapter in (folder / ADAPTER_CONFIG, folder / REFERENCE_FOLDER / ADAPTER_CONFIG):
+        if not adapter.is_file():
+            continue
+        config = read_content(adapter)
+        name = config.get("base_model_name_or_path")
+        hub_id = identify(name).hub_id if name else None
+        if hub_id is not None:
+            adapter.write_text(json.dumps(config | {"base_model_name_or_path": hub_id}, indent=2))
     return folder
 
 

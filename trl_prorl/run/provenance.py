@@ -109,6 +109,10 @@ def _quantization(model: "torch.nn.Module") -> dict | None:
     return as_plain(config.to_dict() if hasattr(config, "to_dict") else config)
 
 
+# A download in the Hub's cache: a local folder, but a Hub model.
+SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\](?P<commit>[0-9a-f]+)[/\\]?$")
+
+
 @dataclass(frozen=True)
 class BaseModel:
     """
@@ -126,6 +130,9 @@ def identify(name: str, revision: str | None = None) -> BaseModel:
     embedded = embedded_base.full_name(name)
     if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
+    snapshot = SNAPSHOT.search(name)
+    if snapshot:
+        return BaseModel(name, snapshot["repo"].replace("--", "/"), snapshot["commit"])
     if Path(name).is_dir() or not is_hub_name(name):
         return BaseModel(name, sha256=fingerprint(name))
     return BaseModel(name, name, hub_commit(name, revision))
