@@ -119,11 +119,15 @@ class JsonLines:
                 file.write(b"\n")
 
     def write(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-            if row.get("event") == RESUME:  # after a power loss, rows of the new attempt must not outlive it
-                file.flush()
-                os.fsync(file.fileno())
+        try:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+                if row.get("event") == RESUME:  # after a power loss, rows of the new attempt must not outlive it
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = str(self.path)  # a full disk names no file
+            raise
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:
