@@ -164,8 +164,8 @@ class CheckpointMixin:
             folder.abandon_newer(resume.checkpoint, resume.step)
         if self.log_completions:  # TRL's folder, made with the trainer, may be moved aside by now
             (folder.path / COMPLETIONS).mkdir(exist_ok=True)
-        self.write_env()  # first: its id tells that the others are this run's
         self.recorder.open(folder.path, resumes=resume is not None)
+        self.write_env()  # before the first line: its id tells that these files are this run's
         if resume is not None:
             self.recorder.on_event(resume.event)
         write_config(folder.path, self.args, self.recipe)

@@ -192,7 +192,8 @@ class RunFolder:
         if checkpoint is None or checkpoint.resolve().parent != self.path.resolve():
             return False
         if recorded_run_id(self.path) is None:
-            return not any(any(self.path.glob(pattern)) for pattern in WRITTEN)
+            files = [path for pattern in WRITTEN for path in self.path.glob(pattern)]
+            return not any(path.lstat().st_size for path in files)
         return self._has_written(checkpoint)
 
     def _has_written(self, checkpoint: Path) -> bool:
