@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_record import error_lines, hash_files, read_rows
+from run_record import error_lines, hash_files, read_rows, write_run
 from tiny_run import QUESTIONS
 from trl import GRPOTrainer
 
@@ -279,28 +279,67 @@ def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_script
     assert [row["step"] for row in read_rows(other)] == [3]
 
 
-def test_a_resume_keeps_folders_that_no_run_wrote(by_script, tmp_path):
-    """A user's own `checkpoint-0`, and one that lies where the next will be written."""
+@pytest.mark.parametrize("beside", ["another run", "a user's files"])
+def test_a_checkpoint_goes_on_only_among_files_of_its_run(by_script, tmp_path, beside):
     out = tmp_path / "out"
+    other = tmp_path / "other"
     assert by_script(out) == []
+    if beside == "another run":
+        assert by_script(other) == []
+        shutil.rmtree(other / "checkpoint-2")
+    else:
+        fill(other, ["README.md", "notes.txt"])
+    shutil.copytree(out / "checkpoint-2", other / "checkpoint-2")
+    before = hash_files(other)
+    for resume in (True, str(other / "checkpoint-2")):
+        (line,) = by_script(other, resume=resume, max_steps=3)
+        assert f"output_dir='{other}' " in line and "checkpoint-2" in line
+        assert hash_files(other) == before
+    alone = tmp_path / "alone"
+    shutil.copytree(out / "checkpoint-2", alone / "last-checkpoint")
+    (alone / "metrics.jsonl").touch()  # by a start that was killed
+    for steps in (3, 4):
+        assert by_script(alone, resume=str(alone / "last-checkpoint"), max_steps=steps) == []
+
+
+def test_a_resume_keeps_folders_that_its_run_did_not_write(by_script, tmp_path):
+    """A user's own `checkpoint-0`, one that lies where the next will be written, and another run's."""
+    out = tmp_path / "out"
+    other = tmp_path / "other"
+    for folder in (out, other):
+        assert by_script(folder) == []
+    shutil.copytree(other / "checkpoint-2", out / "checkpoint-1")
     theirs = fill(out, ["checkpoint-0/a.txt", "checkpoint-3/a.txt", "_writing-x/a.txt"])
     theirs = {name: sha for name, sha in theirs.items() if name.endswith("a.txt")}
     assert by_script(out, resume=True, max_steps=4) == []
     left = hash_files(out)
     moved = {name.replace("checkpoint-3/a.txt", "abandoned-checkpoint-3/a.txt"): sha for name, sha in theirs.items()}
     assert moved.items() <= left.items()
-    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-0", "checkpoint-4"]
+    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-0", "checkpoint-1", "checkpoint-4"]
+    assert hash_files(out / "checkpoint-1") == hash_files(other / "checkpoint-2")
 
 
 def test_leftovers_are_the_run_s_own(tmp_path):
-    names = ["_writing-x/a", "_writing-checkpoint-2/a", "_push-mine/a", "elsewhere/a", ".mine.part", "metrics.jsonl"]
-    before = fill(tmp_path, names)
-    leftovers = ["_writing-2/checkpoint-2/a", "_removing-1/a", "_push-2/a", ".env.json.0123456789abcdef.part"]
-    fill(tmp_path, leftovers)
-    RunFolder(tmp_path).settle()
+    names = ["_writing-x/a", "_writing-checkpoint-2/a", "_push-mine/a", "elsewhere/a", ".mine.part"]
+    write_run(tmp_path, metrics=[], env={"run_id": "1"})
+    before = fill(tmp_path, [*names, "checkpoint-1/manifest.json"])
+    fill(tmp_path, ["_writing-2/checkpoint-2/a", "_removing-1/a", "_push-2/a", ".env.json.0123456789abcdef.part"])
+    whole = hash_files(tmp_path)
+    folder = RunFolder(tmp_path)
+    folder.settle()
+    with pytest.raises(ValueError, match="already contains a run"):
+        folder.begin(None, overwrite=False)
+    assert hash_files(tmp_path) == whole
+    folder.begin(tmp_path / "checkpoint-1", overwrite=False)
     assert hash_files(tmp_path) == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(name.split("/")[0] for name in names)
-    (tmp_path / "metrics.jsonl").unlink()
-    before = fill(tmp_path, leftovers)
-    RunFolder(tmp_path).settle()  # no run
+    assert {name.split("/")[0] for name in names} < {path.name for path in tmp_path.iterdir()}
+    assert not list(tmp_path.glob("_removing-*")) and not (tmp_path / "_writing-2").exists()
+
+
+def test_a_folder_that_cannot_be_renamed_stays_as_it_is(tmp_path):
+    """As a mount point."""
+    before = fill(tmp_path, ["run/metrics.jsonl", "run/sub/a"])
+    folder = RunFolder(tmp_path / "run" / "sub" / "..")
+    with folder.held(), pytest.raises(OSError):
+        folder.begin(None, overwrite=True)
     assert hash_files(tmp_path) == before

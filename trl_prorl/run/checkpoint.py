@@ -168,9 +168,9 @@ class CheckpointMixin:
         if self.log_completions:  # TRL's folder, made with the trainer, may be moved aside by now
             (folder.path / COMPLETIONS).mkdir(exist_ok=True)
         self.recorder.open(folder.path, resumes=resume is not None)
+        self.write_env()  # before the first line: its id tells that these files are this run's
         if resume is not None:
             self.recorder.on_event(resume.event)
-        self.write_env()
         write_config(folder.path, self.args, self.recipe)
         if self.initial_adapter is not None and not (folder.path / BASE_ADAPTER).exists():
             self.initial_adapter.save(folder.path / BASE_ADAPTER)

@@ -32,6 +32,7 @@ from .log_files import (
     RUN_ID_FILE,
     read_json,
     recorded_run_id,
+    saved_run_id,
     step_of_evaluation,
 )
 
@@ -135,11 +136,14 @@ class RunFolder:
     def begin(self, checkpoint: Path | None, overwrite: bool, base: str | None = None) -> None:
         """Start a run at step 0, or from a checkpoint: see [`check_room`]. An earlier run's folder is renamed."""
         self.check_room(checkpoint, overwrite, base)
-        if self.has_checkpoint(checkpoint) or not self._obstacles():
+        if self.has_checkpoint(checkpoint):
+            self._remove_leftovers()
+            return
+        if not self._obstacles():
             return
         aside = free_name(self.path)
-        (self.path / SET_ASIDE).touch()
         self.path.rename(aside)
+        (aside / SET_ASIDE).touch()
         (aside / LOCK_FILE).unlink(missing_ok=True)
         self._lock.release(force=True)
         self._acquire()
@@ -159,8 +163,9 @@ class RunFolder:
                 "without other folders and without files that it would overwrite. Choose another output_dir."
             )
         if not overwrite:
+            which = "" if checkpoint is None else f", not that of {checkpoint.name}"
             raise ValueError(
-                f"{self.label} already contains a run. Choose another output_dir, resume the run with "
+                f"{self.label} already contains a run{which}. Choose another output_dir, resume the run with "
                 "resume_from_checkpoint: true, or move it aside with overwrite: true."
             )
         whole = self.path.resolve()
@@ -183,11 +188,21 @@ class RunFolder:
         return recorded_run_id(self.path) is not None or any(any(self.path.glob(trace)) for trace in TRACES)
 
     def has_checkpoint(self, checkpoint: Path | None) -> bool:
-        return checkpoint is not None and checkpoint.resolve().parent == self.path.resolve()
+        """Return whether a checkpoint lies here, and no files of another run, or of a user, that would be lost."""
+        if checkpoint is None or checkpoint.resolve().parent != self.path.resolve():
+            return False
+        if recorded_run_id(self.path) is None:
+            files = [path for pattern in WRITTEN for path in self.path.glob(pattern)]
+            return not any(path.lstat().st_size for path in files)
+        return self._has_written(checkpoint)
+
+    def _has_written(self, checkpoint: Path) -> bool:
+        """Return whether the run of this folder has written a checkpoint."""
+        return is_written(checkpoint) and saved_run_id(checkpoint) in (None, recorded_run_id(self.path))
 
     def id_of_run(self, checkpoint: Path | None) -> str:
         """Return the id of the run that continues here, else a new one."""
-        run_id = recorded_run_id(self.path) if self.has_checkpoint(checkpoint) else None
+        run_id = saved_run_id(checkpoint) if self.has_checkpoint(checkpoint) else None
         return run_id or uuid.uuid4().hex
 
     # Checkpoints.
@@ -211,7 +226,7 @@ class RunFolder:
 
     def _rename(self, written: Path) -> Path:
         named = self.path / written.name
-        if is_written(named):
+        if self._has_written(named):
             self.remove(named)
         elif named.exists():  # somebody's own folder
             self._abandon(named, f"abandoned-{named.name}")
@@ -221,14 +236,21 @@ class RunFolder:
         return named
 
     def settle(self) -> None:
-        """Name the complete checkpoints that a kill left without a name, and remove what else it left."""
+        """Name the complete checkpoints that a kill left without a name."""
         if not self.is_run():
             return
         check_contents(self.path, self.label)  # a log file that is a link would be written through it
-        for folder in [path for path in self.path.glob("_*") if LEFT_BEHIND.fullmatch(path.name)]:
+        for folder in self._leftovers():
             for written in steps_of(folder):
                 if folder.name.startswith(WRITING) and incomplete_reason(written, content=False) is None:
                     self._rename(written)
+
+    def _leftovers(self) -> list[Path]:
+        return [path for path in self.path.glob("_*") if LEFT_BEHIND.fullmatch(path.name)]
+
+    def _remove_leftovers(self) -> None:
+        """Remove what else a kill left. Not in `settle`: a start that is refused removes nothing."""
+        for folder in self._leftovers():
             shutil.rmtree(folder, ignore_errors=True)
         for path in [*self.path.glob(PART), self.path / SET_ASIDE]:
             path.unlink(missing_ok=True)
@@ -244,7 +266,7 @@ class RunFolder:
         """Remove the oldest checkpoints beyond a limit, but neither that of `step` nor the best."""
         if not limit or limit < 0:
             return
-        checkpoints = [path for path in steps_of(self.path) if step_of(path) <= step and is_written(path)]
+        checkpoints = [path for path in steps_of(self.path) if step_of(path) <= step and self._has_written(path)]
         needed = {Path(path).resolve() for path in (self.path / f"checkpoint-{step}", best) if path}
         surplus = max(0, len(checkpoints) - max(limit, len(needed)))
         removable = [path for path in sorted(checkpoints, key=step_of) if path.resolve() not in needed]

@@ -15,8 +15,11 @@ from transformers import TrainerCallback
 
 from .log_files import (
     ATTEMPT,
+    CONFIG_FILE,
+    ENV_FILE,
     EVALUATIONS_FILE,
     EVENTS_FILE,
+    LOG_FILES,
     METRICS_FILE,
     RESUME,
     JsonLines,
@@ -55,9 +58,10 @@ class RunRecorder(TrainerCallback):
             return
         folder = Path(args.output_dir)
         resumes = state.global_step > 0
-        if not resumes and (folder / METRICS_FILE).exists():
+        names = [name for name in (*LOG_FILES, ENV_FILE, CONFIG_FILE) if (folder / name).exists()]
+        if names and not resumes:
             raise ValueError(
-                f"output_dir={args.output_dir!r} has the {METRICS_FILE} of another run. Choose another output_dir, or "
+                f"output_dir={args.output_dir!r} has the {names[0]} of another run. Choose another output_dir, or "
                 "resume that run with resume_from_checkpoint=True."
             )
         self.attempt = next_attempt(folder) if resumes else 0
