@@ -383,9 +383,14 @@ def test_a_stream_trains_and_a_resume_from_one_is_refused(make_trainer):
 def test_workers_that_stay_draw_their_seed_once_through_a_resume(run, resume, largest_difference, step, evaluations):
     keys = {"max_steps": 5, "num_iterations": 1, "save_strategy": "steps", "save_steps": 1, "prompts": 5}
     keys |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_eval_batch_size": 4}
-    whole = run(trainer_kwargs=QUESTIONS, **keys, **evaluations)
-    again = resume(whole, step, trainer_kwargs=QUESTIONS, **keys, **evaluations)
+    questions = [[{"role": "user", "content": f"say {number}"}] for number in range(4)]  # each evaluation shuffles
+    keys["trainer_kwargs"] = {"eval_dataset": Dataset.from_dict({"prompt": questions})}
+    whole = run(**keys, **evaluations)
+    again = resume(whole, step, **keys, **evaluations)
     assert largest_difference(whole, again) == 0.0
+    if evaluations:
+        ends = [without_times(read_rows(trainer, "evaluations.jsonl")[-1]) for trainer in (whole, again)]
+        assert ends[0] == ends[1]
 
 
 def test_workers_that_stay_draw_a_seed_for_every_evaluation_set_as_with_trl(run, largest_difference):

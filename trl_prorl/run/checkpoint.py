@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from .identity import (
     CHOSEN_LATER,
     EVALUATIONS_ACT,
     IDENTITY_FILE,
+    LENGTHS,
     buffer_file,
     changing_keys,
     find_start,
@@ -100,6 +102,7 @@ class CheckpointMixin:
         if trial is not None or self.has_trained:
             raise ValueError("a trainer trains once, and not in a search: make a new trainer.")
         began = time.perf_counter()
+        self._identity |= self._keys_set_later()
         resume_from = read_resume_word(resume_from_checkpoint)
         with self.hold_folder():
             checkpoint, changed = on_main_process(self.is_world_process_zero(), lambda: self._begin(resume_from))
@@ -123,11 +126,19 @@ class CheckpointMixin:
         self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
         return checkpoint, changed
 
+    def _keys_set_later(self) -> dict[str, Any]:
+        """Return the keys that the trainer has chosen, and those that a script has set since it was made."""
+        keys = changing_keys(self.args)
+        changed = {name for name in keys if keys[name] != self._first_keys.get(name)}
+        return {name: keys[name] for name in changed | CHOSEN_LATER}
+
     def _whole_identity(self) -> dict[str, Any]:
         identity = self._identity | changing_keys(*self.recipe)
         evaluations_act = self._evaluations_act()
         if not evaluations_act:  # then their keys are free
             identity = {key: identity[key] for key in identity if "eval" not in key and key not in CHOSEN_LATER}
+        elif self.args.eval_strategy == "steps" and self.args.eval_steps < 1:  # a share of the run's length
+            identity |= {key: getattr(self.args, key) for key in LENGTHS}
         return identity | {EVALUATIONS_ACT: evaluations_act}
 
     def _evaluations_act(self) -> bool:
@@ -274,9 +285,14 @@ class CheckpointMixin:
     def _get_train_sampler(self, dataset=None):
         """Replay the shuffles of completed epochs: no checkpoint has the sampler's generator."""
         sampler = super()._get_train_sampler(dataset)
-        for _ in range(self._resume.epochs if self._resume is not None and sampler.shuffle else 0):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-        return sampler
+        return sampler if self._resume is None else skip_shuffles(sampler, self._resume.epochs)
+
+    def _get_eval_sampler(self, eval_dataset):
+        """Likewise those of evaluations, if one sampler stays with its workers."""
+        sampler = super()._get_eval_sampler(eval_dataset)
+        return (
+            skip_shuffles(sampler, self._evaluations_before()) if self.args.dataloader_persistent_workers else sampler
+        )
 
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
@@ -287,12 +303,17 @@ class CheckpointMixin:
     def get_eval_dataloader(self, *args, **kwargs):
         """Likewise, if this run has evaluated before the checkpoint."""
         loader = super().get_eval_dataloader(*args, **kwargs)
-        if self._resume is not None:
-            before = [entry for entry in self.state.log_history if entry["step"] <= self._resume.step]
-            names = {name for entry in before for name in entry}
-            if any(name.startswith("eval_") and name.endswith("_runtime") for name in names):
-                draw_no_seed(loader)
+        if self._evaluations_before():
+            draw_no_seed(loader)
         return loader
+
+    def _evaluations_before(self) -> int:
+        """Return how often each set was evaluated before the checkpoint of a resume."""
+        if self._resume is None:
+            return 0
+        before = [entry for entry in self.state.log_history if entry["step"] <= self._resume.step]
+        names = [name for entry in before for name in entry if name.startswith("eval_") and name.endswith("_runtime")]
+        return max(Counter(names).values(), default=0)
 
     def _run_epoch(self, *args, epoch, epochs_trained, steps_trained_in_current_epoch, **kwargs):
         """Train no step after the run has ended: Trainer checks only after a step."""
@@ -497,6 +518,13 @@ def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> s
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {saved}. Free some "
         "space, or lower save_total_limit, then resume with resume_from_checkpoint: true."
     )
+
+
+def skip_shuffles(sampler, number: int):
+    if sampler.shuffle:
+        for _ in range(number):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+    return sampler
 
 
 def draw_no_seed(loader: torch.utils.data.DataLoader) -> None:
