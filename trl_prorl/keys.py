@@ -546,7 +546,7 @@ class ProlongedKeys:
     lora_growth_step: Annotated[int, Key(ge=1, needs=RANK_GROWTH, label="by {} ranks")] = 4
     lora_growth_max_rank: Annotated[int, Key(ge=1, needs=RANK_GROWTH, label="up to {}")] = 64
 
-    fast: Annotated[bool, Key(free=True)] = False
+    fast: Annotated[bool, Key()] = False
     reuse_old_logps: Annotated[bool, Key(changes=Effect.STEP, fast=True)] = False
     fast_models: Annotated[list[str] | None, Key(needs=needs("pack_groups", "compact_generation"))] = None
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"

@@ -84,7 +84,7 @@ from .rollout import (
 )
 from .run.checkpoint import CheckpointMixin
 from .run.folder import RunFolder, first_of_processes
-from .run.identity import identity_of
+from .run.identity import changing_keys, identity_of
 from .run.meter import Means, Meter
 from .run.record import Recorder, take
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
@@ -193,6 +193,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
+        self._first_keys = changing_keys(args)
         self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)

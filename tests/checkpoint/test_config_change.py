@@ -1,5 +1,6 @@
 """What a resume may change: it acts with `allow_config_change`, or is refused."""
 
+import datetime
 import json
 import shutil
 from pathlib import Path
@@ -10,10 +11,13 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from run_record import hash_files, read_events, read_rows
-from tiny_run import LORA, constant
+from tiny_run import BEST, LORA, QUESTIONS, constant
+from tokenizers.normalizers import Lowercase
+from tool_run import add, speaks
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, train
+from trl_prorl.keys import FAST
 from trl_prorl.run.identity import IDENTITY_FILE, changing_keys, check_same_run, rows_hash, weights_hash
 
 
@@ -310,6 +314,9 @@ def test_datasets_are_told_apart_by_content():
     assert rows_hash(Dataset.from_dict({**rows, "answer": ["1", "2", "4"]})) != first
     assert rows_hash(same.select([1, 0, 2])) != first
     assert rows_hash(same.select([0, 1])) != first
+    for before, after in ((b"a", b"b"), (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2))):
+        hashes = {rows_hash(Dataset.from_dict({"value": [value]})) for value in (before, after)}
+        assert len(hashes) == 2
 
 
 def test_models_are_told_apart_by_their_weights():
@@ -336,12 +343,18 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     brief, special = (AutoTokenizer.from_pretrained(tiny_model) for _ in range(2))
     brief.chat_template = "{{ messages[-1]['content'] }}"
     special.bos_token = special.convert_ids_to_tokens(65)  # which no text of a completion then has
+    lower = AutoTokenizer.from_pretrained(tiny_model)
+    lower.backend_tokenizer.normalizer = Lowercase()
+    coarse = AutoModelForCausalLM.from_pretrained(tiny_model, rms_norm_eps=0.1)
     for change, message in (
         ({"trainer_kwargs": {"processing_class": brief}}, "chat template: "),
         ({"trainer_kwargs": {"processing_class": special}}, "tokenizer: "),
+        ({"trainer_kwargs": {"processing_class": lower}}, "tokenizer: "),
         ({"beta": 0.2, "num_generations": 8}, "beta: 0.3 -> 0.2; num_generations: 4 -> 8"),
         ({"prompts": 15}, "rows of the training set"),
         ({"reward": constant(0.0)}, "reward functions"),
+        ({"fast": True, **dict.fromkeys(FAST, "off"), "reuse_old_logps": False}, "fast: False -> True"),
+        ({"model": coarse}, "rms_norm_eps of the model: 1e-06 -> 0.1"),
         ({"model": str(tmp_path / "other")}, "weights of the model"),
         ({"model": AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)}, "weights of the model"),
         ({"lora": False, "trainer_kwargs": {"peft_config": adapter}}, "lora_alpha of the adapter: 8 -> 32"),
@@ -355,6 +368,50 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     trainer.train(resume_from_checkpoint=True)
     assert read_events(out, "resume")[-1]["changed"] == {"beta": [0.3, 0.2]}
     assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2
+
+
+def test_a_key_that_a_script_sets_on_the_trainer_s_arguments_is_compared(make_trainer):
+    begun, same, other = (make_trainer(**SAME_RUN) for _ in range(3))
+    begun.args.max_grad_norm = same.args.max_grad_norm = 0.01
+    begun.train()
+    checkpoint = str(Path(begun.args.output_dir, "checkpoint-2"))
+    same.train(resume_from_checkpoint=checkpoint)
+    assert same.state.global_step == 4
+    with pytest.raises(ValueError, match="max_grad_norm: 0.01 -> 1.0"):
+        other.train(resume_from_checkpoint=checkpoint)
+
+
+def test_a_resume_without_the_tools_is_refused(make_trainer, tools_model):
+    given = {"processing_class": AutoTokenizer.from_pretrained(tools_model)}
+    keys = {"model": tools_model, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    begun = speaks(make_trainer(**keys, trainer_kwargs={**given, "tools": [add]}))
+    begun.train()
+    with pytest.raises(ValueError, match="tools: "):
+        again = make_trainer(**keys, trainer_kwargs=given)
+        again.train(resume_from_checkpoint=str(Path(begun.args.output_dir, "checkpoint-1")))
+
+
+@pytest.mark.parametrize("then, now", [("eval_loss", None), (None, "eval_loss"), (None, "eval_reward")])
+def test_a_best_model_by_another_metric_is_refused_also_if_the_trainer_has_chosen_one(run, resume, then, now):
+    keys = {**BEST, "beta": 0.1, "max_steps": 2, "trainer_kwargs": QUESTIONS, "greater_is_better": None}
+    whole = run(**keys | {"metric_for_best_model": then})
+    changed = keys | {"metric_for_best_model": now}
+    if now == "eval_reward":  # the trainer's choice
+        assert resume(whole, 2, **changed).state.global_step == 2
+        return
+    with pytest.raises(ValueError, match="metric_for_best_model: "):
+        resume(whole, 2, **changed)
+
+
+def test_a_longer_run_with_other_steps_of_evaluation_is_another(run, resume):
+    """`eval_steps` below 1 is a share of the run's length."""
+    keys = {"beta": 0.1, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 0.5}
+    keys |= {"per_device_eval_batch_size": 4, "trainer_kwargs": QUESTIONS, "max_steps": 2}
+    whole = run(**keys, ref_reset_stall=1)
+    with pytest.raises(ValueError, match="max_steps: 2 -> 4"):
+        resume(whole, 2, **keys | {"max_steps": 4}, ref_reset_stall=1)
+    whole = run(**keys, ref_reset_every=9)  # which reads no evaluation
+    assert resume(whole, 2, **keys | {"max_steps": 4}, ref_reset_every=9).state.global_step == 4
 
 
 def test_a_run_resumes_from_a_model_at_another_path(run, make_trainer, tiny_model, tmp_path):

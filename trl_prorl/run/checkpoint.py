@@ -32,6 +32,7 @@ from .identity import (
     CHOSEN_LATER,
     EVALUATIONS_ACT,
     IDENTITY_FILE,
+    LENGTHS,
     buffer_file,
     changing_keys,
     find_start,
@@ -99,6 +100,7 @@ class CheckpointMixin:
         if trial is not None or self.has_trained:
             raise ValueError("a trainer trains once, and not in a search: make a new trainer.")
         began = time.perf_counter()
+        self._identity |= self._keys_set_later()
         resume_from = read_resume_word(resume_from_checkpoint)
         with self.hold_folder():
             checkpoint, changed = on_main_process(self.is_world_process_zero(), lambda: self._begin(resume_from))
@@ -126,11 +128,19 @@ class CheckpointMixin:
         self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
         return checkpoint, changed
 
+    def _keys_set_later(self) -> dict[str, Any]:
+        """Return the keys that the trainer has chosen, and those that a script has set since it was made."""
+        keys = changing_keys(self.args)
+        changed = {name for name in keys if keys[name] != self._first_keys.get(name)}
+        return {name: keys[name] for name in changed | CHOSEN_LATER}
+
     def _whole_identity(self) -> dict[str, Any]:
         identity = self._identity | changing_keys(*self.recipe)
         evaluations_act = self._evaluations_act()
         if not evaluations_act:  # then their keys are free
             identity = {key: identity[key] for key in identity if "eval" not in key and key not in CHOSEN_LATER}
+        elif self.args.eval_strategy == "steps" and self.args.eval_steps < 1:  # a share of the run's length
+            identity |= {key: getattr(self.args, key) for key in LENGTHS}
         return identity | {EVALUATIONS_ACT: evaluations_act}
 
     def _evaluations_act(self) -> bool:

@@ -1,6 +1,8 @@
 """Is a resumed run the same run? Its keys, data, model, tokenizer and adapter, compared with the checkpoint's."""
 
 import dataclasses
+import datetime
+import decimal
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -14,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..keys import FREE_KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
 from ..supported import SCHEDULES
 from ..text import short
+from ..upstream.weights import settings_of
 from .files import json_sha256
 from .folder import RunFolder
 from .log_files import read_json
@@ -22,6 +25,7 @@ from .provenance import as_plain, remove_secrets
 
 IDENTITY_FILE = "identity.json"
 VALUES_HASHED = 128  # of a tensor
+PROBE = "Compute 12 × 7.\n\nThe ANSWER is"  # tokenized, with what a tokenizer adds around a text
 LENGTHS = {"max_steps", "num_train_epochs"}
 ENDS = {*LENGTHS, "entropy_stop", "guard_gap_action", "stop_stall"}  # they end a run, and change no batch
 EVALUATIONS_ACT = "evaluations change the training"
@@ -55,17 +59,20 @@ def _is_endless(config: Any) -> bool:
 def identity_of(trainer, keys: Mapping[str, Any], policy: torch.nn.Module) -> dict[str, Any]:
     """Return what a run is, in addition to its recipe."""
     tokenizer = trainer.text_tokenizer
+    ids = tokenizer(PROBE).input_ids
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
     return {
         **keys,
         **describe_adapter(policy),
+        **describe_config(policy),
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
         "rows of the training set": rows_hash(trainer.train_dataset),
         "rows of the evaluation sets": {name: rows_hash(rows) for name, rows in sets.items()},
-        "tokenizer": json_sha256([sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map]),
+        "tokenizer": json_sha256([sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map, ids]),
         "chat template": json_sha256(trainer.processing_class.chat_template),
         "reward functions": list(trainer.reward_func_names),
+        "tools": [tool.__name__ for tool in trainer.tools],
     }
 
 
@@ -73,6 +80,11 @@ def describe_adapter(policy: torch.nn.Module) -> dict[str, Any]:
     config = getattr(policy, "peft_config", {}).get("default")
     settings = as_plain(config.to_dict()) if config is not None else {}
     return {f"{name} of the adapter": settings[name] for name in settings.keys() - NAMES_OF_ADAPTER}
+
+
+def describe_config(policy: torch.nn.Module) -> dict[str, Any]:
+    settings = as_plain(settings_of(policy.config.to_dict()))
+    return {f"{name} of the model": value for name, value in settings.items()}
 
 
 def find_start(
@@ -137,8 +149,14 @@ def rows_hash(rows: Any) -> str | None:
         return None
     digest = hashlib.sha256()
     for batch in rows.with_format(None).iter(1000):
-        digest.update(json.dumps(batch, sort_keys=True, default=lambda value: type(value).__name__).encode())
+        digest.update(json.dumps(batch, sort_keys=True, default=_as_text).encode())
     return digest.hexdigest()
+
+
+def _as_text(value: Any) -> str:
+    """Return a value of a row that JSON does not support as text, an image as its type alone."""
+    is_short = isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | bytes)
+    return str(value) if is_short else type(value).__name__
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
