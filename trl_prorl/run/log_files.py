@@ -142,6 +142,10 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None
         replace_text(path, json.dumps(content) + "\n")
 
 
+def saved_run_id(folder: str | os.PathLike) -> str | None:
+    return _read_key(Path(folder) / RUN_ID_FILE, RUN_ID)
+
+
 def saved_step(folder: str | os.PathLike) -> int | None:
     step = _read_key(Path(folder) / RUN_ID_FILE, STEP_OF_WEIGHTS)
     return step if type(step) is int else None
