@@ -8,6 +8,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from ..run.files import check_contents
+from ..text import one_line
 from ..upstream.weights import place_of, refuse_kernel
 
 
@@ -21,8 +22,8 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
         init (`Mapping[str, Any]`, *optional*): Arguments of `from_pretrained`; those of [`place_of`] are used.
 
     Raises:
-        `ValueError`: It is an adapter, an embedded model's files were changed, or a kernel of the Hub would run.
-        `OSError`: There is no such model.
+        `ValueError`: There is no such model, it is an adapter, an embedded model's files were changed, or a kernel of
+        the Hub would run.
     """
     if not isinstance(name, str):
         raise ValueError(f"{key}={name!r}: set it to a Hub name, a local folder, or {EMBEDDED!r}.")
@@ -34,11 +35,15 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
     given = f"{key}={name!r}"
     if Path(name).is_dir():
         check_contents(Path(name), given)
-    if find_adapter_config_file(name, **place_of(init)) is not None:
+    try:
+        adapter = find_adapter_config_file(name, **place_of(init))
+        if not isinstance((init or {}).get("attn_implementation"), str):  # a mapping may leave out parts of the model
+            refuse_kernel(name, **place_of(init))
+    except OSError as error:
+        raise ValueError(f"{given} cannot be loaded: {one_line(error)}") from error
+    if adapter is not None:
         raise ValueError(
             f"{given} contains an adapter, but a run starts from a complete model. For a recipe, merge the adapter "
             "first. In a script, load it with load_model(model, adapter, is_trainable=True) (docs/from-sft.md)."
         )
-    if not isinstance((init or {}).get("attn_implementation"), str):  # a mapping may leave out parts of the model
-        refuse_kernel(name, **place_of(init))
     return name
