@@ -26,14 +26,15 @@ help:
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
-	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
+	@echo "make test-distributed   two real processes"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
 	@echo "make mutants    defects of the core, one at a time: does a test find each? (2 to 5 minutes; ONLY=kl-sign)"
 	@echo "make features   what the project does, one command each: does all of it work? (2 to 10 minutes; ONLY=\"A passk\")"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost?"
 	@echo "make bench ARGS=\"--shape small\"   time a training step against TRL (ARGS=--help lists the options)"
 	@echo "make site       build the site of all pages in build/site, which \`python -m http.server -d build/site\` shows"
-	@echo "make quality    ruff, without changes    make style      ruff, with fixes"
+	@echo "make quality    ruff, without changes, and the size of the code beside its budgets"
+	@echo "make style      ruff, with fixes"
 
 # A module is compiled once, and not by every process that imports it, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
@@ -109,6 +110,7 @@ site: .venv-site/.ready
 quality: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	-$(BIN)/python scripts/size.py
 
 style: $(READY)
 	$(BIN)/ruff check --fix .

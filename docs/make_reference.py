@@ -23,8 +23,7 @@ from trl import GRPOConfig  # noqa: E402
 
 import trl_prorl  # noqa: E402
 from trl_prorl import supported  # noqa: E402
-from trl_prorl.cli.help import describe, own_keys  # noqa: E402
-from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
+from trl_prorl.keys import KEYS, TASK_KEYS, ProlongedKeys, TaskKeys  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
 from trl_prorl.run.columns import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.run.log_files import EVENT_KINDS  # noqa: E402
@@ -35,7 +34,11 @@ SUPPORTED_PAGE = Path(__file__).parent / "supported.md"
 COMMAND = "python docs/make_reference.py"
 TRL_DOCS = "https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig"
 OURS = KEYS | TASK_KEYS
-KEYS_HELP = {name: own_keys()[name] for name in OURS}
+# In a docstring: the title of a group of keys, or a key with its more deeply indented description.
+ENTRY = re.compile(
+    r"^ *> (?P<group>.+)$|^(?P<indent> +)(?P<name>\w+) \(.+\):\n(?P<text>(?:(?P=indent) +\S.*\n|\n)+)",
+    re.MULTILINE,
+)
 
 # Keys of TRL that matter most here. TRL's documentation has all of them.
 TRL_KEYS = {
@@ -60,13 +63,6 @@ TRL_KEYS = {
 }
 INTRODUCTION = """# Configuration reference
 
-`trl-prorl train --help KEY ...` prints these descriptions in the terminal, and `--help-all` adds TRL's keys:
-
-```console
-$ trl-prorl train --help kl_target
-{example}
-```
-
 {list_of_keys}
 
 - **Set a key**: `kl_target: 0.1` in a recipe, `--kl_target 0.1` on the command line (overrides the recipe),
@@ -75,8 +71,8 @@ $ trl-prorl train --help kl_target
   `use_peft`, `lora_r`, …). The groups *Task and data*, *Length reward* and *Thinking budget* are only for recipes.
 - **Defaults**: with all keys at their defaults the training is TRL's, bit for bit, with [a few
   exceptions](compatibility.md#what-differs-from-trl).
-- **Not allowed** lists combinations that raise an error before a model is loaded. The error is one line with key,
-  value and fix; the exit code is 2.
+- **Not allowed** lists combinations that raise an error before a model is loaded: one line with key, value and fix.
+  A key that another key leaves without effect prints a warning, once.
 
 This page is generated: edit the docstrings of `trl_prorl/keys.py` and `trl_prorl/refusals.py`, and run `{command}`.
 """
@@ -84,10 +80,39 @@ OTHER_LIMITS = """TRL accepts these values; trl-prorl raises an error before a m
 
 - a negative or infinite `beta`, and an empty `output_dir` or `resume_from_checkpoint`
 {launcher}
-
-Data, rewards, optimizer, model and hardware are checked when the trainer is made, see
-[troubleshooting](troubleshooting.md).
 """
+
+
+class Description(typing.NamedTuple):
+    """
+    What a docstring says about a key.
+
+    Attributes:
+        hint (`Any`): Its type.
+        text (`str`): Its description.
+        group (`str`): The title of its group.
+    """
+
+    hint: typing.Any
+    text: str
+    group: str
+
+
+def describe_keys(cls: type) -> dict[str, Description]:
+    """Return the descriptions of a dataclass's keys, in the order of its docstring."""
+    hints = typing.get_type_hints(cls)
+    descriptions = {}
+    group = ""
+    for match in ENTRY.finditer(cls.__doc__):
+        name = match["name"]
+        if match["group"]:
+            group = match["group"]
+        elif name in OURS:
+            descriptions[name] = Description(hints[name], " ".join(match["text"].split()), group)
+    return descriptions
+
+
+DESCRIPTIONS = describe_keys(ProlongedKeys) | describe_keys(TaskKeys)
 
 
 def spelt(hint: object) -> str:
@@ -133,7 +158,7 @@ def key_sections() -> list[str]:
     limits = find_limits()
     lines = []
     group = ""
-    for name, described in KEYS_HELP.items():
+    for name, described in DESCRIPTIONS.items():
         if described.group != group:
             group = described.group
             lines += [f"## {group}", ""]
@@ -142,10 +167,10 @@ def key_sections() -> list[str]:
         need = OURS[name].needs
         if need is not None:
             named = re.sub(r"\w*_\w+|\bbeta\b", r"`\g<0>`", need.names)
-            lines += [f"Needs {with_links(named)}.", ""]
-        own = [f"- {with_links(limit, name)}" for limit in limits.get(name, [])]
-        if own:
-            lines += ["Not allowed:", "", *own, ""]
+            lines += [f"Acts only with {with_links(named)}.", ""]
+        not_allowed = [f"- {with_links(limit, name)}" for limit in limits.get(name, [])]
+        if not_allowed:
+            lines += ["Not allowed:", "", *not_allowed, ""]
         elsewhere = [key for key, texts in limits.items() if key not in ("", name) and f"`{name}" in " ".join(texts)]
         if elsewhere:
             lines += [f"See also the limits of {' and '.join(f'[`{key}`](#{key})' for key in elsewhere)}.", ""]
@@ -155,7 +180,7 @@ def key_sections() -> list[str]:
 def list_of_keys() -> str:
     """Return a table of all keys of ours, by group, linked."""
     names_by_group: dict[str, list[str]] = {}
-    for name, described in KEYS_HELP.items():
+    for name, described in DESCRIPTIONS.items():
         names_by_group.setdefault(described.group, []).append(f"[`{name}`](#{name})")
     rows = [f"| {group} | {', '.join(names)} |" for group, names in names_by_group.items()]
     sections = ("Limits of other keys", "Keys of TRL", "metrics.jsonl", "events.jsonl", "evaluations.jsonl")
@@ -193,25 +218,12 @@ def trl_table() -> list[str]:
 
 SUPPORTED = """# What is supported
 
-Every member of these lists is trained by a test. What is not listed raises an error in one line that names what is.
-Where only speed is at stake, the run goes on without the acceleration and says so.
+Every member of these lists is trained by a test. A model that is not listed for `fast` is trained without it.
 
 ## Adapters
 
-Full fine-tuning, and these adapters of PEFT. Other kinds and options raise an error: no test shows that they are
-sampled, moved, saved and resumed as they are trained. TRL's own GRPOTrainer accepts them.
-
-{adapters}
-
-`init_lora_weights` is one of {initialisations}.
-
-These keys take a LoRA, but not all of its options:
-
-{adapter_options}
-
-## Quantised models
-
-{quantisations}, with an adapter. Other quantisations raise an error.
+Full fine-tuning, and LoRA with DoRA, rsLoRA or `modules_to_save`, on models in 4 or 8 bits (bitsandbytes), too.
+`init_lora_weights` is one of {initialisations}. For other adapters use TRL's own trainer.
 
 ## Models for `fast`
 
@@ -235,9 +247,8 @@ importance weight to 0.2, also without any change of the policy, and a KL acts f
 
 ## Optimizers
 
-Any optimizer trains, except schedule-free ones, which train other weights than those that they evaluate. An
-`optimizer_reset` needs one of these, or a subclass, that remembers what the
-[treatment](methods.md#adams-state) changes.
+An `optimizer_reset` needs one of these, or a subclass, that remembers what the [treatment](methods.md#adams-state)
+changes.
 
 {optimizers}
 
@@ -247,11 +258,7 @@ Any optimizer trains, except schedule-free ones, which train other weights than 
 
 ## Several processes
 
-{distributions}
-
-## Versions
-
-The newest versions with which all tests passed: {versions}. [Older and newer ones](compatibility.md).
+DDP, on one machine or several. FSDP and DeepSpeed train without keys of ours.
 
 This page is generated: edit `trl_prorl/supported.py` and run `{command}`.
 """
@@ -280,12 +287,6 @@ def yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def unalike(key: str) -> list[str]:
-    """Return the initialisations that a key does not take."""
-    names = () if key == "compact_merge" else supported.UNALIKE_INITIALISATIONS
-    return [f"init_lora_weights: {name}" for name in names]
-
-
 def make_supported_page() -> str:
     """Return the page of what is supported."""
     families = [
@@ -307,33 +308,7 @@ def make_supported_page() -> str:
         for name, schedule in supported.SCHEDULES.items()
     ]
     return SUPPORTED.format(
-        adapters=table(
-            ["kind (`peft_type`)", "options, in addition to `target_modules`"],
-            [[name, code(options)] for name, options in supported.ADAPTERS.items()],
-        ),
         initialisations=code(map(repr, supported.INITIALISATIONS)),
-        adapter_options=table(
-            ["key", "options that it does not take"],
-            [
-                [
-                    f"`{key}`",
-                    code([*(name for name in supported.ADAPTERS["LORA"] if name not in options), *unalike(key)]),
-                ]
-                for key, options in supported.ADAPTER_OPTIONS.items()
-            ],
-        ),
-        quantisations=" and ".join(supported.QUANTISATIONS),
-        distributions=table(
-            ["", "`accelerate_configs`", *supported.FEATURES.values()],
-            [
-                [
-                    name,
-                    code([way.file] if way.file else []),
-                    *(yes_or_no(key in way.features) for key in supported.FEATURES),
-                ]
-                for name, way in supported.DISTRIBUTIONS.items()
-            ],
-        ),
         families=table(["`model_type`", "`pack_groups`", "`compact_generation`", "CUDA graph"], grouped(families)),
         positions=code(supported.POSITIONS),
         learned=code(supported.LEARNED_POSITIONS),
@@ -346,18 +321,16 @@ def make_supported_page() -> str:
             ["`lr_scheduler_type`", "a reset can restart it", "a run can be made longer (with a warm-up in steps)"],
             grouped(schedules),
         ),
-        versions=", ".join(f"{name} {version}" for name, version in supported.VERSIONS.items()),
         command=COMMAND,
     )
 
 
 def make_page() -> str:
     """Return the whole page."""
-    example = describe("kl_target", KEYS_HELP["kl_target"])
     launcher = "\n".join(f"- {limit}" for limit in find_limits()[""])
     keys = list_of_keys()
     lines = [
-        *INTRODUCTION.format(example=example, list_of_keys=keys, trl=TRL_DOCS, command=COMMAND).splitlines(),
+        *INTRODUCTION.format(list_of_keys=keys, trl=TRL_DOCS, command=COMMAND).splitlines(),
         "",
         *key_sections(),
         "## Limits of other keys",

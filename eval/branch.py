@@ -40,9 +40,8 @@ from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.run.checkpoint_files import find_checkpoint
 from trl_prorl.run.files import check_contents, file_sha256
-from trl_prorl.run.folder import MANIFEST_FILE, step_of, steps_of
+from trl_prorl.run.folder import MANIFEST_FILE, RunFolder, step_of, steps_of
 from trl_prorl.run.log_files import CONFIG_FILE, RUN_ID_FILE, read_json, recorded_run_id
 from trl_prorl.tasks.registry import PLUGINS
 from trl_prorl.text import visible
@@ -109,7 +108,7 @@ def parse_trials(texts: list[str], out: Path) -> list[Trial]:
 def find_start(run_dir: Path, at: int | None) -> Path:
     """Return the complete checkpoint of a step, by default the newest. Raises `InputError`: there is none."""
     try:
-        checkpoint, _ = find_checkpoint(True if at is None else run_dir / f"checkpoint-{at}", run_dir)
+        checkpoint = RunFolder(run_dir).find("True" if at is None else str(run_dir / f"checkpoint-{at}"))
     except ValueError as error:
         raise InputError(f"--at {at}: {error}") from error
     return checkpoint
@@ -142,7 +141,7 @@ def arguments(trial: Trial, run_dir: Path, start: Path, until: int) -> list[str]
     for key in ("model_name_or_path", "dataset_name"):
         if Path(config.get(key) or "").parts and found[key] != config[key] and not is_embedded(config[key]):
             words += [f"--{key}", os.path.abspath(found[key])]
-    if until > read_json(start / "trainer_state.json", ("max_steps",))["max_steps"]:
+    if until > read_json(start / "trainer_state.json")["max_steps"]:
         words += ["--max_steps", str(until)]
     if REF_RESET in trial.words and not config.get("ref_reset_every"):
         words += ["--ref_reset_every", str(NEVER)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trl_prorl.cli.command_line import check_arguments as check_training
 from trl_prorl.cli.command_line import recipe_name
-from trl_prorl.cli.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
+from trl_prorl.cli.ending import NOTHING_CHANGED, Parser, announce, as_bad_input
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.run_folder.reading import (
@@ -22,12 +22,14 @@ from trl_prorl.eval.run_folder.reading import (
     load_config,
 )
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.run.shapes import MAX_COUNT, MAX_PROMPTS, MAX_TEMPERATURE
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.text import LICENSE, short
 
 
 MAX_SAMPLES = 256
+MAX_PROMPTS = 100_000
+MAX_COUNT = 2**53
+MAX_TEMPERATURE = 1e6
 PROMPTS = 32  # of a preflight
 MIN_PREFLIGHT_PROMPTS = 2
 RUNS_HELP = "run folders, folders of runs, or quoted globs"
@@ -47,7 +49,6 @@ def check_arguments(name: str) -> None:
         code = command(parse_and_announce, kept=NOTHING_CHANGED)()
         if code:
             sys.exit(code)
-    end_at_once(NOTHING_CHANGED)
 
 
 def first_line(name: str, parsed) -> str:
@@ -297,7 +298,8 @@ def push(argv=None) -> argparse.Namespace:
         help="also push the reference adapter, ref (default: the run's hub_push_reference)",
     )
     parser.add_argument("--without-record", dest="with_record", action="store_false", help="do not push the log files")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, without pushing")
+    parser.add_argument("--dry-run", action="store_true", help="list the files and their sizes, without pushing")
+    parser.add_argument("--card", action="store_true", help="with --dry-run: also print the model card")
     args = parser.parse_args(argv)
     if args.license is not None and not LICENSE.fullmatch(args.license):
         raise InputError(f"--license {args.license}: write the Hub's name of a licence, as apache-2.0, mit or other")

@@ -29,7 +29,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOTrainer
 
 from trl_prorl.cli.ending import NOTHING_CHANGED, as_bad_input
-from trl_prorl.cli.prompt_rows import has_prompts, read_prompts
+from trl_prorl.cli.prompt_rows import read_prompts
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
 from trl_prorl.cli.terminal import highest_rate
 from trl_prorl.config import ProRLConfig
@@ -58,7 +58,6 @@ from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findin
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.own_rows import check_verifier
 from trl_prorl.eval.samples.sampling import progress
-from trl_prorl.hub.downloads import PREFIX
 from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder
@@ -66,6 +65,8 @@ from trl_prorl.trainer import ProRLTrainer
 
 
 NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
+NO_STEP = "no step: the prompts of the training set do not fill one generation batch"
+MORE_PROMPTS = "raise train_rows, or lower generation_batch_size"
 OURS_ONLY = "memory of a generation batch, tokens per second"  # checks that need our trainer
 
 
@@ -201,7 +202,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     """
     if not isinstance(trainer.train_dataset, Dataset):
         raise InputError("train_dataset is a stream, which can be read only once: pass a Dataset")
-    if not has_prompts(trainer.train_dataset):
+    if "prompt" not in trainer.train_dataset.column_names:
         raise InputError("train_dataset has no column 'prompt': prompts that an environment writes cannot be checked")
     check_processes(trainer.accelerator.num_processes)
 
@@ -234,6 +235,8 @@ def look_at_model(
         return [*findings, out_of_memory(args.per_device_train_batch_size)]
     except RunError as error:
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
+    if not steps:
+        return [*findings, Finding("first samples and steps", NO_STEP, MORE_PROMPTS, STOP)]
     findings += [trained, *update_findings(steps, args.importance_sampling_level)]
     if before is not None:
         findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))
@@ -271,8 +274,6 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
 
 def folder_findings(args: ProRLConfig, recipe: tuple) -> list[Finding]:
     """Return a finding if `train` would not accept the run's own folder, in which a preflight writes nothing."""
-    if str(args.resume_from_checkpoint).startswith(PREFIX):
-        return []  # the run is on the Hub
     try:
         check_folder(args, recipe)
     except ValueError as error:

@@ -3,9 +3,8 @@ Push a run to the Hugging Face Hub; push again after a failed upload, or after `
 
     trl-prorl push --run runs/demo/variantA --repo someone/reverse-digits-A
 
-Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. A tokenizer
-that is not whole, or that has more tokens than a full model's embedding has rows, is not pushed. Log in with `hf auth
-login`, or set `HF_TOKEN`.
+Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. Log in with
+`hf auth login`, or set `HF_TOKEN`. `--dry-run` lists the files and their sizes, and prints the card with `--card`.
 """
 
 import functools
@@ -19,7 +18,7 @@ from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import check_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
-from trl_prorl.hub.publish import check_tokenizer_files, files_to_push, make_api, open_repo, stage, upload
+from trl_prorl.hub.publish import files_to_push, make_api, open_repo, stage, upload
 from trl_prorl.run.files import STAGED
 from trl_prorl.text import visible
 
@@ -40,7 +39,6 @@ def main(argv=None) -> None:
         reference = config.get("hub_push_reference", False)
     name = args.repo or config.get("hub_model_id") or folder.resolve().name
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
-    check_tokenizer_files(folder)
     if args.dry_run:
         card = model_card(args.run, folder, repo=name, license=args.license)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
@@ -48,7 +46,8 @@ def main(argv=None) -> None:
         print(visible(f"Dry run: nothing was uploaded. Would push {len(sizes)} files to {name}."))
         rows = [[path, f"{size:,}"] for path, size in sorted(sizes.items())]
         terminal().print(Table(f"{name}: {len(sizes)} files", ["file", "bytes"], rows).to_rich())
-        print(card)
+        if args.card:
+            print(card)
         return
     api = make_api()
     repo = open_repo(name, private=args.private or config.get("hub_private_repo"), api=api)

@@ -18,6 +18,7 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_runs
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
 from trl_prorl.supported import LOSS_TYPES, UNGROUPED
+from trl_prorl.text import visible
 from trl_prorl.watch import GUARD_WINDOW
 
 
@@ -259,7 +260,8 @@ def main(argv=None) -> int:
     """Entry point."""
     args = command_lines.why(argv)
     runs, unreadable = load_runs(args.found.folders)
-    print("\n".join([*map(explain, runs), *args.found.left_out, *unreadable]))
+    text = "\n".join([*map(explain, runs), *args.found.left_out, *unreadable])
+    print("\n".join(map(visible, text.split("\n"))))
     return int(any(map(find_causes, runs)))
 
 

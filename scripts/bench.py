@@ -286,6 +286,7 @@ class Trained:
 
     def __init__(self, name: str, args: argparse.Namespace, folder: str):
         self.args = args
+        self.folder = f"{folder}/{name}"
         self.watch = Watch(args)
         is_trl = name.startswith("TRL")
         numbers = itertools.count()
@@ -303,7 +304,7 @@ class Trained:
             return [float(sum(ids) % 7) + row % 2 if row >= solved else 1.0 for row, ids in enumerate(completion_ids)]
 
         keys = {
-            "output_dir": f"{folder}/{name}",
+            "output_dir": self.folder,
             "per_device_train_batch_size": args.micro_batch,
             "gradient_accumulation_steps": args.prompts * args.num_generations // args.micro_batch,
             "num_generations": args.num_generations,
@@ -362,7 +363,9 @@ class Trained:
         return spent
 
     def train(self, number: int) -> None:
-        """Train on the next batch."""
+        """Train on the next batch, as a run of its own."""
+        self.trainer.args.output_dir = f"{self.folder}-{number}"
+        self.trainer.has_trained = False
         self.trainer.train()
 
 

@@ -21,7 +21,6 @@ import yaml
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.why import find_causes
-from trl_prorl.run.log_files import FORMER_NAMES
 
 
 LIST = Path(__file__).with_suffix(".yaml")
@@ -59,7 +58,7 @@ def print_logs(folder: Path) -> None:
     """Print how many finished runs get which cause first, from a table of rows for each run."""
     named = Counter()
     for path in sorted(folder.glob("*.csv.xz")):
-        rows = pd.read_csv(path).rename(columns=FORMER_NAMES)
+        rows = pd.read_csv(path).rename(columns={"gold": "accuracy"})
         run = RecordedRun(path, path.name.removesuffix(".csv.xz"), {}, {}, rows, None, None)
         causes = find_causes(run)
         named[causes[0][0].cause if causes else "none"] += 1

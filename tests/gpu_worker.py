@@ -1,6 +1,5 @@
-"""A training on a GPU in a process of its own, started by test_on_gpu.py: of NaN, killed, or spread by a launcher."""
+"""A training on a GPU in a process of its own, started by test_on_gpu.py: of NaN, or killed."""
 
-import json
 import math
 import os
 import signal
@@ -8,7 +7,6 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 
@@ -17,7 +15,6 @@ sys.path.append(str(Path(__file__).parent / "forks"))
 from training import build  # noqa: E402
 
 
-# FSDP2 in bf16 rounds log-probabilities to bf16, so that an update must be large for the KL to show it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 KEYS = {
     "use_cpu": not torch.cuda.is_available(),
@@ -57,13 +54,6 @@ def main(model: str, out: str, kind: str) -> None:
         with torch.no_grad():
             next(param for name, param in weights if "down_proj.base" in name).view(-1)[3] = math.nan
     trainer.train()
-    plugin = trainer.accelerator.state.deepspeed_plugin
-    facts = {
-        "distributed": trainer.accelerator.distributed_type.value,
-        "sharded": any(isinstance(param, DTensor) for param in trainer.model_wrapped.parameters()),
-        "zero_stage": None if plugin is None else plugin.zero_stage,
-    }
-    Path(out, "spread.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

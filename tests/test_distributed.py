@@ -1,33 +1,23 @@
-"""
-Two real processes on a CPU (gloo): the main process decides, every process resets at the same boundary, every shard of
-FSDP2 and of ZeRO-2 too. Set-ups in which a copy would reach half of the weights are refused.
-"""
+"""Two real processes on a CPU (gloo): the main process decides, and every process resets at the same boundary."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from run_record import read_rows
 from safetensors.torch import load_file
 from slow import slow_but
 
-from trl_prorl import ProRLConfig, ProRLTrainer
-
-
-NO_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs pip install 'trl-prorl[deepspeed]'")
-
 
 @pytest.fixture
 def two_processes(forks, tiny_model, tmp_path):
-    """A function that trains or evaluates as a worker does: the run folder, and what each rank found."""
+    """A function that trains or evaluates as distributed_worker.py does: the run folder, and what each rank found."""
 
-    def run(*arguments, worker="distributed_worker.py"):
+    def run(*arguments):
         log = tmp_path / "log"
         out = tmp_path / "run"
         argv = [tiny_model, str(out), *map(str, arguments)]
-        forks.start(run=str(Path(__file__).with_name(worker)), argv=argv, ranks=2, log=str(log))
+        forks.start(run=str(Path(__file__).with_name("distributed_worker.py")), argv=argv, ranks=2, log=str(log))
         assert forks.status() == 0, log.read_text()[-4000:]
         return out, [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -130,58 +120,3 @@ def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp
         assert mine["policy_forward_calls"] == 2
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4, abs=1e-6)
     assert max((weights[name] - trained[name]).abs().max() for name in weights) < 1e-6
-
-
-SOFT = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.5, "ref_reset_mix": 0.25}
-
-
-@pytest.mark.parametrize(
-    "engine, kind, keys",
-    [
-        ("fsdp2", "full", SOFT | {"save_strategy": "no"}),
-        pytest.param("fsdp2", "lora", SOFT, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "lora", {}, marks=pytest.mark.slow),
-        pytest.param("zero2", "lora", {}, marks=[NO_DEEPSPEED, pytest.mark.slow]),
-        pytest.param("zero2", "full", {}, marks=[NO_DEEPSPEED, pytest.mark.slow]),
-    ],
-)
-def test_every_shard_is_reset_and_a_resume_goes_on(two_processes, engine, kind, keys):
-    def trained(*checkpoint):
-        return two_processes(kind, engine, json.dumps(keys), *checkpoint, worker="sharded_worker.py")
-
-    out, (first, second) = trained()
-    assert first["type"] == {"fsdp2": "DistributedType.FSDP", "zero2": "DistributedType.DEEPSPEED"}[engine]
-    assert first["parameters"] == {"fsdp2": ["DTensor"], "zero2": ["Parameter"]}[engine]
-    assert [(one["step"], one["moved"]) for one in first["seen"]] == [(2, True), (4, True)]
-    kept = {"hard": 0.0, "soft": 0.5}.get(keys.get("optimizer_reset"), 1.0)
-    for one in first["seen"]:
-        assert one["off"] <= (1e-6 if keys.get("ref_reset_mix") else 0.0)
-        assert one["kept"] == pytest.approx(kept)
-    assert first["policy"] == second["policy"]
-    if keys.get("save_strategy") != "no":
-        _, (again, _) = trained(out / "checkpoint-4")
-        assert [one["step"] for one in again["seen"]] == [4]
-        assert again["policy"] == first["policy"]
-
-
-MOVED = {"beta": 0.1, "ref_reset_every": 2}
-
-
-@pytest.mark.parametrize(
-    "stage, keys, said",
-    [
-        (3, {}, "zero_stage=3.*zero2.yaml"),
-        (2, MOVED | {"optimizer_reset": "hard"}, "optimizer_reset='hard'.*DeepSpeed"),
-        (2, MOVED | {"optimizer_reset_rewarmup_steps": 3}, "DeepSpeed"),
-        (2, {"elastic_reset_every": 2}, "elastic_reset_every=2.*DeepSpeed"),
-        *((None, keys, "FSDP.*multi_gpu.yaml") for keys in ({"elastic_reset_every": 2}, {"beta_base": 0.1}, MOVED)),
-    ],
-)
-def test_what_would_reach_half_of_the_weights_is_refused(stage, keys, said):
-    args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **keys)
-    if stage is None:
-        args.fsdp = True
-    else:
-        args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
-    with pytest.raises(ValueError, match=said):
-        ProRLTrainer("/no/model/is/loaded", lambda **kwargs: [], args)

@@ -38,6 +38,12 @@ LOSSES += [pytest.param("cispo", "token", False, marks=pytest.mark.slow)]
 LOSSES += [pytest.param(loss_type, "sequence", False, marks=pytest.mark.slow) for loss_type in LOSS_TYPES]
 
 
+@pytest.mark.parametrize("entry", [{"num_beams": 2}, {"temperature": 0.3}, {"do_sample": False}], ids=str)
+def test_entries_of_generation_kwargs_are_trls_with_our_keys_off(run, largest_difference, entry):
+    keys = {"generation_kwargs": entry, "num_iterations": 1, "max_steps": 2}
+    assert largest_difference(run(**keys), run(GRPOTrainer, **keys)) == 0.0
+
+
 @pytest.mark.parametrize("loss_type, level, corrected", LOSSES)
 def test_b_is_trl_with_the_reference_moved_before_every_generation(
     run, trained_adapter, largest_difference, loss_type, level, corrected

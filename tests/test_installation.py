@@ -163,8 +163,7 @@ def shown(run, users):
         f"report --runs {a_run} --out {users / 'page'}",
     ]
     assert "parity, level" in run("trl-prorl", "tasks", "show", "parity", "-n", "1")
-    assert "  tiny  " in run("trl-prorl", "train")
-    assert "  tiny/\n" in run("trl-prorl", "train", "--all")
+    assert "  tiny/variantA " in run("trl-prorl", "train")
     assert {path.name for path in users.iterdir()} == {"eval", "tasks"}
     assert "--prompts" in run("trl-prorl", "demo", "--help")
     return run("python", "-c", FOUND.format(base=DEFAULT, lines=lines), imports_all=True)

@@ -1,14 +1,13 @@
-"""What follows from the descriptor of a key: what it changes, what a resume does with it, a misspelt one."""
+"""What follows from the descriptor of a key: what it changes, one without effect, a misspelt one."""
 
 import copy
 import dataclasses
 import pickle
 
 import pytest
+from run_record import read_events
 
 from trl_prorl import ProRLConfig
-from trl_prorl.keys import KEYS
-from trl_prorl.run.identity import check_change
 
 
 BASE = {"output_dir": "run", "use_cpu": True, "bf16": False, "num_iterations": 2, "report_to": "none"}
@@ -107,32 +106,58 @@ def test_an_acceleration_that_is_disabled_changes_nothing():
     assert args.is_trl
 
 
-def refused_change(key, old, new, folder, **now):
-    try:
-        check_change({key: [old, new]}, {key: new, **now}, folder)
-    except ValueError:
-        return True
-    return False
-
-
-# Of switching a key on, off, and off where another key still requests resets.
-CHANGES = [
-    ("elastic_reset_every", 5, (True, False, False)),
-    ("lora_growth_every", 5, (False, True, True)),
-    ("ref_reset_every", 5, (False, True, False)),
-    ("ref_reset_drop", 0.1, (False, True, False)),
-    ("beta_old", 0.1, (False, False, False)),
+RESETS = {"ref_reset_every": 5, "ref_reset_cooldown": 2}
+ONCE = {"num_iterations": 1}  # no update comes before a sample is used
+HARD = RESETS | {"optimizer_reset": "hard"}
+# Keys, and those of them that have no effect and are dropped.
+UNUSED = [
+    ({"kl_target": 0.1, "kl_horizon": 7, "kl_estimator": "k2"}, "kl_target kl_horizon kl_estimator"),
+    ({"beta": 0.1, "kl_target": 0.1, "kl_horizon": 7, "kl_estimator": "k2"}, ""),
+    (RESETS, "ref_reset_every"),
+    (RESETS | {"beta": 0.1}, ""),
+    (RESETS | {"beta": 0.1, "ref_reset_mix": 0.0}, "ref_reset_every"),
+    (HARD, ""),  # only the optimizer is reset
+    (HARD | {"ref_reset_kl": 0.1}, "ref_reset_kl"),
+    ({"kl_in": "reward"}, "kl_in"),
+    ({"kl_in": "reward", "beta": 0.1, "advantage_estimator": "rloo", "kl_clamp": 2.0}, "kl_clamp"),
+    ({"kl_in": "reward", "beta_old": 0.1, "num_iterations": 2, "kl_estimator": "k2"}, "beta_old kl_in kl_estimator"),
+    (
+        {"beta_old": 0.1, "kl_target": 0.1, "num_iterations": 1},
+        "beta_old kl_target",
+    ),  # no update comes before a sample is used
+    ({"beta_old": 0.1, "kl_target": 0.1}, ""),
+    (
+        {"trust_region": "ipo", "trust_region_threshold": 0.1, "num_iterations": 1},
+        "trust_region trust_region_threshold",
+    ),
+    ({"loss_mode": "no_ratio", "epsilon": 0.3}, "epsilon"),  # TRL's
+    ({"pack_max_tokens": 50}, "pack_max_tokens"),
 ]
 
 
-@pytest.mark.parametrize("key, on, expected", CHANGES)
-def test_which_changes_of_a_key_a_resume_refuses(tmp_path, key, on, expected):
-    off = KEYS[key].default
-    assert expected == (
-        refused_change(key, off, on, tmp_path, beta=0.3),
-        refused_change(key, on, off, tmp_path, beta=0.3),
-        refused_change(key, on, off, tmp_path, beta=0.3, ref_reset_kl=3),
-    )
+@pytest.mark.parametrize("keys, dropped", UNUSED, ids=str)
+def test_keys_without_effect_are_dropped_with_one_warning(keys, dropped, caplog):
+    args = ProRLConfig(**{**BASE, **keys})
+    defaults = {field.name: field.default for field in dataclasses.fields(ProRLConfig)}
+    for key, value in keys.items():
+        assert getattr(args, key) == (defaults[key] if key in dropped.split() else value), key
+    lines = [record.getMessage() for record in caplog.records if record.name == "trl_prorl.keys"]
+    assert len(lines) == (1 if dropped else 0)
+    assert all(f"{key}=" in line for line in lines for key in dropped.split())
+
+
+def test_an_option_of_resets_stays_for_the_triggers_of_a_script(caplog):
+    args = ProRLConfig(**BASE, beta=0.1, optimizer_reset="hard")
+    assert args.optimizer_reset == "hard" and "optimizer_reset=" in caplog.text
+
+
+def test_an_ablation_of_the_kl_trains_as_without_the_keys_that_need_it(run, largest_difference):
+    ablated = run(beta=0.0, kl_target=0.1, ref_reset_every=1, ref_compute="naive_epoch")
+    assert largest_difference(ablated, run()) == 0.0
+    assert ablated.args.is_trl and not read_events(ablated, "reset")
+    optimizer_alone = run(beta=0.0, ref_reset_every=1, optimizer_reset="hard", num_iterations=1, max_steps=3)
+    resets = [(event["optimizer_reset"], event["ref_reset_mix"]) for event in read_events(optimizer_alone, "reset")]
+    assert resets == [("hard", 0.0), ("hard", 0.0)]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import importlib.util
-import json
 import re
 import signal
 import subprocess
@@ -191,7 +189,6 @@ def test_nan_while_sampling_is_named(tmp_path, tiny_model):
     """An assertion on the device, after which a process computes nothing more."""
     in_a_process(tmp_path / "log", ROOT / "tests" / "gpu_worker.py", tiny_model, tmp_path / "run", "nan")
     assert "at step 1: next-token probabilities" in (tmp_path / "log").read_text()
-    assert not (tmp_path / "run" / "spread.json").exists()
 
 
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, tiny_model):
@@ -201,24 +198,3 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, tiny_model):
     assert in_a_process(tmp_path / "log", worker, tiny_model, tmp_path / "run", "resumed") == 0
     weights = [tmp_path / name / "checkpoint-4" / "adapter_model.safetensors" for name in ("whole", "run")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-@pytest.mark.parametrize(
-    "file, facts",
-    [
-        ("fsdp2.yaml", {"distributed": "FSDP", "sharded": True, "zero_stage": None}),
-        ("zero2.yaml", {"distributed": "DEEPSPEED", "sharded": False, "zero_stage": 2}),
-    ],
-)
-def test_a_shipped_configuration_spreads_a_run_and_resets_it(tmp_path, tiny_model, file, facts):
-    if file.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("deepspeed is not installed")
-    launch = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "accelerate_configs" / file]
-    launch += ["--num_processes", 1, "--main_process_port", 0]  # a port that is free
-    worker = [ROOT / "tests" / "gpu_worker.py", tiny_model, out := tmp_path / "run", "spread"]
-    assert in_a_process(tmp_path / "log", *launch, *worker) == 0, (tmp_path / "log").read_text()[-2000:]
-    assert json.loads((out / "spread.json").read_text()) == facts
-    kl = [row["kl_ref"] for row in rows(out)]
-    assert [event["step_applied"] for event in rows(out, "events.jsonl") if event["event"] == "reset"] == [2]
-    assert len(kl) == 4
-    assert abs(kl[2]) < 3e-4 < kl[1]

@@ -89,29 +89,20 @@ def test_events_come_in_the_order_of_the_parts_each_before_the_next_part_is_call
     assert calls == ["first", "first is told", "second", "second is told", "quiet", "last", "last is told"]
 
 
-def test_a_part_without_memory_is_in_no_checkpoint_and_one_with_it_has_to_be_there():
+def test_a_part_without_memory_is_in_no_checkpoint():
     class Remembers(Part):
-        def state_dict(self):
-            return {"value": 1}
+        remembers = ("value",)
+        value = 1
 
     parts = Parts(plain=Part(), remembers=Remembers())
     assert parts.state_dict() == {"remembers": {"value": 1}}
-    parts.load_state_dict({"remembers": {}})
-    parts.load_state_dict({}, {"a key": [0, 1]})
-    with pytest.raises(ValueError, match="the checkpoint has no state of 'remembers'.*Resume with that version"):
-        parts.load_state_dict({})
+    parts.load_state_dict({"remembers": {"value": 2}})
+    assert parts["remembers"].value == 2
+    parts.load_state_dict({})
+    assert parts["remembers"].value == 2
 
 
-def test_a_state_that_another_version_wrote_is_refused_with_the_part_and_what_it_lacks():
-    class Remembers(Part):
-        def load_state_dict(self, state, changed):
-            self.value = state["value"]
-
-    with pytest.raises(ValueError, match="no 'value' of 'remembers'.*another version"):
-        Parts(remembers=Remembers()).load_state_dict({"remembers": {}})
-
-
-def test_parts_get_the_optimizer_without_its_wrapper_in_each_training(make_trainer):
+def test_parts_get_the_optimizer_without_its_wrapper(make_trainer):
     class Seen(Part):
         def __init__(self):
             self.optimizers = []
@@ -119,9 +110,7 @@ def test_parts_get_the_optimizer_without_its_wrapper_in_each_training(make_train
         def optimizer_made(self, optimizer):
             self.optimizers.append(optimizer)
 
-    trainer = make_trainer(max_steps=1, overwrite=True)
+    trainer = make_trainer(max_steps=1)
     part = trainer.parts["seen"] = Seen()
-    for _ in range(2):
-        trainer.train()
-    assert [type(optimizer) for optimizer in part.optimizers] == [torch.optim.AdamW] * len(part.optimizers)
-    assert len(part.optimizers) >= 2
+    trainer.train()
+    assert {type(optimizer) for optimizer in part.optimizers} == {torch.optim.AdamW}

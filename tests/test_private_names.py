@@ -1,4 +1,4 @@
-"""TRL's private names stand only in the trainer, its mixins, the checks of upstream, and files that ALLOWED names."""
+"""TRL's private names stand only in the trainer, its mixins, and files that ALLOWED names."""
 
 import ast
 import inspect
@@ -14,10 +14,7 @@ from trl_prorl import ProRLTrainer
 
 
 ROOT = Path(trl_prorl.__file__).parents[1]
-ALLOWED = {
-    f"trl_prorl/{name}.py"
-    for name in ("trainer", "run/checkpoint", "evaluation", "upstream/names", "upstream/numbers")
-}
+ALLOWED = {f"trl_prorl/{name}.py" for name in ("trainer", "run/checkpoint", "evaluation")}
 # These sample or score with TRL's own trainer, too, which has no public method for it.
 ALLOWED |= {"eval/readiness/samples_of.py", "scripts/bench.py", "trl_prorl/fast/any_trainer.py"}
 FOLDERS = ("trl_prorl", "eval", "tasks", "recipes", "scripts", "docs")

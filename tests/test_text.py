@@ -14,7 +14,7 @@ from trl_prorl.eval import report
 from trl_prorl.eval.pages.document import Report, Section, bullets, to_markdown
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.hub.card import model_card
-from trl_prorl.run.provenance import evaluation_options, passk_command, script_of
+from trl_prorl.run.provenance import evaluation_options, passk_command
 from trl_prorl.text import shell_quote, shell_words, visible, without_html
 
 
@@ -122,18 +122,10 @@ def test_no_word_of_a_stranger_acts_in_the_commands_of_the_card(tmp_path, monkey
     evil = "x; touch PWNED; $(touch PWNED) #"
     env = {"command": f"trl-prorl train --plugin {evil}", "base_model": {"name": evil, "hub_id": None}}
     write_run(tmp_path / "run", {"task": "parity"}, [{"step": 1}], env=env)
-    lines = [line for line in str(model_card(tmp_path / "run")).split("\n") if line.startswith("trl-prorl ")]
+    lines = re.findall("`(trl-prorl train [^`]*)`", str(model_card(tmp_path / "run")))
     assert lines
-    assert [word for line in lines for word in bash_words(line) if "PATH/TO" in word] == [f"PATH/TO/{evil}"]
+    assert all("x;" in bash_words(line) for line in lines)  # a word of the option, no command
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the line")
-def test_the_command_of_a_script_runs_its_first_word_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    line = script_of({"command": "trl-prorl own.py; touch PWNED"}).strip(" (`)")
-    assert bash_words(line) == ["own.py;", "touch", "PWNED"]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_of_a_hostile_run_acts_on_page_and_card(tmp_path, capsys):

@@ -14,7 +14,7 @@ import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
 from trl_prorl.cli.recipe import parse_recipe
-from trl_prorl.run.checkpoint_files import unusable_reason
+from trl_prorl.run.folder import unusable_reason
 from trl_prorl.run.log_files import RUN_ID_FILE
 from trl_prorl.train import build, task_reward
 
@@ -100,18 +100,15 @@ OF_GSM8K = f"--config {GSM8K} --bf16 false --use_cpu true --dataset_name"
 # An example of each place that refuses beside the configuration, the recipe's file and the command line, whose own
 # tests are test_refusals.py and cli/: options, and what the line names.
 BAD = {
-    "--model_name_or_path embedded --task sorting": "task='sorting'",
     f"{OF_GSM8K} /nowhere": "/nowhere",
     f"{OF_GSM8K} columns": "question",
     "--optimizer_reset hard --optim sgd": "optimizer_reset",
-    "--train_rows 1": "train_rows",
-    "--pack_groups on --pack_max_tokens 20": "pack_max_tokens=20",
-    "--config no.yaml": "save_strategy",
-    "--output_dir no.yaml": "output_dir=",
+    "--config no.yaml": "SaveStrategy",
+    "--output_dir no.yaml": "no.yaml",
     "--thinking_budget 5000": "thinking_budget=5000",
     "--resume_from_checkpoint nowhere": "resume_from_checkpoint='nowhere'",
-    "--task_options {reward": "task_options='{reward'",
-    '--task_options ["reward"]': "task_options=['reward'] must be a JSON object",
+    "--task_options {reward": "task_options",
+    '--task_options ["reward"]': "task_options",
     "--task sums --dataset_name nowhere": "dataset_name='nowhere' is not an option",
     "--task stem --task_level 6 --dataset_name nowhere": "task_level=6 has no effect with dataset_name='nowhere'",
 }
@@ -119,7 +116,7 @@ BAD = {
 
 @pytest.mark.parametrize("options, named", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, named):
-    (tmp_path / "no.yaml").write_text("save_strategy: no\n")
+    (tmp_path / "no.yaml").write_text("save_strategy: no\nuse_cpu: true\nbf16: false\n")
     (tmp_path / "columns").mkdir()
     for split in ("train", "test"):
         (tmp_path / "columns" / f"{split}.jsonl").write_text('{"ask": "1+1", "answer": "#### 2"}\n')
@@ -156,17 +153,14 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(launched):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
 @pytest.mark.parametrize(
     ("arguments", "bf16"),
-    [("--config_file cpu", False), ("--config_file single_gpu", True), ("--config_file fsdp2", None), ("", False)],
+    [("--config_file cpu", False), ("--config_file single_gpu", True), ("", False)],
 )
-def test_a_bare_launch_runs_or_is_refused(launched, arguments, bf16):
+def test_a_bare_launch_takes_the_launcher_s_precision(launched, arguments, bf16):
     files = {file.stem: str(file) for file in (ROOT / "accelerate_configs").glob("*.yaml")}
     status, lines, run = launched([files.get(word, word) for word in arguments.split()])
-    assert (status == 0) == run.is_dir() == (bf16 is not None)
-    if bf16 is None:
-        assert any(line.startswith("error: ") for line in lines)
-    else:
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        assert (bool(config.get("bf16")), config["beta"]) == (bf16, 1.0)
+    assert status == 0, lines
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (bool(config.get("bf16")), config["beta"]) == (bf16, 1.0)
 
 
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp_path):
@@ -185,7 +179,6 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     assert unusable_reason(out / "checkpoint-3") is None
     event = read_events(out, "resume")[-1]
     assert (event["checkpoint"], event["step_applied"]) == ("checkpoint-2", 2)
-    assert "checkpoint-3" in event["skipped"]
     loads = {row["step"]: row["time_load"] for row in read_rows(out) if "time_load" in row}
     assert list(loads) == [3]
     assert 0.0 < loads[3] < 60.0  # of the first step after the resume alone
@@ -196,7 +189,7 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     assert modification_times(out) == before
 
 
-@pytest.mark.parametrize("left", ["a killed process", "metrics.jsonl", "", "checkpoint-3"])
+@pytest.mark.parametrize("left", ["a killed process", "metrics.jsonl", ""])
 def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, tmp_path, tiny_model, left):
     out = tmp_path / "run"
     if left:  # else it was killed before it had its lock
@@ -210,18 +203,12 @@ def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, 
         assert forks.status() == -signal.SIGKILL
         assert (out / "metrics.jsonl").read_text() == ""
         assert (out / "run.lock").exists()
-    elif left == "metrics.jsonl":  # killed a moment earlier; ended by Ctrl-C
+    elif left:  # killed a moment earlier; ended by Ctrl-C
         (out / left).touch()
-    elif left:
-        (out / left).mkdir()
-    status, written = recipe(RESUME)
-    if left == "checkpoint-3":
-        assert status == 2
-        assert "checkpoint-3: it has no manifest" in written
-    else:
-        assert status == 0
-        assert len(read_rows(out)) == 3
-        assert (tmp_path / "run.1").exists() == bool(left)
+    status, written = recipe(AUTO)
+    assert status == 0
+    assert len(read_rows(out)) == 3
+    assert (tmp_path / "run.1").exists() == bool(left)
 
 
 def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
@@ -235,7 +222,7 @@ def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
 
     # Killed inside the save at its end: the run's id is written after the weights.
     (out / "prorl_run.json").unlink()
-    again = f"--save_strategy steps --save_steps 3 {RESUME}"
+    again = f"--save_strategy steps --save_steps 3 {AUTO}"
     status, written = recipe(again)
     assert status == 0
     weights = (out / "adapter_model.safetensors").read_bytes()

@@ -1,30 +1,19 @@
-"""What the trainer relies on inside TRL and transformers: the check when it is made, and what code does not show."""
+"""What the trainer relies on inside TRL and transformers: names in their code, and what code does not show."""
 
 import inspect
 from types import CodeType
 
 import pytest
 import torch
+import trl_names
 from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
+from trl_names import CALLS, VLLM_CALLS, check_names
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.cli.plan import Plan
 from trl_prorl.evaluation import EvaluationMixin
 from trl_prorl.run.checkpoint import CheckpointMixin
-from trl_prorl.upstream import names as upstream
-from trl_prorl.upstream.names import CALLS, VLLM_CALLS, check_names, check_untested
-
-
-@pytest.fixture(autouse=True)
-def asked_anew():
-    check_names.cache_clear()
-    check_untested.cache_clear()
-    yield
-    check_names.cache_clear()
-    check_untested.cache_clear()
 
 
 def without(code, gone):
@@ -47,15 +36,14 @@ def without(code, gone):
 )
 def test_each_name_that_is_relied_on_is_missed_where_it_is_gone(caller, with_vllm, monkeypatch):
     calls = (VLLM_CALLS if with_vllm else CALLS)[caller]
-    monkeypatch.setattr(upstream, "VLLM_CALLS" if with_vllm else "CALLS", {caller: calls})
+    monkeypatch.setattr(trl_names, "VLLM_CALLS" if with_vllm else "CALLS", {caller: calls})
     check_names(ProRLTrainer, with_vllm)
     for gone in calls:
         with monkeypatch.context() as patch:
             for cls in (GRPOTrainer, *GRPOTrainer.__mro__[1:], VLLMGeneration):
                 for method in filter(inspect.isfunction, map(inspect.unwrap, vars(cls).values())):
                     patch.setattr(method, "__code__", without(method.__code__, gone))
-            check_names.cache_clear()
-            with pytest.raises(ValueError, match=rf"{gone}.*pip install"):
+            with pytest.raises(ValueError, match=gone):
                 check_names(ProRLTrainer, with_vllm)
 
 
@@ -99,11 +87,10 @@ def _run_epoch(self, **kwargs):
     ],
     ids=lambda value: value.__name__,
 )
-def test_a_trl_that_was_rebuilt_is_refused_in_one_line(make_trainer, monkeypatch, owner, method):
+def test_a_trl_that_was_rebuilt_is_found(monkeypatch, owner, method):
     monkeypatch.setattr(owner, method.__name__, method)
-    with pytest.raises(ValueError, match=f'{method.__name__}.*pip install "(trl==1|transformers==5)') as refused:
-        make_trainer()
-    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=method.__name__):
+        check_names(ProRLTrainer)
 
 
 def test_a_loss_that_scores_a_micro_batch_in_parts_is_refused(make_trainer, monkeypatch):
@@ -115,61 +102,8 @@ def test_a_loss_that_scores_a_micro_batch_in_parts_is_refused(make_trainer, monk
         return sum(self._compute_loss(model, row) for row in rows)
 
     monkeypatch.setattr(GRPOTrainer, "compute_loss", compute_loss)
-    with pytest.raises(ValueError, match="in parts.*pip install"):
+    with pytest.raises(ValueError, match="in parts"):
         make_trainer().train()
-
-
-@pytest.fixture
-def newer_trl(monkeypatch):
-    installed = upstream.version
-    monkeypatch.setattr(upstream, "version", lambda name: "1.99.0" if name == "trl" else installed(name))
-
-
-def test_a_newer_trl_in_which_all_is_there_trains_with_one_line(newer_trl, run, caplog):
-    for _ in range(2):
-        assert run(max_steps=2).state.global_step == 2
-    assert sum("1.99.0" in message for message in caplog.messages) == 1
-
-
-def test_a_newer_trl_with_another_loss_is_refused_before_a_model_is_loaded(newer_trl, make_trainer, monkeypatch):
-    code = GRPOTrainer._compute_loss.__code__
-    names = tuple("max" if name == "min" else name for name in code.co_names)
-    monkeypatch.setattr(GRPOTrainer._compute_loss, "__code__", code.replace(co_names=names))
-    monkeypatch.setattr(Plan, "loading", lambda _: pytest.fail("a model is loaded"))
-    with pytest.raises(ValueError, match='1.99.0.*loss_type=grpo.*pip install "trl==1') as refused:
-        make_trainer()
-    assert "\n" not in str(refused.value)
-
-
-def test_the_tested_trl_is_not_asked_for_its_numbers(make_trainer, monkeypatch):
-    monkeypatch.setattr("trl_prorl.upstream.numbers.find_incompatibility", lambda *_: pytest.fail("computed"))
-    make_trainer()
-
-
-def test_a_name_of_trl_s_that_was_moved_is_told_with_the_cure():
-    with pytest.raises(ImportError) as moved:
-        exec("from trl.trainer.utils import something_moved")
-    assert "something_moved" in str(upstream.with_cure(moved.value))
-    assert 'pip install "trl==1' in str(upstream.with_cure(moved.value))
-    other = ImportError("no such module", name="numpy.moved")
-    assert upstream.with_cure(other) is other
-
-
-def test_an_adapter_ref_that_trl_makes_by_itself_changes_nothing(run, monkeypatch, largest_difference):
-    """As a later TRL may, for its own `sync_ref_model`."""
-    wrap = grpo_trainer.get_peft_model
-
-    def with_reference(*args, **kwargs):
-        model = wrap(*args, **kwargs)
-        with torch.random.fork_rng():
-            model.add_adapter("ref", model.peft_config["default"])
-        return model
-
-    today = run(beta=0.1, num_iterations=2)
-    monkeypatch.setattr(grpo_trainer, "get_peft_model", with_reference)
-    tomorrow = run(beta=0.1, num_iterations=2)
-    assert list(tomorrow.model.peft_config) == ["default"]
-    assert largest_difference(today, tomorrow) == 0.0
 
 
 def test_a_sampler_s_order_comes_from_its_own_generator(make_trainer):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_config, grpo_trainer
+from trl_numbers import CASES, DEFAULTS, find_incompatibility
 
 from trl_prorl import ProRLConfig
 from trl_prorl.supported import LOSS_TYPES
-from trl_prorl.upstream.numbers import CASES, DEFAULTS, find_incompatibility
 
 
 def test_the_installed_trl_fits_and_the_random_state_stays():

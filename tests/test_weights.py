@@ -1,7 +1,6 @@
 """Every weight comes from its file, and every tensor of the file is used; else one line names file and keys."""
 
 import json
-import resource
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 import yaml
 from peft import (
     LoraConfig,
-    PeftModel,
     PromptTuningConfig,
     VBLoRAConfig,
     VeraConfig,
@@ -35,8 +33,6 @@ from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import identity, load_base_model, load_point, trained_point
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.hub.card import model_card
-from trl_prorl.hub.publish import files_to_push
 from trl_prorl.upstream.weights import copy_tensors, load_checkpoint
 
 
@@ -60,10 +56,6 @@ EYES = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 4}
 
 def qwen2(tied, **text):
     return Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=tied))
-
-
-def with_dropout(tied, **text):
-    return qwen2(tied, attention_dropout=0.1, **text)
 
 
 def experts(tied, **text):
@@ -147,9 +139,6 @@ def test_a_trained_model_is_the_same_from_its_files_and_after_a_resume(make, tie
     first = run(**keys)
     first.save_model()
     trained = logits(in_memory(first))
-    if lora:
-        kind = type(in_memory(first).get_base_model()).__name__ if make is qwen3_5 else "AutoModelForCausalLM"
-        assert f"base = {kind}.from_pretrained" in model_card(first.args.output_dir).text
     assert (logits(load_base_model({"model_name_or_path": model}).eval()) - trained).abs().max() > 0.1
     assert torch.equal(logits(loaded(first, model)), trained)
     assert torch.equal(logits(in_memory(resume(first, 1, **keys))), trained)
@@ -173,10 +162,6 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
     held_out = TrainerHeldOut(trainer, trainer.train_dataset, None, "own")
     with held_out.scored(held_out.base) as base:
         assert lora or torch.equal(logits(base), began)
-    code = model_card(folder).text.partition("```python\n")[2].partition("print(")[0]
-    copied = {}
-    exec(code, copied)
-    assert logits(copied["generator"].model).sub(logits(in_memory(trainer))).abs().max() < 1e-4
 
 
 def test_a_model_in_a_subfolder_is_evaluated(save_model, tmp_path):
@@ -188,33 +173,6 @@ def test_a_model_in_a_subfolder_is_evaluated(save_model, tmp_path):
     began = logits(AutoModelForCausalLM.from_pretrained(path, **keys).eval())
     assert torch.equal(logits(load_base_model(config).eval()), began)
     assert identity(None, config) != identity(None, {"model_name_or_path": str(path)})
-
-
-def test_a_model_object_whose_settings_its_name_does_not_have_is_told(save_model, make_trainer, caplog):
-    """Its folder or `model_init_kwargs` has them; an adapter's is trained, and compared with itself, all the same."""
-    path = save_model(qwen2, True)
-    seeing = save_model(gemma3, True)
-    drops = save_model(with_dropout, True)
-    mixed = save_model(experts, True)
-    rope = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}
-
-    def told(model, **keys):
-        caplog.clear()
-        make_trainer(model=model, lora=False, **keys)
-        return [line for line in caplog.messages if "starting model by that name" in line]
-
-    for lora in (True, False):
-        keys = {"beta": 0.1, "ref_reset_every": 2, "trainer_kwargs": adapter_of() if lora else {}}
-        (line,) = told(AutoModelForCausalLM.from_pretrained(path, **rope), **keys)
-        assert f"{path} in rope_parameters:" in line
-        assert not told(AutoModelForCausalLM.from_pretrained(path, **rope), model_init_kwargs=rope, **keys)
-        assert told(AutoModelForCausalLM.from_pretrained(path), model_init_kwargs=rope, **keys)
-        assert not told(AutoModelForCausalLM.from_pretrained(drops, attention_dropout=0.0, dtype="bfloat16"), **keys)
-        assert not told(AutoModelForCausalLM.from_pretrained(mixed, output_router_logits=True), **keys)
-        for kind in (AutoModelForCausalLM, Gemma3ForConditionalGeneration):
-            assert not told(kind.from_pretrained(seeing), **keys)
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(path, **rope), adapter_of()["peft_config"])
-    assert told(adapted)
 
 
 def test_the_best_checkpoint_of_experts_is_loaded(save_model, make_trainer):
@@ -310,13 +268,10 @@ def test_a_model_in_shards_that_is_not_whole_is_one_line(fault, tiny_model, tmp_
         content = json.loads(index.read_text())
         content["weight_map"] = {name: file for name, file in content["weight_map"].items() if file != shard.name}
         index.write_text(json.dumps(content))
-    for load in (load_model, lambda folder: files_to_push(folder, folder)):
-        if load is not load_model and fault == "not in the index":
-            continue  # only the model's class knows what the index should name
-        with pytest.raises(InputError) as refused:
-            load(tmp_path)
-        assert str(tmp_path) in str(refused.value)
-        assert "\n" not in str(refused.value)
+    with pytest.raises(InputError) as refused:
+        load_model(tmp_path)
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -365,17 +320,6 @@ def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):
         make_trainer(reward=tiny_model)
 
 
-def test_an_adapter_that_a_script_did_not_load_whole_is_refused(tiny_model, tmp_path, make_trainer):
-    load_with_new_adapter(tiny_model).save_pretrained(tmp_path)
-    change_file(tmp_path / "adapter_model.safetensors", drop)
-    with pytest.warns(UserWarning, match="missing adapter keys"):
-        model = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path, is_trainable=True
-        )
-    with pytest.raises(ValueError, match="loaded only partly"):
-        make_trainer(model=model, lora=False)
-
-
 OF_EMBEDDINGS = {
     "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
     "their parameter": {"target_modules": ["q_proj"], "target_parameters": ["embed_tokens.weight"]},
@@ -417,12 +361,6 @@ def test_an_adapter_of_tied_embeddings_is_merged_as_it_was_trained(keys, save_mo
     merged.save_pretrained(tmp_path / "merged")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert (logits(saved) - expected).abs().max() < 1e-4
-    (tmp_path / "adapter" / "config.yaml").write_text("{}")
-    card = model_card(tmp_path / "adapter").text
-    assert ("merge_and_unload" not in card) == (keys in OF_EMBEDDINGS.values())
-    by_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter")
-    is_exact = (logits(by_peft.eval().merge_and_unload()) - expected).abs().max() < 1e-4
-    assert is_exact or "merge_and_unload" not in card
 
 
 KERNELS = [
@@ -455,41 +393,3 @@ def test_the_attention_that_a_loader_is_given_wins(tiny_model, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | KERNELS[0]))
     assert load_model(folder, attn_implementation="eager").config._attn_implementation == "eager"
-
-
-@pytest.mark.parametrize("claim", [{"r": 10**9}, {"rank_pattern": {"q_proj": 10**9}}])
-def test_the_rank_that_an_adapter_claims_allocates_nothing(claim, tiny_model, tmp_path):
-    """Of 10⁹ one layer would take 128 GB, and more than 4 GB are an error here."""
-    load_with_new_adapter(tiny_model).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | claim))
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**32, hard))
-    try:
-        with pytest.raises(InputError, match="adapter_config.json.*1000000000"):
-            load_model(tiny_model, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"rms_norm_eps": "x"},
-        {"dtype": "no_dtype"},
-        {"num_attention_heads": 0},
-        {"hidden_act": "os.system"},
-        {"architectures": ["pipeline"]},
-        {"architectures": "x"},
-        {"pad_token_id": 10**9},
-    ],
-    ids=str,
-)
-def test_a_value_of_another_kind_in_a_configuration_is_one_line(keys, tiny_model, tmp_path, make_trainer):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | keys))
-    with pytest.raises(InputError) as refused:
-        make_trainer(model=str(folder))
-    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)

@@ -61,13 +61,7 @@ _MODULES = {
 def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(f".{_MODULES.get(name, 'watch')}", __name__)
-    except ImportError as error:
-        from .upstream.names import with_cure
-
-        raise with_cure(error) from error
-    return getattr(module, name)
+    return getattr(import_module(f".{_MODULES.get(name, 'watch')}", __name__), name)
 
 
 def __dir__() -> list[str]:

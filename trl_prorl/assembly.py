@@ -6,12 +6,9 @@ from functools import partial
 import torch
 from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
-from trl.trainer.utils import add_fused_lm_head
 
-from .cli.adapters import check_growing_model, check_merged_in_vllm, check_trained_once
-from .cli.checks import check_in_one_place, shards_weights
 from .cli.dropout import check_dropout
-from .cli.fp32_head import cast_head_to_fp32, give_bias
+from .cli.fp32_head import prepare_head
 from .cli.model_defaults import describe_unused
 from .cli.plan import Plan
 from .cli.prompt_rows import check_images
@@ -19,9 +16,9 @@ from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_function
 from .extras.elastic import ElasticResets
 from .extras.growth import Growth
 from .extras.prompt_pool import PromptPool
-from .extras.rollback import Rollback
 from .extras.vllm import (
     RequestSeeds,
+    check_merged,
     hand_over_adapters,
     keep_unpacked,
     merge_in_copies,
@@ -29,16 +26,6 @@ from .extras.vllm import (
 )
 from .fast.acceleration import Acceleration
 from .parts import Part
-from .run.identity import (
-    EVALUATION_ROWS,
-    dataset_hash,
-    describe_model,
-    describe_optimizer,
-    describe_rollout,
-    describe_scaling,
-    describe_schedule,
-    describe_tokenizer,
-)
 from .watch import StopReason, configured_alarms
 
 
@@ -57,54 +44,21 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
     Raises `ValueError`: a key does not work with the model, or with its dropout.
     """
     args = trainer.args
-    is_sharded = shards_weights(trainer)
-    check_in_one_place(policy)
-    check_in_one_place(trainer.ref_model)
     keep_unpacked(policy)
     if is_peft_model(policy):
-        check_trained_once(policy)
-        give_bias(policy)
-        if trainer.use_vllm and not args.vllm_enable_lora:
-            check_merged_in_vllm(policy)
-    if plan.casts_head:
-        model = policy.get_base_model()
-        cast_head_to_fp32(model)
-        add_fused_lm_head(model, trainer.temperature, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy"))
+        prepare_head(policy, trainer.temperature, args.cast_lm_head_to_fp32)
     if trainer.use_vllm and hasattr(trainer.vllm_generation, "llm"):  # an engine in this process
         # Before the hand-over of adapters, which wraps the same method.
         seed_requests(trainer.vllm_generation, RequestSeeds(trainer))
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
-    elif trainer.use_vllm and not is_sharded and is_peft_model(policy):
+    elif trainer.use_vllm and is_peft_model(policy):
+        check_merged(policy)
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.disable_fast_unless(check_dropout, trainer.model)
     args.disable_fast_unless(trainer.check_own_scores)
     check_images(trainer)
     return Acceleration.from_trainer(trainer, policy)
-
-
-def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
-    """Return a run's identity for a resume, in addition to its recipe."""
-    evaluation = trainer.eval_dataset
-    if isinstance(evaluation, dict):
-        evaluated = {name: dataset_hash(rows) for name, rows in evaluation.items()}
-    else:
-        evaluated = dataset_hash(evaluation)
-    optimizer, schedule = plan.given.get("optimizers") or (None, None)
-    return {
-        **plan.keys,
-        **describe_optimizer(optimizer),
-        **describe_schedule(schedule),
-        "processes": trainer.accelerator.num_processes,
-        **describe_model(policy),
-        "rows of the training set": dataset_hash(trainer.train_dataset),
-        EVALUATION_ROWS: evaluated,
-        **describe_tokenizer(trainer),
-        "reward functions": list(trainer.reward_func_names),
-        "tools": [tool.__name__ for tool in trainer.tools],
-        **describe_rollout(trainer),
-        **describe_scaling(policy),
-    }
 
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
@@ -154,19 +108,14 @@ def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
     args = trainer.args
     timer = trainer.meter.timer
     parts: dict[str, Part] = {}
-    parts["signal_watch"] = SignalWatch(
-        args, trainer.accelerator, trainer.reward_func_names, trainer.reward_weights, trainer.num_generations
-    )
+    parts["signal_watch"] = SignalWatch(args, trainer.accelerator, trainer.reward_weights, trainer.num_generations)
     parts["end"] = StopReason()
     elastic = None
     if args.elastic_reset_every:
         elastic = ElasticResets(args, policy, timer, trainer.accelerator.num_processes)
     if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
-        check_growing_model(policy)
         copies = [] if elastic is None else [elastic.average, elastic.initial]
         parts["growth"] = Growth(args, policy, copies, timer)
-    if args.rollback:
-        parts["rollback"] = Rollback(args, lambda: trainer.run_dir)
     if elastic is not None:
         parts["elastic"] = elastic
     parts |= configured_alarms(args, trainer.resets.request)

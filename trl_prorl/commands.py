@@ -4,8 +4,8 @@ import sys
 from importlib import import_module
 
 from . import __version__
-from .cli.ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
-from .cli.shipped_recipes import short_list, whole_list
+from .cli.ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, in_one_line
+from .cli.shipped_recipes import recipe_list
 from .text import nearest
 
 
@@ -39,7 +39,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command, by default the process's. Returns the exit code; 2: no such command."""
     argv = list(sys.argv[1:] if argv is None else argv)
     with in_one_line(NOTHING_CHANGED, debug=DEBUG in argv):
-        end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
         return run(argv)
 
 
@@ -55,8 +54,8 @@ def run(argv: list[str]) -> int:
     if name not in COMMANDS:
         print(f"error: {name!r} is not a command{nearest(name, COMMANDS)}: {', '.join(COMMANDS)}.", file=sys.stderr)
         return BAD_INPUT
-    if argv in (["train"], ["train", "--all"]):
-        print(whole_list() if "--all" in argv else short_list())
+    if argv == ["train"]:
+        print(recipe_list())
         return 0
     sys.argv = [f"trl-prorl {name}", *arguments]
     module = COMMANDS[name][0]

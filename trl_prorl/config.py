@@ -9,24 +9,25 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .anchors import ANCHOR_KEYS, ANCHORS
+from .anchors import ANCHOR_KEYS
 from .cli.variants import variant_of
 from .keys import (
     BARE_WORDS,
     FAST,
     KEYS,
+    REQUIREMENTS,
     Effect,
     ProlongedKeys,
-    check_used,
     check_values,
     cure_of,
+    drop_unused,
     effects,
-    plain_number,
     read_bare_word,
     read_resume_word,
+    warn_unused,
 )
 from .kl import gradient_bias
-from .refusals import REFUSALS, check_device, check_folders_and_beta
+from .refusals import ACTS_ONLY_WITH, REFUSALS, check_folders_and_beta
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
@@ -62,7 +63,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     def __post_init__(self):
         self.has_own_triggers = False  # whether a script passes triggers of resets; set by the trainer
         self.disabled_reason: str | None = None  # why `fast` is off, see `disable_fast_unless`
-        self.precision_reason: str | None = None  # why `bf16: auto` was chosen so, see cli/precision.py
         if self.fast:
             for key, value in FAST.items():
                 if key not in self.given and getattr(self, key) == KEYS[key].default:
@@ -70,19 +70,19 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         for key in BARE_WORDS:
             setattr(self, key, read_bare_word(getattr(self, key)))
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
-        for name, value in vars(self).items():
-            setattr(self, name, plain_number(value, (float,)))  # JSON does not support NumPy's
         check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
         best = self.metric_for_best_model
         greater = self.greater_is_better
-        check_device(self)
         self._complete_as_trl()
         if best is None:  # transformers would set the loss, which is meaningless in GRPO: the trainer chooses
             self.metric_for_best_model = None
             self.greater_is_better = greater
-        check_used(self, KEYS)
+        unused = drop_unused(self, ACTS_ONLY_WITH)
+        warn_unused(unused + drop_unused(self, REQUIREMENTS))
+        if self.beta == 0.0 and self.resets:  # of the optimizer alone
+            self.ref_reset_mix = 0.0
         for refuse in REFUSALS:
             refuse(self)
         if self.stop_stall:  # the best checkpoint is the best by the watched metric
@@ -271,11 +271,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     # Resets.
 
-    def first_reset(self, steps: int) -> int | None:
-        """Return the optimizer step of the first reset by `ref_reset_every`; `None` if not within `steps`."""
-        applied = self.next_boundary(self.ref_reset_every)
-        return applied if 0 < applied < steps else None  # the last step has no generation after it
-
     def next_boundary(self, step: int) -> int:
         """Return the first optimizer step, from `step` on, after which a batch is generated."""
         steps_a_generation = max(1, self.generate_every // self.gradient_accumulation_steps)
@@ -342,11 +337,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def anchored(self) -> bool:
         return any(getattr(self, key) != 0.0 for key in ANCHOR_KEYS)
-
-    @property
-    def copied_anchors(self) -> list[str]:
-        """Keys of the anchors that copy the starting policy."""
-        return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
 
     @property
     def variant(self) -> str:

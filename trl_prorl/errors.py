@@ -1,10 +1,10 @@
 """Errors that stop a run. Input errors before the first step are `ValueError`s."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from .text import cut, one_line
+from .text import cut
 
 
 class InputError(ValueError):
@@ -49,10 +49,11 @@ class PushError(RunError):
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Raise `InputError` in place of the errors that wrong content of a file leads to."""
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Raise `InputError` with the name of a file or folder in place of the errors that its content leads to."""
     try:
         yield
-    except (TypeError, LookupError, AttributeError, EOFError, RecursionError) as error:
-        why = cut(one_line(f"{type(error).__name__}: {error}"))
-        raise InputError(f"{path} has content that no run writes ({why}): use another checkpoint.") from error
+    except InputError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise InputError(f"'{path}' cannot be read ({first_line(error)})") from error

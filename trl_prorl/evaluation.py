@@ -19,7 +19,7 @@ from transformers.trainer_utils import has_length
 from trl.trainer.utils import nanstd
 
 from .cli.dropout import own_random_state
-from .errors import EvaluationError, RewardError
+from .errors import EvaluationError, InputError, RewardError
 from .guards.rewards import VERIFIERS, guard_reward
 from .kl import Penalty, completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
@@ -57,8 +57,19 @@ def measure_rewards(
 
 
 def find_verifier(functions: Iterable[Any]) -> Callable | None:
-    found = (getattr(function, name, None) for function in functions for name in VERIFIERS)
-    return next((verifier for verifier in found if callable(verifier)), None)
+    """Return the verifier of reward functions. Raises `InputError`: several, and their order would choose one."""
+    verifiers = []
+    for function in functions:
+        candidates = [getattr(function, name, None) for name in VERIFIERS]
+        verifier = next(filter(callable, candidates), None)
+        if verifier is not None and verifier not in verifiers:
+            verifiers.append(verifier)
+    if len(verifiers) > 1:
+        raise InputError(
+            f"{len(verifiers)} reward functions have a batch_verifier of their own. Remove all but one, or give the "
+            "trainer verify=is_correct."
+        )
+    return verifiers[0] if verifiers else None
 
 
 class OneByOne:
@@ -162,6 +173,8 @@ class Verdicts:
         self._tasks += tasks
 
     def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
+        if self._verify is None:
+            return {}
         end = count_rows(rows, self.n)
         measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
         return {f"{prefix}_{name}": value for name, value in measured.items()}

@@ -3,10 +3,12 @@ The keys. Each is declared once: type, default, [`Key`] and, in the docstring, i
 slow, because command lines are checked before torch is imported.
 """
 
+import logging
 import math
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Flag, auto
 from numbers import Integral, Real
 from types import NoneType
@@ -18,6 +20,8 @@ from .supported import ADVANTAGES, KL_ESTIMATORS, TRUST_REGIONS
 from .text import cut, nearest
 from .treatments import names_with_alpha
 
+
+logger = logging.getLogger(__name__)
 
 Values = Mapping[str, Any]  # keys of a configuration, possibly incomplete
 
@@ -45,10 +49,6 @@ class Requirement:
 
     is_met: Callable[[Values], bool]
     names: str
-
-    def check(self, name: str, value: Any, values: Values) -> None:
-        if not self.is_met(values):
-            raise ValueError(f"{name}={value!r} has no effect without {self.names}. Set it, or remove {name}.")
 
 
 def is_on(value: Any) -> bool:
@@ -120,7 +120,6 @@ class Key:
         changes (`Effect`, *optional*): Its effect on TRL's training.
         needs (`Requirement`, *optional*): The key that it requires.
         free (`bool`, *optional*): Whether a resume may change it, because no result of a run depends on it.
-        cannot_start, cannot_stop (`str`, *optional*): Why a resume cannot switch it on, or off.
         label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
         fast (`Any`, *optional*): Its value with `fast`.
         default (`Any`), types (`tuple`): Default and types of the field, set by [`declared`].
@@ -134,8 +133,6 @@ class Key:
     changes: Effect = Effect.NOTHING
     needs: Requirement | None = None
     free: bool = False
-    cannot_start: str = ""
-    cannot_stop: str = ""
     label: str | None = None
     fast: Any = None
     default: Any = None
@@ -178,12 +175,28 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
         setattr(configuration, name, plain_number(value, key.types))
 
 
-def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
-    """Raise `ValueError` for the first key that is set without the key that it requires."""
-    for name, key in keys.items():
+def drop_unused(configuration: Any, requirements: Mapping[str, Requirement]) -> list[str]:
+    """
+    Set the keys of a dataclass that have no effect to their defaults, so that `beta: 0` ablates any recipe. Options of
+    a reset keep their values: a script may pass triggers of its own.
+
+    Returns `list[str]`: Each key with its value and what it requires.
+    """
+    defaults = {field.name: field.default for field in fields(configuration)}
+    unused = []
+    for name, requirement in requirements.items():
         value = getattr(configuration, name)
-        if key.needs is not None and value != key.default:
-            key.needs.check(name, value, vars(configuration))
+        if value == defaults[name] or requirement.is_met(vars(configuration)):
+            continue
+        unused.append(f"{name}={value!r} (needs {requirement.names})")
+        if requirement is not A_RESET:
+            setattr(configuration, name, defaults[name])
+    return unused
+
+
+def warn_unused(unused: list[str]) -> None:
+    if unused and os.environ.get("RANK", "0") == "0":
+        logger.warning("These keys have no effect: %s.", "; ".join(unused))
 
 
 OFF_ON_AUTO = ("off", "on", "auto")
@@ -462,14 +475,6 @@ class ProlongedKeys:
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
             Action of `guard_gap`: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (also request a reset
             of the reference) or `"stop"` (end the run, with a checkpoint).
-        rollback (`int`, *optional*, defaults to `0`):
-            Maximum number of returns to the last good checkpoint after a collapse, each with a lower learning rate;
-            then the run stops. A collapse is a mean reward of the last 10 % of the steps (at least 10) below half of
-            the best mean of 10 steps, if that is positive; or a stop by `nonfinite: stop`, `entropy_stop` or
-            `guard_gap_action: stop`. A reward function that raises an error or times out ends the run. Needs
-            checkpoints that can be resumed, and a single process. Does not work with `length_off`. 0: off.
-        rollback_rate (`float`, *optional*, defaults to `0.5`):
-            Factor on the learning rate at each roll-back.
         stop_stall (`int`, *optional*, defaults to `0`):
             Stop the run after this many evaluations without an improvement of `ref_reset_metric` over its best value.
             Each evaluation with a new best value saves a checkpoint, and the best one is kept and named. With
@@ -525,7 +530,6 @@ class ProlongedKeys:
         Key(
             ge=0,
             changes=Effect.BOUNDARY,
-            cannot_start="the checkpoint does not contain the moving average of the policy",
             label="every {}",
         ),
     ] = 0
@@ -536,14 +540,13 @@ class ProlongedKeys:
         Key(
             ge=0,
             changes=Effect.BOUNDARY,
-            cannot_stop="the adapter of the checkpoint may have grown (a larger value is allowed)",
             label="growth every {}",
         ),
     ] = 0
     lora_growth_step: Annotated[int, Key(ge=1, needs=RANK_GROWTH, label="by {} ranks")] = 4
     lora_growth_max_rank: Annotated[int, Key(ge=1, needs=RANK_GROWTH, label="up to {}")] = 64
 
-    fast: Annotated[bool, Key(free=True)] = False
+    fast: Annotated[bool, Key()] = False
     reuse_old_logps: Annotated[bool, Key(changes=Effect.STEP, fast=True)] = False
     fast_models: Annotated[list[str] | None, Key(needs=needs("pack_groups", "compact_generation"))] = None
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
@@ -573,8 +576,6 @@ class ProlongedKeys:
     entropy_stop: Annotated[bool, Key(needs=needs("entropy_floor"))] = False
     guard_gap: Annotated[float | None, Key(gt=0)] = None
     guard_gap_action: Annotated[str, Key(("event", "reset", "stop"), needs=needs("guard_gap"))] = "event"
-    rollback: Annotated[int, Key(ge=0)] = 0
-    rollback_rate: Annotated[float, Key(gt=0, le=1, needs=needs("rollback"))] = 0.5
     stop_stall: Annotated[int, Key(ge=0, label="stop at stall {}")] = 0
     nonfinite: Annotated[str, Key(("stop", "skip"))] = "stop"
     reward_timeout: Annotated[float | None, Key(gt=0, free=True)] = 600.0
@@ -661,10 +662,11 @@ class TaskKeys:
 
 KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
+REQUIREMENTS = {name: key.needs for name, key in KEYS.items() if key.needs is not None}
+TASK_REQUIREMENTS = {name: key.needs for name, key in TASK_KEYS.items() if key.needs is not None}
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.changes is Effect.RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
-# Keys with which the mean reward also falls when nothing is wrong: solved prompts rest, an Elastic Reset takes the
-# policy back, a penalty returns. Rewards of different steps are then no measure of the policy.
+# Keys with which the mean reward also falls when nothing is wrong.
 LOWER_THE_REWARD = ("prompt_pool", "elastic_reset_every", "length_off")
 # our keys with the values on and off, which YAML reads as true and false
 BARE_WORDS = tuple(name for name, key in KEYS.items() if "off" in key.choices)
@@ -683,21 +685,6 @@ FREE_UPSTREAM_KEYS = (
     "vllm_server_timeout vllm_group_port model_name_or_path dataset_name"
 ).split()
 FREE_KEYS = {name for name, key in KEYS.items() if key.free} | {*FREE_UPSTREAM_KEYS}
-OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
-# transformers' keys that act when the optimizer is made
-OF_OPTIMIZER = "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon optim optim_args".split()
-OTHER_OPTIMIZER = "the checkpoint contains the state of another optimizer"
-OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
-OTHER_BEST = "the best checkpoint was chosen by the old value"
-LORA_SHAPES = "use_peft lora_r lora_target_modules lora_target_parameters lora_modules_to_save use_dora".split()
-# keys of TRL and transformers that no resume can change, and the reason
-FIXED_KEYS = {
-    **dict.fromkeys(("seed", "data_seed"), OWN_RANDOM_STATES),
-    **dict.fromkeys(LORA_SHAPES, OTHER_SHAPES),
-    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), OTHER_BEST),
-    **dict.fromkeys(("optim", "optim_target_modules"), OTHER_OPTIMIZER),
-    "eval_on_start": "it only acts before the first step",
-}
 
 
 def read_bare_word(value: Any) -> Any:

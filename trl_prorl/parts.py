@@ -69,13 +69,10 @@ class Part:
     # Attributes that a resume needs, with JSON values.
     remembers: tuple[str, ...] = ()
 
-    # Whether a resumed run may have it although the interrupted run, with the same keys, did not.
-    optional_on_resume = False
-
     # Before the first step.
 
     def optimizer_made(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Called when the optimizer exists, without Accelerate's wrapper; again when training restarts."""
+        """Called when the optimizer exists, without Accelerate's wrapper."""
 
     def schedule_made(self, schedule: Any) -> None:
         """Called when the learning-rate schedule exists, without Accelerate's wrapper."""
@@ -126,9 +123,6 @@ class Part:
 
     # Start of a run, and checkpoints.
 
-    def begin(self) -> None:
-        """Called when training starts at step 0: forget any earlier training."""
-
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resume needs, as JSON values."""
         return {name: getattr(self, name) for name in self.remembers}
@@ -147,9 +141,6 @@ class Part:
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint folder, on the main process."""
 
-    def save_shards(self, folder: Path) -> None:
-        """Write sharded tensors, on all processes."""
-
     def before_load(self, folder: Path) -> None:
         """Called before weights are loaded, also those of the best checkpoint at the end."""
 
@@ -166,15 +157,7 @@ class Parts(dict[str, Part]):
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Restore all states; a part that a changed key enables, or that `optional_on_resume`, starts empty."""
-        another_version = "because another version wrote it. Resume with that version, or start a new run."
+        """Restore all states. A part without one starts empty: a changed key, or this machine, enables it."""
         for name, part in self.items():
             if name in state:
-                try:
-                    part.load_state_dict(state[name], changed)
-                except KeyError as missing:
-                    raise ValueError(f"the checkpoint has no {missing} of {name!r}, {another_version}") from None
-                continue
-            may_begin = changed or part.optional_on_resume or not part.state_dict()
-            if not may_begin:
-                raise ValueError(f"the checkpoint has no state of {name!r}, {another_version}")
+                part.load_state_dict(state[name], changed)

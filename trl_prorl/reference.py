@@ -28,28 +28,23 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
-from .cli.prompt_rows import images_refused
 from .errors import InputError
 from .kl import Anchors, Batch, has_advantage, zero_masked
 from .upstream.modules import Parameters
-from .upstream.names import incompatible
 from .upstream.weights import copy_tensors, settings_of
 
 
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
+# Anchors that are scored from token ids alone, and the key without which they are not.
+TEXT_ONLY = {"ref": "ref_compute: cached", "old": "kl_in: loss", "base": "beta_base: 0"}
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a tensor of the reference, and the policy's
-
-
-def shard_file(folder: Path) -> Path:
-    return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
 
 
 def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -63,15 +58,13 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def check_adapter(model: Any, peft_config: Any | None) -> None:
-    """Raise `ValueError` for an adapter that cannot coexist with a reference or a base, before a model is loaded."""
-    if isinstance(model, PeftModel):
-        peft_config = model.peft_config["default"]
-    bias = getattr(peft_config, "bias", "none")
-    if bias != "none":
-        raise ValueError(
-            f"bias={bias!r} trains biases of the model itself, which the reference and the starting model share with "
-            "the policy. Set bias='none' in the peft_config, or train with beta=0 and beta_base=0."
+def check_active_adapter(policy: PeftModel) -> None:
+    """Raise `InputError` unless one adapter, `default`, is active: anchors are copies of it."""
+    if policy.active_adapters != ["default"]:
+        raise InputError(
+            f"the active adapter is {', '.join(map(repr, policy.active_adapters))}, but only one named 'default' is "
+            "trained, saved and resumed. Load the policy's with adapter_name='default', and merge others into the "
+            "base model: docs/from-sft.md."
         )
 
 
@@ -208,7 +201,7 @@ class AnchorModels:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
             is_other = type(reference.ref_model) is not type(self.policy)
             computes_alike = not is_other and has_settings_of(self.policy, reference.ref_model)
-            if self.moves and not computes_alike and not trainer.is_fsdp_enabled:
+            if self.moves and not computes_alike:
                 # TRL uses class and settings of the path's config; a script's policy may have others.
                 prepared = trainer.accelerator._models  # which would keep TRL's in memory
                 prepared[:] = [model for model in prepared if model is not trainer.ref_model]
@@ -218,9 +211,8 @@ class AnchorModels:
             # TRL loads from the path, but the policy may have been changed in memory.
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
-                if not trainer.is_fsdp_enabled:
-                    reference.move(1.0)
-            elif not is_other and not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
+                reference.move(1.0)
+            elif not is_other:
                 warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
@@ -273,12 +265,6 @@ class Reference:
     def save(self, folder: Path) -> None:
         """Write it into a checkpoint; PEFT saves an adapter with the model."""
 
-    def save_shards(self, folder: Path) -> None:
-        """Write this process's part under FSDP, which saves no frozen parameters."""
-
-    def is_in(self, folder: Path) -> bool:
-        return True
-
     def load(self, folder: Path) -> None:
         """Read it from a checkpoint. PEFT loads an adapter with the model."""
 
@@ -326,35 +312,6 @@ class AdapterReference(Reference):
         """
         for ref, policy in self.pairs():
             ref.data = ref.data.to(policy.dtype)
-
-    def _shards(self) -> dict[str, torch.Tensor]:
-        """Return this process's parts of its tensors; empty without FSDP or without an adapter."""
-        shards = {}
-        if self.name is not None:
-            for place, (ref, _) in enumerate(self.pairs()):
-                if isinstance(ref.data, DTensor):
-                    shards[str(place)] = ref.data.to_local()
-        return shards
-
-    def save_shards(self, folder: Path) -> None:
-        shards = self._shards()
-        if shards:
-            save_file(shards, shard_file(folder))
-
-    def is_in(self, folder: Path) -> bool:
-        return not self._shards() or any(folder.glob("reference_shard_*"))
-
-    @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Read this process's part; PEFT loads an unsharded one. Raises `ValueError`: the checkpoint has none."""
-        shards = self._shards()
-        if not shards:
-            return
-        if not shard_file(folder).exists():
-            raise ValueError(
-                f"{shard_file(folder)} is missing: resume from a checkpoint of the same number of processes."
-            )
-        copy_tensors(shard_file(folder), shards)
 
     def scores_as(self, model) -> bool:
         for module in self.model.modules():
@@ -411,12 +368,10 @@ class SnapshotReference(Reference):
         tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / SNAPSHOT_FILE)
 
-    def is_in(self, folder: Path) -> bool:
-        return (folder / SNAPSHOT_FILE).exists()
-
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        copy_tensors(folder / SNAPSHOT_FILE, unique_tensors(self.ref_model))
+        if (folder / SNAPSHOT_FILE).exists():  # a fixed reference writes none
+            copy_tensors(folder / SNAPSHOT_FILE, unique_tensors(self.ref_model))
 
 
 class InitialAdapter:
@@ -432,7 +387,9 @@ class InitialAdapter:
         if is_trained:
             held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
         self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
-        self.config = deepcopy(policy.peft_config["default"]) if is_trained else None  # growth changes the policy's
+        self.config = (
+            deepcopy(policy.peft_config.get("default")) if is_trained else None
+        )  # growth changes the policy's
 
     @contextmanager
     def as_initial_policy(self) -> Iterator[None]:
@@ -577,7 +534,7 @@ class Scorer:
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
         if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
-            raise InputError(incompatible("trl", "its loss scores a micro-batch in parts"))
+            raise InputError("TRL's loss scores a micro-batch in parts: install trl 1.16.")
         logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies
@@ -612,7 +569,7 @@ class Scorer:
         all). Raises `ValueError`: the batch has images.
         """
         if "num_images" in batch or "pixel_values" in batch:
-            raise ValueError(images_refused(anchor.name, self.args))
+            raise InputError(f"a KL to {anchor.words} is scored without images here. Set {TEXT_ONLY[anchor.name]}.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)

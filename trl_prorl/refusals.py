@@ -1,20 +1,14 @@
 """
-Combinations of keys that raise an error, because they would give wrong numbers or have no effect.
+Combinations of keys that raise an error, because they would give wrong numbers, and those without effect.
 
 docs/reference.md shows the docstrings' lists, each line under the first key of ours that it names.
 """
 
-from dataclasses import fields
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
-
 from .advantages import UNGROUPED
-from .keys import KEYS, LOWER_THE_REWARD, TRIGGER_KEYS, Key, Requirement, Values, check_values
-from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, PATH_DEPENDENT_SCHEDULES, SCHEDULES
-from .treatments import TREATMENTS
+from .keys import Key, Requirement, Values, check_values
+from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, SCHEDULES
 
 
 if TYPE_CHECKING:
@@ -26,9 +20,6 @@ def refuse_kl(args: "ProRLConfig") -> None:
     Check the KL penalties:
 
     - `kl_estimator: k1` with `use_bias_correction_kl: false`: the expected gradient is zero.
-    - `beta_old` if `gradient_accumulation_steps` is a multiple of `steps_per_generation` · `num_iterations`: every
-      sample is used before an update, so the KL to π_old is 0.
-    - `kl_in: reward` with `beta_old`: when a batch is sampled, the KL to π_old is 0.
     - `ref_compute: naive_epoch` with TRL's `sync_ref_model`, if an update comes within a batch: TRL moves the
       reference in the middle of the batch, and the passes after that would score another reference.
     - `kl_in: reward` with `ref_compute: naive_epoch` and `beta` > 0: the KL is needed when a batch is sampled.
@@ -39,12 +30,6 @@ def refuse_kl(args: "ProRLConfig") -> None:
             "kl_estimator='k1' with use_bias_correction_kl=False has zero expected gradient, so it penalises nothing. "
             "Set use_bias_correction_kl: true, or kl_estimator: k3."
         )
-    if args.beta_old != 0.0 and args.on_policy:
-        raise ValueError(
-            f"beta_old={args.beta_old} has no effect with {args.schedule}: every sample is used before an update, so "
-            "the KL to pi_old is 0. Set num_iterations: 2 (or more), or steps_per_generation larger than "
-            "gradient_accumulation_steps."
-        )
     if args.ref_compute == "naive_epoch" and args.sync_ref_model and not args.on_policy:
         raise ValueError(
             "ref_compute='naive_epoch' with sync_ref_model=True gives other results than 'cached', because TRL moves "
@@ -52,11 +37,6 @@ def refuse_kl(args: "ProRLConfig") -> None:
         )
     if args.kl_in != "reward":
         return
-    if args.beta_old != 0.0:
-        raise ValueError(
-            f"beta_old={args.beta_old} has no effect with kl_in='reward', because the KL to pi_old is 0 when a batch "
-            "is sampled. Set kl_in: loss, or beta_old: 0."
-        )
     if args.ref_compute == "naive_epoch" and args.beta != 0.0:
         raise ValueError(
             "ref_compute='naive_epoch' scores the reference in every pass, but kl_in='reward' needs it when a batch "
@@ -74,14 +54,10 @@ def refuse_resets(args: "ProRLConfig") -> None:
     Check the resets, and again once the triggers of a script are known:
 
     - `ref_reset_every` or another trigger (`ref_reset_kl`, `ref_reset_stall`, `ref_reset_drop`, `guard_gap_action:
-      reset`, a callback's) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only
-      the optimizer.
-    - `ref_reset_every` or another trigger with TRL's `sync_ref_model`: both move the reference.
+      reset`, a callback's) with TRL's `sync_ref_model`: both move the reference.
     - `ref_reset_every` or another trigger, `lora_growth_every` and `elastic_reset_every`, unless one of
       `gradient_accumulation_steps` and `steps_per_generation` · `num_iterations` is a multiple of the other: a batch
       would be generated in the middle of gradient accumulation.
-    - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
-    - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
     - `optimizer_reset: hard` (unless `optimizer_reset_schedule: keep`), or `optimizer_reset_schedule: restart`, with
       an `lr_scheduler_type` that [cannot be restarted](supported.md#learning-rate-schedules).
     - `ref_reset_stall`, `ref_reset_drop` or `stop_stall` with `eval_strategy: "no"`, or with a `ref_reset_metric` that
@@ -93,25 +69,6 @@ def refuse_resets(args: "ProRLConfig") -> None:
         _refuse_unmeasured_metric(args)
     if not args.resets:
         return
-    triggers = [f"{key}={getattr(args, key)}" for key in TRIGGER_KEYS if getattr(args, key)]
-    if args.guard_gap_action == "reset":
-        triggers.append(f"guard_gap={args.guard_gap}")
-    trigger = triggers[0] if triggers else "a ReferenceResetCallback"
-    if args.beta == 0.0 and args.ref_reset_mix != 0.0:
-        raise ValueError(
-            f"{trigger} needs a reference, but beta=0. Set beta > 0 (variants A and C), or "
-            "ref_reset_mix: 0 to reset only the optimizer."
-        )
-    if args.beta == 0.0 and args.ref_reset_kl is not None:
-        raise ValueError(
-            f"ref_reset_kl={args.ref_reset_kl} needs a reference, but beta=0. Set beta > 0, or use another trigger."
-        )
-    if args.ref_reset_mix == 0.0 and not args.treats_optimizer:
-        others = ", ".join(name for name in TREATMENTS if name != "keep")
-        raise ValueError(
-            "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or another "
-            f"optimizer_reset: {others}."
-        )
     schedule = args.lr_scheduler_type.value
     if args.restarts_schedule and not SCHEDULES[schedule].restarts:
         raise ValueError(
@@ -121,8 +78,8 @@ def refuse_resets(args: "ProRLConfig") -> None:
         )
     if args.sync_ref_model:
         raise ValueError(
-            f"sync_ref_model=True conflicts with {trigger}: both move the reference, and TRL "
-            "moves it in the middle of a generation batch. Set sync_ref_model: false."
+            "sync_ref_model=True conflicts with resets: both move the reference, and TRL moves it in the middle of a "
+            "generation batch. Set sync_ref_model: false."
         )
 
 
@@ -156,28 +113,15 @@ def refuse_samples(args: "ProRLConfig") -> None:
     - `advantage_estimator` other than `global_normalized` and `raw` (or none) with `num_generations: 1`: it compares
       completions of the same prompt.
     - `advantage_estimator` with `multi_objective_aggregation: normalize_then_sum`: it needs one reward per completion.
-    - `dynamic_sampling_rounds` with `num_generations: 1`: all groups have equal rewards.
+    - `dynamic_sampling_rounds`, `prompt_pool` or `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `dynamic_sampling_rounds` without `advantage_estimator`, if `scale_rewards: batch` or
       `multi_objective_aggregation: normalize_then_sum`: TRL would normalise each round separately.
     - `dynamic_sampling_rounds` with vLLM and `vllm_importance_sampling_correction: true`, which comes before the
       groups are chosen.
-    - `prompt_pool` with `num_generations: 1`: all groups have equal rewards.
-    - `drop_zero_rows` with `num_generations: 1`: there are no groups.
     - `vllm_enable_lora` with `vllm_mode: server` or `vllm_enable_sleep_mode`: vLLM must keep the base weights that it
       loaded.
-    - `compact_generation: "on"` with `use_vllm` or `use_transformers_continuous_batching`: they are other samplers.
-    - `max_completion_length: null`: transformers would sample 20 tokens.
-    - `generation_kwargs` with an entry by which completions are sampled, but neither scored nor cut: another
-      `temperature` than the key, more `max_new_tokens` (vLLM: `max_tokens`) than `max_completion_length`,
-      `eos_token_id`, `do_sample: false`, `num_beams`, `num_return_sequences`, `forced_bos_token_id`,
-      `forced_eos_token_id`, vLLM's `n`, `logprobs` and `seed`, and with vLLM another `top_p`, `top_k` or `min_p`.
     """
     rounds = args.dynamic_sampling_rounds
-    if args.max_completion_length is None:
-        raise ValueError(
-            "max_completion_length=None would sample 20 tokens, the default of transformers. Set it to a number."
-        )
-    _refuse_generation_kwargs(args)
     if args.num_generations == 1:
         _refuse_single_completions(args)
     sums = args.multi_objective_aggregation == "sum_then_normalize"
@@ -187,16 +131,12 @@ def refuse_samples(args: "ProRLConfig") -> None:
             f"multi_objective_aggregation={args.multi_objective_aggregation!r} keeps several. Set "
             "multi_objective_aggregation: sum_then_normalize."
         )
-    trl_computes_advantages = args.advantage_estimator is None
-    if rounds and trl_computes_advantages and args.scale_rewards == "batch":
+    if rounds and args.advantage_estimator is None and (args.scale_rewards == "batch" or not sums):
         raise ValueError(
-            f"dynamic_sampling_rounds={rounds} with scale_rewards='batch' would scale each round separately. In "
-            "its place set advantage_estimator: batch_normalized, which uses the final batch."
-        )
-    if rounds and trl_computes_advantages and not sums:
-        raise ValueError(
-            f"dynamic_sampling_rounds={rounds} with multi_objective_aggregation={args.multi_objective_aggregation!r} "
-            "would normalise each round separately. Set multi_objective_aggregation: sum_then_normalize."
+            f"dynamic_sampling_rounds={rounds} with scale_rewards={args.scale_rewards!r} and "
+            f"multi_objective_aggregation={args.multi_objective_aggregation!r} would normalise each round separately. "
+            "Set multi_objective_aggregation: sum_then_normalize, and in place of scale_rewards: batch "
+            "advantage_estimator: batch_normalized, which uses the final batch."
         )
     if rounds and args.corrects_sampler:
         raise ValueError(
@@ -210,61 +150,6 @@ def refuse_samples(args: "ProRLConfig") -> None:
             f"vllm_enable_sleep_mode={args.vllm_enable_sleep_mode}. Set vllm_mode: colocate and "
             "vllm_enable_sleep_mode: false, or remove vllm_enable_lora."
         )
-    samples_otherwise = args.use_vllm or args.use_transformers_continuous_batching
-    if args.compact_generation == "on" and samples_otherwise:
-        raise ValueError(
-            f"compact_generation='on' conflicts with another sampler: use_vllm={args.use_vllm}, "
-            f"use_transformers_continuous_batching={args.use_transformers_continuous_batching}. Set both to false, or "
-            "compact_generation: auto."
-        )
-
-
-EQUAL = "makes all completions of a prompt equal"
-SEVERAL = "samples several completions for each row, which has one. Remove it, and set num_generations."
-FORCED = "puts in a token that the policy did not choose. Remove it."
-# Entries of `generation_kwargs` by which completions are sampled, but neither scored nor cut: the value
-# that changes nothing, why another is refused, and the cure. For those below, TRL and we read a key.
-UNSCORED = {
-    "eos_token_id": (
-        None,
-        "ends completions at tokens at which TRL does not cut them, so padding would be trained. Remove it, and set "
-        "eos_token_id in the model's generation_config.json (in a script: model.generation_config.eos_token_id).",
-    ),
-    "do_sample": (True, f"{EQUAL}, so nothing is learned. Remove it."),
-    "num_beams": (1, "searches for likely completions, which are no samples of the policy. Remove it."),
-    "num_return_sequences": (1, SEVERAL),
-    "forced_bos_token_id": (None, FORCED),
-    "forced_eos_token_id": (None, FORCED),
-    "n": (1, SEVERAL),  # this and the next two are vLLM's
-    "logprobs": (0, "lets TRL take the likeliest token's log-probability for the sampled one's. Remove it."),
-    "seed": (None, f"{EQUAL} with vLLM, and has no effect without. Remove it: the key seed makes a run repeatable."),
-}
-KEY_OF = {
-    "temperature": "temperature",
-    "max_new_tokens": "max_completion_length",
-    "max_tokens": "max_completion_length",  # vLLM's
-}
-TRUNCATIONS = ("top_p", "top_k", "min_p")  # each a key, too; with vLLM, whose log-probabilities they change
-
-
-def _refuse_generation_kwargs(args: "ProRLConfig") -> None:
-    keys = dict(KEY_OF)
-    if args.use_vllm:
-        keys |= {name: name for name in TRUNCATIONS}
-    for name, value in (args.generation_kwargs or {}).items():
-        given = f"generation_kwargs={{{name!r}: {value!r}}}"
-        if name in UNSCORED and value != UNSCORED[name][0]:
-            raise ValueError(f"{given} {UNSCORED[name][1]}")
-        if name not in keys:
-            continue
-        key = keys[name]
-        own = getattr(args, key)
-        is_shorter = key == "max_completion_length" and isinstance(value, int) and value < own  # of a turn with tools
-        if value != own and not is_shorter:
-            raise ValueError(
-                f"{given} conflicts with {key}={own!r}, by which completions are scored and checked. Remove "
-                f"it, and set {key}: {value}."
-            )
 
 
 def _refuse_single_completions(args: "ProRLConfig") -> None:
@@ -274,22 +159,12 @@ def _refuse_single_completions(args: "ProRLConfig") -> None:
             "completions of the same prompt. Set num_generations: 2 (or more), or advantage_estimator: "
             f"{' or '.join(UNGROUPED)}."
         )
-    if args.dynamic_sampling_rounds:
-        raise ValueError(
-            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces groups whose rewards are all equal, "
-            "which are all groups with num_generations=1. Remove dynamic_sampling_rounds, or set num_generations: 2 "
-            "(or more)."
-        )
-    if args.prompt_pool:
-        raise ValueError(
-            "prompt_pool=True lets prompts rest whose completions all got the same reward, which with "
-            "num_generations=1 are all. Set prompt_pool: false, or num_generations: 2 (or more)."
-        )
-    if args.drop_zero_rows:
-        raise ValueError(
-            f"drop_zero_rows={args.drop_zero_rows} skips groups whose rewards are all equal, but with "
-            "num_generations=1 there are no groups. Set drop_zero_rows: false, or num_generations: 2 (or more)."
-        )
+    for key in ("dynamic_sampling_rounds", "prompt_pool", "drop_zero_rows"):
+        if getattr(args, key):
+            raise ValueError(
+                f"{key}={getattr(args, key)} compares completions of the same prompt, but num_generations=1. Set "
+                f"num_generations: 2 (or more), or remove {key}."
+            )
 
 
 def refuse_losses(args: "ProRLConfig") -> None:
@@ -300,8 +175,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
     - `loss_mode` or `trust_region` with a `loss_type` that has no clipped ratio (`cispo`, `sapo`, `vespo`).
     - `trust_region` with `loss_mode`, which sets the ratio, too.
     - `trust_region` with `importance_sampling_level: sequence`: the papers compare tokens.
-    - `trust_region` without vLLM, if `gradient_accumulation_steps` is a multiple of `steps_per_generation` ·
-      `num_iterations`: every sample is used before an update, so nothing is masked.
     - `trust_region` with vLLM and `top_p`, `top_k` or `min_p`: its log-probabilities are then not the policy's.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
     - `skip_zero_rows` with `kl_in: reward` and `kl_target` or `ref_reset_kl`, which act on the mean KL of all rows.
@@ -309,12 +182,7 @@ def refuse_losses(args: "ProRLConfig") -> None:
       `top_entropy_quantile` below 1: they average or rank the tokens of each micro-batch.
     - `merge_micro_batches: "on"` with `gradient_accumulation_steps` or `steps_per_generation` 1: there is nothing to
       merge.
-    - `nonfinite: skip` with fp16, whose loss scaler already skips steps, or DeepSpeed, which updates in the backward
-      pass.
-    - `log_update_norm` with DeepSpeed, which updates parts of the parameters, one group after the other.
-    - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
-    - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
-    - `rollback` with `prompt_pool` or `elastic_reset_every`: the reward also falls without a collapse.
+    - `nonfinite: skip` with fp16, whose loss scaler already skips steps.
     - `guard_gap` with `prompt_pool`: accuracy also falls without reward hacking.
     """
     for name, listed in (("loss_type", LOSS_TYPES), ("importance_sampling_level", IMPORTANCE_LEVELS)):
@@ -329,48 +197,20 @@ def refuse_losses(args: "ProRLConfig") -> None:
             )
     if args.trust_region is not None:
         _refuse_trust_region(args)
-    if args.skip_zero_rows and args.top_entropy_quantile < 1.0:
+    if args.skip_zero_rows and (args.top_entropy_quantile < 1.0 or args.follows_kl is not None):
         raise ValueError(
-            f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
-            "the entropies of all rows. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
-        )
-    if args.skip_zero_rows and args.follows_kl is not None:
-        raise ValueError(
-            f"skip_zero_rows=True is not supported with kl_in='reward' and {args.follows_kl}, which acts on the mean "
-            "KL of all rows. Set skip_zero_rows: false."
+            f"skip_zero_rows=True is not supported: {args.zero_rows_obstacle} Set skip_zero_rows: false, or "
+            "top_entropy_quantile: 1.0."
         )
     if args.merge_micro_batches == "on" and args.merge_obstacle is not None:
         raise ValueError(
             f"merge_micro_batches='on' is not supported: {args.merge_obstacle} Set merge_micro_batches: auto, or "
             '"off".'
         )
-    if args.nonfinite == "skip" and (args.fp16 or args.deepspeed_plugin is not None):
+    if args.nonfinite == "skip" and args.fp16:
         raise ValueError(
-            "nonfinite='skip' is not supported with fp16, whose loss scaler already skips steps, or DeepSpeed, which "
-            "updates in the backward pass. Set nonfinite: stop."
+            "nonfinite='skip' is not supported with fp16, whose loss scaler already skips steps. Set nonfinite: stop."
         )
-    if args.log_update_norm and args.deepspeed_plugin is not None:
-        raise ValueError(
-            "log_update_norm=True is not supported with DeepSpeed, which updates parts of the parameters, one group "
-            "after the other. Remove log_update_norm."
-        )
-    if args.rollback and (args.save_strategy == "no" or args.save_only_model):
-        raise ValueError(
-            f"rollback={args.rollback} needs checkpoints with the optimizer state, but save_strategy="
-            f"{args.save_strategy.value!r} and save_only_model={args.save_only_model}. Set save_strategy: steps, "
-            "save_steps, and save_only_model: false."
-        )
-    if args.rollback and args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES:
-        raise ValueError(
-            f"rollback={args.rollback} lowers the learning rate, but lr_scheduler_type="
-            f"{args.lr_scheduler_type.value!r} sets it itself. Set lr_scheduler_type: constant, or another schedule."
-        )
-    for key in LOWER_THE_REWARD:
-        if args.rollback and getattr(args, key, None):  # those of a recipe: see `check_lengths` in cli/recipe.py
-            raise ValueError(
-                f"rollback={args.rollback} takes a fall of the reward for a collapse, but with {key}="
-                f"{getattr(args, key)} the reward also falls without one. Remove rollback or {key}."
-            )
     if args.guard_gap is not None and args.prompt_pool:
         raise ValueError(
             f"guard_gap={args.guard_gap} compares accuracy and reward of different steps, but with prompt_pool=True "
@@ -389,33 +229,11 @@ def _refuse_trust_region(args: "ProRLConfig") -> None:
             f"{region} compares tokens, but importance_sampling_level={args.importance_sampling_level!r}. Set "
             "importance_sampling_level: token."
         )
-    if args.on_policy and not args.use_vllm:
-        raise ValueError(
-            f"{region} has no effect with {args.schedule}: every sample is used before an update. Set num_iterations: "
-            "2 (or more), or steps_per_generation larger than gradient_accumulation_steps."
-        )
     if args.use_vllm and not args.samples_whole:
         raise ValueError(
             f"{region} compares with vLLM's log-probabilities, which top_p={args.top_p}, top_k={args.top_k} and "
             f"min_p={args.min_p} change. Set top_p: 1.0, top_k: 0 and min_p: null."
         )
-
-
-SWITCHES = (
-    "trains other weights than those that it evaluates, and switches between the two (schedule-free): samples, "
-    "references and checkpoints would not be those of the evaluations."
-)
-
-
-def refuse_optimizer(args: "ProRLConfig") -> None:
-    """
-    Check the optimizer:
-
-    - `optim: schedule_free_adamw` and its siblings: they train other weights than those that they evaluate, and a
-      checkpoint would have the former.
-    """
-    if args.optim.value.startswith("schedule_free"):
-        raise ValueError(f"optim={args.optim.value!r} {SWITCHES} Set optim: adamw_torch, or another optimizer.")
 
 
 def refuse_stop(args: "ProRLConfig") -> None:
@@ -461,28 +279,47 @@ def refuse_stop(args: "ProRLConfig") -> None:
         )
 
 
-def refuse_launcher(args: "ProRLConfig") -> None:
-    """
-    Check the launcher:
-
-    - `bf16: false` or `fp16: false` with `accelerate launch --mixed_precision` `bf16` or `fp16`, which would override
-      the key.
-    """
-    precision = args.mixed_precision
-    if precision in ("bf16", "fp16") and not getattr(args, precision):
-        raise ValueError(
-            f"{precision}=False conflicts with mixed_precision={precision} of the launcher, which would override it. "
-            f"Set {precision}: true, or launch with --mixed_precision no. (The launcher's value may come from a file "
-            "of accelerate_configs/ or from your default configuration.)"
-        )
-
-
 CLIPS = Requirement(
     lambda values: values["loss_mode"] in (None, "clipped") and values["trust_region"] is None,
     "a clipped ratio (loss_mode: clipped, and no trust_region)",
 )
-# Keys of TRL's, and one of ours, that other keys of ours leave without effect.
+
+
+def changes_rate(values: Values) -> bool:
+    kind = values["lr_scheduler_type"]
+    if kind == "constant_with_warmup":
+        return bool(values.get("warmup_steps") or values.get("warmup_ratio"))
+    return kind != "constant"
+
+
+def updates_before_use(values: Values) -> bool:
+    """Return whether some samples are used after an update."""
+    generate_every = values["steps_per_generation"] * values["num_iterations"]
+    return values["gradient_accumulation_steps"] % generate_every != 0
+
+
+def resets_something(values: Values) -> bool:
+    moves_reference = values["beta"] != 0.0 and values["ref_reset_mix"] != 0.0
+    treats_optimizer = values["optimizer_reset"] != "keep" or values["optimizer_reset_rewarmup_steps"] > 0
+    return moves_reference or treats_optimizer or values["optimizer_reset_schedule"] == "restart"
+
+
+LATER_USE = "an update between sampling and use (num_iterations: 2, or a larger steps_per_generation)"
+RESETTABLE = Requirement(resets_something, "something to reset (beta > 0, or an optimizer_reset)")
+# Keys of TRL's, and some of ours, that other keys leave without effect, in addition to `Key.needs`.
 ACTS_ONLY_WITH = {
+    "beta_old": Requirement(
+        lambda values: updates_before_use(values) and values["kl_in"] == "loss", f"{LATER_USE}, and kl_in: loss"
+    ),
+    "trust_region": Requirement(
+        lambda values: updates_before_use(values) or values["use_vllm"], f"{LATER_USE}, or use_vllm"
+    ),
+    "ref_reset_every": RESETTABLE,
+    "ref_reset_stall": RESETTABLE,
+    "ref_reset_drop": RESETTABLE,
+    "ref_reset_kl": Requirement(
+        lambda values: values["beta"] != 0.0 and resets_something(values), "a KL to a reference (beta > 0)"
+    ),
     "use_bias_correction_kl": Requirement(lambda values: values["kl_in"] == "loss", "a KL in the loss (kl_in: loss)"),
     "epsilon": CLIPS,
     "epsilon_high": CLIPS,
@@ -497,82 +334,51 @@ ACTS_ONLY_WITH = {
 }
 
 
-def changes_rate(values: Values) -> bool:
-    kind = values["lr_scheduler_type"]
-    if kind == "constant_with_warmup":
-        return bool(values.get("warmup_steps") or values.get("warmup_ratio"))
-    return kind != "constant"
-
-
-def refuse_unused(args: "ProRLConfig") -> None:
+def find_late_keys(args: "ProRLConfig", steps: int, eval_steps: float, guard_window: int) -> dict[str, int]:
     """
-    Check keys that another key leaves without effect:
+    Return the keys that cannot act within `steps` optimizer steps, with the first step at which each could.
 
-    - `kl_in: reward` with `use_bias_correction_kl: false`: the loss has no KL.
-    - `loss_mode: no_ratio` or `unclipped`, or `trust_region`, with `epsilon`, `epsilon_high` or `delta`: the ratio is
-      not clipped.
-    - `advantage_estimator` with `scale_rewards`, which belongs to TRL's advantages.
-    - `optimizer_reset_schedule: restart` with a constant learning rate.
+    Args:
+        args ([`ProRLConfig`]): The configuration.
+        steps (`int`): Optimizer steps of the run.
+        eval_steps (`float`): Optimizer steps from one evaluation to the next.
+        guard_window (`int`): Optimizer steps of an average of `guard_gap`.
     """
-    defaults = {field.name: field.default for field in fields(args)}
-    for name, need in ACTS_ONLY_WITH.items():
-        value = getattr(args, name)
-        if value != defaults[name]:
-            need.check(name, value, vars(args))
+    first = {}
+    for key in ("ref_reset_every", "lora_growth_every", "elastic_reset_every"):
+        if getattr(args, key):
+            first[key] = args.next_boundary(getattr(args, key)) + 1
+    if args.has_own_triggers:  # for a script's triggers alone it may be above `max_steps`
+        first.pop("ref_reset_every", None)
+    if args.ref_reset_kl_window > 1:
+        first["ref_reset_kl_window"] = args.next_boundary(args.ref_reset_kl_window) + 1
+    if args.entropy_floor is not None:
+        first["entropy_patience"] = args.entropy_patience
+    if args.guard_gap is not None:  # it compares two averages
+        first["guard_gap"] = guard_window + 1
+    if args.eval_strategy == "steps" and args.ref_reset_stall:  # the first evaluation is the best so far
+        evaluations = args.ref_reset_stall + (not args.eval_on_start)
+        first["ref_reset_stall"] = args.next_boundary(evaluations * eval_steps) + 1
+    if args.eval_strategy == "steps" and args.stop_stall:
+        first["stop_stall"] = (args.stop_stall + 1) * eval_steps
+    return {key: step for key, step in first.items() if step > steps}
 
 
 REFUSALS = (
-    refuse_launcher,
-    refuse_unused,
     refuse_kl,
     refuse_resets,
     refuse_samples,
     refuse_losses,
-    refuse_optimizer,
     refuse_stop,
 )
-
-
-def check_device(args: Any) -> None:
-    """Raise an error for bf16, TRL's default, without a GPU: transformers names no cure."""
-    in_bf16 = args.bf16_full_eval or (not args.fp16 if args.bf16 is None else args.bf16)
-    if in_bf16 and not args.use_cpu and not is_torch_bf16_gpu_available() and not is_torch_xla_available():
-        if torch.cuda.is_available():
-            return  # an old one, of which transformers says so
-        raise ValueError(
-            "bf16 needs a GPU, and torch finds none. On a CPU set use_cpu: true, bf16: false and dtype: float32, or "
-            "train a recipe that does, such as gsm8k/cpu or tiny/variantA."
-        )
-
-
-# Read when they are needed. Parts are made with most other keys of ours, and with `beta`.
-READ_LATER = {"allow_config_change", "overwrite", "log_update_norm", "hub_push_reference"}
-
-
-def settled_keys(args: "ProRLConfig") -> Values:
-    """Return the keys that [`refuse_later_changes`] compares."""
-    return {name: getattr(args, name) for name in ("beta", *KEYS) if name not in READ_LATER}
-
-
-def refuse_later_changes(args: "ProRLConfig", settled: Values) -> None:
-    """Raise `ValueError` for a key that was changed after the trainer was made, by a script or a search."""
-    for name, value in settled.items():
-        if getattr(args, name) != value:
-            raise ValueError(
-                f"args.{name} was changed from {value!r} to {getattr(args, name)!r} after the trainer was made, too "
-                "late for what is made with it. Make the trainer with the new value."
-            )
-
-
-COUNTS = ("num_iterations", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 
 
 def check_folders_and_beta(args: Any) -> None:
     """
     Raise `ValueError` for values of TRL's keys with which code of ours would be wrong: an empty folder name, as of an
-    unset shell variable, a negative `beta`, and counts of 0, by which our code divides.
+    unset shell variable, and a negative `beta`.
     """
     for name in ("output_dir", "resume_from_checkpoint"):
         if getattr(args, name) == "":
             raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
-    check_values(args, {"beta": Key(ge=0, types=(float,))} | dict.fromkeys(COUNTS, Key(ge=1, types=(int, NoneType))))
+    check_values(args, {"beta": Key(ge=0, types=(float,))})

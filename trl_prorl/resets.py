@@ -144,7 +144,6 @@ class Resets(Part):
         self.configured: ReferenceResetCallback | None = None
         self._has_moved = False
         self.requests: list[Reason] = []  # of all callbacks, of alarms and of the user
-        self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 
     @property
     def callbacks(self) -> list[ReferenceResetCallback]:
@@ -170,7 +169,6 @@ class Resets(Part):
             callback.as_made = deepcopy(callback.state_dict())
         else:  # an earlier trainer has used it
             callback.load_state_dict(deepcopy(callback.as_made))
-        self._untouched.append(callback)
         callback.requests = self.requests
 
     def optimizer_made(self, optimizer) -> None:
@@ -180,9 +178,8 @@ class Resets(Part):
         self.rewarmup.attach(optimizer)
 
     def schedule_made(self, schedule) -> None:
-        if schedule is not self.schedule:  # a script's own comes again, in its middle, at a roll-back
-            self.schedule = schedule
-            self._schedule_start = snapshot_schedule(schedule)
+        self.schedule = schedule
+        self._schedule_start = snapshot_schedule(schedule)
 
     # Requests and their application.
 
@@ -253,13 +250,6 @@ class Resets(Part):
     def _saves_reference(self) -> bool:
         return self.reference is not None and (self.possible or self.args.sync_ref_model)
 
-    def begin(self) -> None:
-        self._has_moved = False
-        self.requests.clear()
-        self.rewarmup.updates = None
-        for callback in self._untouched:
-            callback.load_state_dict(deepcopy(callback.as_made))
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "moved": self._has_moved,
@@ -291,11 +281,7 @@ class Resets(Part):
         if self._saves_reference:
             self.reference.save(folder)
 
-    def save_shards(self, folder) -> None:
-        if self._saves_reference:
-            self.reference.save_shards(folder)
-
     def load(self, folder, changed: Mapping[str, Any]) -> None:
         # A run with a fixed reference writes none. A complete checkpoint lacks nothing that was written.
-        if self._saves_reference and self.reference.is_in(folder):
+        if self._saves_reference:
             self.reference.load(folder)

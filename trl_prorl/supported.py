@@ -3,49 +3,21 @@ Lists of what the trainer trains: keys, checks, help, docs/supported.md and the 
 an error, or runs without an acceleration. Nothing slow is imported.
 """
 
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field
 from typing import Any, NamedTuple
 
 from .errors import InputError
-from .text import short
 
 
 PAGE = "docs/supported.md"
 
 # ----------------------------------------------------------------------------------------------------------- adapters
 
-OF_ANY_ADAPTER = (
-    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode target_modules"
-).split()
-# By PEFT's names, with the options that may differ from their defaults.
-ADAPTERS: dict[str, list[str]] = {
-    "LORA": (
-        "r lora_alpha lora_dropout init_lora_weights eva_config use_rslora use_dora rank_pattern alpha_pattern bias "
-        "lora_bias modules_to_save ensure_weight_tying trainable_token_indices target_parameters exclude_modules "
-        "layers_to_transform layers_pattern fan_in_fan_out"
-    ).split(),
-    "IA3": ["feedforward_modules"],
-    "LOKR": ["r", "alpha"],
-    "OFT": ["oft_block_size"],
-    "VERA": ["r"],
-}
-PACKED_ADAPTERS = ("LORA",)  # their output does not depend on a token's place in a row
 # Initialisations of LoRA. Others change the base model's weights, which no checkpoint contains.
-INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva")
 
-# options of LoRA that keys of ours need
-PATTERNS = ("rank_pattern", "alpha_pattern")
-ALIKE = frozenset(ADAPTERS["LORA"]) - {*PATTERNS}  # the same rank in every layer
-PRODUCTS = ALIKE - {"use_dora", "modules_to_save", "trainable_token_indices", "bias", "lora_bias"}
-ADAPTER_OPTIONS = {
-    "lora_growth_every": ALIKE - {"target_parameters"},
-    "vllm_enable_lora": PRODUCTS,
-    "compact_merge": frozenset(ADAPTERS["LORA"]),
-}
-UNALIKE_INITIALISATIONS = ("mica",)  # these freeze one factor
-
-QUANTISATIONS = ("bitsandbytes 4-bit", "bitsandbytes 8-bit")
+# Options of LoRA with which another layer or another model is trained.
+OTHER_LORA = ("alora_invocation_tokens", "kasa_config", "use_qalora")
 
 # ----------------------------------------------------------------------------------------------------------- families
 
@@ -245,156 +217,30 @@ SCHEDULES = {
     "reduce_lr_on_plateau": Schedule(restarts=False, follows_rates=True),
     "greedy": Schedule(restarts=False, follows_rates=True),
 }
-ENDLESS_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.is_endless)
-PATH_DEPENDENT_SCHEDULES = frozenset(name for name, schedule in SCHEDULES.items() if schedule.follows_rates)
-
-# --------------------------------------------------------------------------------------------------------- processes
-
-
-class Distribution(NamedTuple):
-    """
-    A way to train in several processes.
-
-    Attributes:
-        features (`frozenset[str]`): Names of [`FEATURES`].
-        file (`str`, *optional*): Its file in `accelerate_configs`.
-    """
-
-    features: frozenset[str]
-    file: str | None = None
-
-
-FEATURES = {
-    "reference": "a moving reference",
-    "saved_reference": "a checkpoint of a moving full-model reference",
-    "copies": "`beta_base`",
-    "elastic": "`elastic_reset_every`",
-    "treatment": "`optimizer_reset`, a restart of the schedule, a re-warm-up",
-    "vllm_enable_lora": "`vllm_enable_lora`",
-    "rollback": "`rollback`",
-    "lora_growth_every": "`lora_growth_every`",
-}
-DISTRIBUTIONS = {
-    "one process": Distribution(frozenset(FEATURES), "single_gpu.yaml"),
-    "DDP": Distribution(frozenset(FEATURES) - {"rollback", "lora_growth_every"}, "multi_gpu.yaml"),
-    "FSDP": Distribution(frozenset(["reference", "treatment"]), "fsdp2.yaml"),
-    "DeepSpeed ZeRO-2": Distribution(frozenset(["reference", "saved_reference", "copies"]), "zero2.yaml"),
-}
-
-# ------------------------------------------------------------------------------------------------------------ metrics
-
-# Metrics of an evaluation besides rewards and pass@k, by the first part of a name.
-EVALUATED = frozenset(
-    "reward reward_std loss frac_reward_zero_std entropy kl num_tokens policy_loss entropy_coef aux_loss "
-    "cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling vespo".split()
-)
-
-# ----------------------------------------------------------------------------------------------------------- versions
-
-VERSIONS = {"trl": "1.16.0", "transformers": "5.24.0", "peft": "0.21.2"}  # the newest with which all tests passed
-
 
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_adapters(configs: Mapping[str, Any]) -> None:
-    """Raise `InputError` for an adapter that is not listed, by the names of the adapters."""
-    for name, config in configs.items():
-        kind = getattr(config.peft_type, "value", config.peft_type)
-        if kind not in ADAPTERS:
-            raise _refusal(name, f"peft_type={kind}", f"full fine-tuning and {', '.join(ADAPTERS)}")
-        for option, value in changed_options(config).items():
-            if option not in (*OF_ANY_ADAPTER, *ADAPTERS[kind]):
-                raise _refusal(name, f"{option}={short(value)}", f"for {kind} {', '.join(ADAPTERS[kind])}")
-        init = getattr(config, "init_lora_weights", True)
-        if init not in INITIALISATIONS:
-            raise _refusal(name, f"init_lora_weights={init!r}", ", ".join(map(repr, INITIALISATIONS)))
-
-
-def check_options(config: Any | None, key: str, value: Any) -> None:
+def check_adapter(config: Any | None, keys: str) -> None:
     """
-    Raise `InputError`, before a model is loaded, for an adapter that a key of [`ADAPTER_OPTIONS`] does not support.
+    Raise `InputError` for an adapter that a reference or a copy of the starting policy (of `keys`) would not score as
+    it is trained.
     """
-    given = f"{key}={value!r}"
-    if config is None:
-        raise InputError(
-            f"{given} needs a LoRA adapter named 'default', and the model has none. Set use_peft: true (in a script, "
-            f"pass a peft_config), or remove {key}."
-        )
-    other = other_options(config, key)
-    init = getattr(config, "init_lora_weights", True)
-    if init in UNALIKE_INITIALISATIONS:
-        other.append(f"init_lora_weights={init!r}")
-    if other:
-        raise InputError(
-            f"{given} does not support {', '.join(other)} of the adapter. Supported: LoRA with "
-            f"{', '.join(name for name in ADAPTERS['LORA'] if name in ADAPTER_OPTIONS[key])}. Remove one or the other."
-        )
-
-
-def other_options(config: Any, key: str) -> list[str]:
-    """Return the options of an adapter beyond those of a key of [`ADAPTER_OPTIONS`]: `option=value` each."""
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    if kind != "LORA":
-        return [f"peft_type={kind}"]
-    known = {*OF_ANY_ADAPTER, *ADAPTER_OPTIONS[key]}
-    return [f"{name}={short(value)}" for name, value in changed_options(config).items() if name not in known]
-
-
-def check_quantisation(config: Any | None) -> None:
-    """Raise `InputError` for a quantisation that is not listed, of a model or to load one with."""
     if config is None:
         return
-    values = config if isinstance(config, Mapping) else config.to_dict()
-    method = getattr(values.get("quant_method"), "value", values.get("quant_method"))
-    bits = "4-bit" if values.get("load_in_4bit") else "8-bit" if values.get("load_in_8bit") else ""
-    name = f"{method} {bits}".strip()
-    if name not in QUANTISATIONS:
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        raise InputError(f"{keys} needs LoRA, but the adapter has peft_type={kind}. Train LoRA, or remove {keys}.")
+    settings = {"init_lora_weights": config.init_lora_weights, "bias": config.bias}
+    settings |= {option: getattr(config, option) for option in OTHER_LORA if getattr(config, option, None)}
+    is_supported = config.init_lora_weights in INITIALISATIONS and config.bias == "none" and len(settings) == 2
+    if not is_supported:
+        described = ", ".join(f"{option}={value!r}" for option, value in settings.items())
         raise InputError(
-            f"quantization_config: {name} is not supported: no test trains it. TRL's own GRPOTrainer accepts it. "
-            f"Supported: {', '.join(QUANTISATIONS)}."
+            f"{keys} is not supported with {described} of the adapter, which change the model itself. Set "
+            f"init_lora_weights to one of {', '.join(map(repr, INITIALISATIONS))}, bias='none', and remove others."
         )
-
-
-def check_distribution(name: str, needed: Mapping[str, str], details: str = "") -> None:
-    """
-    Raise `InputError` for a distribution that is not listed, or that lacks a feature.
-
-    Args:
-        name (`str`): One of [`DISTRIBUTIONS`].
-        needed (`Mapping[str, str]`): Names of [`FEATURES`], with the key and value that need them.
-        details (`str`, *optional*): More about the processes.
-    """
-    if name not in DISTRIBUTIONS:
-        listed = ", ".join(f"{other} ({way.file})" for other, way in DISTRIBUTIONS.items())
-        raise InputError(
-            f"{name}{details} is not supported: no test trains with it. Supported, accelerate_configs: {listed}."
-        )
-    for feature, given in needed.items():
-        if feature not in DISTRIBUTIONS[name].features:
-            others = [
-                f"{other} (accelerate_configs/{way.file})"
-                for other, way in DISTRIBUTIONS.items()
-                if feature in way.features
-            ]
-            raise InputError(f"{given} is not supported with {name}{details}. Use {', or '.join(others)}.")
 
 
 def default_of(field: Field) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def changed_options(config: Any) -> dict[str, Any]:
-    changed = {}
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if value != default_of(field) and value not in (None, {}, []):
-            changed[field.name] = value
-    return changed
-
-
-def _refusal(name: str, given: str, supported: str) -> InputError:
-    return InputError(
-        f"{given} of the adapter {name!r} is not supported: no test shows that it is sampled, moved, saved and "
-        f"resumed as it is trained. TRL's own GRPOTrainer accepts it. Supported: {supported}."
-    )

@@ -68,11 +68,6 @@ def shell_words(command: str) -> list[str]:
         return [command]
 
 
-def spell_again(command: str) -> str:
-    """Quote each word of a command from a file again."""
-    return " ".join(map(shell_quote, shell_words(command)))
-
-
 def plain_markdown(text: str) -> str:
     return _MARKS.sub(r"\\\1", visible(text))
 
@@ -141,24 +136,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:  # one of two values would be lost silently
-            raise ValueError(f"the key {short(key)} is given twice")
-        found[key] = value
-    return found
-
-
 def parse_json(content: str) -> Any:
     """
     Return a JSON value.
 
     Raises:
         `json.JSONDecodeError`: It is not JSON.
-        `ValueError`: Too deep, too long a number, or a key twice.
+        `ValueError`: Too deep, or too long a number.
     """
     try:
-        return json.loads(content, object_pairs_hook=_unique_keys)
+        return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

@@ -12,32 +12,21 @@ if __name__ == "__main__":  # first, so that help and errors come before the slo
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from contextlib import nullcontext
 
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .cli.checks import check_prompts_fit, check_rows
 from .cli.command_line import main  # noqa: F401  scripts import it from here
-from .cli.ending import (
-    as_bad_input,
-    describe_saved_state,
-    end_interrupted,
-    interrupt_as_usual,
-    is_refusal_of_library,
-)
+from .cli.ending import INTERRUPTED, Ended, as_bad_input, describe_saved_state, print_interrupted
 from .cli.model_name import find_model
 from .cli.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .config import ProRLConfig
-from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
-from .hub.downloads import PREFIX, fetch_run
+from .extras.thinking import make_rollout
 from .keys import AUTO_RESUME
-from .run.checkpoint_files import FinishedError, begins_again, find_checkpoint, refuse_finished
-from .run.files import check_contents
-from .run.folder import FolderLock, RunFolder, check_free, on_main_process
-from .run.identity import changing_keys, check_same_run
-from .run.log_files import EVENTS_FILE, read_jsonl
+from .run.folder import FinishedError, RunFolder, on_main_process
+from .run.identity import changing_keys, find_start
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 from .upstream.vocabulary import load_tokenizer
@@ -65,30 +54,19 @@ def build(
     if args.disable_tqdm:
         disable_progress_bar()  # of loading weights, too
     task = task_args.make_task()
-    check_base(model_args.model_name_or_path, task_args.task)
     train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
     if args.eval_strategy != "no":
         eval_dataset = rows_of(task, "validation", "eval_rows", task_args)
-    check_rows(train_dataset, args.generation_batch_size, args.num_generations, cure="Raise train_rows")
     init = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     if model_args.attn_implementation:
         init["attn_implementation"] = model_args.attn_implementation
     args.model_init_kwargs = init | (args.model_init_kwargs or {})
-    rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
     model = find_model(model_args.model_name_or_path, init=args.model_init_kwargs)
     place = {"revision": args.model_init_kwargs["revision"], "trust_remote_code": args.trust_remote_code}
     tokenizer = load_tokenizer(model, padding_side="left", truncation_side="left", **place)
-    task_args.check_thinking(tokenizer, args.max_completion_length)
 
-    def tokenize(prompts):
-        options = {"tokenize": False, "add_generation_prompt": True, **(args.chat_template_kwargs or {})}
-        texts = [tokenizer.apply_chat_template(each, **options) for each in prompts]
-        return tokenizer(texts, add_special_tokens=False).input_ids
-
-    if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer checks it if it packs
-        check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = trainer_class(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
@@ -98,7 +76,7 @@ def build(
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
-        rollout_func=rollout,
+        rollout_func=make_rollout(task_args, args, tokenizer),
     )
     trainer.recipe = (task_args, model_args)
     return trainer, resume
@@ -125,60 +103,21 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
     """
-    Return the `resume_from_checkpoint` of the training. A run that stopped before its first checkpoint starts again at
-    step 0. Only the main process looks at the folder: the run may have started by the time another process does.
-
-    Raises:
-        `ValueError`: A new run cannot use the folder, or a resume would not continue the same run.
+    Return the `resume_from_checkpoint` of the training, before a model is loaded. Raises `ValueError`: a new run
+    cannot use the folder, or a resume would not continue the same run.
     """
-    return on_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
-
-
-def _look_at_folder(args: ProRLConfig, recipe: tuple) -> str | None:
-    resume = args.resume_from_checkpoint
+    resume_from = args.resume_from_checkpoint
     base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
-    folder = RunFolder(args.output_dir)
-    folder.check_usable()
-    check_free(folder.path)
-    check_begin = folder.check_new
-    if args.overwrite:
-        check_begin = partial(folder.check_movable, base)
-    if not resume:
-        check_begin()
-        return None
-    if resume.startswith(PREFIX):
-        lock = FolderLock(folder.path)
-        lock.hold()
-        try:
-            return str(fetch_run(resume, folder, lock, args.overwrite, args.hub_token, args.hub_revision))
-        finally:
-            lock.release()
-    check_contents(folder.path, folder.given)
-    refuse_finished(resume, folder, args.max_steps)
-    try:
-        checkpoint, _ = find_checkpoint(resume, folder.path, content=False)
-    except ValueError:
-        if not begins_again(resume, folder):
-            raise
-        folder.check_movable(base)
-        return AUTO_RESUME
-    if folder.has_checkpoint(checkpoint):
-        folder.check_own(checkpoint)
-        read_jsonl(folder.path / EVENTS_FILE)
-    else:
-        check_begin()
-    check_same_run(checkpoint, changing_keys(args, *recipe), args.allow_config_change)
-    return resume
 
+    def look() -> None:
+        folder = RunFolder(args.output_dir)
+        identity = changing_keys(args, *recipe)
+        with folder.held() if folder.path.is_dir() else nullcontext():  # a check makes no folder
+            checkpoint, _ = find_start(folder, resume_from, identity, args.allow_config_change)
+            folder.check_room(checkpoint, args.overwrite or resume_from == AUTO_RESUME, base)
 
-def check_base(model: str | None, task: str) -> None:
-    """Raise an error if a task has its own embedded model and the recipe uses the demo's."""
-    own = f"{EMBEDDED}:{task}"
-    if model == EMBEDDED and full_name(own) != DEFAULT and full_name(own) in shipped():
-        raise ValueError(
-            f"model_name_or_path={model!r} is the demo's model, which was warmed up on another task than "
-            f"task={task!r}. Set model_name_or_path: {own}, or {DEFAULT.rpartition(':')[0]} to use the demo's model."
-        )
+    on_main_process(args.process_index == 0, look)
+    return resume_from
 
 
 def run(
@@ -196,14 +135,15 @@ def run(
     """
     trainer = None
     try:
-        interrupt_as_usual()
         trainer, resume = build(task_args, args, model_args, trainer_class)
         train(trainer, resume)
     except KeyboardInterrupt:
-        same = "the same command and --resume_from_checkpoint True"
+        same = f"the same command and --resume_from_checkpoint {AUTO_RESUME}"
         has_started = trainer is not None and trainer.has_started
-        kept = describe_saved_state(args.output_dir, has_started, same, same)
-        end_interrupted(kept, prints=args.process_index == 0, processes=args.world_size)
+        kept = describe_saved_state(args.output_dir, has_started, same)
+        if args.process_index == 0:
+            print_interrupted(kept)
+        raise Ended(INTERRUPTED) from None
     except FinishedError as error:
         if args.resume_from_checkpoint != AUTO_RESUME:
             raise InputError(str(error)) from error
@@ -216,8 +156,6 @@ def run(
         if trainer is None or not trainer.has_started:
             with as_bad_input():
                 raise
-        if trainer.state.global_step == 0 and is_refusal_of_library(error):
-            raise InputError(str(error)) from error
         if isinstance(error, InputError | OSError):
             raise RunError(str(error)) from error
         raise  # a bug: keep the traceback

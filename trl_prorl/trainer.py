@@ -12,6 +12,7 @@ evaluation.
     its row              record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,6 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from transformers import (
     EarlyStoppingCallback,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from trl import GRPOTrainer
@@ -36,40 +36,27 @@ from .assembly import (
     make_prompt_pool,
     optional_parts,
     prepare_policy,
-    run_identity,
     warn_of_unused_defaults,
 )
-from .cli.checks import (
-    check_reward_names,
-    choose_best_metric,
-    shards_weights,
-)
-from .cli.ending import describe_saved_state, warn_interrupted
+from .cli.ending import describe_saved_state, print_interrupted
 from .cli.model_defaults import plain_generation_config
-from .cli.plan import Plan
-from .cli.prompt_rows import (
-    Context,
-    check_batch,
-    check_template,
-    check_tokens,
-    has_images,
-    named_sets,
-    prompts_of,
-    reserved_names,
-)
+from .cli.plan import Plan, choose_best_metric
+from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
-from .errors import InputError, RewardError
+from .errors import InputError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
 from .extras.vllm import keep_weights
+from .fast.acceleration import describe_unsupported
 from .fast.first_batch import FirstBatch
 from .fast.generation import CompactGeneration
 from .fast.merged import Merging
 from .guards.finite import FiniteGuard
+from .guards.noise import find_noise, refuse_noise
 from .guards.rewards import guard_reward, treat_nonfinite
 from .guards.trained import TrainedCheck
 from .hub.uploads import Uploads
-from .keys import OF_OPTIMIZER, Effect
+from .keys import Effect
 from .kl import (
     Aggregation,
     Anchors,
@@ -87,7 +74,7 @@ from .reference import (
     Scorer,
     check_trained,
 )
-from .refusals import settled_keys
+from .refusals import find_late_keys
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rollout import (
     RolloutResult,
@@ -96,16 +83,19 @@ from .rollout import (
     set_advantages,
 )
 from .run.checkpoint import CheckpointMixin
-from .run.folder import COMPLETIONS, RunFolder
-from .run.identity import changing_keys
+from .run.folder import RunFolder, first_of_processes
+from .run.identity import changing_keys, identity_of
 from .run.meter import Means, Meter
 from .run.record import Recorder, take
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
+from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
-from .upstream.modules import Modules, checkpointing_off
-from .upstream.names import check_names, check_untested
+from .upstream.modules import Modules, checkpointing_off, is_sharded
 from .upstream.positions import with_positions
-from .upstream.vocabulary import check_tokenizer, embedding_rows
+from .watch import GUARD_WINDOW
+
+
+logger = logging.getLogger(__name__)
 
 
 class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
@@ -183,25 +173,18 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------------------ assembly
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
-        check_names(ProRLTrainer)
         self.verify = named.pop("verify", None)
         plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
-        if plan.args.use_vllm:
-            check_names(ProRLTrainer, with_vllm=True)
-        check_untested(is_main=plan.args.process_index == 0)
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
         self.anchors = Anchors(plan.args)
         with plan.loading():
             super().__init__(**plan.given)
-        self.made_by_trl = {COMPLETIONS}.difference(RunFolder(plan.args.output_dir).contents())  # an empty folder
-        check_reward_names(self.reward_func_names)  # including those of environments
-        self._check_tokenizers()
-        self._check_prompts()
         self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
         args = self.args
+        self._folder = RunFolder(args.output_dir)
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
         self._policy = policy
@@ -209,7 +192,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._learns_positions = policy.config.get_text_config().model_type in LEARNED_POSITIONS
         self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
-        self._identity = run_identity(self, plan, policy)
+        self._identity = identity_of(self, plan.keys, policy)
+        self._first_keys = changing_keys(args)
         self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
@@ -220,7 +204,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
         self._generations = 0
-        if is_peft_model(policy) and not shards_weights(self):
+        if is_peft_model(policy):
             self.initial_adapter = InitialAdapter(policy, is_trained=plan.given_wrapped)
 
         self.meter = Meter(accelerator.device)
@@ -230,7 +214,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.base = self.anchors["base"].model
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration, not has_images(self))
-        is_possible = not shards_weights(self) and not has_images(self)
+        is_possible = not has_images(self)
         self.first_batch = FirstBatch(
             args,
             accelerator,
@@ -249,7 +233,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
         optional = optional_parts(self, policy)
-        self.rollback = optional.get("rollback")
         self.stall_stop = optional.get("stall_stop")
         self.resets.reference = self.reference
         # Calling order: the recorder sums the values that the guard checks. Growth comes before a reset, which moves
@@ -275,8 +258,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.resets.configured = configured_callback(args)
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
-        self._settled_keys = settled_keys(args)
-        self._first_keys = changing_keys(args)
 
     def _judges(self) -> list:
         return judges(self.verify, self.reward_funcs)
@@ -285,28 +266,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def training_prompts(self) -> TrainingPrompts:
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
-
-    def _check_tokenizers(self) -> None:
-        check_tokenizer(self.text_tokenizer, embedding_rows(self.accelerator.unwrap_model(self.model).config))
-        for function, tokenizer in zip(self.reward_funcs, self.reward_processing_classes, strict=True):
-            if isinstance(function, PreTrainedModel):
-                check_tokenizer(tokenizer, embedding_rows(function.config))
-
-    def _check_prompts(self) -> None:
-        """Check prompts against the tokenizer and the model, and keep the rules for streamed prompts."""
-        args = self.args
-        self._reserved: tuple[str, ...] = ()  # names that the columns of a row must not have
-        if not args.remove_unused_columns:
-            self._reserved = reserved_names(self.reward_funcs, self.environment_factories is not None)
-        limit = args.vllm_max_model_length if self.use_vllm else None
-        policy = self.accelerator.unwrap_model(self.model)
-        self.context = Context(policy, args.max_completion_length or 0, limit)
-        if self.rollout_func is None and not self.is_vlm and not self._multi_environment:
-            end = (self.text_tokenizer.eos_token, self.text_tokenizer.eos_token_id)
-            sets = named_sets(self.train_dataset, self.eval_dataset)
-            if self.text_tokenizer.chat_template is None:
-                check_template(sets)
-            check_tokens(sets, self.tokenize_prompts, self.context, end)
 
     def _trl_score(self, model, *rows, **kwargs) -> tuple:
         if self._learns_positions:
@@ -319,7 +278,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
         if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
-            choose_best_metric(self.args, self._judges(), self.eval_dataset, [EarlyStoppingCallback()])
+            choose_best_metric(self.args, self._judges(), [EarlyStoppingCallback()])
         super().add_callback(callback)
 
     @property
@@ -378,61 +337,62 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         `="auto"` (that checkpoint, or step 0 if there is none yet) or `="runs/x/checkpoint-100"`. Ctrl-C prints which
         checkpoint is kept, and raises `KeyboardInterrupt`.
         """
+        check_not_loading()
         if not self.args.is_trl:
             self.check_own_scores()  # a script may have set methods since the trainer was made
         self.acceleration.check_merging(self)
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
-            if not self.recipe:  # a recipe's command line prints it
-                go_on = "train(resume_from_checkpoint=True)"
-                kept = describe_saved_state(self.args.output_dir, self.has_started, go_on, restart="train()")
-                warn_interrupted(error, kept, prints=self.is_world_process_zero())
+            if not self.recipe and self.is_world_process_zero():  # a recipe's command line prints its own
+                go_on = "train(resume_from_checkpoint='auto')"
+                print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on))
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
-        except RewardError as error:
-            # The informative frames are those of its cause, which it keeps.
-            raise error.with_traceback(None)  # noqa: B904
 
     def create_optimizer(self, *args, **kwargs):
-        """Check that something is trained, and pass TRL's optimizer to the parts."""
+        """Check that something is trained."""
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
                 "the model has no trainable parameter. Load an adapter for training: "
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed the trained parameters
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if is_new:
-            self._keys_of_optimizer = {name: getattr(self.args, name) for name in OF_OPTIMIZER}
-        self._pass_optimizer(inner_of(optimizer))
-        return optimizer
-
-    def _pass_optimizer(self, optimizer) -> None:
-        self._passed_optimizer = inner_of(optimizer)
-        for part in self.parts.values():
-            part.optimizer_made(optimizer)
+        return super().create_optimizer(*args, **kwargs)
 
     def _check_trained(self) -> None:
         """Raise an error for trained parameters outside an adapter that references or files would lack."""
-        keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
+        keys = []
+        if not self.args.is_trl:
+            keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
-    def create_scheduler(self, num_training_steps, *args, **kwargs):
-        """Pass TRL's schedule to the parts."""
-        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
-        self._pass_schedule(scheduler)
-        return scheduler
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Give the parts optimizer and schedule, whose states they restore."""
+        self._pass_made()
+        super()._load_optimizer_and_scheduler(checkpoint)
 
-    def _pass_schedule(self, schedule) -> None:
-        self._passed_schedule = schedule
-        for part in self.parts.values():
-            part.schedule_made(schedule)
+    def _run_epoch(self, *args, **kwargs):
+        """Give the parts optimizer and schedule, also of a run without a checkpoint."""
+        self._pass_made()
+        super()._run_epoch(*args, **kwargs)
+
+    def _pass_made(self) -> None:
+        """Pass optimizer and schedule to the parts once they exist: a subclass may have made them."""
+        optimizer = inner_of(self.optimizer)
+        if self.resets.optimizer is not optimizer:
+            for part in self.parts.values():
+                part.optimizer_made(optimizer)
+        if self.resets.schedule is not self.lr_scheduler:
+            for part in self.parts.values():
+                part.schedule_made(self.lr_scheduler)
 
     # --------------------------------------------------------------------------------------- a step: the batch
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Add the clock of a step, and `on_backward` of the parts after its last micro-batch."""
+        if not self.has_started:
+            self._warn_of_late_keys()
+            self._check_noise()
         self.has_started = True
         if not self.meter.open:
             self.meter.begin_step()
@@ -441,6 +401,43 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             for part in self.parts.values():
                 part.on_backward(self.modules.parameters())
         return loss
+
+    def _warn_of_late_keys(self) -> None:
+        if not self.is_world_process_zero():
+            return
+        args = self.args
+        steps = self.state.max_steps
+        late = find_late_keys(args, steps, self.state.eval_steps, GUARD_WINDOW)
+        for key, first in late.items():
+            logger.warning(
+                "%s=%s cannot act before step %d, and the run ends at step %d: raise max_steps or lower %s.",
+                key,
+                getattr(args, key),
+                first,
+                steps,
+                key,
+            )
+
+    def _check_noise(self) -> None:
+        """
+        Check that the policy's forward is not random, before anything is sampled. Raises `ValueError` if a key of ours
+        is on, other than `fast`, which is then off. It warns if only TRL compares log-probabilities.
+        """
+        args = self.args
+        compares = args.beta != 0.0 or args.num_iterations > 1
+        is_checked = compares or not args.is_trl
+        if not is_checked or is_sharded(self.accelerator) or has_images(self):
+            return
+        noise = first_of_processes(find_noise(self._policy, self.accelerator))
+        if noise is None:
+            return
+        args.disable_fast_unless(refuse_noise, noise)
+        keys = ("pack_groups", "compact_generation", "merge_micro_batches")
+        off = self.acceleration.switch_off(dict.fromkeys(keys, noise))
+        if self.is_world_process_zero():
+            logger.warning("%s", describe_unsupported(off) if off else noise)
+        if off:
+            self._acceleration_changed()
 
     def _prepare_inputs(self, generation_batch):
         """Return `None` for micro-batches that are computed with a later one of their update."""
@@ -452,14 +449,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
-        which = "train_dataset" if self.model.training else "eval_dataset"
-        check_batch(
-            inputs,
-            which,
-            self._reserved,
-            needs_prompts=self.environment_factories is None,
-            may_prefill=self.rollout_func is not None,
-        )
         if not self.model.training:
             return self._sample_evaluated(inputs)
         step = self.state.global_step
@@ -511,9 +500,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
-        """Add a check of lengths, and sample by the run's keys alone: not by the model's generation config."""
-        if not self.tools:  # with tools, the prompt contains earlier turns
-            self.context.check_longest(prompt_ids)
+        """Sample by the run's keys alone: not by the model's generation config."""
         with plain_generation_config(self._policy), checkpointing_off(self.modules.all()):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
@@ -521,7 +508,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Generate as TRL does, or compactly, without the model's own generation config."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and does not cast them back.
-            casts_weights = self.use_transformers_continuous_batching and not shards_weights(self)
+            casts_weights = self.use_transformers_continuous_batching
             with keep_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         with profiling_context(self, "transformers.generate"):
@@ -929,12 +916,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         Sample one continuation per prompt with this run's settings, token ids from token ids. It includes the
         end-of-sequence token if it was reached.
         """
-        usual = self.generation_config.max_new_tokens
-        longest = self.context.completion
+        configured = self.generation_config.max_new_tokens
         self.generation_config.max_new_tokens = max_new_tokens
-        self.context.completion = max_new_tokens
         try:
             return self._generate_single_turn(prompt_ids, None, {}, self.num_generations)[0]
         finally:
-            self.generation_config.max_new_tokens = usual
-            self.context.completion = longest
+            self.generation_config.max_new_tokens = configured

@@ -158,9 +158,6 @@ class Watch(Trigger):
     remembers = ("values", "best", "best_step", "other_at_best", "streak", "counts")
 
     def __post_init__(self):
-        self.begin()
-
-    def begin(self) -> None:
         self.values: list[list[float]] = []  # of the metric, and of the one in `unless_falls`
         self.best: float | None = None
         self.best_step = 0
@@ -435,13 +432,9 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
 class StopReason(Part):
     """Remembers the event that ended the run (`ended_by`): a resume does not continue it."""
 
-    optional_on_resume = True
     remembers = ("ended_by",)
 
     def __init__(self):
-        self.begin()
-
-    def begin(self) -> None:
         self.ended_by: str | None = None
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:

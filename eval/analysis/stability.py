@@ -6,13 +6,29 @@ import numpy as np
 import pandas as pd
 
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.extras.collapse import COLLAPSE_SHARE, LAST_SHARE, SMOOTHING_STEPS, end_by_best
 from trl_prorl.run.log_files import NONFINITE
 
 
 FIRST_SHARE = 0.05
 NEIGHBOURS = 10  # steps on each side
 MIN_NEIGHBOURS = 5
+
+
+SMOOTHING_STEPS = 10
+LAST_SHARE = 0.10  # last part of the steps
+COLLAPSE_SHARE = 0.5  # of the best
+
+
+def end_by_best(values: pd.Series) -> float | None:
+    """
+    Return the mean of the last 10 % of the values (one per step), at least 10, over the best mean of 10; `None` if
+    there is none, or the best is not positive.
+    """
+    best = values.rolling(SMOOTHING_STEPS).mean().max()
+    if not best > 0:  # also if NaN
+        return None
+    steps = max(SMOOTHING_STEPS, round(LAST_SHARE * len(values)))
+    return float(values.iloc[-steps:].mean() / best)
 
 
 def first_mean(values: pd.Series | None) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from trl.trainer.utils import is_async_callable
 
-from trl_prorl.cli.prompt_rows import has_prompts, read_prompts
+from trl_prorl.cli.prompt_rows import read_prompts
 from trl_prorl.cli.training_prompts import prompt_key
 from trl_prorl.errors import RewardError
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
@@ -176,7 +176,9 @@ def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
     else:
         sets = {"validation": evaluation}
     found = {
-        name: read_prompts(rows) for name, rows in sets.items() if isinstance(rows, Dataset) and has_prompts(rows)
+        name: read_prompts(rows)
+        for name, rows in sets.items()
+        if isinstance(rows, Dataset) and "prompt" in rows.column_names
     }
     if task is None:
         return found

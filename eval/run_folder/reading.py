@@ -11,13 +11,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trl_prorl.errors import InputError
+from trl_prorl.errors import InputError, naming
 from trl_prorl.run import log_files
 from trl_prorl.run.files import check_contents, replace_text
 from trl_prorl.run.folder import SET_ASIDE, exclusive
-from trl_prorl.run.log_files import DRIFT_FILE, PASSK_FILE
-from trl_prorl.run.shapes import MAX_NUMBER, read_shaped, read_shaped_rows
-from trl_prorl.text import cut, one_line, visible
+from trl_prorl.run.log_files import DRIFT_FILE, PASSK_FILE, read_content, read_log
+from trl_prorl.text import cut, visible
 
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+MAX_NUMBER = 1e100  # the square of a larger one may overflow
 MAX_COLUMNS = 2000  # of a table of rows; a run with many rewards has some 200
 MAX_CELLS = 10**8
 MAX_REASONS = 3  # in one sentence
@@ -83,7 +83,7 @@ def load_config(run_dir) -> dict:
             raise InputError(f"'{run_dir}' is not a run folder (no config.yaml); give runs in it: {shown}")
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe of the run there")
     check_contents(run_dir)
-    return read_shaped(path)
+    return read_content(path)
 
 
 def is_plain_run(folder: Path) -> bool:
@@ -100,7 +100,7 @@ def read_env(run_dir: Path) -> dict:
         InputError: If it is not JSON, or has another shape.
     """
     path = Path(run_dir) / log_files.ENV_FILE
-    return read_shaped(path) if path.is_file() else {}
+    return read_content(path) if path.is_file() else {}
 
 
 def read_evaluation(run_dir: Path, file: str) -> dict | None:
@@ -113,16 +113,7 @@ def read_evaluation(run_dir: Path, file: str) -> dict | None:
     path = run_dir / file
     if not path.is_file():
         return None
-    evaluation = with_nan(read_shaped(path))
-    if file == DRIFT_FILE:
-        evaluation["points"] = [_with_current_names(point) for point in evaluation["points"]]
-    return evaluation
-
-
-def _with_current_names(point: dict) -> dict:
-    """Return a point of `drift.json`, with its numbers on other tasks, under the current names of its metrics."""
-    others = {task: log_files.with_current_names(numbers) for task, numbers in point.get("others", {}).items()}
-    return log_files.with_current_names(point) | {"others": others}
+    return with_nan(read_content(path))
 
 
 def load_run(run_dir, name: str | None = None) -> "RecordedRun":
@@ -166,7 +157,7 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
         config=config,
         env=read_env(run_dir),
         metrics=metrics,
-        events=read_shaped_rows(run_dir, log_files.EVENTS_FILE) if events.is_file() else None,
+        events=read_log(run_dir, log_files.EVENTS_FILE) if events.is_file() else None,
         passk=read_evaluation(run_dir, PASSK_FILE),
         drift=read_evaluation(run_dir, DRIFT_FILE),
         evaluations=_read_rows(run_dir, log_files.EVALUATIONS_FILE) if evaluations.is_file() else None,
@@ -177,7 +168,7 @@ def _read_rows(run_dir: Path, file: str) -> "pd.DataFrame":
     """Return rows of numbers; infinite and huge ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
-    lines = read_shaped_rows(run_dir, file)
+    lines = read_log(run_dir, file)
     columns = len({key for row in lines for key in row})
     if columns > MAX_COLUMNS or columns * len(lines) > MAX_CELLS:
         raise InputError(
@@ -378,16 +369,6 @@ def report_folder(runs: RecordedRuns) -> Path:
     return parents[0]
 
 
-def _load_guarded(folder: Path, name: str) -> "RecordedRun":
-    """Read a run folder, of which any content is at worst an `InputError`: others are shown beside it."""
-    try:
-        return load_run(folder, name)
-    except (InputError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise InputError(f"'{folder}' cannot be read ({type(error).__name__}: {cut(one_line(error))})") from error
-
-
 def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
     """
     Read the runs of a report or comparison, each named by its shortest unique path.
@@ -403,7 +384,8 @@ def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
     lines = []
     for folder, name in zip(folders, shortest_names(folders), strict=True):
         try:
-            runs.append(_load_guarded(folder, name))
+            with naming(folder):
+                runs.append(load_run(folder, name))
         except InputError as error:
             if len(folders) == 1:
                 raise

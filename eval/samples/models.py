@@ -3,7 +3,7 @@
 import filecmp
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -25,8 +25,9 @@ from trl_prorl.run.files import file_sha256
 from trl_prorl.run.folder import steps_of
 from trl_prorl.run.log_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
 from trl_prorl.run.provenance import hub_commit
+from trl_prorl.text import short
 from trl_prorl.upstream import vocabulary
-from trl_prorl.upstream.weights import NO_SETTINGS, load_model, named_class, refuse_code
+from trl_prorl.upstream.weights import NO_SETTINGS, find_kernel, load_model, named_class, refuse_code
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,16 @@ def settings_of_base(config: dict) -> dict:
     init = init_of_base(config)
     if not init:
         return {}
-    names = {*read_base_config(config).to_dict(), "subfolder", "variant"} - NO_SETTINGS
-    return {name: value for name, value in init.items() if name in names and not name.endswith("_implementation")}
+    declared = {field.name for field in fields(read_base_config(config))}  # a model's files may add arguments
+    names = {*declared, "subfolder", "variant"} - NO_SETTINGS
+    settings = {name: value for name, value in init.items() if name in names and not name.endswith("_implementation")}
+    kernel = find_kernel(settings)  # of a part of the model
+    if kernel is not None:
+        raise InputError(
+            f"model_init_kwargs in config.yaml names {short(kernel)}, a kernel that would be downloaded and run: "
+            "remove it there"
+        )
+    return settings
 
 
 def quantization_of_base(config: dict) -> dict:

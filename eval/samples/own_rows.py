@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from trl_prorl.cli.prompt_rows import check_prompts, has_prompts, shows_images
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.samples.store import distinct
 from trl_prorl.pass_at_k import as_verdict
@@ -16,6 +15,14 @@ from trl_prorl.tasks.base import Task
 
 
 TRIED = ("", "42")  # texts to test a verifier with: a completion may be empty
+
+
+def has_image(row: Mapping) -> bool:
+    """Return whether TRL finds an image in a row: in its columns, or in parts of its messages."""
+    messages = row["prompt"] if isinstance(row["prompt"], list) else []
+    parts = [part for message in messages for part in message.get("content") or ()]
+    in_parts = any(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+    return in_parts or row.get("image") is not None or bool(row.get("images"))
 
 
 class OwnRows(Task):
@@ -42,11 +49,10 @@ class OwnRows(Task):
         self.verifier = verifier
         self.rows_name = rows_name
         self.verifier_name = verifier_name
-        if not isinstance(rows, Dataset) or not has_prompts(rows):
+        if not isinstance(rows, Dataset) or "prompt" not in rows.column_names:
             columns = getattr(rows, "column_names", type(rows).__name__)
             raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
-        check_prompts(rows, rows_name)
-        seen = next((place for place, row in enumerate(rows) if shows_images(row)), None)
+        seen = next((place for place, row in enumerate(rows) if has_image(row)), None)
         if seen is not None:
             raise InputError(
                 f"{rows_name}[{seen}] has an image, and held-out evaluations read text alone; leave such rows out, or "

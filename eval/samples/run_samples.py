@@ -17,7 +17,6 @@ from transformers import set_seed
 
 from trl_prorl import tasks
 from trl_prorl.cli.environment import installed
-from trl_prorl.cli.prompt_rows import check_prompts
 from trl_prorl.cli.training_prompts import TrainingPrompts, text_of
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env, read_evaluation
@@ -59,7 +58,7 @@ from trl_prorl.eval.samples.store import (
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents, json_sha256
 from trl_prorl.run.log_files import PASSK_FILE, read_json, weight_hashes
-from trl_prorl.run.provenance import describe_evaluation, plugin_options, script_of
+from trl_prorl.run.provenance import describe_evaluation, plugin_options
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
@@ -404,7 +403,6 @@ def held_out_rows(name: TaskName, task, split: str, prompts: int | None) -> list
         prompts = PROMPTS
     try:
         rows = check_dataset(task, task.rows(split, prompts, seed=name.seed))
-        check_prompts(rows, f"{split} rows")
         rows = list(rows)
         return [rows[place] for place in distinct(rows, f"{name.task}, {split}")]
     except ValueError as error:
@@ -485,7 +483,7 @@ def check_run(run_dir: Path) -> dict:
         raise InputError(
             f"'{run_dir}' is the run of a script, whose rows and verifier are not saved: give --plugin FILE.py, a "
             f"file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row), or call evaluate(trainer, rows, "
-            f"verifier) and drift(trainer, rows) in the script{script_of(env)}"
+            f"verifier) and drift(trainer, rows) in the script"
         )
     if not config.get("model_name_or_path"):
         noted = (env.get("base_model") or {}).get("name")

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from trl_prorl.cli.dropout import evaluation_mode
 from trl_prorl.cli.training_prompts import TrainingPrompts
@@ -20,7 +21,8 @@ from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampli
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents, json_sha256
-from trl_prorl.run.identity import base_parameters, describe_scaling, weights_hash
+from trl_prorl.run.identity import base_parameters, weights_hash
+from trl_prorl.run.provenance import as_plain
 from trl_prorl.text import shell_quote
 from trl_prorl.upstream.weights import settings_of
 
@@ -120,7 +122,7 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and self.initial_adapter is not None and self.initial_adapter.is_trained:
             named = [*named, *self.initial_adapter.values.items()]
         with self.as_point(point):
-            found = {"weights": weights_hash(named, trained_whole=True)}
+            found = {"weights": weights_hash(named, whole=True)}
             if point is not self.base:
                 # PEFT loads adapters that are not trained, and marks them as trained when they are switched on again.
                 adapters = [(name, param) for name, param in self.policy.named_parameters() if id(param) not in below]
@@ -137,8 +139,10 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             return super()._model_config(point)
         config = settings_of(self.policy.config.to_diff_dict())
-        has_adapter = point is self.trained or getattr(self.initial_adapter, "is_trained", False)
-        return {**config, **describe_scaling(self.policy)} if has_adapter else config
+        if point is self.base and not getattr(self.initial_adapter, "is_trained", False):
+            return config
+        layers = {name: module for name, module in self.policy.named_modules() if isinstance(module, BaseTunerLayer)}
+        return {**config, "scaling": {name: as_plain(getattr(layer, "scaling", {})) for name, layer in layers.items()}}
 
     def _dtype(self, point: Point) -> str:
         """Return the precision in which the policy computes; a command may load it in another precision."""

@@ -1,18 +1,14 @@
-"""Every adapter that is listed: what samples is what is trained, moved, saved, resumed and accelerated."""
+"""Each kind of LoRA: what samples is what is trained, moved, saved, resumed and accelerated. Others train as TRL's."""
 
 import pytest
 import torch
 from packed_models import MOE, build
 from peft import (
-    AdaLoraConfig,
-    CartridgeConfig,
     HRAConfig,
     IA3Config,
     LoKrConfig,
     LoraConfig,
     OFTConfig,
-    PrefixTuningConfig,
-    PromptEncoderConfig,
     PromptTuningConfig,
     VeraConfig,
     get_peft_model,
@@ -21,10 +17,10 @@ from peft.tuners.lora.config import EvaConfig, KasaConfig
 from run_record import read_rows
 from tiny_run import LORA, TOKENS, load_adapter
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from trl_prorl.reference import AdapterReference, frozen_adapter
-from trl_prorl.supported import ADAPTERS, OF_ANY_ADAPTER, changed_options
 
 
 TARGETS = {"target_modules": ["q_proj", "v_proj", "down_proj"]}
@@ -43,26 +39,12 @@ EXAMPLES = {
     "experts": LoraConfig(
         r=4, target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     ),
-    "bias": LoraConfig(**LORA, bias="lora_only"),
     "gpt2": LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True),
     "EVA": LoraConfig(**LORA, init_lora_weights="eva", eva_config=EvaConfig()),
-    "IA3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
-    "LoKr": LoKrConfig(r=4, alpha=4, **TARGETS),
-    "OFT": OFTConfig(oft_block_size=4, **TARGETS),
-    "VeRA": VeraConfig(r=16, **SAME_SIZE),
 }
 RUN = {"num_iterations": 1, "learning_rate": 2e-2, "disable_dropout": True, "lora": False}
 SAVED = {"save_strategy": "steps", "save_steps": 2}
 PROMPT = torch.tensor([[70, 84, 90, 101, 33]])
-
-
-def test_every_kind_and_every_option_has_an_example():
-    used = {}
-    for config in EXAMPLES.values():
-        used.setdefault(config.peft_type.value, set()).update(changed_options(config))
-    assert used.keys() == ADAPTERS.keys()
-    for kind, options in used.items():
-        assert options - {*OF_ANY_ADAPTER} == {*ADAPTERS[kind]}
 
 
 @pytest.fixture
@@ -111,18 +93,16 @@ def drawn_and_scored(trainer):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_adapter_that_is_listed_is_one_model_in_all_that_is_done_with_it(run, resume, model_of, name):
+def test_a_lora_is_one_model_in_all_that_is_done_with_it(run, resume, model_of, name):
     path = model_of(name)
-    anchored = {"beta": 0.1, "ref_reset_every": 2} if name != "bias" else {}
-    keys = {**RUN, **anchored, "model": path, "trainer_kwargs": {"peft_config": EXAMPLES[name]}}
+    keys = {**RUN, "beta": 0.1, "ref_reset_every": 2, "model": path, "trainer_kwargs": {"peft_config": EXAMPLES[name]}}
     whole = run(**keys, **SAVED)
     end = outputs(whole.model)
 
     assert far(*drawn_and_scored(whole)) < 2e-5
-    if anchored:
-        at_step = [row["kl_ref"] for row in read_rows(whole)]
-        assert at_step[0] == at_step[2] == 0.0  # the reference is the policy
-        assert min(at_step[1], at_step[3]) > 1e-5
+    at_step = [row["kl_ref"] for row in read_rows(whole)]
+    assert at_step[0] == at_step[2] == 0.0  # the reference is the policy
+    assert min(at_step[1], at_step[3]) > 1e-5
 
     resumed = resume(whole, 2, **keys)
     assert far(trained_of(whole), trained_of(resumed)) == 0.0
@@ -149,9 +129,8 @@ def test_compact_samples_are_those_of_generate(make_trainer, model_of, name):
 def test_a_reference_scores_as_under_pefts_own_switch(model_of, name):
     """Beside LoRA there is an adapter with a module that the policy and its reference do not have."""
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_of(name)), EXAMPLES[name]).eval()
-    adapters = ["ref", None] if name != "bias" else [None]  # PEFT adds none beside trained biases
-    if "ref" in adapters:
-        frozen_adapter(model, "ref")
+    adapters = ["ref", None]
+    frozen_adapter(model, "ref")
     if name == "LoRA":
         model.add_adapter("other", LoraConfig(**LORA, modules_to_save=["norm"]))
     with torch.no_grad():
@@ -174,35 +153,48 @@ def test_a_reference_scores_as_under_pefts_own_switch(model_of, name):
 
 
 VIRTUAL = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
-REFUSED = {
-    "prompt tuning": (PromptTuningConfig(**VIRTUAL), "peft_type=PROMPT_TUNING"),
-    "P-tuning": (PromptEncoderConfig(**VIRTUAL, encoder_hidden_size=16), "peft_type=P_TUNING"),
-    "prefix": (PrefixTuningConfig(**VIRTUAL), "peft_type=PREFIX_TUNING"),
-    "cartridge": (CartridgeConfig(**VIRTUAL), "peft_type=CARTRIDGE"),
-    "AdaLoRA": (AdaLoraConfig(total_step=10, **TARGETS), "peft_type=ADALORA"),
-    "HRA": (HRAConfig(**TARGETS), "peft_type=HRA"),
-    "aLoRA": (LoraConfig(**LORA, alora_invocation_tokens=[1], task_type="CAUSAL_LM"), "alora_invocation_tokens=[1]"),
-    "KaSA": (LoraConfig(**LORA, kasa_config=KasaConfig()), "kasa_config"),
-    "QALoRA": (LoraConfig(**LORA, use_qalora=True), "use_qalora=True"),
-    "LoftQ": (LoraConfig(**LORA, init_lora_weights="loftq", loftq_config={"loftq_bits": 4}), "loftq"),
-    **{
-        name: (LoraConfig(**LORA, init_lora_weights=name), name)
-        for name in ("pissa", "pissa_niter_2", "olora", "corda", "lora_ga")
-    },
-    "dropout of LoKr": (LoKrConfig(**TARGETS, rank_dropout=0.1), "rank_dropout=0.1"),
+# What TRL trains, and no reference or copy of ours is made of.
+OTHERS = {
+    "IA3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "LoKr": LoKrConfig(r=4, alpha=4, **TARGETS),
+    "OFT": OFTConfig(oft_block_size=4, **TARGETS),
+    "VeRA": VeraConfig(r=16, **SAME_SIZE),
+    "HRA": HRAConfig(**TARGETS),
+    "prompt tuning": PromptTuningConfig(**VIRTUAL),
+    "PiSSA": LoraConfig(**LORA, init_lora_weights="pissa"),
+    "KaSA": LoraConfig(**LORA, kasa_config=KasaConfig()),
+    "biases": LoraConfig(**LORA, bias="lora_only"),
 }
 
 
-@pytest.mark.parametrize("config, given", REFUSED.values(), ids=REFUSED)
-def test_an_adapter_that_is_not_listed_is_refused_in_one_line(make_trainer, config, given):
-    with pytest.raises(ValueError) as caught:
-        make_trainer(lora=False, trainer_kwargs={"peft_config": config})
-    line = str(caught.value)
-    assert given in line and "GRPOTrainer" in line and "\n" not in line
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_adapter_is_trained_as_by_trl_with_our_keys_off(run, largest_difference, name):
+    keys = {"lora": False, "trainer_kwargs": {"peft_config": OTHERS[name]}, "learning_rate": 2e-2, "max_steps": 2}
+    assert largest_difference(run(**keys), run(GRPOTrainer, **keys)) == 0.0
 
 
-def test_an_adapter_of_a_wrapped_model_is_refused_too(make_trainer, tiny_model):
-    config, given = REFUSED["prompt tuning"]
-    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
-    with pytest.raises(ValueError, match=given):
-        make_trainer(model=wrapped, lora=False)
+MOVES = {"beta": 0.1, "ref_reset_every": 2}
+
+
+@pytest.mark.parametrize("keys", [MOVES, {"beta_base": 0.1}, {"elastic_reset_every": 2}], ids=str)
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_adapter_is_refused_beside_a_reference_that_moves_or_a_copy(make_trainer, name, keys):
+    with pytest.raises(ValueError, match="adapter") as caught:
+        make_trainer(lora=False, trainer_kwargs={"peft_config": OTHERS[name]}, **keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_adapter_of_a_wrapped_model_is_refused_too(make_trainer, tiny_model):
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), OTHERS["IA3"])
+    with pytest.raises(ValueError, match="peft_type=IA3"):
+        make_trainer(model=wrapped, lora=False, beta_base=0.1)
+
+
+def test_an_adapter_by_another_name_is_trained_as_by_trl_with_our_keys_off(run, largest_difference, tiny_model):
+    def named():
+        torch.manual_seed(5)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        return get_peft_model(base, LoraConfig(**LORA), adapter_name="mine")
+
+    keys = {"lora": False, "learning_rate": 2e-2, "max_steps": 2}
+    assert largest_difference(run(model=named(), **keys), run(GRPOTrainer, model=named(), **keys)) == 0.0

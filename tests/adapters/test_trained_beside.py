@@ -1,6 +1,5 @@
 """What is trained beside an adapter, and what PEFT trains of embeddings: the model as saved before is the control."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -95,46 +94,3 @@ def test_a_run_that_trains_tokens_of_tied_embeddings_resumes_exactly(run, resume
     assert any("trainable_tokens" in name for name in end)
     assert found.keys() == end.keys()
     assert all(torch.equal(found[name], end[name]) for name in end)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_an_adapter_of_the_head_is_refused_before_a_reference_is_made(make_trainer, tiny_model, beta):
-    config = LoraConfig(target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True)
-    with pytest.raises(ValueError, match="(?i)lm.head"):
-        make_trainer(trainer_kwargs={"peft_config": config}, beta=beta)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
-    with pytest.raises(ValueError, match="LM head"):
-        make_trainer(model=model, lora=False, beta=beta)
-
-
-ROWS = {"trainable_token_indices": [70, 84]}
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-@pytest.mark.parametrize(
-    "keys, tied",
-    [
-        ({"modules_to_save": ["lm_head"], **ROWS}, True),
-        ({"modules_to_save": ["embed_tokens"], **ROWS}, True),
-        ({"modules_to_save": ["lm_head"], **ROWS}, False),
-        ({"modules_to_save": ["embed_tokens"], "trainable_token_indices": {"lm_head": [70]}}, True),
-    ],
-)
-def test_a_module_that_is_trained_whole_and_by_rows_is_one_line(make_trainer, tiny_model, keys, tied, beta):
-    """If nothing is told, the first step of training succeeds."""
-
-    def load():
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        if not tied:
-            model.config.tie_word_embeddings = False
-            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-        return model
-
-    config = LoraConfig(**LORA, **keys)
-    outcome = nullcontext()
-    if tied and keys["trainable_token_indices"] == ROWS["trainable_token_indices"]:
-        outcome = pytest.raises(ValueError, match="^modules_to_save=.*token_indices=.* both train .*(lm_head|embed)")
-    more = {"ref_reset_every": 2} if beta and tied else {}
-    for model, given in ((load(), {"peft_config": config}), (get_peft_model(load(), config), {})):
-        with outcome:
-            make_trainer(model=model, lora=False, trainer_kwargs=given, max_steps=1, beta=beta, **more).train()

@@ -1,26 +1,24 @@
-"""What a resume may change, key by key: it acts with `allow_config_change`, or is refused in one line."""
+"""What a resume may change: it acts with `allow_config_change`, or is refused."""
 
 import datetime
 import json
-import re
-from contextlib import nullcontext
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset, Features, Image, List, Value
-from peft import LoKrConfig, LoraConfig
-from run_record import read_events, read_rows
-from tiny_run import LORA, constant, vowels
-from tool_run import add
-from torch.optim import lr_scheduler as schedules
+from datasets import Dataset
+from peft import LoraConfig
+from run_record import hash_files, read_events, read_rows
+from tiny_run import BEST, LORA, QUESTIONS, constant
+from tokenizers.normalizers import Lowercase
+from tool_run import add, speaks
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.optimization import Adafactor, AdafactorSchedule
 
 from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall, train
-from trl_prorl.run import identity
-from trl_prorl.run.identity import changing_keys, check_change, describe_schedule, differences
+from trl_prorl.keys import FAST
+from trl_prorl.run.identity import IDENTITY_FILE, changing_keys, check_same_run, rows_hash, weights_hash
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.
@@ -91,11 +89,10 @@ def test_a_restarted_schedule_starts_from_the_new_rate(resumed):
 
 def test_the_optimizer_has_the_new_hyperparameters_and_the_old_moments(resumed):
     changed = {"weight_decay": 0.3, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
-    trainer = resumed(step=4, **changed, optim="adamw_torch_fused")  # its last: no step comes after the load
+    trainer = resumed(step=4, **changed)  # its last: no step comes after the load
     groups = trainer.optimizer.param_groups
     (group,) = [group for group in groups if group["weight_decay"] and group["params"]]
     assert (group["weight_decay"], group["betas"], group["eps"]) == (0.3, (0.8, 0.95), 1e-6)
-    assert group["fused"]
     (steps,) = {int(state["step"]) for state in trainer.optimizer.state.values()}
     assert steps == 4
     assert any(state["exp_avg"].any() for state in trainer.optimizer.state.values())
@@ -125,196 +122,6 @@ def test_intervals_of_saves_and_logs_are_those_of_now(resumed):
     assert (trainer.state.save_steps, trainer.state.logging_steps) == (2, 2)
     out = Path(trainer.args.output_dir)
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
-
-
-def test_a_script_s_own_optimizer_is_compared_and_a_change_acts(make_trainer, tiny_model):
-    def own(rate, make=torch.optim.AdamW, schedule=None, **keys):
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        optimizer = make(model.parameters(), lr=rate)
-        given = {"optimizers": (optimizer, schedule and schedule(optimizer))}
-        return make_trainer(model=model, lora=False, **KEYS | {"save_steps": 2} | keys | {"trainer_kwargs": given})
-
-    def resume(first, *args, **keys):
-        return column(go_on(own(*args, **keys), first), "lr")
-
-    def go_on(trainer, first):
-        trainer.train(resume_from_checkpoint=str(Path(first.args.output_dir, "checkpoint-2")))
-        return trainer
-
-    def adafactor(parameters, lr):
-        return Adafactor(parameters, lr=None, relative_step=True)
-
-    def halving(optimizer):
-        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-
-    for schedule, rates in ((None, [1e-3, 5e-4]), (halving, [2.5e-4, 1.25e-4])):
-        first = own(1e-3, schedule=schedule)
-        first.train()
-        assert resume(first, 1e-3, schedule=schedule) == column(first, "lr")[2:] == pytest.approx(rates)
-        with pytest.raises(ValueError, match=r"lr of the optimizer \(optimizers\): \[0.001\] -> \[0.0001\]"):
-            resume(first, 1e-4, schedule=schedule)
-        with pytest.raises(ValueError, match="class of the optimizer .* cannot be changed"):
-            resume(first, 1e-3, torch.optim.SGD, schedule=schedule, allow_config_change=True)
-    allowed = {"allow_config_change": True}
-    for schedule in (halving, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        first = own(1e-3, schedule=schedule)
-        first.train()
-        trainer = own(1e-4, schedule=schedule, **allowed)
-        with pytest.raises(ValueError, match=r"^lr .* \[0.001\] -> \[0.0001\] cannot be changed .*(StepLR|OnPlateau)"):
-            go_on(trainer, first)
-        assert not list(Path(trainer.args.output_dir).glob("*"))  # before the folder is touched
-        assert resume(first, 1e-3, schedule=schedule, entropy_floor=1e-9, **allowed) == column(first, "lr")[2:]
-    assert resume(first, 1e-3, schedule=halving, entropy_floor=1e-9, **allowed)  # from a plateau's, which has no start
-    with pytest.raises(ValueError, match="AdamW' -> None cannot be changed"):
-        go_on(make_trainer(lora=False, **KEYS, **allowed), first)
-    linear = own(1e-3)
-    linear.train()
-    assert resume(linear, 1e-4, **allowed) == pytest.approx([1e-4, 5e-5])
-    rates = {"make": adafactor, "schedule": AdafactorSchedule}
-    first = own(0.0, **rates)
-    first.train()
-    assert resume(first, 0.0, entropy_floor=1e-9, **rates, **allowed) == column(first, "lr")[2:]
-
-
-SHAPE = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
-
-
-@pytest.mark.parametrize(
-    "then, now",
-    [
-        (
-            LoraConfig(**SHAPE, alpha_pattern={"q_proj": 8, "v_proj": 32}),
-            LoraConfig(**SHAPE, alpha_pattern={"q_proj": 32, "v_proj": 8}),
-        ),
-        pytest.param(LoKrConfig(**SHAPE, alpha=8), LoKrConfig(**SHAPE, alpha=32), marks=pytest.mark.slow),
-        (LoraConfig(**SHAPE, lora_alpha=8), LoraConfig(**SHAPE, lora_alpha=16)),
-    ],
-)
-def test_the_scaling_of_every_module_of_an_adapter_is_compared_and_a_change_acts(make_trainer, then, now):
-    keys = {**KEYS, "max_steps": 2, "lr_scheduler_type": "constant", "warmup_steps": 0}
-
-    def make(config, **more):
-        return make_trainer(trainer_kwargs={"peft_config": config}, **keys, **more)
-
-    trained = make(then)
-    trained.train()
-    saved = str(Path(trained.args.output_dir, "checkpoint-1"))
-    make(then).train(resume_from_checkpoint=saved)
-    with pytest.raises(ValueError, match="scaling of every module"):
-        make(now).train(resume_from_checkpoint=saved)
-    other = make(now, allow_config_change=True)
-    other.train(resume_from_checkpoint=saved)
-    assert column(other, "entropy")[-1] != column(trained, "entropy")[-1]
-
-
-TABLE = [1.0, 0.5, 0.25, 0.125]  # of factors; it ends with the run
-STEP_LR = {"step_size": 1, "gamma": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "line", "acts"),
-    [
-        (lambda step: 1 / (1 + step), lambda step: 1 / (1 + step), None, True),
-        pytest.param(lambda step: TABLE[step], lambda step: TABLE[step], None, True, marks=pytest.mark.slow),
-        (
-            lambda step: 1 / (1 + step),
-            lambda step: 1 / (2 + step),
-            "factors of the schedule (optimizers): [[1.0, 0",
-            True,
-        ),
-        pytest.param(lambda step: 1.0, STEP_LR, "class of the schedule (optimizers): ", True, marks=pytest.mark.slow),
-        (STEP_LR, {"step_size": 1, "gamma": 0.5}, None, True),
-        (STEP_LR, {"step_size": 1, "gamma": 0.1}, "gamma of the schedule (optimizers): 0.5 -> 0.1", False),
-        pytest.param(STEP_LR, None, "class of the schedule (optimizers): ", False, marks=pytest.mark.slow),
-        (STEP_LR, lambda step: 1.0, "class of the schedule (optimizers): ", False),
-    ],
-)
-def test_a_script_s_own_schedule_is_compared(make_trainer, tiny_model, then, now, line, acts):
-    """A LambdaLR takes the new function; a state that a checkpoint has would take the place of new settings."""
-
-    def own(of, **keys):
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        schedule = None
-        if isinstance(of, dict):
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, **of)
-        elif of is not None:
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, of)
-        given = {"optimizers": (optimizer, schedule)}
-        return make_trainer(
-            model=model, lora=False, **{**KEYS, "max_steps": 3, "save_steps": 2, **keys}, trainer_kwargs=given
-        )
-
-    first = own(then)
-    first.train()
-    last = str(Path(first.args.output_dir, "checkpoint-2"))
-    with pytest.raises(ValueError, match=re.escape(line)) if line else nullcontext():
-        own(now).train(resume_from_checkpoint=last)
-    if line:
-        with nullcontext() if acts else pytest.raises(ValueError, match=f"^{re.escape(line)}.*cannot be changed"):
-            own(now, allow_config_change=True).train(resume_from_checkpoint=last)
-
-
-def in_sequence(optimizer, at=4, gamma=0.9):
-    parts = [schedules.ConstantLR(optimizer), schedules.ExponentialLR(optimizer, gamma)]
-    return schedules.SequentialLR(optimizer, parts, [at])
-
-
-def chained(optimizer, gamma):
-    return schedules.ChainedScheduler([schedules.ExponentialLR(optimizer, gamma)])
-
-
-# Schedules of torch that keep their settings in lists, functions or other schedules: two of a kind.
-ALIKE = [
-    (schedules.MultiStepLR, {"milestones": [100, 200]}, {"milestones": [50]}),
-    (schedules.CyclicLR, {"base_lr": 1e-4, "max_lr": 1e-3}, {"base_lr": 1e-4, "max_lr": 1e-2}),
-    (schedules.OneCycleLR, {"max_lr": 1e-3, "total_steps": 20}, {"max_lr": 1e-3, "total_steps": 20, "pct_start": 0.5}),
-    (schedules.MultiplicativeLR, {"lr_lambda": lambda step: 0.9}, {"lr_lambda": lambda step: 0.8}),
-    (in_sequence, {"at": 4}, {"at": 5}),
-    (in_sequence, {"gamma": 0.9}, {"gamma": 0.8}),
-    (chained, {"gamma": 0.9}, {"gamma": 0.8}),
-]
-
-
-@pytest.mark.parametrize("kind, then, now", ALIKE)
-def test_schedules_of_a_kind_differ_by_their_settings(kind, then, now):
-    def described(settings):
-        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
-        return describe_schedule(kind(optimizer, **settings))
-
-    assert described(then) == json.loads(json.dumps(described(then)))
-    assert described(then) != described(now)
-
-
-def test_keys_of_the_optimizer_that_a_script_changes_after_a_training_act_in_the_next(run, resume, largest_difference):
-    keys = {**KEYS, "ref_reset_every": 0, "warmup_steps": 0, "lr_scheduler_type": "constant", "save_steps": 2}
-    other = {"learning_rate": 1e-5, "weight_decay": 0.2, "max_steps": 6, "allow_config_change": True}
-    trainer = run(**keys)
-    for key, value in other.items():
-        setattr(trainer.args, key, value)
-    whole = resume(trainer, 4, **keys | other)
-    trainer.train(resume_from_checkpoint=True)
-    assert [row["lr"] for row in read_rows(trainer)][4:] == [1e-5] * 2
-    assert largest_difference(whole, trainer) == 0.0
-
-
-class Halves:
-    calls = 0
-
-    def __call__(self, step):
-        self.calls += 1
-        return 0.5**self.calls
-
-
-def test_a_schedule_s_object_is_not_called_to_compare_it(make_trainer, tiny_model):
-    """A call changes its next rates, which are TRL's."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    halves = Halves()
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, halves)
-    calls = halves.calls
-    make_trainer(model=model, lora=False, trainer_kwargs={"optimizers": (optimizer, schedule)})
-    assert halves.calls == calls
 
 
 def resets(trainer):
@@ -381,31 +188,37 @@ def test_what_is_read_where_it_acts(begun, resumed, weights, key):
     assert any(not torch.equal(ours[name], begun[1][name]) for name in ours)
 
 
-# Key: then and now.
-REFUSED = {
+@pytest.fixture
+def compare(tmp_path):
+    """Return a function that compares identities: `compare({"seed": 7}, {"seed": 8}, half_used=True)`."""
+
+    def check(then, now, allowed=True, half_used=False):
+        (tmp_path / IDENTITY_FILE).write_text(json.dumps(then))
+        (tmp_path / "buffer-0.safetensors").unlink(missing_ok=True)
+        if half_used:
+            (tmp_path / "buffer-0.safetensors").touch()
+        return check_same_run(tmp_path, now, allowed)
+
+    return check
+
+
+# Key: then and now. A resume would ignore the new value, or lacks a state for it.
+WITHOUT_EFFECT = {
     "seed": (7, 8),
     "eval_on_start": (False, True),
     "optim": ("adamw_torch", "sgd"),
-    "lora_r": (4, 8),
-    "use_peft": (True, False),
     "lr_scheduler_type": ("linear", "reduce_lr_on_plateau"),
     "learning_rate": (1e-2, 1e-3),
-    identity.OWN_RATES: ([1e-2], [1e-3]),
     "elastic_reset_every": (0, 3),
-    "lora_growth_every": (2, 0),
     "ref_reset_every": (2, 0),
+    "metric_for_best_model": ("eval_reward", "eval_loss"),
 }
-# In the middle of a generation batch alone.
-INSIDE = {
+# It changes the content of a generation batch, or the loss of its rows.
+IN_BATCH = {
     "per_device_train_batch_size": (8, 4),
-    "gradient_accumulation_steps": (1, 2),
-    "steps_per_generation": (1, 2),
-    "generation_batch_size": (8, 16),
-    "num_generations": (4, 2),
     "num_iterations": (2, 1),
     "processes": (1, 2),
     "beta": (0.0, 0.3),
-    # π_old of skipped rows is unknown.
     "beta_old": (0.0, 0.3),
     "drop_zero_rows": (True, False),
     "skip_zero_rows": (None, False),
@@ -414,40 +227,43 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "refused"),
-    [("__main__.Lion", "mine.Lion", False), ("__main__.Lion", "mine.Tiger", True), ("torch.AdamW", "bnb.AdamW", True)],
-)
-def test_an_optimizer_s_class_may_move_out_of_the_script(tmp_path, old, new, refused):
-    with pytest.raises(ValueError, match="class of the optimizer") if refused else nullcontext():
-        check_change({identity.OPTIMIZER_CLASS: [old, new]}, {"beta": 0.0}, tmp_path)
+@pytest.mark.parametrize("key", WITHOUT_EFFECT)
+def test_a_change_that_a_resume_would_ignore_is_refused(compare, key):
+    old, new = WITHOUT_EFFECT[key]
+    others = {"beta": 0.3}
+    if key == "learning_rate":
+        others["lr_scheduler_type"] = "reduce_lr_on_plateau"
+    with pytest.raises(ValueError, match=f"{key}: "):
+        compare(others | {key: old}, others | {key: new})
 
 
-@pytest.mark.parametrize("key", [*REFUSED, *INSIDE])
-def test_what_cannot_act_is_refused(tmp_path, key):
-    old, new = (REFUSED | INSIDE)[key]
-    now = {"beta": 0.3, key: new}
-    if key in ("learning_rate", identity.OWN_RATES):
-        now["lr_scheduler_type"] = "reduce_lr_on_plateau"
-    now["reuse_old_logps"] = True
-    if key in INSIDE:
-        check_change({key: [old, new]}, now, tmp_path / "checkpoint-2")  # at its end it acts
-        (tmp_path / "buffer-0.safetensors").touch()
-    with pytest.raises(ValueError, match=re.escape(f"{key}: ")):
-        check_change({key: [old, new]}, now, tmp_path)
+@pytest.mark.parametrize("key", IN_BATCH)
+def test_nothing_but_the_length_changes_within_a_generation_batch(compare, key):
+    old, new = IN_BATCH[key]
+    assert compare({key: old}, {key: new}) == {key: [old, new]}
+    with pytest.raises(ValueError, match=f"{key}: "):
+        compare({key: old}, {key: new}, half_used=True)
+    assert compare({"max_steps": 4}, {"max_steps": 6}, half_used=True) == {"max_steps": [4, 6]}
 
 
-def test_resets_may_come_from_a_guard_alone(tmp_path):
-    changed = {"ref_reset_every": [2, 0]}
-    check_change(changed, {"beta": 0.3, "guard_gap_action": "reset"}, tmp_path)
-    with pytest.raises(ValueError, match="ref_reset_every: 2 -> 0"):
-        check_change(changed, {"beta": 0.3, "guard_gap_action": "event"}, tmp_path)
+def test_resets_may_come_from_a_guard_alone(compare):
+    then = {"beta": 0.3, "ref_reset_every": 2}
+    assert compare(then, {"beta": 0.3, "ref_reset_every": 0, "guard_gap_action": "reset"})
+    with pytest.raises(ValueError, match="ref_reset_every"):
+        compare(then, {"beta": 0.3, "ref_reset_every": 0, "guard_gap_action": "event"})
 
 
-def test_a_half_used_batch_that_was_scored_whole_gets_an_anchor_at_pi_old(tmp_path):
-    (tmp_path / "buffer-0.safetensors").touch()
-    for now in ({"reuse_old_logps": True, "skip_zero_rows": False}, {"reuse_old_logps": False}):
-        check_change({"beta_old": [0.0, 0.3]}, {"beta_old": 0.3, **now}, tmp_path)
+def test_a_half_used_batch_is_continued_as_it_was_made(begun, resumed):
+    """Checkpoint 3 lies within a batch; its end, checkpoint 2, allows the change."""
+    before = hash_files(begun[0])
+    with pytest.raises(ValueError, match="num_iterations: 2 -> 1"):
+        resumed(step=3, num_iterations=1)
+    assert hash_files(begun[0]) == before
+    assert resumed(step=2, num_iterations=1).state.global_step == 4
+
+
+def test_a_best_model_s_metric_that_the_trainer_chose_is_no_change(compare):
+    assert compare({"metric_for_best_model": "eval_reward"}, {"metric_for_best_model": None}) == {}
 
 
 def test_a_refusal_comes_before_a_model_is_loaded_and_in_own_scripts_too(begun, make_trainer):
@@ -485,66 +301,35 @@ NONE_DEPENDS = {
 def test_arguments_on_which_numbers_depend_and_others():
     begun = changing_keys(config_of(beta=0.2))  # the estimator acts only with a KL
     for key, value in NUMBERS_DEPEND.items():
-        assert key in differences(begun, changing_keys(config_of(**{"beta": 0.2, key: value})))
+        assert changing_keys(config_of(**{"beta": 0.2, key: value})) != begun, key
     for key, value in NONE_DEPENDS.items():
-        assert not differences(begun, changing_keys(config_of(**{"beta": 0.2, key: value}))), key
+        assert changing_keys(config_of(**{"beta": 0.2, key: value})) == begun, key
 
 
 def test_datasets_are_told_apart_by_content():
     rows = {"prompt": ["a", "b", "c"], "answer": ["1", "2", "3"]}
     same = Dataset.from_dict(rows)
-    first = identity.dataset_hash(Dataset.from_dict(rows))
-    assert identity.dataset_hash(same) == identity.dataset_hash(same.map(lambda row: row)) == first
-    assert identity.dataset_hash(Dataset.from_dict({**rows, "answer": ["1", "2", "4"]})) != first
-    assert identity.dataset_hash(same.select([1, 0, 2])) != first
-    assert identity.dataset_hash(same.select([0, 1])) != first
-
-
-@pytest.mark.parametrize(
-    ("values", "others"),
-    [
-        (list(range(40_000)), [number + number % 2 for number in range(40_000)]),
-        ([datetime.date(2026, 1, 1)], [datetime.date(2026, 1, 2)]),
-        ([b"a"], [b"b"]),
-    ],
-)
-def test_every_row_and_value_of_a_dataset_counts(values, others):
-    first, second = (identity.dataset_hash(Dataset.from_dict({"a": column})) for column in (values, others))
-    assert first != second
-
-
-def test_a_dataset_s_format_hides_no_value():
-    """Tensors count by their values, and so do the rows that a transform makes."""
-    rows, others = (Dataset.from_dict({"a": [1, number]}) for number in (2, 3))
-    hashes = [identity.dataset_hash(each.with_format("torch")) for each in (rows, others)]
-    assert hashes[0] == identity.dataset_hash(rows) != hashes[1]
-    moved = rows.with_transform(lambda batch: {"a": [number + 1 for number in batch["a"]]})
-    assert identity.dataset_hash(moved) != hashes[0]
-
-
-def test_no_image_of_a_dataset_is_decoded():
-    """An image's file is not read, and the other columns count."""
-    rows = {"a": [1, 2], "image": ["no file"] * 2, "images": [["no file"]] * 2}
-    features = Features({"a": Value("int64"), "image": Image(), "images": List(Image())})
-    first = identity.dataset_hash(Dataset.from_dict(rows, features=features))
-    assert first != identity.dataset_hash(Dataset.from_dict({**rows, "a": [1, 3]}, features=features))
+    first = rows_hash(Dataset.from_dict(rows))
+    assert rows_hash(same) == rows_hash(same.map(lambda row: row)) == rows_hash(same.with_format("torch")) == first
+    assert rows_hash(Dataset.from_dict({**rows, "answer": ["1", "2", "4"]})) != first
+    assert rows_hash(same.select([1, 0, 2])) != first
+    assert rows_hash(same.select([0, 1])) != first
+    for before, after in ((b"a", b"b"), (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2))):
+        hashes = {rows_hash(Dataset.from_dict({"value": [value]})) for value in (before, after)}
+        assert len(hashes) == 2
 
 
 def test_models_are_told_apart_by_their_weights():
     tensors = {"a": torch.arange(1000.0).view(10, 100), "b": torch.zeros(3, dtype=torch.bfloat16)}
-    first = identity.weights_hash(tensors.items())
-    assert identity.weights_hash({name: tensor.clone() for name, tensor in tensors.items()}.items()) == first
-    inner = {**tensors, "a": tensors["a"].clone()}
-    inner["a"][5, 50] += 1  # of these, `evaluate` reads all values
-    whole = [identity.weights_hash(named.items(), trained_whole=True) for named in (tensors, inner)]
-    assert whole[0] == whole[1] == first
-    for named in (tensors, inner):
-        named["a"] = torch.nn.Parameter(named["a"])
-    assert len({identity.weights_hash(named.items(), trained_whole=True) for named in (tensors, inner)}) == 2
-    tensors["a"] = tensors["a"].detach()
-    tensors["a"][9, 99] += 1
-    assert identity.weights_hash(tensors.items()) != first
-    assert identity.weights_hash({"a": torch.arange(1000.0), "b": tensors["b"]}.items()) != first
+    first = weights_hash(tensors.items())
+    assert weights_hash({name: tensor.clone() for name, tensor in tensors.items()}.items()) == first
+    assert weights_hash({"a": tensors["a"] * 1.001, "b": tensors["b"]}.items()) != first
+    assert weights_hash({"a": tensors["a"], "b": tensors["b"].float()}.items()) != first
+    assert weights_hash({"a": torch.arange(1000.0), "b": tensors["b"]}.items()) != first
+    one_value = tensors["a"].clone()
+    one_value[5, 51] += 1
+    changed = {"a": one_value, "b": tensors["b"]}
+    assert weights_hash(changed.items(), whole=True) != weights_hash(tensors.items(), whole=True)
 
 
 def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trainer, tiny_model, tmp_path):
@@ -554,41 +339,29 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] += 0.5
     model.save_pretrained(tmp_path / "other")
-    whole = AutoModelForCausalLM.from_pretrained(tiny_model)
-    whole.config.rms_norm_eps = 0.1
-    whole.save_pretrained(tmp_path / "settings")
-    middle = AutoModelForCausalLM.from_pretrained(tiny_model)
-    with torch.no_grad():
-        middle.model.layers[0].mlp.up_proj.weight.flatten()[64:-64] *= 0.5
     adapter = LoraConfig(**LORA | {"lora_alpha": 32})
-    brief, special, other_end = (AutoTokenizer.from_pretrained(tiny_model) for _ in range(3))
+    brief, special = (AutoTokenizer.from_pretrained(tiny_model) for _ in range(2))
     brief.chat_template = "{{ messages[-1]['content'] }}"
     special.bos_token = special.convert_ids_to_tokens(65)  # which no text of a completion then has
-    other_end.eos_token = other_end.convert_ids_to_tokens(65)
+    lower = AutoTokenizer.from_pretrained(tiny_model)
+    lower.backend_tokenizer.normalizer = Lowercase()
+    coarse = AutoModelForCausalLM.from_pretrained(tiny_model, rms_norm_eps=0.1)
     for change, message in (
-        ({"trainer_kwargs": {"processing_class": brief}}, "the chat template: "),
-        ({"trainer_kwargs": {"processing_class": special}}, "the tokenizer "),
-        ({"trainer_kwargs": {"processing_class": other_end}}, r"tokens that end a completion: .*, 65"),
+        ({"trainer_kwargs": {"processing_class": brief}}, "chat template: "),
+        ({"trainer_kwargs": {"processing_class": special}}, "tokenizer: "),
+        ({"trainer_kwargs": {"processing_class": lower}}, "tokenizer: "),
         ({"beta": 0.2, "num_generations": 8}, "beta: 0.3 -> 0.2; num_generations: 4 -> 8"),
         ({"prompts": 15}, "rows of the training set"),
         ({"reward": constant(0.0)}, "reward functions"),
+        ({"fast": True, **dict.fromkeys(FAST, "off"), "reuse_old_logps": False}, "fast: False -> True"),
+        ({"model": coarse}, "rms_norm_eps of the model: 1e-06 -> 0.1"),
         ({"model": str(tmp_path / "other")}, "weights of the model"),
-        ({"model": middle}, "change the run: weights within the model's tensors: [^;]*Restore"),
-        ({"model": str(tmp_path / "settings")}, "rms_norm_eps of the model's config: 1e-06 -> 0.1"),
-        (
-            {"model": AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)},
-            "torch.float32'.*bfloat16",
-        ),
-        ({"trainer_kwargs": {"rollout_func": vowels}}, r"rollout \(rollout_func\): None -> 'vowels'"),
-        ({"lora": False, "trainer_kwargs": {"peft_config": adapter}}, r"lora_alpha.*\[2.0\] -> \[8.0\]"),
+        ({"model": AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)}, "weights of the model"),
+        ({"lora": False, "trainer_kwargs": {"peft_config": adapter}}, "lora_alpha of the adapter: 8 -> 32"),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer(output_dir=out, **{**SAME_RUN, **change}).train(resume_from_checkpoint=True)
     assert Path(out, "metrics.jsonl").read_text() == log
-    known = json.loads(Path(out, "checkpoint-4", "identity.json").read_text())
-    of_earlier_version = {key: value for key, value in known.items() if "model" not in key}
-    assert not differences(of_earlier_version, known)
-
     saved = {"processing_class": AutoTokenizer.from_pretrained(Path(out, "checkpoint-2"))}  # the same
     changed = {"beta": 0.2, "max_steps": 6, "trainer_kwargs": saved}
     trainer = make_trainer(output_dir=out, allow_config_change=True, **SAME_RUN | changed)
@@ -597,51 +370,54 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2
 
 
-def test_a_script_s_dropout_is_compared(make_trainer):
-    def trainer(rate):
-        adapter = LoraConfig(**LORA | {"lora_dropout": rate})
-        return make_trainer(trainer_kwargs={"peft_config": adapter}, save_strategy="steps", save_steps=2)
-
-    first = trainer(0.1)
-    first.train()
-    checkpoint = str(Path(first.args.output_dir, "checkpoint-2"))
-    with pytest.raises(ValueError, match=r"change the run: dropout of the model: \[0.1\] -> \[0.3\]\. Restore"):
-        trainer(0.3).train(resume_from_checkpoint=checkpoint)
-    trainer(0.1).train(resume_from_checkpoint=checkpoint)
+def test_a_key_that_a_script_sets_on_the_trainer_s_arguments_is_compared(make_trainer):
+    begun, same, other = (make_trainer(**SAME_RUN) for _ in range(3))
+    begun.args.max_grad_norm = same.args.max_grad_norm = 0.01
+    begun.train()
+    checkpoint = str(Path(begun.args.output_dir, "checkpoint-2"))
+    same.train(resume_from_checkpoint=checkpoint)
+    assert same.state.global_step == 4
+    with pytest.raises(ValueError, match="max_grad_norm: 0.01 -> 1.0"):
+        other.train(resume_from_checkpoint=checkpoint)
 
 
-def test_a_rate_that_a_script_sets_in_args_is_compared_and_a_change_acts(make_trainer):
-    def trainer(rate, **keys):
-        made = make_trainer(**{**KEYS, "lr_scheduler_type": "constant", "warmup_steps": 0, **keys})
-        made.args.learning_rate = rate
-        return made
-
-    first = trainer(1e-4)
-    first.train()
-    checkpoint = str(Path(first.args.output_dir) / "checkpoint-2")
-    with pytest.raises(ValueError, match=r"learning_rate: 0\.0001 -> 0\.002"):
-        trainer(2e-3).train(resume_from_checkpoint=checkpoint)
-    for rate, keys in ((1e-4, {}), (2e-3, {"allow_config_change": True})):
-        resumed = trainer(rate, **keys)
-        resumed.train(resume_from_checkpoint=checkpoint)
-        assert column(resumed, "lr")[-2:] == [rate] * 2
+def test_a_resume_without_the_tools_is_refused(make_trainer, tools_model):
+    given = {"processing_class": AutoTokenizer.from_pretrained(tools_model)}
+    keys = {"model": tools_model, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    begun = speaks(make_trainer(**keys, trainer_kwargs={**given, "tools": [add]}))
+    begun.train()
+    with pytest.raises(ValueError, match="tools: "):
+        again = make_trainer(**keys, trainer_kwargs=given)
+        again.train(resume_from_checkpoint=str(Path(begun.args.output_dir, "checkpoint-1")))
 
 
-def test_a_run_is_not_resumed_with_another_tool(make_trainer, tools_model):
-    def halve(a: int) -> int:
-        """
-        Halve a number.
+@pytest.mark.parametrize("then, now", [("eval_loss", None), (None, "eval_loss"), (None, "eval_reward")])
+def test_a_best_model_by_another_metric_is_refused_also_if_the_trainer_has_chosen_one(run, resume, then, now):
+    keys = {**BEST, "beta": 0.1, "max_steps": 2, "trainer_kwargs": QUESTIONS, "greater_is_better": None}
+    whole = run(**keys | {"metric_for_best_model": then})
+    changed = keys | {"metric_for_best_model": now}
+    if now == "eval_reward":  # the trainer's choice
+        assert resume(whole, 2, **changed).state.global_step == 2
+        return
+    with pytest.raises(ValueError, match="metric_for_best_model: "):
+        resume(whole, 2, **changed)
 
-        Args:
-            a: The number.
-        """
-        return a // 2
 
-    def trainer(*tools, **keys):
-        given = {"tools": [*tools], "processing_class": AutoTokenizer.from_pretrained(tools_model)}
-        return make_trainer(model=tools_model, trainer_kwargs=given, save_strategy="steps", save_steps=1, **keys)
+def test_a_longer_run_with_other_steps_of_evaluation_is_another(run, resume):
+    """`eval_steps` below 1 is a share of the run's length."""
+    keys = {"beta": 0.1, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 0.5}
+    keys |= {"per_device_eval_batch_size": 4, "trainer_kwargs": QUESTIONS, "max_steps": 2}
+    whole = run(**keys, ref_reset_stall=1)
+    with pytest.raises(ValueError, match="max_steps: 2 -> 4"):
+        resume(whole, 2, **keys | {"max_steps": 4}, ref_reset_stall=1)
+    whole = run(**keys, ref_reset_every=9)  # which reads no evaluation
+    assert resume(whole, 2, **keys | {"max_steps": 4}, ref_reset_every=9).state.global_step == 4
 
-    first = trainer(add, max_steps=1)
-    first.train()
-    with pytest.raises(ValueError, match=r"tools: \['add'\] -> \['halve'\]"):
-        trainer(halve, max_steps=2, output_dir=first.args.output_dir).train(resume_from_checkpoint=True)
+
+def test_a_run_resumes_from_a_model_at_another_path(run, make_trainer, tiny_model, tmp_path):
+    """A checkout, or a cache, on another machine."""
+    whole = run(**SAME_RUN)
+    moved = shutil.copytree(tiny_model, tmp_path / "elsewhere")
+    again = make_trainer(**SAME_RUN, model=str(moved))
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    assert read_events(again, "resume")[-1]["changed"] == {}

@@ -46,7 +46,7 @@ def test_where_the_past_depends_on_the_length_it_is_refused(run, make_trainer, k
     before = Path(out, "metrics.jsonl").read_text()
     script = make_trainer(**KEYS, **keys, max_steps=6, output_dir=out)
     script.args.resume_from_checkpoint = "True"
-    for door in (lambda: script.train(resume_from_checkpoint=True), lambda: train.check_folder(script.args, ())):
+    for start in (lambda: script.train(resume_from_checkpoint=True), lambda: train.check_folder(script.args, ())):
         with pytest.raises(ValueError, match="max_steps: 2 -> 6.*allow_config_change"):
-            door()
+            start()
     assert Path(out, "metrics.jsonl").read_text() == before

@@ -75,41 +75,9 @@ def logging(completions, log_metric=None, **columns):
     return vowels(completions)
 
 
-SETS = {"eval_dataset": {"easy": QUESTIONS["eval_dataset"], "hard": QUESTIONS["eval_dataset"]}}
-REFUSED = {
-    "a slip": ({"metric_for_best_model": "eval_rewrad"}, {}, "did you mean 'eval_reward'"),
-    "another's": ({"metric_for_best_model": "accuracy"}, {}, "'accuracy'"),
-    "no such reward": ({"metric_for_best_model": "eval_rewards/vowel/mean"}, {}, "eval_rewards/vowels/mean"),
-    "a trigger": ({"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
-    "a stop": ({"stop_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
-    "several sets": ({}, SETS, "metric_for_best_model must be set.*eval_easy_"),
-    "whichever set is the last": ({"metric_for_best_model": "reward"}, SETS, "eval_reward.*several sets.*eval_easy_"),
-    "a slip of one": ({"metric_for_best_model": "eval_easy_rewrad"}, SETS, "'eval_easy_rewrad'.*eval_easy_reward"),
-    "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_chosen_for_a_user_is_refused_at_the_start(make_trainer, case):
-    keys, given, words = REFUSED[case]
-    with pytest.raises(ValueError, match=words) as refusal:
-        make_trainer(model="no model is loaded", trainer_kwargs={**QUESTIONS, **given}, **{**UNSET, **keys})
-    assert "\n" not in str(refusal.value)
-
-
 def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_trainer):
     keys = {**EACH_STEP, "max_steps": 1}
     make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_vowels", **keys).train()
     trainer = make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_wovels", **keys)
     with pytest.raises(ValueError, match="metric_for_best_model='eval_share_of_wovels'.*eval_share_of_vowels"):
         trainer.train()
-
-
-@pytest.mark.parametrize(
-    "metric", ["eval_reward_std", "eval_rewards/reward/std", "entropy", "eval_easy_pass@2", "eval_hard_loss"]
-)
-def test_what_an_evaluation_has_is_no_slip(make_trainer, metric):
-    sets = SETS if metric.startswith(("eval_easy_", "eval_hard_")) else {}
-    keys = {**UNSET, "metric_for_best_model": metric, "greater_is_better": True}
-    with pytest.raises(ValueError, match="neither a local folder"):  # the check of the metric is passed
-        make_trainer(model="no model is loaded", reward=JUDGED, trainer_kwargs={**QUESTIONS, **sets}, **keys)

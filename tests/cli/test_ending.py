@@ -1,44 +1,27 @@
-"""How a command ends: a reader that leaves early, as `head` does, a terminal of ASCII alone, and `--debug`."""
+"""How a command ends: a full disk, text of others, and `--debug`."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from run_record import error_lines
 
-from trl_prorl.cli.ending import command
+from trl_prorl.cli.ending import command, print_interrupted
+from trl_prorl.cli.terminal import Terminal
+from trl_prorl.run.checkpoint import find_best
+from trl_prorl.run.folder import LAYOUT, MANIFEST_FILE, RunFolder
 
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["trl_prorl --help", pytest.param("trl_prorl train --help-all", marks=pytest.mark.slow), "trl_prorl tasks list"],
-)
-def test_a_process_whose_reader_has_left(command):
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
-    os.close(writing)
-    assert b"BrokenPipe" not in done.stderr and b"Traceback" not in done.stderr, done.stderr
-    assert done.returncode in (0, 1, 141)  # 1: rich's own
-
-
 def ended(*words, **env):
     command = [sys.executable, "-m", "trl_prorl", *words]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize(
-    ("command", "code"), [("train --help beta_old", 0), ("tasks show instructions", 0), ("train tiny/πlain", 2)]
-)
-def test_a_terminal_of_ascii_alone(command, code):
-    done = ended(*command.split(), PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert done.returncode == code, done.stderr
-    assert (done.stdout + done.stderr).isascii()
 
 
 def test_a_full_disk_is_one_line(capsys):
@@ -49,14 +32,39 @@ def test_a_full_disk_is_one_line(capsys):
             disk.write("passk.json")
 
     assert command(lambda argv: fill())([]) == 1
-    line = "error: [Errno 28] No space left on device. Free some space, then run the same command again.\n"
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("command", ["train tiny/variantA --beta_odl 1", "tasks show nope", "passk --run nowhere"])
 def test_debug_keeps_the_traceback_of_any_error(command):
     plain, debugged = ended(*command.split()), ended(*command.split(), "--debug")
-    assert plain.returncode == 2 and "Traceback" not in plain.stderr
     (line,) = error_lines(plain.stderr)
+    assert plain.returncode == 2 and "Traceback" not in plain.stderr
     assert "Traceback" in debugged.stderr
     assert line.removeprefix("error: ") in debugged.stderr
+
+
+def test_no_text_of_a_file_controls_the_terminal(tmp_path):
+    (tmp_path / "recipe.yaml").write_text('"beta\\e[2J": 1\n')
+    done = ended("train", str(tmp_path / "recipe.yaml"))
+    assert done.returncode == 2 and "beta" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_no_name_in_a_recipe_or_a_checkpoint_controls_the_terminal(tmp_path, capsys, caplog):
+    """The folder that a recipe names; the files and the best checkpoint that a checkpoint of others names."""
+    name = "runs/\x1b[2J\u202e"
+    terminal = object.__new__(Terminal)
+    terminal.trainer = SimpleNamespace(is_world_process_zero=lambda: True, run_dir=name)
+    terminal.say_next()
+    print_interrupted(name)
+    checkpoint = tmp_path / "checkpoint-2"
+    checkpoint.mkdir()
+    manifest = {"layout": LAYOUT, "resumable": True, "files": {name: {"bytes": 1}}}
+    (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        RunFolder(tmp_path).find("True")
+    find_best(checkpoint, {"best_model_checkpoint": name, "global_step": 2, "log_history": []})
+    shown = [*capsys.readouterr(), *caplog.messages]
+    assert [len(shown), sum("runs/" in text for text in shown)] == [4, 4]
+    assert all("\x1b" not in text and "\u202e" not in text for text in shown)

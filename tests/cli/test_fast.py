@@ -105,8 +105,8 @@ GUIDED = {"guidance_scale": 1.5}
 TWO_STEPS = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
 # Keys, what is not possible with them, and why.
 WHY = {
-    "dropout of LoRA": ({"trainer_kwargs": WITH_DROPOUT}, "all", "lora_dropout=0.1 is active"),
-    "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "dropout rate of 0.1"),
+    "dropout of LoRA": ({"trainer_kwargs": WITH_DROPOUT}, "all", "dropout rate of 0.1"),
+    "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "random in training mode"),
     "other attention": ({"model_init_kwargs": EAGER}, "packing", "attn_implementation='eager'"),
     "an update in the first pass": (TWO_STEPS, "old_logps", "steps=1 is not a multiple of steps_per_gen"),
     "another loop": ({"generation_kwargs": GUIDED}, "compact_generation", "guidance_scale"),
@@ -140,18 +140,17 @@ def test_what_switched_it_off_is_forgotten_by_the_next_trainer_of_the_same_argum
 
 
 def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
-    with pytest.raises(ValueError, match="lora_dropout=0.1 is active"):
+    with pytest.raises(ValueError, match="dropout rate of 0.1"):
         make_trainer(fast=True, beta_old=0.3, trainer_kwargs=WITH_DROPOUT)
 
 
-@pytest.mark.parametrize("then, now", [({"fast": True}, {"fast": True}), (BY_HAND, {"fast": True}), (FAST, BY_HAND)])
-def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path, then, now):
+def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path):
     """With another one it is another run."""
     keys = {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "save_steps": 2, "beta": 0.1}
-    whole = run(max_steps=4, **then, **{**keys, "output_dir": str(tmp_path / "whole")})
-    run(max_steps=2, **then, **keys)
+    whole = run(max_steps=4, fast=True, **{**keys, "output_dir": str(tmp_path / "whole")})
+    run(max_steps=2, fast=True, **keys)
     with pytest.raises(ValueError, match="compact_generation: '(auto|on)' -> 'off'"):
         make_trainer(max_steps=4, **keys).train(resume_from_checkpoint=True)
-    resumed = make_trainer(max_steps=4, **now, **keys)
+    resumed = make_trainer(max_steps=4, fast=True, **keys)
     resumed.train(resume_from_checkpoint=True)
     assert rows(resumed) == rows(whole)

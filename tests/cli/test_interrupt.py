@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from trl_prorl.cli.ending import (
-    EndAtOnce,
-    Ended,
-    end_at_once,
-    end_interrupted,
-    interrupt_as_usual,
-    warn_interrupted,
-)
-from trl_prorl.run.checkpoint_files import find_newest_checkpoint
+from trl_prorl.run.folder import step_of, steps_of
 
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +24,11 @@ def wait_for(found, process):
     while not found():
         os.kill(process, 0)
         time.sleep(0.01)
+
+
+def newest(folder):
+    """The newest checkpoint of a folder; `None` if there is none."""
+    return max(steps_of(folder), key=step_of, default=None)
 
 
 def popen(command, **kwargs):
@@ -57,16 +54,14 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
     order = {"ranks": ranks} if ranks else {}
     process = forks.start(run=str(RECIPE), argv=given, log=str(log), **order)
     if save_steps == 2:
-        wait_for(lambda: find_newest_checkpoint(out, content=False)[0] is not None, process)
+        wait_for(lambda: newest(out), process)
     else:
         wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
     (os.killpg if ranks else os.kill)(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
-    checkpoint, _ = find_newest_checkpoint(out)
-    how = f"{checkpoint} and the log files up to it are saved" if save_steps == 2 else "step 0"
-    assert str(out) in line and how in line and "--resume_from_checkpoint True" in line
-    assert not (out / "run.lock").exists()
+    how = f"{newest(out)} and the log files up to it are saved" if save_steps == 2 else "step 0"
+    assert str(out) in line and how in line and "--resume_from_checkpoint auto" in line
 
 
 SCRIPT = """
@@ -80,29 +75,28 @@ trainer.train()
 """
 
 
-def test_a_script_ends_with_one_line(forks, tiny_model, tmp_path):
+def test_a_script_says_what_was_kept(forks, tiny_model, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     out = tmp_path / "run"
     status, written = forks.run(tmp_path / "script.py", tiny_model, out)
-    (line,) = lines_of(written)
-    assert str(out / "checkpoint-1") in line and "train(resume_from_checkpoint=True)" in line
-    assert status == 130
+    (line,) = [line for line in written.splitlines() if line.startswith("interrupted: ")]
+    assert str(out / "checkpoint-1") in line and "train(resume_from_checkpoint='auto')" in line
+    assert status != 0 and "transformers/trainer.py" not in written  # no frame of the loop
 
 
-def test_a_script_may_catch_it(make_trainer, tmp_path, monkeypatch, capsys):
+def test_a_script_may_catch_it(make_trainer, tmp_path, capsys):
     """A notebook shows the error that is raised, without the frames of the loop."""
 
     class Key(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back after the test
     trainer = make_trainer(output_dir=str(tmp_path / "run"), trainer_kwargs={"callbacks": [Key()]})
     with pytest.raises(KeyboardInterrupt) as error:
         trainer.train()
     assert not any("transformers" in str(frame.path) for frame in error.traceback)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted: "))
-    assert str(tmp_path / "run") in line and "step 0 with train()" in line
+    assert str(tmp_path / "run") in line and "step 0 with train(" in line
 
 
 @pytest.mark.parametrize("command", [[str(RECIPE)], ["-m", "trl_prorl", "passk", "--run", "run"]])
@@ -131,36 +125,3 @@ def test_a_push(hub, hub_forks, run, tmp_path):
     assert hub_forks.status() == 130, log.read_text()[-3000:]
     assert len(lines_of(log.read_text())) == 1
     assert hub.files("someone/stopped") == {}
-
-
-@pytest.fixture
-def handler():
-    """Of SIGINT, put back after the test."""
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda: signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
-
-
-def test_where_the_signal_is_ignored_it_stays_ignored(handler):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup does
-    end_at_once("x")
-    interrupt_as_usual()
-    assert handler() is signal.SIG_IGN
-
-
-def test_the_line_stands_on_its_own_below_the_terminal_s_echo(capfd, monkeypatch):
-    """Whoever prints it: the end of a command, a script's trainer, a handler while libraries are imported."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(os, "_exit", lambda code: None)
-    before = signal.getsignal(signal.SIGINT)
-
-    def end():
-        with pytest.raises(Ended):
-            end_interrupted("kept.")
-        signal.signal(signal.SIGINT, before)
-
-    for say in (end, lambda: warn_interrupted(KeyboardInterrupt(), "kept."), lambda: EndAtOnce("kept.")(2, None)):
-        print("step 3: 30%^C", end="", file=sys.stderr, flush=True)
-        say()
-        assert capfd.readouterr().err.splitlines() == ["step 3: 30%^C", "interrupted: kept."]

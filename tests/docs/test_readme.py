@@ -16,6 +16,7 @@ from hub_cache import COMMIT
 
 README = (ROOT / "README.md").read_text()
 OWN_SCRIPT = (ROOT / "docs" / "own-script.md").read_text()
+PUBLISHING = (ROOT / "docs" / "publishing.md").read_text()
 OWN_REWARD = README[README.index("## Your own reward") : README.index("## Quickstart")]
 QUICKSTART = README[README.index("## Quickstart") : README.index("## Which KL?")]
 # What a machine without a GPU, and a test, cannot do as the recipe says.
@@ -78,8 +79,7 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     measured = json.loads((made / "passk.json").read_text())
     assert (measured["task"], measured["prompts"]) == ("own", 4)
     assert (made / "drift.json").is_file()
-    # The card's own lines, from the same folder.
-    (usage,) = [block.text for block in blocks((made / "README.md").read_text()) if block.language == "python"]
+    (usage,) = [block.text for block in blocks(PUBLISHING) if block.language == "python"]
     (tmp_path / "usage.py").write_text(usage)
     run("usage.py")
     # Longer: its schedule is constant, so a larger max_steps and a resume are all that it takes.

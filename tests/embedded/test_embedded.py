@@ -15,7 +15,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl.embedded import shipped as module_of_shipped
-from trl_prorl.embedded.shipped import DEFAULT, byte_tokenizer, embedded_model, hashes, weights_sha256
+from trl_prorl.embedded.shipped import (
+    DEFAULT,
+    byte_tokenizer,
+    embedded_model,
+    hashes,
+    is_embedded,
+    weights_sha256,
+)
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.hub.card import model_card
@@ -44,7 +51,7 @@ def test_one_is_made_the_same_every_time_and_stored_in_bf16_where_asked(tmp_path
         making.make_embedded_model(tmp_path / name, making.EmbeddedSettings(**small, **rest))
     sums = {name: weights_sha256(str(tmp_path / name)) for name in ("a", "b", "c")}
     assert sums["a"] == sums["b"] != sums["c"]
-    assert not identify(str(tmp_path / "c")).is_embedded
+    assert not is_embedded(identify(str(tmp_path / "c")).name)
     whole, rounded = (load_file(tmp_path / name / "model.safetensors") for name in ("a", "bf16"))
     assert all(torch.equal(value.to(torch.bfloat16), rounded[name]) for name, value in whole.items())
 
@@ -112,8 +119,7 @@ def test_its_identity_does_not_depend_on_where_it_is_or_what_made_it(copied, tmp
     other = str(shutil.copytree(embedded_model(), tmp_path / "other"))
     for name in ("embedded", DEFAULT, embedded_model(), other):
         base = identify(name)
-        assert (base.name, base.hub_id, base.sha256, base.is_embedded) == (DEFAULT, None, sha256, True)
-    assert not identify(str(tmp_path)).is_embedded
+        assert (base.name, base.hub_id, base.sha256) == (DEFAULT, None, sha256)
     assert identify(str(tmp_path)).sha256 is None
 
 
@@ -127,7 +133,7 @@ def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_pa
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert env["base_model"] == {"name": DEFAULT, "hub_id": None, "commit": None, "sha256": weights_sha256(DEFAULT)}
     assert config["model_name_or_path"] == "embedded"
-    assert f'embedded_model("{DEFAULT}")' in model_card(run).text
+    assert f"`{DEFAULT}`" in model_card(run).text
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing is made or cached where one happens to be
     assert with_local_paths(run, config)["model_name_or_path"] == embedded_model()
     env["base_model"]["sha256"] = "0123456789abcdef" * 4

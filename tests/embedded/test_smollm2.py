@@ -16,7 +16,6 @@ from trl_prorl.embedded import shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.hub.card import model_card
 from trl_prorl.run.files import file_sha256
 from trl_prorl.run.provenance import identify
 from trl_prorl.train import find_model
@@ -142,8 +141,6 @@ def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp
     own = shutil.copytree(STAND_IN, tmp_path / "mine" / "trl_prorl" / "smollm2")
     (own / "config.json").write_text((own / "config.json").read_text() + " ")
     assert identify(str(own)).name == str(own)
-    (tmp_path / "config.yaml").write_text(f"model_name_or_path: {cache}\n")
-    assert 'from_pretrained(embedded_model("smollm2"))' in model_card(tmp_path, adapter=True).text
 
 
 @pytest.mark.slow

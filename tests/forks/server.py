@@ -29,7 +29,6 @@ from huggingface_hub import constants, hf_api
 
 import trl_prorl.train  # noqa: F401  what every recipe script imports
 from trl_prorl.cli.environment import versions
-from trl_prorl.hub import card
 from trl_prorl.run import provenance
 
 
@@ -142,7 +141,6 @@ do_once()
 # What every run does at its beginning, and at its first save.
 versions()
 provenance.git_commit()
-card.card_environment().get_template(card.TEMPLATE.name)
 gc.freeze()  # a fork that collects garbage need not walk, and thereby copy, all that was imported
 for line in sys.stdin:
     order = json.loads(line)

@@ -13,8 +13,6 @@ from tiny_run import LORA, SETTINGS, vowels
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.parts import Part, make_event
-from trl_prorl.run.checkpoint import last_rollback
 
 
 def rows(count, first):
@@ -93,21 +91,6 @@ class SaveAgain(TrainerCallback):
         control.should_save = True
 
 
-class Collapse(Part):
-    """Asks after a step for a way back behind another one, if the run has not gone back yet."""
-
-    def __init__(self, out, step, last_good):
-        self.out = out
-        self.step = step
-        self.last_good = last_good
-
-    def on_row(self, step, row):
-        if step != self.step or last_rollback(self.out) is not None:
-            return None
-        event = make_event("entropy_collapse", step, step, "made up", 0.0, 0.0)
-        return {**event, "action": "stop", "last_good": self.last_good}
-
-
 class AtStep(TrainerCallback):
     """Calls a function when a step is done and not yet saved."""
 
@@ -138,12 +121,12 @@ def wait_in_save(trainer, step, signals):
     save = trainer._save_beside
     signals = Path(signals)
 
-    def wait(checkpoint):
+    def wait(*folders):
         if trainer.state.global_step == step:
             (signals / "waits").touch()
             while not (signals / "go").exists():
                 time.sleep(0.01)
-        save(checkpoint)
+        save(*folders)
 
     trainer._save_beside = wait
 
@@ -158,8 +141,6 @@ def train(spec):
         wait_in_save(trainer, *spec["wait_in_save"])
     if spec.get("saves_again"):
         trainer.add_callback(SaveAgain())
-    if "collapse" in spec:
-        trainer.parts["collapse"] = Collapse(trainer.run_dir, *spec["collapse"])
     trainer.train(resume_from_checkpoint=spec.get("resume"))
     trainer.save_model()
     if trainer.args.push_to_hub:

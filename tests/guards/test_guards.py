@@ -16,11 +16,9 @@ from transformers import TrainerCallback
 
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import NonFiniteError
-from trl_prorl.extras.rollback import Rollback
 from trl_prorl.guards.finite import FiniteGuard, all_finite, first_nonfinite
 from trl_prorl.kl import Anchors
 from trl_prorl.parts import MicroBatch
-from trl_prorl.run.checkpoint_files import find_newest_checkpoint
 from trl_prorl.run.meter import Meter
 from trl_prorl.run.record import Recorder
 from trl_prorl.train import main
@@ -266,15 +264,6 @@ def test_its_memory_goes_on_in_another_process():
         assert before + find_events(second, series[cut:], cut) == [GUARD_WINDOW + 16]
 
 
-@pytest.mark.parametrize("steps, warns", [(2, True), (3, False)])
-def test_a_run_too_short_for_the_guard_says_so(run, monkeypatch, caplog, steps, warns):
-    monkeypatch.setattr("trl_prorl.watch.GUARD_WINDOW", 2)
-    reward = constant(1.0, lambda completions, **columns: [True] * len(completions))
-    with caplog.at_level(logging.WARNING):
-        run(reward=reward, max_steps=steps, guard_gap=0.1)
-    assert ("guard_gap=0.1 cannot act" in caplog.text) is warns
-
-
 def test_gold_is_the_share_that_the_verifier_accepts(run):
     quarter = constant(0.25, lambda completions, **columns: [i % 4 == 0 for i in range(len(completions))])
     rows = read_rows(run(reward=quarter, max_steps=2), "metrics.jsonl")
@@ -298,11 +287,6 @@ def test_reward_hacking_is_an_event_and_may_reset_or_stop_the_run(run, monkeypat
     assert trainer.state.global_step == (4 if action == "stop" else 6)
     assert "reward hacking" in caplog.text
     assert action != "reset" or events[1]["reason"] == "guard_gap"
-
-
-def test_it_needs_a_verifier(run):
-    with pytest.raises(ValueError, match="guard_gap=0.1"):
-        run(guard_gap=0.1, max_steps=1)
 
 
 @pytest.mark.slow
@@ -347,24 +331,23 @@ def test_it_is_an_event_and_may_stop_the_run(run):
         assert event["value"] < 100.0
         assert event["action"] == ("stop" if stop else "log")
         if stop:
-            assert find_newest_checkpoint(trainer.args.output_dir)[0].name == "checkpoint-3"
+            assert Path(trainer.args.output_dir, "checkpoint-3").is_dir()
 
 
 def test_what_stops_a_run_names_a_key_that_is_on():
     keys = {"entropy_floor": 1.0, "entropy_stop": True, "guard_gap": 0.1, "guard_gap_action": "stop", "stop_stall": 2}
-    keys |= {"rollback": 1, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "best"}
+    keys |= {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "best"}
     args = ProRLConfig(use_cpu=True, bf16=False, **keys)
-    alarms = [*configured_alarms(args, None).values(), Rollback(args, None)]
-    assert [alarm.action for alarm in alarms] == ["stop"] * 4
+    alarms = [*configured_alarms(args, None).values()]
+    assert [alarm.action for alarm in alarms] == ["stop"] * 3
     assert all(alarm.key in keys for alarm in alarms)
 
 
-def test_a_run_that_was_stopped_trains_on_only_if_a_key_is_changed(run, resume, capfd):
+def test_a_run_that_was_stopped_trains_on_only_if_a_key_is_changed(run, resume):
     keys = {"max_steps": 6, "entropy_floor": 100.0, "entropy_patience": 3, "save_strategy": "steps", "save_steps": 1}
     stopped = run(entropy_stop=True, **keys)
     keys["output_dir"] = stopped.args.output_dir
     assert resume(stopped, 3, entropy_stop=True, **keys).state.global_step == 3
-    assert "entropy_stop" in capfd.readouterr().out
     assert resume(stopped, 3, allow_config_change=True, **keys).state.global_step == 6
     # From before the stop it is the same run.
     assert resume(stopped, 2, entropy_stop=True, **keys).state.global_step == 3

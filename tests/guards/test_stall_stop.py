@@ -108,15 +108,14 @@ def test_the_best_may_be_loaded_at_the_end(run, largest_difference, capsys, stra
     stopped = run(reward=scripted(values), stop_stall=2, load_best_model_at_end=True, **keys)
     assert stopped.state.global_step == 4
     assert checkpoints(stopped) == ["checkpoint-2", "checkpoint-4"]
-    said = capsys.readouterr().out
-    assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward 0.6 at step 2" in said
+    assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward" in capsys.readouterr().out
     assert largest_difference(stopped, run(reward=scripted(values), **{**keys, "max_steps": 2})) == 0.0
 
 
 def test_a_stall_first_resets_and_does_not_go_back(run):
-    """The first evaluation is the best; a roll-back is for a collapse."""
+    """The first evaluation is the best."""
     keys = {**EVALUATED, **RESETS, "num_iterations": 1, "trainer_kwargs": QUESTIONS, "save_strategy": "best"}
-    trainer = run(reward=scripted([0.5] * 9), stop_stall=2, rollback=2, **keys)
+    trainer = run(reward=scripted([0.5] * 9), stop_stall=2, **keys)
     assert [(event["event"], event["step_applied"]) for event in read_events(trainer)] == [("reset", 3), ("stall", 5)]
     assert checkpoints(trainer) == ["checkpoint-1", "checkpoint-5"]
 
@@ -124,7 +123,7 @@ def test_a_stall_first_resets_and_does_not_go_back(run):
 SAVED = {**EVALUATED, "save_strategy": "steps", "save_steps": 1, "trainer_kwargs": QUESTIONS}
 
 
-def test_a_run_that_has_ended_so_trains_on_only_if_a_key_is_changed(run, resume, make_trainer, largest_difference):
+def test_a_run_that_has_ended_so_trains_on_only_if_a_key_is_changed(run, resume, largest_difference):
     whole = run(reward=scripted([0.5] * 9), stop_stall=2, **SAVED)
     out = {"output_dir": whole.args.output_dir}
     again = resume(whole, 3, reward=scripted([]), stop_stall=2, **SAVED, **out)
@@ -134,11 +133,6 @@ def test_a_run_that_has_ended_so_trains_on_only_if_a_key_is_changed(run, resume,
     longer = resume(whole, 3, reward=scripted([0.5] * 9), stop_stall=4, allow_config_change=True, **SAVED, **out)
     assert longer.state.global_step == 5
     assert [event["step_applied"] for event in read_events(longer, "stall")] == [3, 5]
-    other = make_trainer(
-        stop_stall=4, ref_reset_metric="eval_loss", ref_reset_metric_mode="min", allow_config_change=True, **SAVED
-    )
-    with pytest.raises(ValueError, match="best checkpoint was chosen"):
-        other.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])

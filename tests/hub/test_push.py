@@ -15,14 +15,15 @@ from huggingface_hub import ModelCard, constants, snapshot_download
 from run_record import error_lines, modification_times, write_run
 from safetensors.torch import load_file, save_file
 from tiny_run import load_adapter
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from trl_prorl import embedded_model
 from trl_prorl.cli.plan import Plan
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish, uploads
-from trl_prorl.run.checkpoint_files import unusable_reason
+from trl_prorl.run.folder import unusable_reason
+from trl_prorl.run.log_files import weight_hashes
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"
@@ -188,11 +189,34 @@ def test_a_push_that_fails_loses_nothing_and_the_command_it_names_pushes(online,
         assert online.files("someone/later")[file] == (out / file).read_bytes(), file
 
 
+def test_a_checkpoint_s_card_has_no_scores_of_earlier_weights(online, make_trainer, tmp_path):
+    keys = A | {"output_dir": str(tmp_path / "run"), "hub_model_id": "someone/longer", "hub_always_push": True}
+    keys |= {"save_strategy": "steps", "save_steps": 1}
+
+    def scores(trainer):
+        trainer._finish_current_push()
+        return ModelCard(online.files("someone/longer")["README.md"].decode()).data.eval_results
+
+    first = make_trainer(**keys)
+    first.train()
+    first.save_model()
+    side = {"pass@1": 0.5, "interval@1": [0.0, 1.0]}
+    passk = {"k": [1], "base": side, "trained": side, "gain": {"pass@1": [0.0, 0.0, 0.0]}, "step": 2}
+    passk |= {"task": "own", "split": "test", "prompts": 4, "n": 2, "temperature": 1.0, "max_new_tokens": 4}
+    passk["weights"] = weight_hashes(first.run_dir)
+    (first.run_dir / "passk.json").write_text(json.dumps(passk))
+    first.push_to_hub()
+    assert [result.metric_value for result in scores(first)] == [0.5]
+    longer = make_trainer(**keys | {"max_steps": 3})
+    longer.train(resume_from_checkpoint=True)
+    assert scores(longer) is None
+    assert online.repos["someone/longer"]["commits"][-1] == "Training in progress, step 3"
+
+
 # ---------------------------------------------------------------------------------------------------- the command
 
 
 SECRET = "hf_" + "S" * 34
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 7031645\n"
 REPO = "someone/a-run"
 ADAPTER = MODEL | TOKENIZER
 
@@ -317,21 +341,7 @@ CASES = [
     (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], "no trained model"),
     (lambda hub, at, patch: rmtree(at / "ref"), ["--with-reference"], "no adapter 'ref'"),
     (lambda hub, at, patch: (at / "vocab.txt").symlink_to("/etc/hostname"), [], "vocab.txt"),
-    (lambda hub, at, patch: (at / "tokenizer.json").unlink(), [], "tokenizer.json"),
-    (lambda hub, at, patch: [(at / name).unlink() for name in TOKENIZER], ["--dry-run"], "no tokenizer"),
-    (lambda hub, at, patch: link_to_nothing(at / "tokenizer.json"), [], "tokenizer.json"),
-    (lambda hub, at, patch: (at / "tokenizer.json").write_text(POINTER), ["--dry-run"], "tokenizer.json"),
-    (lambda hub, at, patch: (at / "tokenizer.json").write_text(""), [], "tokenizer.json"),
-    (lambda hub, at, patch: (at / "tokenizer.json").write_text("{}"), [], "tokenizer.json"),
-    (lambda hub, at, patch: (at / "tokenizer_config.json").write_text("[]"), [], "tokenizer_config.json"),
-    (lambda hub, at, patch: (at / "chat_template.jinja").write_text(POINTER), [], "chat_template.jinja"),
-    (lambda hub, at, patch: (at / "config.json").write_text("{"), [], "config.json"),
 ]
-
-
-def link_to_nothing(file):
-    file.unlink()
-    file.symlink_to("nothing.json")
 
 
 @pytest.mark.parametrize("spoil, options, part", CASES)
@@ -343,34 +353,6 @@ def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, 
     (line,) = error_lines(capsys.readouterr().err)
     assert part in line
     assert all(repo["files"] == {} for repo in online.repos.values())
-
-
-def test_more_tokens_than_the_embedding_has_rows_are_not_pushed(online, folder, capsys):
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokens = len(tokenizer)
-    tokenizer.add_tokens(["überzählig"])
-    tokenizer.save_pretrained(folder)
-    for path in folder.glob("adapter*"):
-        path.unlink()
-    save_file({"w": torch.ones(3)}, folder / "model.safetensors")
-    for kind, rows, code in (("llama", tokens, 2), ("llama", tokens + 1, 0), ("of the run's script", tokens, 0)):
-        (folder / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": rows}))
-        assert command.main(["--run", str(folder)]) == code
-        lines = error_lines(capsys.readouterr().err)
-        if code:
-            (line,) = lines
-            assert "überzählig" in line and str(tokens) in line
-            assert online.repos == {}
-
-
-def test_a_tokenizer_with_code_of_its_own_is_pushed_unread(online, folder):
-    """A training that trusts it may have used it."""
-    (folder / "tokenizer.json").unlink()
-    content = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(content))
-    (folder / "own.py").write_text("raise SystemExit('it was run')")
-    assert command.main(["--run", str(folder)]) == 0
-    assert "tokenizer_config.json" in online.files(REPO)
 
 
 def test_an_adapter_trained_on_a_download_names_the_hub_s_model(online, folder):

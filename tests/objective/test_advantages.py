@@ -199,13 +199,6 @@ def test_fresh_samples_know_no_difference(run, largest_difference):
     assert largest_difference(run(loss_mode="no_ratio", **stale), run(loss_mode="unclipped", **stale)) > 1e-4
 
 
-@pytest.mark.parametrize("mode", ["no_ratio", "unclipped"])
-def test_a_clip_of_trl_s_beside_a_ratio_without_one_is_refused(mode):
-    with pytest.raises(ValueError, match="delta=2.0 .*loss_mode: clipped"):
-        ProRLConfig(loss_mode=mode, delta=2.0, use_cpu=True, bf16=False)
-    ProRLConfig(loss_mode="clipped", delta=2.0, use_cpu=True, bf16=False)
-
-
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss_type):
     """Beside an entropy bonus, too, B is TRL with a KL to a reference that moves before every generation."""

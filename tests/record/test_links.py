@@ -1,13 +1,9 @@
 """A link in the folder of a run or a model that leads out of it is refused by name, at every door."""
 
-import json
-import os
-
 import pytest
 
 from trl_prorl.errors import InputError
-from trl_prorl.run.files import check_contents, link_or_copy, read_text
-from trl_prorl.run.folder import RunFolder
+from trl_prorl.run.files import check_contents, link_or_copy
 
 
 @pytest.fixture
@@ -26,9 +22,8 @@ def out(tmp_path):
 def test_a_link_that_leads_out_is_named(out, name, target):
     (out / name).symlink_to(target.replace("OUT", str(out.parent)))
     (out / "samples" / "other").symlink_to(f"../{name}")  # inside, by way of the first
-    with pytest.raises(
-        InputError, match=f"output_dir='x' contains the link '{name}'.*{out.parent / target.rpartition('/')[2]}"
-    ):
+    target = out.parent / target.rpartition("/")[2]
+    with pytest.raises(InputError, match=f"output_dir='x' contains '{name.rpartition('/')[2]}'.*{target}"):
         check_contents(out, "output_dir='x'")
 
 
@@ -47,7 +42,7 @@ def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):
     check_contents(out)
     (out / "checkpoint-1" / "wandb").mkdir()
     (out / "checkpoint-1" / "wandb" / "a").symlink_to(out.parent / "secret")  # not the run's own
-    with pytest.raises(InputError, match="link 'checkpoint-1/wandb/a'"):
+    with pytest.raises(InputError, match="contains 'a'"):
         check_contents(out)
 
 
@@ -57,54 +52,15 @@ def test_a_copy_of_a_link_is_a_file(out):
     assert not (out.parent / "copy").is_symlink() and (out.parent / "copy").read_text() == "run/config.yaml"
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "ref/config.json", ".hidden/chat_template.jinja", "events.jsonl"])
-def test_a_text_of_gigabytes_is_named_before_a_library_reads_it(out, name):
-    """Sparse, so that it takes no room; weights may be as large."""
-    for path in (out / name, out / "model.safetensors"):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-        os.truncate(path, 3 * 2**30)
-    with pytest.raises(InputError, match=f"{name}' has 3,221,225,472 bytes, more than"):
-        check_contents(out)
-    (out / name).unlink()
-    check_contents(out)
-
-
-def test_the_state_of_a_pool_of_four_million_prompts_is_read(out):
-    """As `PromptPool` writes it, with rates of seventeen digits."""
-    prompts = [[10**6 + 1, "0123456789abcdef", 0.12345678901234567, 20, 10**8]] * 1000
-    path = out / "checkpoint-1" / "prorl_state.json"
-    path.touch()
-    os.truncate(path, 4000 * len(json.dumps(prompts)))
-    check_contents(out)
-
-
-def test_a_pipe_is_named_where_it_would_be_read(out):
-    os.mkfifo(out / "samples" / "adapter_model.safetensors")
-    with pytest.raises(
-        InputError, match="output_dir='x' contains 'samples/adapter_model.safetensors', which is no reg"
-    ):
-        check_contents(out, "output_dir='x'")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder", "huge"])
-def test_a_lock_of_a_stranger_neither_hangs_a_run_nor_fills_the_memory(out, kind):
-    lock = out / "run.lock"
-    if kind == "pipe":
-        os.mkfifo(lock)
-    elif kind == "folder":
-        lock.mkdir()
-    else:
-        lock.touch()
-        os.truncate(lock, 8 * 2**30)
-    with pytest.raises(InputError, match="run.lock'"):
-        RunFolder(out).check_usable()
-
-
-def test_no_text_is_read_from_a_pipe(out):
-    os.mkfifo(out / "env.json")
-    with pytest.raises(InputError, match="env.json' is not a regular file"):
-        read_text(out / "env.json")
+def test_a_folder_named_blobs_is_no_hub_s_cache(out):
+    blobs = out.parent / "blobs"
+    blobs.mkdir()
+    (blobs / "key").write_text("secret")
+    for folder in (out, out / "snapshots" / "0123"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").symlink_to(blobs / "key")
+        with pytest.raises(InputError, match="model.safetensors"):
+            check_contents(folder)
 
 
 def test_the_hub_s_cache_keeps_its_links_to_the_blobs_of_a_repository(tmp_path):

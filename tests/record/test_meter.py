@@ -12,7 +12,6 @@ from run_record import read_rows as rows
 from run_record import without_times
 from transformers import TrainerCallback
 
-from trl_prorl.run import meter as meter_module
 from trl_prorl.run.meter import TOKENS_IN_LOSS, Meter, StageTimer, Utilization, measure_gpu
 from trl_prorl.run.record import UpdateNorm
 
@@ -175,27 +174,10 @@ def test_seconds_on_a_gpu_are_the_devices_and_it_is_waited_for_when_they_are_rea
     assert queue.waits == 1
 
 
-def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
-    """To ask anything of it raises again: what a device-side assertion does."""
-    failed = RuntimeError("CUDA error: device-side assert triggered")
-    record = Mock()
-    timer = StageTimer(card(Event=lambda **keys: Mock(record=record)))
-    for first, seen in ((KeyError, KeyError), (None, RuntimeError)):  # without another error it is one
-        record.side_effect = None
-        with pytest.raises(seen), timer.stage("rollout"), timer.stage("ref"):
-            record.side_effect = failed
-            if first:
-                raise first
-
-
 # A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone.
-@pytest.mark.parametrize("error, lines", [(Exception("Not Supported"), 0), (ModuleNotFoundError("nvidia-ml-py"), 1)])
-def test_a_card_of_which_nvml_tells_nothing_is_measured_without_it(card, caplog, error, lines):
-    gpu = card(utilization=Mock(side_effect=error))
-    meter_module.warn_missing_nvml.cache_clear()
-    for _ in range(3):
-        assert measure_gpu(gpu) == {"peak_memory_gib": 1.0}
-    assert len(caplog.records) == lines
+@pytest.mark.parametrize("error", [Exception("Not Supported"), ModuleNotFoundError("nvidia-ml-py")])
+def test_a_card_of_which_nvml_tells_nothing_is_measured_without_it(card, error):
+    assert measure_gpu(card(utilization=Mock(side_effect=error))) == {"peak_memory_gib": 1.0}
 
 
 def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
@@ -221,15 +203,6 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     meter.device = CPU  # of the counts, because there is no GPU
     monkeypatch.setattr("trl_prorl.run.meter.measure_gpu", lambda device, readings: measure_gpu(gpu, readings))
     assert meter.end_step(torch.clone)["gpu_utilization"] == 60.0
-    assert threading.active_count() == threads
-
-
-def test_the_readings_of_a_step_that_is_abandoned_end(card):
-    threads = threading.active_count()
-    meter = Meter(card())
-    meter.begin_step()
-    assert threading.active_count() == threads + 1
-    meter.abandon_step()
     assert threading.active_count() == threads
 
 

@@ -84,3 +84,11 @@ def test_a_resume_writes_on_and_a_new_run_does_not(make_trainer, tmp_path):
         recorded(make_trainer, tmp_path / "whole", **EVALUATED).train()
     assert Path(tmp_path / "whole" / "metrics.jsonl").read_bytes() == before
     assert json.loads((tmp_path / "whole" / "env.json").read_text())["variant"] == "TRL"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "env.json", "events.jsonl", "evaluations.jsonl"])
+def test_a_file_of_somebody_else_is_not_overwritten(make_trainer, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=name):
+        recorded(make_trainer, tmp_path).train()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}

@@ -1,17 +1,14 @@
-"""What a training shows, by real processes, on a pseudo-terminal and into a file; and what a tracker receives."""
+"""What a training shows, by real processes, on a pseudo-terminal and into a file, and what a tracker receives."""
 
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas
 import pytest
 from run_record import read_rows
 
-from trl_prorl import ProRLConfig
-from trl_prorl.cli.terminal import describe_processes, describe_resets
 from trl_prorl.run.record import COLUMNS
 
 
@@ -38,51 +35,29 @@ def train(forks, tmp_path):
     return run
 
 
-def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(train):
-    lines = train("--save_strategy", "steps", "--save_steps", "2")
-    assert [line for line in lines if line.startswith("trains ")]
+LOG = r"step {}: reward [\d.e-]+  accuracy [\d.e-]+  loss [\d.e-]+  entropy [\d.e-]+  grad_norm [\d.e-]+"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_for_each_log_and_for_each_reset(train, terminal):
+    """On a terminal below transformers' bar, and in a file."""
+    lines = train(terminal=terminal)
+    shown = [line for line in lines if re.match(r"step \d: (reward|loss) ", line)]
+    assert [line[:7] for line in shown] == ["step 1:", "step 2:", "step 3:", "step 4:"]
+    assert re.match(LOG.format(1), shown[0]) and re.match(LOG.format(3), shown[2])
+    assert re.search(r"mean_length [\d.e-]+  .*kl_ref [\d.e-]+  kl_old [\d.e-]+$", shown[0])
+    assert max(map(len, shown)) <= 200
+    assert len([line for line in lines if line.startswith("step 2: reset, ") and "optimizer keep" in line]) == 1
     assert lines[-1] == "run folder: the run, next: trl-prorl passk --run 'the run'"
-    assert len([line for line in lines if line.startswith("step 2: reset, ")]) == 1
-    logs = [line for line in lines if re.match(r"step \d: (reward|loss) ", line)]
-    assert [line[:7] for line in logs] == ["step 1:", "step 2:", "step 3:", "step 4:"]
-    assert max(map(len, lines)) <= 200  # no wider than the terminal
-    again = train("--max_steps", "6", "--resume_from_checkpoint", "the run/checkpoint-2")
-    assert "resumed from checkpoint-2" in again
-    over = train("--max_steps", "2", "--resume_from_checkpoint", "the run/checkpoint-2")
-    assert [line for line in over if "nothing to do" in line and "checkpoint-2" in line]
+    assert not [line for line in lines if line.startswith("{")]  # transformers' dict of all metrics
+    assert terminal or any("4/4" in line for line in lines)  # its bar; the pseudo-terminal has no width
 
 
-@pytest.mark.parametrize("processes, times, keeps", [(2, 2, "gradient_accumulation_steps: 4"), (3, 3, None)])
-def test_several_processes_say_that_the_batch_grows(processes, times, keeps):
-    args = SimpleNamespace(world_size=processes, per_device_train_batch_size=16, gradient_accumulation_steps=8)
-    line = describe_processes(args)
-    assert f"{128 * times} completions" in line
-    assert keeps in line if keeps else "keeps" not in line
-    args.world_size = 1
-    assert describe_processes(args) is None
-
-
-def test_whatever_can_reset_is_said():
-    def said(own=False, **keys):
-        args = ProRLConfig(use_cpu=True, bf16=False, report_to="none", beta=0.1, **keys)
-        args.has_own_triggers = own
-        return describe_resets(args, 9)
-
-    assert said() == "none"
-    assert said(ref_reset_every=4) == "first after step 4"
-    assert said(ref_reset_every=9, ref_reset_kl=0.5) == "never; ref_reset_kl=0.5"
-    assert "guard_gap=0.1" in said(guard_gap=0.1, guard_gap_action="reset")
-    assert said(guard_gap=0.1) == "none"
-    assert "none" not in said(own=True)
-    assert "elastic_reset_every=5" in said(elastic_reset_every=5)
-
-
-@pytest.mark.parametrize(
-    "lora, rate, warned", [(True, 1e-6, True), (True, 1e-7, True), (True, 1e-5, False), (False, 1e-6, False)]
-)
-def test_an_adapter_at_trl_s_default_rate_is_warned_of(run, caplog, lora, rate, warned):
-    run(lora=lora, learning_rate=rate, max_steps=1)
-    assert [f"learning_rate={rate:g}" in message for message in caplog.messages] == [True] * warned
+def test_an_evaluation_has_a_line_of_its_own(train):
+    options = "--eval_strategy steps --eval_steps 4 --eval_rows 2 --per_device_eval_batch_size 8 --disable_tqdm true"
+    lines = train(*options.split(), terminal=False)
+    (line,) = [line for line in lines if "eval_reward " in line]
+    assert line.startswith("step 4: eval_reward ") and "eval_pass@1 " in line and "loss" not in line
 
 
 def test_completions_may_be_written_and_not_printed(run, capsys):
@@ -90,18 +65,6 @@ def test_completions_may_be_written_and_not_printed(run, capsys):
     assert "Completion" not in capsys.readouterr().out
     (table,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
     assert len(pandas.read_parquet(table)) == 8
-
-
-def test_off_a_terminal_there_is_no_banner(train):
-    lines = train("--ref_reset_every", "4", terminal=False)
-    assert not [line for line in lines if line.startswith(("trains ", "variant ", "run folder  "))]
-    assert lines[-1] == "run folder: the run, next: trl-prorl passk --run 'the run'"
-    assert len([line for line in lines if "A never resets: ref_reset_every=4" in line]) == 1
-    shown = [line for line in lines if re.match(r"step \d: (reward|loss)", line)]
-    assert re.match(r"step 1: reward [\d.e-]+  accuracy [\d.e-]+  loss ", shown[0])
-    assert re.search(r"frac_reward_zero_std [\d.e-]+  kl_ref [\d.e-]+  kl_old [\d.e-]+$", shown[0])
-    logs = [line[:7] for line in shown]
-    assert logs == [f"step {n}:" for n in (1, 2, 3, 4)]
 
 
 ROOT = Path(__file__).parents[2]

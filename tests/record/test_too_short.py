@@ -1,9 +1,10 @@
-"""A run says which of its keys it is too short for, and which of them another key leaves without effect."""
+"""A run says which of its keys it is too short for."""
 
 import pytest
 from tiny_run import QUESTIONS
 
 from trl_prorl import Reason, ReferenceResetCallback, Trigger
+from trl_prorl.refusals import find_late_keys
 
 
 EVERY_2 = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "trainer_kwargs": QUESTIONS}
@@ -28,33 +29,18 @@ class Never(Trigger):
 
 @pytest.mark.parametrize("keys, name, first", FIRST)
 @pytest.mark.parametrize("is_shorter", [True, False])
-def test_a_key_that_a_run_is_too_short_for_is_named(make_trainer, caplog, keys, name, first, is_shorter):
-    trainer = make_trainer(**keys)
+def test_a_key_that_a_run_is_too_short_for_is_found(make_trainer, keys, name, first, is_shorter):
     steps = first - is_shorter
-    trainer.state.max_steps = steps
-    trainer.state.eval_steps = trainer.args.eval_steps
-    trainer.terminal._warn_of_what_has_no_effect(trainer.args, steps)
-    assert (f"{name}={keys[name]} cannot act before step {first}" in caplog.text) is is_shorter
+    late = find_late_keys(make_trainer(**keys).args, steps, eval_steps=2, guard_window=40)
+    assert late == ({name: first} if is_shorter else {})
+
+
+@pytest.mark.parametrize("steps, is_warned", [(2, True), (3, False)])
+def test_a_run_that_is_too_short_says_so(run, caplog, steps, is_warned):
+    run(**A | {"ref_reset_every": 2}, max_steps=steps)
+    assert ("ref_reset_every=2 cannot act before step 3" in caplog.text) is is_warned
 
 
 def test_a_period_beyond_the_run_serves_triggers_of_one_s_own(run, caplog):
     run(**A | {"ref_reset_every": 9}, max_steps=2, trainer_kwargs={"callbacks": [ReferenceResetCallback([Never()])]})
     assert "cannot act" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    "keys, is_warned",
-    [
-        ({"beta": 0.1}, True),
-        ({"beta_old": 0.1}, True),
-        ({"beta_base": 0.1}, True),
-        ({}, False),
-        ({"beta_base": 0.1, "base_anchor_every": 2}, False),
-        ({"beta": 0.1, "drop_zero_rows": True}, False),
-        ({"beta": 0.1, "kl_in": "reward", "advantage_estimator": "rloo"}, False),
-    ],
-    ids=str,
-)
-def test_rows_that_a_kl_acts_on_are_not_skipped_and_the_run_says_so(run, caplog, keys, is_warned):
-    run(skip_zero_rows=True, max_steps=1, **keys)
-    assert ("skip_zero_rows=True skips no row" in caplog.text) is is_warned

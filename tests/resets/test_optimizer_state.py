@@ -283,8 +283,6 @@ def test_treatments_of_one_s_own_and_alpha_is_refused_and_recorded_by_what_they_
     for name, recorded in (("halved", None), ("damped", 0.1)):
         (event,) = read_events(run(optimizer_reset=name, **keys), "reset")
         assert event.get("alpha") == recorded
-    with pytest.raises(ValueError, match="optimizer_reset_alpha"):
-        run(optimizer_reset="halved", optimizer_reset_alpha=0.3, **keys)
 
 
 @pytest.mark.parametrize("mode, alpha", ALL_MODES)

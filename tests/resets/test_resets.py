@@ -15,14 +15,13 @@ from datasets import Dataset
 from run_record import read_events as events
 from run_record import read_rows as metrics
 from run_record import without_times
-from tiny_run import AtBoundary, record_results
+from tiny_run import AtBoundary
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     TrainerCallback,
     get_scheduler,
-    set_seed,
 )
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
@@ -61,7 +60,7 @@ def steps(trainer):
         (4, 2, 1, 2, [(2, 2), (4, 4)]),  # two generations in one step
     ],
 )
-def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_generation, iterations, every, applied):
+def test_a_reset_waits_for_the_next_generation(run, accumulation, per_generation, iterations, every, applied):
     keys = {
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": per_generation,
@@ -71,10 +70,8 @@ def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_ge
     }
     trainer = run(beta=0.1, ref_reset_every=every, **keys)
     assert steps(trainer) == applied
-    assert trainer.args.first_reset(6) == (applied[0][1] if applied else None)
     after = {step + 1 for _, step in applied}
     assert all(row["time_reset"] > 0 for row in metrics(trainer) if row["step"] in after)
-    assert ("never resets" in caplog.text) == (not applied)
 
 
 def test_an_event_says_what_happened(run):
@@ -138,7 +135,7 @@ def test_own_triggers_and_requests_that_wait_together_become_one_event(run):
 
 @pytest.mark.parametrize(
     "metric, named",
-    [("kl_reff", "did you mean 'kl_ref'"), ("gold", "did you mean 'accuracy'"), ("reward/parity", None)],
+    [("kl_reff", "did you mean 'kl_ref'"), ("reward/parity", None)],
 )
 def test_a_step_s_metric_that_no_row_has_is_refused(make_trainer, metric, named):
     trigger = Always()
@@ -151,12 +148,9 @@ def test_a_step_s_metric_that_no_row_has_is_refused(make_trainer, metric, named)
         make_trainer(**keys)
 
 
-@pytest.mark.parametrize(
-    "keys, named", [({}, "beta=0"), ({"beta": 0.1, "sync_ref_model": True}, "sync_ref_model=True")]
-)
-def test_own_triggers_need_what_the_keys_triggers_need(make_trainer, keys, named):
-    with pytest.raises(ValueError, match=named):
-        make_trainer(**keys, trainer_kwargs={"callbacks": [ReferenceResetCallback([Always()])]})
+def test_own_triggers_need_what_the_keys_triggers_need(make_trainer):
+    with pytest.raises(ValueError, match="sync_ref_model=True"):
+        make_trainer(beta=0.1, sync_ref_model=True, trainer_kwargs={"callbacks": [ReferenceResetCallback([Always()])]})
 
 
 def test_a_trainer_made_without_resets_refuses_them(make_trainer):
@@ -237,11 +231,9 @@ def test_a_reference_that_a_copy_replaces_leaves_the_memory(make_trainer, tiny_m
     assert [model() for model in loaded] == [None]
 
 
-def test_a_full_model_without_a_path_has_no_reference(make_trainer, tiny_model):
+def test_a_full_model_without_a_path_has_a_starting_model(make_trainer, tiny_model):
     model = changed_in_memory(tiny_model)
     model.config._name_or_path = ""
-    with pytest.raises(ValueError, match=r"^beta=0.1.*save_pretrained"):
-        make_trainer(model=model, lora=False, beta=0.1)
     make_trainer(model=model, lora=False, beta=0.0, beta_base=0.1)
 
 
@@ -453,20 +445,6 @@ def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
         assert torch.allclose(cached, naive, atol=1e-6)
 
 
-def test_a_second_training_counts_from_the_beginning(run):
-    keys = {"beta": 0.1, "ref_reset_every": 3, "num_iterations": 1, "max_steps": 8}
-    keys |= {"optimizer_reset": "hard", "optimizer_reset_rewarmup_steps": 4}  # of which two are left at the end
-    trainer = run(**keys, kl_target=1e-4, kl_horizon=1)
-    first = steps(trainer)
-    adapted = trainer.beta
-    rates = [row["lr"] for row in metrics(trainer)]
-    trainer.train()
-    assert [row["lr"] for row in metrics(trainer)] == rates
-    assert steps(trainer) == first == [(3, 3), (6, 6)]
-    assert adapted != 0.1
-    assert metrics(trainer)[0]["beta"] == 0.1
-
-
 class Remembers(Trigger):
     remembers = ("seen",)
 
@@ -478,57 +456,17 @@ class Remembers(Trigger):
         return Reason("twice", value=0.0, threshold=0.0, step=step) if len(self.seen) % 3 == 0 else None
 
 
-def test_a_callback_counts_from_the_beginning_in_each_training_and_each_trainer(make_trainer):
+def test_a_callback_counts_from_the_beginning_in_each_trainer(make_trainer):
     callback = ReferenceResetCallback([Periodic(4), Remembers()], cooldown=2)
     keys = {"beta": 0.1, "ref_reset_every": 100, "num_iterations": 1, "max_steps": 8, "overwrite": True}
     found = []
     for _ in range(2):
         trainer = make_trainer(trainer_kwargs={"callbacks": [callback]}, **keys)
-        for _ in range(2):
-            trainer.train()
-            found.append(
-                [(step, event["reason"]) for (_, step), event in zip(steps(trainer), events(trainer), strict=True)]
-            )
-    assert found[0] and found == [found[0]] * 4
-
-
-def test_a_training_after_one_that_was_broken_off_is_that_of_a_new_trainer(make_trainer, largest_difference):
-    """In the middle of the first accumulation: no batch and no entropy of it is left, and none is cut elsewhere."""
-    keys = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 3, "overwrite": True}
-    keys |= {"beta": 0.1, "ref_reset_every": 1, "num_iterations": 1, "use_adaptive_entropy": True}
-    broken = make_trainer(trainer_kwargs={"callbacks": [Interrupt(at=0)]}, **keys)
-    with pytest.raises(RuntimeError, match="broken off"):
-        broken.train()
-    new = make_trainer(**keys)
-    entropies = []
-    for trainer in (broken, new):
-        trainer.parts["keep"] = AtBoundary(lambda step, kept=trainer: entropies.append(kept._last_world_entropy))
-        set_seed(1)
         trainer.train()
-    assert entropies[:3] == entropies[3:]
-    assert largest_difference(broken, new) == 0.0
-    assert [row["reward"] for row in metrics(broken)] == [row["reward"] for row in metrics(new)]
-
-
-def test_a_second_training_begins_with_a_new_batch_and_the_first_bonus_of_entropy(make_trainer):
-    """The first training ends with half of its last batch unused, and a bonus that TRL has raised at each step."""
-    keys = {"use_adaptive_entropy": True, "entropy_target": 1e9, "entropy_coef_delta": 0.01, "entropy_coef_max": 1.0}
-    trainer = make_trainer(num_iterations=2, max_steps=3, **keys)
-    batches = record_results(trainer, "_generate_and_score_completions")
-    before = []
-    trainer.parts["keep"] = AtBoundary(lambda step: before.append(trainer._last_world_entropy))
-    for generated in (2, 4):
-        trainer.train()
-        assert before[generated - 2] == math.inf > before[generated - 1]
-        assert len(batches) == generated
-        assert [row["entropy_coef"] for row in metrics(trainer)] == pytest.approx([0.01, 0.02, 0.03])
-
-
-def test_a_request_that_came_too_late_is_none_of_the_next_training(run):
-    trainer = run(beta=0.1, ref_reset_every=4, max_steps=3, num_iterations=1)
-    trainer.request_reset(Reason("own", value=1.0, threshold=0.0, step=3))
-    trainer.train()
-    assert steps(trainer) == []
+        found.append(
+            [(step, event["reason"]) for (_, step), event in zip(steps(trainer), events(trainer), strict=True)]
+        )
+    assert found[0] and found[0] == found[1]
 
 
 def test_triggers_of_a_script_and_of_the_keys_each_keep_their_memory(make_trainer, tmp_path):
@@ -596,7 +534,7 @@ class Interrupt(TrainerCallback):
             raise RuntimeError("broken off")
 
 
-def test_a_run_broken_off_and_resumed_in_the_same_process_is_exact(run, make_trainer, largest_difference):
+def test_a_run_broken_off_and_resumed_in_the_same_process_is_exact(run, make_trainer, resume, largest_difference):
     keys = {
         "beta": 0.1,
         "ref_reset_every": 2,
@@ -610,9 +548,9 @@ def test_a_run_broken_off_and_resumed_in_the_same_process_is_exact(run, make_tra
     broken = make_trainer(trainer_kwargs={"callbacks": [Interrupt()]}, **keys)
     with pytest.raises(RuntimeError, match="broken off"):
         broken.train()
-    broken.train(resume_from_checkpoint=True)
-    assert largest_difference(whole, broken) == 0.0
-    for mine, theirs in zip(metrics(broken), metrics(whole), strict=True):
+    resumed = resume(broken, 4, output_dir=broken.args.output_dir, **keys)
+    assert largest_difference(whole, resumed) == 0.0
+    for mine, theirs in zip(metrics(resumed), metrics(whole), strict=True):
         for name in ("policy_forward_calls", "tokens_generated", "kl_ref", "entropy", "reward"):
             assert mine[name] == theirs[name], (mine["step"], name)
 
@@ -660,8 +598,6 @@ def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
     with pytest.raises(ValueError, match="'eval_reward'.*easy, hard"):
         make_trainer(stop_stall=2, save_strategy="best", **given)
     make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here
-    with pytest.raises(ValueError, match="'eval_hard_rewardz'"):
-        make_trainer(beta=0.1, ref_reset_stall=2, ref_reset_metric="eval_hard_rewardz", **given)
 
 
 def test_one_of_several_validation_sets_may_decide(run):

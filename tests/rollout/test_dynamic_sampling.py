@@ -13,7 +13,6 @@ from slow import slow_but
 from tiny_run import constant
 
 from trl_prorl.advantages import estimate
-from trl_prorl.errors import InputError
 from trl_prorl.extras.dynamic_sampling import deciding_rewards, next_rows, replace_groups
 from trl_prorl.extras.length_rewards import cosine, cosine_length_reward, target_length_reward
 from trl_prorl.extras.thinking import make_interrupted_rollout
@@ -354,18 +353,6 @@ def test_a_mask_that_a_rollout_gives_in_one_round_only_is_of_that_round(run, cal
     assert some[0]["groups_replaced"] == 1
     for name in ("loss", "grad_norm", "entropy"):
         assert some[0][name] == every[0][name]
-
-
-def test_log_probabilities_of_one_round_only_are_refused(run):
-    calls = []
-
-    def columns(trainer, ids):
-        calls.append(0)
-        return {"logprobs": [[-1.0] * len(one) for one in ids] if len(calls) == 1 else None}
-
-    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "reward": hopeless}
-    with pytest.raises(InputError, match="^rollout_func returned logprobs .*dynamic_sampling_rounds=1"):
-        run(**keys, **rollout_of(6, columns))
 
 
 def test_cosine_by_hand():

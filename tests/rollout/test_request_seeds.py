@@ -86,14 +86,6 @@ def test_a_trainer_that_begins_at_a_step_continues_with_the_seeds_of_that_step()
     assert second_batch == [seeds_of(first.vllm_generation.llm.asked[-1]), seeds_of(sample(first))]
 
 
-def test_a_training_that_is_resumed_in_the_same_trainer_continues_with_the_seeds_of_its_step():
-    """The step that was broken off had begun with them: a training has a state of its own."""
-    trainer = make_trainer()
-    first = seeds_of(sample(trainer))
-    trainer.state = SimpleNamespace(global_step=0)
-    assert seeds_of(sample(trainer)) == first
-
-
 def test_engines_and_runs_differ_and_processes_of_one_engine_do_not():
     trainers = [make_trainer(), make_trainer(seed=2), make_trainer(process=1)]
     assert len({tuple(seeds_of(sample(trainer))) for trainer in trainers}) == 3

@@ -1,8 +1,6 @@
 """Completions that are interrupted and asked for their answer."""
 
-import re
 import statistics
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +9,8 @@ from datasets import Dataset
 from run_record import read_rows
 from tiny_run import record_results
 
-from trl_prorl.extras.thinking import make_interrupted_rollout
+from trl_prorl.errors import InputError
+from trl_prorl.extras.thinking import make_interrupted_rollout, make_rollout
 from trl_prorl.train import TaskArguments
 
 
@@ -53,17 +52,6 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     assert trainer.generation_config.max_new_tokens == 40
 
 
-def test_thoughts_that_fit_into_the_context_are_asked_for_their_answer(make_trainer):
-    """The thoughts are in the prompt of the answer, which has its own length and not that of a completion."""
-    keys = {"max_completion_length": 40, "max_steps": 1, "per_device_train_batch_size": ROWS}
-    trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": make_interrupted_rollout(BUDGET, 4, TEXT)})
-    prompts = trainer.tokenize_prompts([row["prompt"] for row in trainer.train_dataset])
-    trainer.context.positions = max(map(len, prompts)) + 40
-    trainer.context.ends = True
-    trainer.train()
-    assert read_rows(trainer)[0]["interrupted_fraction"] > 0
-
-
 def test_truncated_completions_keep_their_lengths(make_trainer):
     """Of an evaluation and of a training, though `mask_truncated_completions` keeps them out of the loss."""
     seen = []
@@ -87,34 +75,24 @@ def test_truncated_completions_keep_their_lengths(make_trainer):
     assert read_rows(trainer)[0]["tokens_generated"] == sum(seen[0])
 
 
-@pytest.mark.parametrize(
-    ("length", "cure"),
-    [
-        (40, "Lower thinking_budget to (25), or raise max_completion_length to (41)"),
-        (16, "Lower thinking_budget to (1), or raise max_completion_length to (41)"),
-        (15, "Raise max_completion_length to (41)"),
-    ],
-)
-def test_the_numbers_of_the_cure_are_accepted(length, cure):
-    """11 tokens are of the text, by the words of this tokenizer, and 4 of the answer."""
-
-    def check(budget, length):
-        keys = TaskArguments(task="sums", thinking_budget=budget, thinking_text="x" * 11, thinking_answer_tokens=4)
-        keys.check_thinking(lambda text, add_special_tokens: SimpleNamespace(input_ids=list(text)), length)
-
-    with pytest.raises(ValueError, match=cure) as refused:
-        check(26, length)
-    *budget, needed = map(int, re.search(cure, str(refused.value)).groups())
-    check(26, needed)
-    if budget:
-        check(budget[0], length)
+def rollout_of(budget=9, **keys):
+    """11 tokens are of the text, by this tokenizer, and 4 of the answer."""
+    recipe = TaskArguments(task="sums", thinking_budget=budget, thinking_text="x" * 11, thinking_answer_tokens=4)
+    args = SimpleNamespace(**{"use_vllm": False, "max_completion_length": 40} | keys)
+    return make_rollout(recipe, args, lambda text, add_special_tokens: SimpleNamespace(input_ids=list(text)))
 
 
-@pytest.mark.parametrize("keys, said", [({"use_vllm": True}, "vLLM"), ({"fsdp": True}, "FSDP"), ({}, None)])
-def test_what_must_generate_together_is_not_interrupted(keys, said):
-    args = SimpleNamespace(**{"use_vllm": False, "fsdp": False} | keys)
-    with pytest.raises(ValueError, match=f"^thinking_budget=9 .* {said}") if said else nullcontext():
-        assert TaskArguments(task="sums", thinking_budget=9).make_rollout(args) is not None
+def test_a_budget_fits_into_a_completion_with_text_and_answer():
+    assert rollout_of(25) is not None
+    with pytest.raises(InputError, match="^thinking_budget=26 .*max_completion_length to 41"):
+        rollout_of(26)
+    assert rollout_of(26, max_completion_length=41) is not None
+
+
+def test_without_a_budget_trl_generates_and_vllm_is_not_interrupted():
+    assert make_rollout(TaskArguments(task="sums"), SimpleNamespace(use_vllm=True), None) is None
+    with pytest.raises(InputError, match="^thinking_budget=9 .*vLLM"):
+        rollout_of(use_vllm=True)
 
 
 def test_forced_tokens_carry_no_gradient(make_trainer):

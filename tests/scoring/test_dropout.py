@@ -1,12 +1,19 @@
+"""What is random in training mode: found before anything is sampled, and absent from frozen copies."""
+
+import random
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from tiny_run import LORA
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
+from trl import GRPOTrainer
 
-from trl_prorl.cli.dropout import check_dropout
+from trl_prorl.guards.noise import find_noise
 
 
 SHAPE = {
@@ -25,20 +32,17 @@ def small(kind, **keys):
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **keys}))
 
 
-def test_dropout_of_modules_is_found(tiny_model):
-    check_dropout(AutoModelForCausalLM.from_pretrained(tiny_model))
-    with pytest.raises(ValueError, match="1 has a dropout rate of 0.2.*Set disable_dropout: true"):
-        check_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.2)))
+def with_dropout(rate=0.1):
+    """Arguments of a trainer whose new adapter has dropout, which changes nothing before the first update."""
+    return {"lora": False, "trainer_kwargs": {"peft_config": LoraConfig(**LORA, lora_dropout=rate)}}
 
 
 @pytest.mark.parametrize("keys", [{"beta": 0.1, "ref_reset_every": 2}, {"beta_old": 0.1}, {"reuse_old_logps": True}])
-def test_a_trainer_with_an_anchor_refuses_dropout_or_switches_it_off(make_trainer, keys):
-    config = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
-    given = {"lora": False, "trainer_kwargs": {"peft_config": config}}
-    with pytest.raises(ValueError, match="lora_dropout=0.1.*disable_dropout: true"):
-        make_trainer(model="no model is loaded", **given, **keys)
+def test_a_trainer_with_a_key_of_ours_refuses_dropout_or_switches_it_off(make_trainer, keys):
+    with pytest.raises(ValueError, match="dropout rate of 0.1.*disable_dropout: true"):
+        make_trainer(**with_dropout(), **keys)
     for cure, rate in (({"disable_dropout": True, **keys}, 0), ({"beta": 0.1}, 0.1)):  # plain TRL keeps its own
-        modules = make_trainer(**given, **cure).model.modules()
+        modules = make_trainer(**with_dropout(), **cure).model.modules()
         assert {module.p for module in modules if isinstance(module, torch.nn.Dropout)} == {rate}
 
 
@@ -59,33 +63,87 @@ def test_a_frozen_copy_of_a_full_model_has_no_dropout(run, tiny_model, tmp_path)
     assert [row["kl_base"] for row in read_rows(trainer)] == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
-@pytest.mark.parametrize("cure", [{"disable_dropout": True}, {"model_init_kwargs": {"attention_dropout": 0.0}}])
-def test_dropout_of_attention_is_refused_until_the_model_is_loaded_without(make_trainer, tiny_model, tmp_path, cure):
+# What is random in training mode, and is no module with a rate.
+RANDOM = {
+    "attention": ("qwen2", {"attention_dropout": 0.3}),
+    "residual": ("seed_oss", {"residual_dropout": 0.3}),
+    "router": ("mixtral", {"router_jitter_noise": 0.4, "num_local_experts": 2}),
+    "layers": ("opt", {"layerdrop": 0.5, "ffn_dim": 48, "dropout": 0.0, "word_embed_proj_dim": 32}),
+}
+
+
+@pytest.mark.parametrize("case", RANDOM)
+def test_two_forwards_of_a_random_model_differ_and_those_of_the_same_without_do_not(case):
+    kind, keys = RANDOM[case]
+    accelerator = Accelerator(cpu=True)
+    random_key = next(iter(keys))
+    set_seed(1)
+    noises = [find_noise(small(kind, **keys | {random_key: rate}), accelerator) for rate in (0.0, keys[random_key])]
+    assert noises[0] is None
+    assert "random in training mode" in noises[1]
+
+
+@pytest.fixture
+def random_model(tiny_model, tmp_path):
+    """The folder of a model with dropout of the attention, which `disable_dropout` does not reach."""
     AutoModelForCausalLM.from_pretrained(tiny_model, attention_dropout=0.3).save_pretrained(tmp_path / "model")
-    refused = pytest.raises(ValueError, match="attn has a dropout rate of 0.3.*model_init.*: {attention_dropout: 0.0}")
-    with refused if "disable_dropout" in cure else nullcontext():
-        make_trainer(model=str(tmp_path / "model"), beta_old=0.1, **cure)
+    return str(tmp_path / "model")
 
 
-@pytest.mark.parametrize("kind, key", [("seed_oss", "residual_dropout"), ("mixtral", "router_jitter_noise")])
-def test_a_rate_without_a_module_is_found_and_its_key_named(kind, key):
-    others = {"num_local_experts": 2} if kind == "mixtral" else {}
-    with pytest.raises(ValueError, match=f"{key}: 0.0"):
-        check_dropout(small(kind, **others, **{key: 0.4}))
-    check_dropout(small(kind, **others, **{key: 0.0}))
+NEFTUNE = {"neftune_noise_alpha": 5.0}
 
 
-def test_layers_left_out_at_random_are_found():
-    opt = {"ffn_dim": 48, "dropout": 0.0, "word_embed_proj_dim": 32}
-    with pytest.raises(ValueError, match="rate of 0.01.*model_init_kwargs: {layerdrop: 0.0}"):
-        check_dropout(small("opt", layerdrop=0.01, **opt))
-    check_dropout(small("opt", layerdrop=0.0, **opt))
+@pytest.mark.parametrize("noise", [{"model": None}, NEFTUNE], ids=["attention", "NEFTune"])
+@pytest.mark.parametrize(
+    ("keys", "ends_with"),
+    [
+        ({"beta_old": 0.1, "num_iterations": 2}, "an error"),
+        ({"beta": 0.1, "ref_reset_every": 2}, "an error"),
+        ({"pack_groups": "on", "num_iterations": 1}, "an error"),
+        ({"beta": 0.1, "num_iterations": 1}, "a warning"),
+        ({"num_iterations": 2}, "a warning"),
+        ({"num_iterations": 1}, "nothing"),
+    ],
+    ids=str,
+)
+def test_noise_is_an_error_with_our_keys_and_a_warning_with_a_kl_of_trls(
+    run, random_model, caplog, noise, keys, ends_with
+):
+    given = {name: random_model if name == "model" else value for name, value in noise.items()}
+    outcome = nullcontext()
+    if ends_with == "an error":
+        outcome = pytest.raises(ValueError, match="random in training mode")
+    with outcome, caplog.at_level("WARNING"):
+        run(**given, **keys, max_steps=1)
+    assert sum("random in training mode" in message for message in caplog.messages) == (ends_with == "a warning")
 
 
-def test_a_trainer_refuses_what_its_own_dropout_switch_does_not_reach(make_trainer, tmp_path):
-    small("seed_oss", residual_dropout=0.2).save_pretrained(tmp_path)
-    keys = {"model": str(tmp_path), "beta_old": 0.1}
-    with pytest.raises(ValueError, match="residual_dropout.* residual_dropout=0.0"):
-        make_trainer(disable_dropout=True, **keys)
-    make_trainer(model_init_kwargs={"residual_dropout": 0.0}, **keys)
-    make_trainer(model=str(tmp_path), beta=0.1)  # plain TRL is not looked at
+@pytest.mark.parametrize("keys", [{"beta": 0.1, "num_iterations": 1}, {"num_iterations": 2}, {"fast": True}], ids=str)
+def test_with_noise_and_no_key_of_ours_weights_are_trls_to_the_bit(run, random_model, largest_difference, keys):
+    theirs = {name: value for name, value in keys.items() if name != "fast"}
+    trained = run(model=random_model, **keys, max_steps=2)
+    assert trained.args.is_trl
+    assert largest_difference(trained, run(GRPOTrainer, model=random_model, **theirs, max_steps=2)) == 0.0
+
+
+def test_nothing_runs_with_our_keys_off(run, monkeypatch):
+    for name in ("find_noise", "tokenize_prompts"):
+        monkeypatch.setattr(f"trl_prorl.trainer.{'ProRLTrainer.' * (name != 'find_noise')}{name}", pytest.fail)
+    monkeypatch.setattr("trl_prorl.fast.first_batch.own_logps", pytest.fail)
+    run(num_iterations=1, max_steps=1)
+
+
+def test_the_comparison_leaves_modes_and_random_states_as_they_were(make_trainer):
+    policy = make_trainer(**with_dropout(0.0)).model
+    policy.train()
+    policy.get_submodule("base_model.model.model.layers.0").eval()  # a part that somebody froze
+
+    def state():
+        numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+        return [module.training for module in policy.modules()], numbers
+
+    before = state()
+    draw = lambda module, args, output: output * (1 + random.random() + np.random.rand() + torch.rand(()))  # noqa: E731
+    policy.get_base_model().model.norm.register_forward_hook(draw)
+    assert "random in training mode" in find_noise(policy, Accelerator(cpu=True))
+    assert state() == before

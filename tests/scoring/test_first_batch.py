@@ -60,7 +60,7 @@ def test_what_is_right_stays_on_and_is_compared_once(run, monkeypatch):
     monkeypatch.setattr(first_batch, "own_logps", lambda *args: asked.append(args) or own(*args))
     trainer = run(**FAST, num_iterations=1)
     assert len(asked) == 2  # a row's score, a prompt's samples
-    assert trainer.first_batch.state_dict() == {"score": "", "samples": "", "noise": ""}
+    assert trainer.first_batch.state_dict() == {"score": "", "samples": ""}
     assert execution(trainer)["packing"] == execution(trainer)["compact_generation"] == "on"
 
 
@@ -68,7 +68,7 @@ def test_what_is_right_stays_on_and_is_compared_once(run, monkeypatch):
 def test_autocast_is_rounding_and_no_difference(run, keys):
     """Accelerate wraps a full model's forward, by which it is sampled; an adapter's copy computes in fp32."""
     trainer = run(**FAST, **keys, beta=0.1, bf16=True)
-    assert trainer.first_batch.state_dict() == {"score": "", "samples": "", "noise": ""}
+    assert trainer.first_batch.state_dict() == {"score": "", "samples": ""}
     assert execution(trainer)["packing"] == execution(trainer)["compact_generation"] == "on"
 
 
@@ -130,7 +130,7 @@ def test_packed_rows_that_a_resume_switches_on_are_compared(run, resume, monkeyp
 def test_what_another_process_finds_is_this_one_s_decision_too(run, monkeypatch):
     def gathered(found):
         if isinstance(found[0], tuple):
-            return [*found, (True, None, None, "another process found a difference.")]
+            return [*found, (True, None, "another process found a difference.")]
         return found
 
     monkeypatch.setattr(first_batch, "gather_object", gathered)

@@ -14,7 +14,6 @@ from trl_prorl import ProRLTrainer
 from trl_prorl.fast.acceleration import find_merging_obstacle
 from trl_prorl.fast.choice import Choice
 from trl_prorl.fast.merged import Merging
-from trl_prorl.run.identity import differences
 from trl_prorl.supported import LOSS_TYPES
 
 
@@ -323,12 +322,6 @@ def test_auto_acts_on_a_gpu_where_micro_batches_take_the_memory_of_one():
     assert find_obstacle(packs=False, merge_tokens=100) is None
     assert find_obstacle(packs=False, merge_micro_batches="on") is None
     assert "OwnLoss" in find_obstacle(cls=OwnLoss)
-
-
-def test_a_resume_does_not_change_what_is_joined():
-    """Packing is the same, on or auto; of micro-batches auto joins fewer."""
-    then, now = (dict.fromkeys(("pack_groups", "merge_micro_batches"), word) for word in ("on", "auto"))
-    assert differences(then, now) == {"merge_micro_batches": ["on", "auto"]}
 
 
 def test_fast_joins_nothing_on_a_cpu(run):

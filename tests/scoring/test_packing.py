@@ -252,15 +252,6 @@ def chosen(made):
     return str(acceleration.Acceleration.from_trainer(made, policy).packing)
 
 
-def test_where_weights_are_sharded_it_says_that_they_were_not_compared(make_trainer, monkeypatch):
-    made = make_trainer(pack_groups="on")
-    made.args.deepspeed_plugin = SimpleNamespace(zero_stage=3)
-    assert "not compared" in chosen(made)
-    monkeypatch.setattr(acceleration, "has_state", lambda policy: True)
-    with pytest.raises(ValueError, match="layers that have a state"):
-        chosen(made)
-
-
 class Operators(TorchDispatchMode):
     """Counts operators that compute, without views, while it is entered."""
 

@@ -53,12 +53,6 @@ def test_mix_by_hand(reference, mix):
             assert torch.equal(ref, same)
 
 
-def test_a_checkpoint_without_its_reference_is_named(tiny_model, tmp_path):
-    policy = AutoModelForCausalLM.from_pretrained(tiny_model)
-    with pytest.raises(ValueError, match="reference.safetensors"):
-        SnapshotReference(policy, policy).load(tmp_path)
-
-
 def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
     """PEFT names them `lora_embedding_A.default`, with nothing behind: a reset must move them too."""
     targets = {"target_modules": ["q_proj", "embed_tokens"]}
@@ -74,9 +68,8 @@ def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
 ANCHORS = [{"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}]
 
 
-@pytest.mark.parametrize("keys", [*ANCHORS, {}])
+@pytest.mark.parametrize("keys", [*ANCHORS[1:], {"elastic_reset_every": 2}])
 def test_an_adapter_of_another_name_and_two_at_once_are_refused(make_trainer, tiny_model, keys):
-    """Without an anchor, too: the saved folder is evaluated as `default`, and a resume activates the first alone."""
     config = LoraConfig(target_modules=["q_proj"])
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config, adapter_name="policy")
     model.add_adapter("default", config)  # there, but not what is trained
@@ -89,11 +82,11 @@ def test_an_adapter_of_another_name_and_two_at_once_are_refused(make_trainer, ti
     make_trainer(model=model, lora=False, **keys)
 
 
-@pytest.mark.parametrize("keys", ANCHORS)
+@pytest.mark.parametrize("keys", ANCHORS[1:])  # with a fixed reference alone, TRL decides
 def test_trained_biases_of_which_there_is_no_second_copy_are_refused(make_trainer, keys):
     config = LoraConfig(target_modules=["q_proj"], bias="lora_only")
-    with pytest.raises(ValueError, match="bias='lora_only'"):
-        make_trainer(model="not loaded", lora=False, trainer_kwargs={"peft_config": config}, **keys)
+    with pytest.raises(ValueError, match="bias"):
+        make_trainer(lora=False, trainer_kwargs={"peft_config": config}, **keys)
 
 
 def test_trained_biases_without_a_reference_are_trained_as_trl_does(run, weights):

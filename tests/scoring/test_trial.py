@@ -157,7 +157,7 @@ def test_a_family_to_which_absolute_positions_matter_is_refused(run, unlisted, k
             if param.dim() == 1:  # as initialised, norms commute with a rotation
                 param.add_(0.3 * torch.randn_like(param))
     with pytest.raises(InputError, match=f"model_type='{kind}' is not supported"):
-        run(model=model, lora=False, fast=False, max_steps=1)
+        run(model=model, lora=False, beta_old=0.1, max_steps=1)
 
 
 def test_preflight_says_whether_it_could_be_tried(make_trainer, unlisted):

@@ -103,7 +103,7 @@ CASES = {
     "C, step count": ("C", {**LORA, "ref_reset_every": 3, "optimizer_reset": "step", "lr_scheduler_type": "cosine"}),
     "A, growth": (
         "A",
-        {**LORA, "ref_reset_every": 3, "lora_growth_every": 3, "lora_growth_step": 2, "save_steps": 3, "rollback": 1},
+        {**LORA, "ref_reset_every": 3, "lora_growth_every": 3, "lora_growth_step": 2, "save_steps": 3},
     ),
 }
 ALONE = ("A, growth",)  # with one process only

@@ -4,19 +4,13 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.run.checkpoint_files import unusable_reason
-from trl_prorl.run.folder import CHECKPOINT
+from trl_prorl.run.folder import step_of, steps_of, unusable_reason
 from trl_prorl.run.log_files import AT_BOUNDARY, STARTS
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
 
 
 def complete(out: Path) -> list[Path]:
     """The checkpoints of a run that can be resumed from, oldest first."""
-    named = [path for path in out.glob("checkpoint-*") if path.is_dir() and CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in named if unusable_reason(path) is None), key=step_of)
+    return sorted((path for path in steps_of(out) if unusable_reason(path) is None), key=step_of)
 
 
 def synced(line: bytes, step: int) -> bool:

@@ -6,7 +6,7 @@ from trl_prorl.extras.growth import Growth
 from trl_prorl.reference import SnapshotReference
 from trl_prorl.resets import Resets
 from trl_prorl.run import checkpoint as mixin
-from trl_prorl.run import checkpoint_files as checkpoint
+from trl_prorl.run import folder as on_disk
 from trl_prorl.run import record as recorder
 from trl_prorl.run.folder import RunFolder
 from trl_prorl.run.record import Means
@@ -67,7 +67,8 @@ def epoch():
     sampler = ProRLTrainer._get_train_sampler
 
     def forgetful(self, dataset=None):
-        self._epochs_done = 0
+        if self._resume is not None:
+            self._resume.epochs = 0
         return sampler(self, dataset)
 
     ProRLTrainer._get_train_sampler = forgetful
@@ -80,7 +81,7 @@ def record():
 
 def hashes():
     """Whatever is called a checkpoint is taken for whole."""
-    checkpoint.unusable_reason = lambda folder, content=True: None
+    on_disk.unusable_reason = lambda folder, content=True: None
 
 
 def future():

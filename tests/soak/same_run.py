@@ -12,7 +12,7 @@ from run_record import read_rows, without_times
 from safetensors.torch import load_file
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from trl_prorl.run.log_files import RUN_ID_FILE, recorded_run_id, saved_run_id
+from trl_prorl.run.log_files import RUN_ID_FILE, read_json, recorded_run_id
 
 
 ABANDONED = "abandoned-"  # begins the names of the checkpoints behind which a run has gone back
@@ -82,7 +82,7 @@ def differences(out: Path, control: Path) -> list[str]:
     lines = [f"{name}: in one of the two only" for name in mine ^ theirs if Path(name).name not in OF_THIS_PLACE]
     run_id = recorded_run_id(out)
     for name in sorted(mine):
-        if Path(name).name == RUN_ID_FILE and saved_run_id((out / name).parent) != run_id:
+        if Path(name).name == RUN_ID_FILE and read_json(out / name)["run_id"] != run_id:
             lines.append(f"{name}: not the id in env.json, {run_id}")
     for name in sorted(mine & theirs):
         if Path(name).name in OF_THIS_PLACE:

@@ -77,7 +77,7 @@ def test_each_part_that_a_checkpoint_remembers_is_in_a_case(tmp_path):
     """A part has a state if its class names what it remembers, or writes a state or tensors itself."""
     for module in pkgutil.walk_packages(extras.__path__, f"{extras.__name__}."):
         import_module(module.name)
-    writers = ("state_dict", "save", "save_shards")
+    writers = ("state_dict", "save")
     stateful = {
         part
         for part in [*Part.__subclasses__(), *Alarm.__subclasses__()]

@@ -163,24 +163,18 @@ def test_every_command_refuses_in_one_line(tmp_path, command, begin):
     ("words", "shown"),
     [
         (["/usr/bin/python3.11", "my_script.py", "--lr", "1e-5"], "python3.11 my_script.py --lr 1e-5"),
-        (["python", "x.py", "--hub_token", "abc", "--seed", "1"], "python x.py --seed 1"),
+        (["python", "x.py", "--hub_token", "abc", "--seed", "1"], "python x.py --hub_token '[removed]' --seed 1"),
         (["python", "x.py", "--name", "hf_" + "a" * 30], "python x.py --name '[removed]'"),
-        (["python", "x.py", '--model_init_kwargs={"token": "abc"}'], "python x.py '--model_init_kwargs={}'"),
-        (["python", "x.py", "{token: abc, b: 1}"], """python x.py "{'b': 1}" """),
-        (["python", "-c", "token = 'abc'"], "python -c …"),
+        (
+            ["python", "x.py", '--model_init_kwargs={"token": "abc"}'],
+            """python x.py '--model_init_kwargs={"token": [removed]}'""",
+        ),
+        (["python", "x.py", "{token: abc, b: 1}"], "python x.py '{token: [removed], b: 1}'"),
+        (["python", "-c", "token = 'abc'"], "python -c 'token = [removed]'"),
     ],
 )
 def test_the_command(words, shown):
     assert shlex.split(spell_command(words)) == shlex.split(shown)
-
-
-@pytest.mark.parametrize(
-    ("home", "shown"), [("/home/ann", "~/a.py ~ /home/anna/b.py"), ("/", "/home/ann/a.py /home/ann /home/anna/b.py")]
-)
-def test_the_home_folder_alone_is_shortened(monkeypatch, home, shown):
-    monkeypatch.setenv("HOME", home)
-    words = ["python", "/home/ann/a.py", "/home/ann", "/home/anna/b.py"]
-    assert spell_command(words) == f"python {shown}"
 
 
 def test_what_evaluates_a_run():

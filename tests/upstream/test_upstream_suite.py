@@ -11,8 +11,6 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from trl_prorl.supported import VERSIONS
-
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "upstream"
@@ -24,12 +22,11 @@ def comparison(monkeypatch):
     return import_module("comparison")
 
 
-def test_ci_installs_the_tested_version_which_is_the_lower_bound_and_the_newest():
+def test_ci_installs_the_version_of_the_release_and_the_newest():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "upstream.yml").read_text())
     tested, newest = map(Requirement, workflow["jobs"]["supported"]["strategy"]["matrix"]["trl"])
-    bound = next(each for each in map(Requirement, requires("trl-prorl")) if each.name == "trl" and not each.marker)
-    assert f"{str(tested.specifier)[2:-2]}.0" in bound.specifier
-    assert VERSIONS["trl"] in tested.specifier
+    (required,) = (each for each in map(Requirement, requires("trl-prorl")) if each.name == "trl" and not each.marker)
+    assert tested.specifier == required.specifier
     assert newest == Requirement("trl")
 
 

@@ -1,58 +1,29 @@
-"""
-Active dropout raises an error: it adds noise to every KL, and a reused log-probability would be another network's.
-Other randomness is found at the first batch (fast/first_batch.py).
-"""
+"""Modes and random states of a forward, and dropout that is active. guards/noise.py finds other randomness."""
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
-from .recipe_yaml import RATES
+
+WHY = "A KL would not be 0 where it should be, and a reused log-probability would belong to another network."
 
 
-WHY = (
-    "Dropout is active, so two forward passes of the same weights differ: a KL is not 0 where it should be, and a "
-    "reused log-probability belongs to another network."
-)
-
-
-def check_dropout_config(peft_config: Any | None) -> None:
-    """Raise `ValueError` for a PEFT configuration with dropout, before a model is loaded."""
-    rate = getattr(peft_config, "lora_dropout", 0.0)
-    if rate:
-        raise ValueError(f"lora_dropout={rate} is active. {WHY} Set lora_dropout: 0.0, or disable_dropout: true.")
+def find_dropout(model: torch.nn.Module) -> str | None:
+    """Return a sentence on the first dropout module with a rate; `None` without one."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Dropout) and module.p > 0:
+            return f"{name} has a dropout rate of {module.p}. {WHY} Set disable_dropout: true."
+    return None
 
 
 def check_dropout(model: torch.nn.Module) -> None:
-    """
-    Raise `ValueError` for active dropout of a module, or for a rate that a layer applies itself, which TRL's
-    `disable_dropout` does not reach.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Dropout):
-            if module.p > 0:
-                raise ValueError(f"{name} has a dropout rate of {module.p}. {WHY} Set disable_dropout: true.")
-            continue
-        for key, rate in vars(module).items():
-            is_rate = isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0
-            if is_rate and RATES.search(key):
-                cure = _cure(model, key, rate)
-                raise ValueError(f"{name} has a dropout rate of {rate} ({key}). {WHY} {cure}")
-
-
-def _cure(model: torch.nn.Module, key: str, rate: float) -> str:
-    # Mixtral's `router_jitter_noise` is its layers' `jitter_noise`.
-    settings = model.config.to_dict()
-    keys = [other for other, value in settings.items() if key in other and value == rate]
-    setting = keys[0] if keys else key
-    return (
-        f"disable_dropout does not change it: load the model with {setting}=0.0, in a recipe model_init_kwargs: "
-        f"{{{setting}: 0.0}}."
-    )
+    """Raise `ValueError` for a dropout module with a rate."""
+    dropout = find_dropout(model)
+    if dropout is not None:
+        raise ValueError(dropout)
 
 
 @contextmanager
@@ -78,3 +49,10 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def training_mode(model: torch.nn.Module) -> Iterator[None]:
+    with evaluation_mode(model):  # which restores each mode
+        model.train()
+        yield

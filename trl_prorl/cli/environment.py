@@ -63,11 +63,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def uses_fsdp(args: Any) -> bool:
-    """Return whether `accelerate launch` or a key asks for FSDP."""
-    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-
-
 def git_commit() -> str | None:
     """Return this checkout's commit, with `-dirty` if it was changed; `None` outside one."""
     git = ["git", "-C", str(Path(__file__).parent)]

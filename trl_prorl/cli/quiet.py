@@ -2,8 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 
 # Logged when PEFT imports bitsandbytes on a CPU with AVX512-BF16: an optional kernel for packed 4-bit weights, which a
@@ -15,27 +13,11 @@ KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 OLD_NAMES = r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"
 
 
-def _leaves_out(part: str) -> Callable[[logging.LogRecord], bool]:
-    return lambda record: part not in str(record.msg)
-
-
 def drop_kernel_hint() -> None:
     """Suppress the hint. Must be called before PEFT is imported."""
-    logging.getLogger(KERNEL_LOGGER).addFilter(_leaves_out(KERNEL_HINT))
+    logging.getLogger(KERNEL_LOGGER).addFilter(lambda record: KERNEL_HINT not in str(record.msg))
 
 
 def ignore_old_names() -> None:
     """Suppress unavoidable warnings about old names."""
     warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
-
-
-@contextmanager
-def without_warning(logger: str, part: str) -> Iterator[None]:
-    """Suppress a logger's messages that contain `part`."""
-    target = logging.getLogger(logger)
-    keep = _leaves_out(part)
-    target.addFilter(keep)
-    try:
-        yield
-    finally:
-        target.removeFilter(keep)

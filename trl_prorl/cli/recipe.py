@@ -3,9 +3,10 @@ Parse a recipe into the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelC
 """
 
 import argparse
+import json
 import math
-import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,25 @@ from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..extras.length_rewards import LENGTH_REWARDS, NEEDED_LENGTHS
-from ..extras.thinking import make_interrupted_rollout
-from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
-from ..text import last_text, one_line, parse_json, short
-from .command_line import check_options
-from .environment import uses_fsdp
-from .precision import Precision, choose_precision
-from .recipe_yaml import check_recipe, load_recipe, merge, set_variables
+from ..keys import (
+    RENAMED,
+    TASK_KEYS,
+    TASK_REQUIREMENTS,
+    Requirement,
+    TaskKeys,
+    check_values,
+    cure_of,
+    drop_unused,
+    warn_unused,
+)
+from ..text import last_text, short
+from .recipe_yaml import read_recipe
 from .shipped_recipes import with_recipe
+
+
+# TRL's keys of data sets, which a task loads itself, by `dataset_name`.
+OF_DATA_SETS = ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming")
+A_PATH = Requirement(lambda values: False, "a task's own options, task_options")
 
 
 def is_switched(metric: str) -> bool:
@@ -38,30 +50,17 @@ class TaskArguments(TaskKeys, ScriptArguments):
     __doc__ = TaskKeys.__doc__  # for `help`
 
     def __post_init__(self):
-        for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
-            if getattr(self, name) != self.__dataclass_fields__[name].default:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect, because the task loads its own data. Remove it. "
-                    "Set dataset_name to the path of the data, and task_options for other options of the task."
-                )
         check_values(self, TASK_KEYS)
-        check_used(self, TASK_KEYS)
+        warn_unused(drop_unused(self, TASK_REQUIREMENTS | dict.fromkeys(OF_DATA_SETS, A_PATH)))
         needed = self._length_key()
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"length_reward={self.length_reward!r} needs {needed}: set it, in tokens.")
         if isinstance(self.task_options, str):
-            try:
-                self.task_options = parse_json(self.task_options)
-            except ValueError as error:
-                raise ValueError(
-                    f"task_options={short(self.task_options)} is not JSON: {error}. Example: "
-                    """--task_options '{"reward": "share"}'."""
-                ) from error
-            if not isinstance(self.task_options, dict | None):
-                raise ValueError(
-                    f"task_options={short(self.task_options)} must be a JSON object, such as "
-                    """'{"reward": "share"}'."""
-                )
+            with suppress(ValueError):
+                self.task_options = json.loads(self.task_options)
+        if not isinstance(self.task_options, dict | None):
+            example = """'{"reward": "share"}'"""
+            raise ValueError(f"task_options={short(self.task_options)} must be a JSON object, such as {example}.")
 
     def _length_key(self) -> str | None:
         return NEEDED_LENGTHS.get(self.length_reward)
@@ -94,7 +93,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
                     f"({args.schedule}): a batch is either with the length reward or without. Set {name}: "
                     f"{math.ceil(value / steps) * steps}."
                 )
-        watches = {"rollback": "remove rollback", "guard_gap": "remove guard_gap"}
+        watches = {"guard_gap": "remove guard_gap"}
         if args.watches_metric and is_switched(args.ref_reset_metric):
             watches["ref_reset_metric"] = "set ref_reset_metric: eval_pass@1"
         if args.metric_for_best_model is not None and is_switched(args.metric_for_best_model):
@@ -125,37 +124,6 @@ class TaskArguments(TaskKeys, ScriptArguments):
         if self.length_reward is not None:
             rewards.append(LENGTH_REWARDS[self.length_reward](self, max_completion_length))
         return rewards
-
-    def check_thinking(self, tokenizer, max_completion_length: int) -> None:
-        if self.thinking_budget is None:
-            return
-        text = len(tokenizer(self.thinking_text, add_special_tokens=False).input_ids)
-        most = max_completion_length - text - self.thinking_answer_tokens
-        if self.thinking_budget > most:
-            needed = self.thinking_budget + text + self.thinking_answer_tokens
-            cure = f"Raise max_completion_length to {needed}."
-            if most > 0:
-                cure = f"Lower thinking_budget to {most}, or raise max_completion_length to {needed}."
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} leaves too little room in "
-                f"max_completion_length={max_completion_length}: thinking_text has {text} tokens, and "
-                f"thinking_answer_tokens={self.thinking_answer_tokens}. {cure}"
-            )
-
-    def make_rollout(self, args: ProRLConfig) -> Callable | None:
-        """Return the rollout function; `None` for TRL's own generation."""
-        if self.thinking_budget is None:
-            return None
-        if args.use_vllm:
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} is not supported with vLLM. Set use_vllm: false."
-            )
-        if uses_fsdp(args):
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} is not supported with FSDP, whose processes generate "
-                "together, and not each may have thoughts to interrupt. Remove thinking_budget, or train without FSDP."
-            )
-        return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
 
 def rows_of_columns(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -207,6 +175,11 @@ def task_reward(task) -> Callable[..., list[float]]:
     return reward
 
 
+def key_of(word: str) -> str:
+    """Return the key in a word of a command line."""
+    return word.partition("=")[0].lstrip("-").replace("-", "_")
+
+
 class GivenKeys(argparse.Namespace):
     """The given keys. HfArgumentParser also deletes keys that were not."""
 
@@ -215,48 +188,36 @@ class GivenKeys(argparse.Namespace):
 
 
 class RecipeParser(TrlParser):
-    """
-    A [`~trl.TrlParser`] for our recipes that raises one-line `ValueError`s. It passes only the given keys to the
-    dataclasses, which record them.
+    """A [`~trl.TrlParser`] that passes only the given keys to the dataclasses, which record them."""
 
-    Attributes:
-        precision (`Precision`, *optional*): The choice of `bf16: auto`.
-    """
-
-    precision: Precision | None = None
+    @property
+    def names(self) -> set[str]:
+        return {action.dest for action in self._actions}
 
     def parse_known_args(self, args=None, namespace=None):
-        return super().parse_known_args(args, namespace or GivenKeys())
+        for word in args:
+            if word.startswith("--") and key_of(word) in RENAMED:  # else `lr` is an abbreviation of several keys
+                raise self.unknown(word)
+        parsed, rest = super().parse_known_args(args, namespace or GivenKeys())
+        if rest:
+            raise self.unknown(rest[0])
+        return parsed, rest
+
+    def unknown(self, word: str) -> InputError:
+        return InputError(f"unknown argument {short(word)}{cure_of(key_of(word), self.names)}.")
 
     def error(self, message):
         raise InputError(message)
 
     def parse_args_and_config(self, args, **kwargs):
         args = with_recipe(args)
-        names = {action.dest for action in self._actions}
-        check_options(args, names)
-        self.set_defaults_with_config(**dict.fromkeys(names, argparse.SUPPRESS))
+        self.set_defaults_with_config(**dict.fromkeys(self.names, argparse.SUPPRESS))
         if "--config" in args:
             place = args.index("--config")
-            layers = load_recipe(args[place + 1])
+            keys = read_recipe(args[place + 1], self.names)
             args = args[:place] + args[place + 2 :]
-            check_recipe(layers, names)
-            keys = merge(layers)
-            set_variables(keys)
-            given, _ = self.parse_known_args(args)
-            self.precision = choose_precision(keys, vars(given))
-            if self.precision is not None:
-                keys.update(self.precision.keys)
-            for action in self._actions:
-                if action.type is str and type(keys.get(action.dest)) in (int, float):
-                    keys[action.dest] = str(keys[action.dest])  # a name that YAML reads as a number
             self.set_defaults_with_config(**keys)  # as TrlParser does, without bases
-        try:
-            return super().parse_args_and_config(args, **kwargs)
-        except ImportError as error:  # a package that a key needs
-            raise InputError(one_line(error)) from error
-        except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:  # TRL's checks
-            raise InputError(f"a value is not supported: {type(error).__name__}: {error}.") from error
+        return super().parse_args_and_config(args, **kwargs)
 
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
@@ -265,9 +226,5 @@ def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConf
     """
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
     task_args, args, model_args = parser.parse_args_and_config(argv)
-    if parser.precision is not None and parser.precision.line is not None:
-        args.precision_reason = parser.precision.recorded
-        if args.process_index == 0:
-            print(parser.precision.line, file=sys.stderr)
     task_args.check_lengths(args)
     return task_args, args, model_args

@@ -1,36 +1,32 @@
 """
-Read a recipe with its base. Recipes are shared, so a recipe must not run code that is not installed; the command line
+Read a recipe with its bases. Recipes are shared, so a recipe must not run code that is not installed; the command line
 may. Imports nothing slow.
 """
 
-import os
+import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from ..keys import cure_of
-from ..run.files import read_text
-from ..run.log_files import parse_yaml
-from ..text import cut, parse_json, short
+from ..run.log_files import read_json, read_yaml
+from ..text import cut, short
 
 
 BASE = "base"  # the key that names another recipe, whose keys this one inherits
-# Variables that a recipe may set. None of them can make a library or a child process run code.
-SAFE_ENV = frozenset(
-    "CUDA_VISIBLE_DEVICES OMP_NUM_THREADS TOKENIZERS_PARALLELISM HF_HUB_OFFLINE PYTORCH_CUDA_ALLOC_CONF WANDB_PROJECT "
-    "WANDB_ENTITY WANDB_MODE WANDB_NAME TRACKIO_PROJECT".split()
+ENV = "env"  # TRL's key of variables, which would be set after the imports that read them
+# Keys, at any depth, that a recipe may only switch off.
+SWITCHES = (
+    "trust_remote_code",
+    "use_kernels",
+    "kernel_config",
+    "allow_all_kernels",
+    "custom_generate",
+    "allow_weak_sandbox",
 )
-# Keys, at any depth, that a recipe may only switch off. The text is the effect of any other value.
-SWITCHES = {
-    "trust_remote_code": "run code that comes with a model",
-    "use_kernels": "download kernels and run them",
-    "kernel_config": "download kernels and run them",
-    "allow_all_kernels": "download kernels and run them",
-    "custom_generate": "run code that comes with a model",
-    "allow_weak_sandbox": "let model-written code read this user's files",
-}
 # Arguments of `from_pretrained` that a recipe may set. None of them names code or a file that is read with pickle.
 INIT = frozenset(
     "attn_implementation device_map dtype max_memory max_position_embeddings revision rope_parameters subfolder "
@@ -40,131 +36,82 @@ INIT = frozenset(
 RATES = re.compile("drop|jitter|noise")
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # the text of these keys may be the path of a JSON file
 
-Layers = list[tuple[Path, dict[str, Any]]]  # a recipe's files with their keys; the base, if any, comes first
 
-
-def load_recipe(path: str | Path) -> Layers:
+def read_recipe(path: str | Path, names: Collection[str] = ()) -> dict[str, Any]:
     """
-    Read a recipe, and its base if it names one. Raises `ValueError`: a file is missing or no mapping, or the base has
-    a base.
+    Return a recipe's keys over those of its bases; `null` resets a key.
+
+    Raises:
+        `InputError`: A file is missing or no mapping, a key is not one of `names` (if given), or a value would run
+        code.
     """
-    path = Path(path)
-    keys = _read_mapping(path, f"--config {path}")
-    if BASE not in keys:
-        return [(path, keys)]
-    name = keys[BASE]
-    said = f"{path}: {BASE}={short(name)}"
-    if not isinstance(name, str):
-        raise InputError(f"{said} must be the path of a recipe, relative to {path}.")
-    base = path.parent / name
-    keys_of_base = _read_mapping(base, said)
-    if BASE in keys_of_base:
-        raise InputError(f"{said} has a base itself ({short(keys_of_base[BASE])}). Only one level is supported.")
-    return [(base, keys_of_base), (path, keys)]
+    keys: dict[str, Any] = {}
+    for file, layer in reversed(read_layers(Path(path))):
+        for key, value in layer.items():
+            if key == ENV:
+                raise InputError(f"{file}: {ENV}={short(value)}: a recipe sets no variables. Set them in the shell.")
+            if names and key not in names:
+                raise InputError(f"{file}: unknown key {short(key)}{cure_of(str(key), [*names, BASE])}.")
+            check_runs_no_code(file, str(key), value)
+        keys |= layer
+    return {key: value for key, value in keys.items() if value is not None}
 
 
-def merge(layers: Layers) -> dict[str, Any]:
-    """Merge a base and its recipe. The recipe wins; `null` resets a key of the base to its default."""
-    found: dict[str, Any] = {}
-    for _, keys in layers:
-        for key, value in keys.items():
-            if value is None and key in found:
-                del found[key]
-            elif key != BASE:
-                found[key] = value
-    return found
-
-
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """Return the merged keys of a recipe, unchecked."""
-    return merge(load_recipe(path))
-
-
-def set_variables(keys: dict[str, Any]) -> None:
-    """Set the variables of `env`, and remove that key. Some variables are read only when a library is imported."""
-    os.environ.update({name: str(value) for name, value in (keys.pop("env", None) or {}).items()})
-
-
-def check_recipe(layers: Layers, names: Collection[str]) -> None:
-    """
-    Raise `ValueError` for an unknown key (unless `names` is empty), a variable that is not allowed, or a value that
-    would run code.
-    """
-    for file, keys in layers:
-        for key, value in keys.items():
-            if key == "env":
-                _check_env(file, value)
-            elif key != BASE:
-                check_runs_no_code(file, key, value)
-                if names and key not in names:
-                    raise InputError(f"{file}: unknown key {short(key)}{cure_of(str(key), [*names, BASE])}.")
-                if value is False and key.endswith("_strategy"):
-                    raise InputError(f'{file}: {key}: no means false in YAML. Write it in quotes: {key}: "no".')
-
-
-def _check_env(file: Path, env: Any) -> None:
-    if not isinstance(env, dict | None):
-        raise InputError(f"{file}: env={short(env)} must be a mapping of environment variables to text.")
-    for name, value in (env or {}).items():
-        if name not in SAFE_ENV:
-            raise InputError(
-                f"{file}: env: {cut(str(name), 100)} is not allowed in a recipe: set it in the shell. Allowed are "
-                f"{', '.join(sorted(SAFE_ENV))}."
-            )
-        if not isinstance(value, str | int | float) or not str(value).isprintable():
-            raise InputError(f"{file}: env: {name}={short(value)} must be text.")
-
-
-def _read_mapping(path: Path, said: str) -> dict[str, Any]:
-    """Return the keys of one file. `said` is its name in an error."""
-    if not os.path.isfile(path):
-        place = "" if said.endswith(str(path)) else f", {cut(str(path))}"
-        raise InputError(f"{said}: there is no such file{place}.")
-    keys = parse_yaml(read_text(path), said)
-    if not isinstance(keys, dict):
-        raise InputError(f"{said} must be a mapping of keys to values, not {short(keys)}.")
-    return keys
+def read_layers(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return a recipe's files with their keys: itself, its base, that one's base …"""
+    layers = []
+    read = set()
+    while path.resolve() not in read:
+        read.add(path.resolve())
+        keys = read_yaml(path)
+        base = keys.pop(BASE, None)
+        layers.append((path, keys))
+        if base is None:
+            return layers
+        path = path.parent / str(base)
+    raise InputError(f"{layers[-1][0]}: {BASE}={short(base)} leads back to a recipe of which it is the base.")
 
 
 def check_runs_no_code(file: Path, key: str, value: Any) -> None:
-    """
-    Raise `ValueError` for a value that would run code, at any depth. The YAML parser limits aliases.
-
-    Raises:
-        `ValueError`: A value would run code.
-    """
-    if isinstance(value, str) and (key in FILES or value.lstrip().startswith("{")):
-        value = _parse_mapping(file, key, value)
-    if value in ("false", "False"):  # the parser reads the text of a whole key as a bool
+    """Raise [`InputError`] for a value that would run code, at any depth, also in JSON text or in a JSON file."""
+    if key in FILES and isinstance(value, str) and not value.startswith("{"):
+        value = read_json(value)
+    value = parse_text(value)
+    if value in ("false", "False"):  # argparse reads the text of a whole key as a bool, and no text inside
         value = False
-    left = [(str(key), value)]
+    left = [(key, value)]
+    seen = {}  # by `id`; YAML's aliases can repeat a list a billion times, or put it into itself
     while left:
         name, inner = left.pop()
-        danger = _find_danger(name, inner)
-        if danger is not None:
-            raise _not_allowed(file, key, name, inner, f"it would {danger}")
+        inner = parse_text(inner)
+        if (name, id(inner)) in seen:
+            continue
+        seen[name, id(inner)] = inner
+        if runs_code(name, inner):
+            raise _not_allowed(file, key, name, inner, "it may run code")
         if isinstance(inner, dict):
-            left += [(str(one), held) for one, held in inner.items()]
+            left += [(str(inner_name), content) for inner_name, content in inner.items()]
         elif isinstance(inner, list):
-            left += [(name, held) for held in inner]
-    if key != "model_init_kwargs" or not isinstance(value, dict):
-        return
-    for name, given in value.items():
-        is_rate = isinstance(given, int | float) and RATES.search(str(name))
-        if not is_rate and name not in (*INIT, *SWITCHES):
-            why = f"allowed are {', '.join(sorted(INIT))}, and dropout rates"
-            raise _not_allowed(file, key, str(name), given, why)
+            left += [(name, content) for content in inner]
+    if key == "model_init_kwargs" and isinstance(value, dict):
+        for name, argument in value.items():
+            is_rate = isinstance(argument, int | float) and RATES.search(str(name))
+            if not is_rate and name not in (*INIT, *SWITCHES):
+                raise _not_allowed(file, key, str(name), argument, f"allowed are {', '.join(sorted(INIT))}")
 
 
-def _find_danger(name: str, value: Any) -> str | None:
-    """Return the effect of a value that runs code; `None` for another."""
-    if name in SWITCHES and value not in (None, False):
-        return SWITCHES[name]
-    if name.endswith("_implementation") and "/" in str(value):
-        return "download a kernel and run it"
-    if name == "backend" and isinstance(value, str) and "." in value:  # DeepSpeed's compile.backend
-        return "import a module"
-    return None
+def parse_text(value: Any) -> Any:
+    """Return the content of JSON text, as the libraries read it; other values unchanged."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def runs_code(name: str, value: Any) -> bool:
+    is_kernel = name.endswith("_implementation") and "/" in str(value)  # downloaded from the Hub
+    is_module = name == "backend" and isinstance(value, str) and "." in value  # DeepSpeed imports compile.backend
+    return is_kernel or is_module or (name in SWITCHES and value not in (None, False))
 
 
 def _not_allowed(file: Path, key: str, name: str, value: Any, why: str) -> InputError:
@@ -173,16 +120,3 @@ def _not_allowed(file: Path, key: str, name: str, value: Any, why: str) -> Input
         f"{file}: {place}={short(value)} is not allowed in a recipe: {why}. If you trust it, set --{key} on the "
         "command line."
     )
-
-
-def _parse_mapping(file: Path, key: str, text: str) -> dict[str, Any]:
-    """Return the mapping in a key's text, which is JSON or the path of a JSON file."""
-    is_path = not text.lstrip().startswith("{")
-    try:
-        mapping = parse_json(read_text(text) if is_path else text)
-    except ValueError:
-        mapping = None
-    if isinstance(mapping, dict):
-        return mapping
-    other = ", or the path of a JSON file" if key in FILES else ""
-    raise InputError(f"{file}: {key}={short(text)} is not a JSON object. Write a mapping{other}.")

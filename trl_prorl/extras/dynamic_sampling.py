@@ -8,7 +8,6 @@ import torch
 from datasets import Dataset
 
 from ..advantages import UNGROUPED, all_equal
-from ..errors import InputError, RewardError
 from ..kl import Batch, completion_mask
 from ..parts import Event, Part, Row, make_event
 from ..rollout import RolloutResult, groups_without_signal, select_own_rows, weighted_sum
@@ -35,9 +34,7 @@ def deciding_rewards(
     return deciders.masked_fill(has_none, torch.nan).flatten()
 
 
-def find_functions(
-    wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
-) -> list[int] | None:
+def find_functions(wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float]) -> list[int] | None:
     """
     Return the indices of `dynamic_sampling_rewards`. Raises `ValueError`: a function does not exist, or all have
     weight 0.
@@ -51,7 +48,7 @@ def find_functions(
             f"{', '.join(names)}."
         )
     indices = [index for index, name in enumerate(names) if name in wanted]
-    if weights is not None and not any(weights[index] for index in indices):
+    if not any(weights[index] for index in indices):
         raise ValueError(
             f"dynamic_sampling_rewards={wanted!r} has only functions of weight 0 in "
             f"reward_weights={list(weights)!r}. Name at least one with a weight other than 0."
@@ -86,19 +83,13 @@ def replace_groups(
     return merged
 
 
-def complete_columns(batch: dict[str, torch.Tensor], others: dict[str, torch.Tensor], rounds: int) -> None:
+def complete_columns(batch: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
     """
-    Give both batches a `tool_mask` if one has it: a rollout function may return `env_mask` in some calls only. Raises
-    `InputError`: only one has the sampler's log-probabilities.
+    Give both batches a `tool_mask` if one has it: a rollout function may return `env_mask` in some calls only.
     """
     if "tool_mask" in batch or "tool_mask" in others:
-        for one in (batch, others):
-            one.setdefault("tool_mask", torch.ones_like(one["completion_mask"]))
-    if ("sampling_per_token_logps" in batch) != ("sampling_per_token_logps" in others):
-        raise InputError(
-            f"rollout_func returned logprobs in one call and None in another, which dynamic_sampling_rounds={rounds} "
-            "joins into one batch. Return logprobs in every call, or in none."
-        )
+        for columns in (batch, others):
+            columns.setdefault("tool_mask", torch.ones_like(columns["completion_mask"]))
 
 
 def widen(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
@@ -147,9 +138,6 @@ class DynamicSampling(Part):
         self.pad_token_id = pad_token_id
         self.weights = weights
         self.functions = find_functions(args.dynamic_sampling_rewards, names, weights.tolist())
-        self.begin()
-
-    def begin(self) -> None:
         self.drawn = 0  # rows, by all processes
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], RolloutResult]:
@@ -186,7 +174,7 @@ class DynamicSampling(Part):
             replaced += len(sources)
             batch["rewards"] = rewards
             others["rewards"] = their_rewards
-            complete_columns(batch, others, self.rounds)
+            complete_columns(batch, others)
             batch = replace_groups(batch, others, places, sources, size, self.pad_token_id)
             rewards = batch.pop("rewards")
         left = self._find_undecided(rewards).sum()
@@ -207,7 +195,6 @@ class DynamicSampling(Part):
 logger = logging.getLogger(__name__)
 
 PATIENCE = 20  # generation batches
-UNSCORED_PATIENCE = 3  # generation batches
 EQUAL = "in every group all completions got the same reward, so the rewards give no gradient"
 INSPECT = (
     "Look at the completions (log_completions: true), the rewards they get, and the pass rate (trl-prorl preflight)."
@@ -222,31 +209,19 @@ RAISE = "Raise max_completion_length, or set mask_truncated_completions: false."
 class SignalWatch(Part):
     """
     Warns after `PATIENCE` consecutive generation batches without signal, and each time their number has doubled: a
-    completion in the loss from a group with different rewards. Stops the run after `UNSCORED_PATIENCE` batches without
-    any reward, unless `nonfinite` is `"skip"`.
+    completion in the loss from a group with different rewards.
     """
 
-    optional_on_resume = True
-    remembers = ("batches", "silent", "truncated", "unscored")
+    remembers = ("silent", "truncated")
 
-    def __init__(self, args, accelerator, names: Sequence[str], weights: torch.Tensor, group_size: int):
+    def __init__(self, args, accelerator, weights: torch.Tensor, group_size: int):
         self.args = args
-        self.names = names
         self.accelerator = accelerator
         self.weights = weights
         self.group_size = group_size
-        self.begin()
-
-    def begin(self) -> None:
-        self.batches = 0
         self.silent = 0  # newest batches in a row without signal
         self.truncated = 0  # silent because of `mask_truncated_completions`
-        self.unscored = 0  # newest batches in a row without any reward
         self._is_due = False
-
-    @property
-    def never_had_signal(self) -> bool:
-        return self.silent == self.batches > 0
 
     def on_batch(self, batch: Batch) -> None:
         counts = completion_mask(batch).any(dim=1)
@@ -255,13 +230,11 @@ class SignalWatch(Part):
 
     def observe(self, rewards: torch.Tensor, counts: torch.Tensor) -> None:
         """Observe rewards `(N, F)`; `counts` `(N,)`: whether a completion has tokens in the loss."""
-        self._count_unscored(rewards)
         size = self.group_size
         if self.args.advantage_estimator in UNGROUPED:
             size = len(rewards)
         silent = groups_without_signal(rewards, size, self.weights, self.args.multi_objective_aggregation)
         differs = ~silent.repeat_interleave(size)
-        self.batches += 1
         if (counts & differs).any():
             self.silent = 0
             self.truncated = 0
@@ -271,16 +244,6 @@ class SignalWatch(Part):
         doublings = self.silent / PATIENCE
         self._is_due = doublings >= 1 and doublings.is_integer() and int(doublings).bit_count() == 1
 
-    def _count_unscored(self, rewards: torch.Tensor) -> None:
-        is_unscored = bool(rewards.isnan().all())
-        self.unscored = self.unscored + 1 if is_unscored else 0
-        if self.unscored >= UNSCORED_PATIENCE and self.args.nonfinite == "stop":
-            raise RewardError(
-                f"reward functions {', '.join(map(repr, self.names))} returned None for every completion of "
-                f"{self.unscored} generation batches in a row, which give no gradient. Return a number where a "
-                "function applies, or set nonfinite: skip to go on."
-            )
-
     def on_row(self, step: int, row: Row) -> Event | None:
         if not self._is_due:
             return None
@@ -288,17 +251,9 @@ class SignalWatch(Part):
         self.warn(step)
         return make_event(NO_SIGNAL, step, step, self._explain()[0], self.silent, PATIENCE)
 
+    def warn(self, step: int) -> None:
+        logger.warning("No signal in %d generation batches up to step %d: %s. %s", self.silent, step, *self._explain())
+
     def _explain(self) -> tuple[str, str]:
         """Return the reason for the missing signal, and the cure."""
-        if self.truncated == 0:
-            return EQUAL, INSPECT
-        if self.truncated == self.silent:
-            return ALL_TRUNCATED, RAISE
-        return (
-            f"in {self.truncated} of them {ALL_TRUNCATED}; in the others {EQUAL.removeprefix('in ')}",
-            f"{RAISE} {INSPECT}",
-        )
-
-    def warn(self, step: int) -> None:
-        batches = "the generation batch" if self.silent == 1 else f"{self.silent} generation batches in a row"
-        logger.warning("No signal in %s up to step %d: %s. %s", batches, step, *self._explain())
+        return (ALL_TRUNCATED, RAISE) if self.truncated == self.silent else (EQUAL, INSPECT)

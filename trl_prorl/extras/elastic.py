@@ -32,9 +32,6 @@ class ElasticResets(Part):
         self.initial = {name: param.detach().clone() for name, param in self.parameters.items()}
         # fp32: bf16 loses steps of 1 − η.
         self.average = {name: param.detach().float().clone() for name, param in self.parameters.items()}
-        self.begin()
-
-    def begin(self) -> None:
         self.requested: int | None = None
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
 from ..optimizer import STEP
 from ..parts import Event, Part, make_event
@@ -38,18 +38,17 @@ class Growth(Part):
         self.optimizer: Any = None
         self.copies = [*copies]
         self.timer = timer
-        self._first = self.rank
-        self.begin()
+        check_growing_model(policy, args)
+        self.requested: int | None = None
 
     @property
     def rank(self) -> int:
         return self.policy.peft_config["default"].r
 
     def optimizer_made(self, optimizer) -> None:
+        if optimizer is not None:
+            check_growing_optimizer(type(optimizer))
         self.optimizer = optimizer
-
-    def begin(self) -> None:
-        self.requested: int | None = None
 
     def on_step_end(self, step: int, parameters) -> None:
         if step % self.every == 0 and self.rank < self.largest:
@@ -101,20 +100,11 @@ class Growth(Part):
         return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
 
     def before_load(self, checkpoint: Path) -> None:
-        """Set rank and frozen values to a checkpoint's. Raises `ValueError`: the adapter cannot grow into it."""
+        """Set rank and frozen values to a checkpoint's."""
         if not (checkpoint / ADAPTER_CONFIG).is_file():
             return
         saved = read_json(checkpoint / ADAPTER_CONFIG)
         mine = self.policy.peft_config["default"]
-        scaling = mine.lora_alpha / (math.sqrt(mine.r) if mine.use_rslora else mine.r)
-        alpha = alpha_for(scaling, saved["r"], mine.use_rslora)
-        has_kind = bool(saved.get("use_rslora")) == mine.use_rslora
-        if saved["r"] < self._first or not math.isclose(saved["lora_alpha"], alpha, rel_tol=1e-9) or not has_kind:
-            raise ValueError(
-                f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
-                f"which an adapter of rank {self._first} with a scaling of {scaling:g} cannot grow. Restore lora_r "
-                "and lora_alpha, or start a new run."
-            )
         if saved["r"] != mine.r:
             self._set_rank(saved["r"], rows={})
         # For the best model, transformers loads only the policy; the newest reference would lose its newer ranks.
@@ -247,6 +237,33 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
     if unknown:
         raise ValueError(f"optimizer state {unknown} is unknown, so the adapter cannot grow.")
     return {key: resize(state[key], axis, rank) for key in held}
+
+
+def check_growing_model(policy: torch.nn.Module, args) -> None:
+    """Raise `ValueError` for adapters that do not grow together, or whose shapes something relies on."""
+    growth = f"lora_growth_every={args.lora_growth_every}"
+    if not isinstance(policy, PeftModel) or policy.active_adapters != ["default"]:
+        raise ValueError(
+            f"{growth} needs a LoRA adapter named 'default'. Pass a peft_config (recipe: use_peft: true)."
+        )
+    if args.world_size > 1 or args.torch_compile:
+        raise ValueError(f"{growth} changes shapes of the adapter: train in one process, without torch_compile.")
+    rank = policy.peft_config["default"].r
+    if rank >= args.lora_growth_max_rank:
+        raise ValueError(f"{growth}: lora_growth_max_rank must be above the rank {rank} of the adapter (lora_r).")
+    for name, config in policy.peft_config.items():
+        if config.r != rank or config.rank_pattern or config.alpha_pattern:
+            raise ValueError(
+                f"{growth} needs adapters of one rank, without rank_pattern and alpha_pattern, not {name!r}."
+            )
+    seen: set[int] = set()
+    for factor in list_factors(policy):
+        if type(factor.linear) is not torch.nn.Linear or id(factor.linear.weight) in seen:
+            raise ValueError(f"{growth} needs linear layers that share no adapter, and {factor.place} is another.")
+        seen.add(id(factor.linear.weight))
+    for name, layer in policy.named_modules():
+        if isinstance(layer, ParamWrapper) or getattr(layer, "lora_embedding_A", None):
+            raise ValueError(f"{growth} needs linear layers that share no adapter, and {name} is another.")
 
 
 def check_growing_optimizer(cls: type) -> None:

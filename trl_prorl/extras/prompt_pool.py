@@ -5,7 +5,6 @@ Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) drop solved pr
 difficulty. Here a prompt is sampled again after its rest, which detects forgetting and retries hard prompts.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +14,9 @@ import torch
 from datasets import Dataset
 
 from ..advantages import all_equal
-from ..cli.prompt_rows import is_transformed
 from ..guards.rewards import own_copy
 from ..parts import Part
 from ..rollout import RolloutResult
-from ..run.files import json_sha256
 from .dynamic_sampling import deciding_rewards
 
 
@@ -91,12 +88,6 @@ class PromptPool(Part):
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         self.places = order.argsort().numpy()  # by prompt, as `due`
-        reads_all = is_transformed(dataset) or "prompt" not in dataset.column_names  # a transform may need all columns
-        self._prompts = dataset if reads_all else dataset.select_columns("prompt")
-        self._hashes: dict[int, str] = {}  # of prompts, by index
-        self.begin()
-
-    def begin(self) -> None:
         self.drawn = 0  # groups, of all processes
         self.memories: dict[int, Memory] = {}
         self.solved = 0  # prompts
@@ -162,32 +153,15 @@ class PromptPool(Part):
     def _is_solved(self, memory: Memory | None) -> bool:
         return memory is not None and memory.rate is not None and memory.rate >= self.retire
 
-    def _hash(self, index: int) -> str:
-        if index not in self._hashes:
-            row = self._prompts[index]
-            row = {"prompt": row["prompt"]} if "prompt" in row else row
-            self._hashes[index] = json_sha256(row)[:16]
-        return self._hashes[index]
-
     def state_dict(self) -> dict[str, Any]:
-        known = []
-        for index, memory in self.memories.items():
-            known.append([index, self._hash(index), memory.rate, memory.rests, memory.due])
+        known = [[index, memory.rate, memory.rests, memory.due] for index, memory in self.memories.items()]
         return {"drawn": self.drawn, "prompts": known}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        """In a changed data set, restore the memory of prompts that occur once in both."""
-        self.begin()
+        """In a changed data set, all prompts are unseen."""
         self.drawn = state["drawn"]
-        known = state["prompts"]
         if "rows of the training set" in changed:
-            then = Counter(content for _, content, *_ in known)
-            now = defaultdict(list)
-            for index in range(len(self.due)):
-                now[self._hash(index)].append(index)
-            known = [[*now[one[1]], *one[1:]] for one in known if then[one[1]] == len(now[one[1]]) == 1]
-        # Not to be read again: a million prompts take half a minute.
-        self._hashes |= {index: content for index, content, *_ in known}
-        self.memories = {index: Memory(*values) for index, _, *values in known}
+            return
+        self.memories = {index: Memory(*values) for index, *values in state["prompts"]}
         self.due[list(self.memories)] = [memory.due for memory in self.memories.values()]
         self.solved = sum(map(self._is_solved, self.memories.values()))

@@ -4,6 +4,36 @@ Interruption of over-long thinking: after a token budget, a text asks for the an
 """
 
 from collections.abc import Callable
+from typing import Any
+
+from ..errors import InputError
+
+
+def make_rollout(keys: Any, args: Any, tokenizer: Any) -> Callable | None:
+    """
+    Return the rollout function of `thinking_budget`; `None` if it is off, for TRL's own generation.
+
+    Args:
+        keys ([`~trl_prorl.keys.TaskKeys`]), args ([`ProRLConfig`]): The recipe.
+        tokenizer (`PreTrainedTokenizerBase`): The policy's.
+
+    Raises:
+        [`InputError`]: With vLLM, or if a completion would exceed `max_completion_length`.
+    """
+    budget = keys.thinking_budget
+    if budget is None:
+        return None
+    if args.use_vllm:
+        raise InputError(f"thinking_budget={budget} is not supported with vLLM. Set use_vllm: false.")
+    text_tokens = len(tokenizer(keys.thinking_text, add_special_tokens=False).input_ids)
+    needed = budget + text_tokens + keys.thinking_answer_tokens
+    if needed > args.max_completion_length:
+        raise InputError(
+            f"thinking_budget={budget} with the {text_tokens} tokens of thinking_text and thinking_answer_tokens="
+            f"{keys.thinking_answer_tokens} exceeds max_completion_length={args.max_completion_length}. Raise "
+            f"max_completion_length to {needed}, or lower thinking_budget."
+        )
+    return make_interrupted_rollout(budget, keys.thinking_answer_tokens, keys.thinking_text)
 
 
 def make_interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
@@ -27,7 +57,8 @@ def make_interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Call
         masks = [[1] * len(ids) for ids in completions]
         if late:
             interrupted = [prompt_ids[row] + completions[row] + forced for row in late]
-            for row, answer in zip(late, trainer.generate_tokens(interrupted, answer_tokens), strict=True):
+            answers = trainer.generate_tokens(interrupted, answer_tokens)
+            for row, answer in zip(late, answers, strict=True):
                 completions[row] = completions[row] + forced + answer
                 masks[row] += [0] * len(forced) + [1] * len(answer)
         return {

@@ -11,30 +11,56 @@ from typing import Any, NamedTuple
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper, TrainableTokensWrapper
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from ..errors import InputError
 from .growth import random_state
 
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks supported by vLLM
+NOT_SERVED = "use_dora lora_bias rank_pattern alpha_pattern modules_to_save trainable_token_indices".split()
 
 
 @contextmanager
-def let_engine_take_adapters(rank: int) -> Iterator[None]:
-    """Let the engine accept an adapter of up to this rank."""
+def let_engine_take_adapters(args: Any, config: Any) -> Iterator[None]:
+    """Let the engine of `vllm_enable_lora` accept the adapter. Raises `InputError`: vLLM cannot sample with it."""
     engine = getattr(vllm_generation, "LLM", None)
+    if not args.vllm_enable_lora:
+        yield
+        return
+    check_requests(args, config)
     if engine is None:  # vLLM is not installed, as TRL says
         yield
         return
-    room = min(size for size in RANKS if size >= rank)
-    vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
+    rank = min(rank for rank in RANKS if rank >= largest_rank(args, config))
+    vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=rank, max_loras=1)
     try:
         yield
     finally:
         vllm_generation.LLM = engine
+
+
+def largest_rank(args: Any, config: Any) -> int:
+    return max(config.r, args.lora_growth_max_rank) if args.lora_growth_every else config.r
+
+
+def check_requests(args: Any, config: Any) -> None:
+    """Raise `InputError` for an adapter that vLLM does not serve. It would ignore patterns of ranks without a word."""
+    if config is None:
+        raise InputError("vllm_enable_lora=True needs a LoRA adapter, and the model has none. Remove the key.")
+    for option in NOT_SERVED:
+        if getattr(config, option, None):
+            raise InputError(f"vllm_enable_lora=True does not support {option} of the adapter. Remove one of them.")
+    rank = largest_rank(args, config)
+    if rank > RANKS[-1]:
+        raise InputError(
+            f"vllm_enable_lora=True supports ranks up to {RANKS[-1]}, and the adapter's reaches {rank}. Lower lora_r "
+            "or lora_growth_max_rank, or remove vllm_enable_lora."
+        )
 
 
 def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftModel) -> None:
@@ -66,13 +92,11 @@ class RequestSeeds:
     def __init__(self, trainer):
         self._trainer = trainer
         self._seeded_step = -1
-        self._state: Any = None  # of the training, which each training and resume makes anew
         self._batches: Counter[str] = Counter()  # batches of this step, by purpose
 
     def next(self) -> int:
         trainer = self._trainer
-        if trainer.state.global_step != self._seeded_step or trainer.state is not self._state:
-            self._state = trainer.state
+        if trainer.state.global_step != self._seeded_step:
             self._seeded_step = trainer.state.global_step
             self._batches.clear()
         purpose = "train" if trainer.model.training else "eval"
@@ -145,6 +169,29 @@ def keep_unpacked(model: torch.nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def check_merged(policy: PeftModel) -> None:
+    """
+    Raise `InputError` for an adapter that vLLM would not sample from: it does not know names of trained token rows,
+    and has one weight for an LM head and the embeddings that are tied to it. Quantised weights reach it without scale.
+    """
+    base = policy.get_base_model()
+    if getattr(base.config, "quantization_config", None) is not None:
+        raise InputError("use_vllm=True does not support a model in 4 or 8 bits. Set vllm_enable_lora: true.")
+    if any(isinstance(module, TrainableTokensWrapper) for module in base.modules()):
+        raise InputError("use_vllm=True does not support trainable_token_indices of the adapter. Remove one of them.")
+    if not base.config.get_text_config().tie_word_embeddings:
+        return
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    is_one_weight = ends[0].weight is ends[1].weight
+    apart = BaseTunerLayer if is_one_weight else BaseTunerLayer | AuxiliaryTrainingWrapper
+    if any(isinstance(module, apart) for module in ends):
+        raise InputError(
+            "use_vllm=True does not support an adapter of embed_tokens or lm_head where they share a weight. Remove "
+            "it from target_modules or modules_to_save, train both as one (modules_to_save with ensure_weight_tying: "
+            "true), or set use_vllm: false."
+        )
 
 
 def merge_in_copies(model: PeftModel, read: Callable[[], Weights]) -> Weights:

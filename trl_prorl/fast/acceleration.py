@@ -9,18 +9,17 @@ import torch
 from accelerate.utils import is_peft_model
 from peft.tuners.lora.layer import Linear
 
-from ..cli.checks import check_prompts_fit, shards_weights
 from ..cli.prompt_rows import has_images
 from ..run.folder import first_of_processes
 from ..upstream.modules import unwrap_adapter
 from .choice import Choice
-from .families import adapter_obstacle, is_listed, listing_obstacle
+from .families import is_listed, listing_obstacle
 from .generation import CompactGeneration, settings_obstacle
 from .head import add_frozen_head
 from .lean_lora import restore_layers, use_lean_layers
 from .merged import Merging
 from .packing import PackedScorer
-from .prefix import accept_prefixes, has_state
+from .prefix import accept_prefixes
 from .trial import trial_obstacle
 
 
@@ -61,11 +60,8 @@ class Acceleration:
         `ValueError`: a key is `"on"`, and its acceleration is not supported.
         """
         args = trainer.args
-        is_sharded = shards_weights(trainer)
         listed = partial(family_obstacle, trainer, policy)
         packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, policy, listed))
-        if packing.on and is_sharded:
-            packing = Choice(True, "not compared on this model, because its weights are sharded")
         generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy, listed))
         on_cuda = trainer.accelerator.device.type == "cuda"
         merging = choose(args, "merge_micro_batches", partial(find_merging_obstacle, trainer, packing))
@@ -81,7 +77,7 @@ class Acceleration:
             accept_prefixes(policy)
             if args.pack_max_tokens is not None:
                 check_limit(trainer)
-            if is_peft_model(policy) and not is_sharded:
+            if is_peft_model(policy):
                 if not (args.cast_lm_head_to_fp32 or args.has_entropy_bonus):
                     # whose entropies have no gradient, which an own loss may need
                     add_frozen_head(policy.get_base_model(), trainer.temperature, lambda: trainer.own_method is None)
@@ -172,7 +168,6 @@ def check_limit(trainer) -> None:
             f"pack_max_tokens={limit} is not supported with environments, which extend prompts at their reset. Remove "
             "pack_max_tokens, and lower per_device_train_batch_size."
         )
-    check_prompts_fit(trainer.train_dataset, trainer.eval_dataset, trainer.tokenize_prompts, trainer.args)
 
 
 Listed = Callable[[str], str | None]
@@ -184,11 +179,7 @@ def find_packing_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> s
         return "the prompts have images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    obstacle = adapter_obstacle(policy) or listed("shared_prompts")
-    if obstacle is None and shards_weights(trainer) and has_state(policy):
-        # A layer that does not get the layout computes the row as one sequence.
-        return "a model with layers that have a state is not packed if its weights are sharded."
-    return obstacle
+    return listed("shared_prompts")
 
 
 def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:
@@ -199,8 +190,6 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -
         return "use_transformers_continuous_batching=True uses another sampler."
     if has_images(trainer):
         return "the prompts have images."
-    if shards_weights(trainer):
-        return "the weights are sharded."
     obstacle = settings_obstacle(trainer.generation_config, getattr(policy, "generation_config", None))
     return obstacle or listed("compact")
 
@@ -216,8 +205,6 @@ def find_merging_obstacle(trainer, packing: Choice) -> str | None:
         return "the prompts have images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over the tokens of each micro-batch."
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return "DeepSpeed or FSDP counts the backward passes of an update."
     if trainer.own_method is not None:
         return f"{type(trainer).__name__} has its own {trainer.own_method}, which expects every micro-batch."
     if args.merge_micro_batches == "auto" and args.merge_tokens is None and not packing.on:

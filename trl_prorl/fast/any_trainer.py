@@ -3,10 +3,9 @@
 import torch
 from trl import GRPOTrainer
 
-from ..cli.checks import shards_weights
 from ..cli.dropout import check_dropout
 from ..errors import InputError
-from .families import adapter_obstacle, listing_obstacle
+from .families import listing_obstacle
 from .own_forward import allowed, mean_difference, mixed_dtype
 from .packing import PackedScorer
 from .prefix import accept_prefixes
@@ -40,7 +39,7 @@ def pack(trainer: GRPOTrainer) -> None:
     ```
     """
     policy = trainer.accelerator.unwrap_model(trainer.model)  # a reference is of the same family
-    obstacle = _trainer_obstacle(trainer) or adapter_obstacle(policy) or listing_obstacle(policy, "shared_prompts")
+    obstacle = _trainer_obstacle(trainer) or listing_obstacle(policy, "shared_prompts")
     if obstacle is not None:
         raise InputError(f"pack(trainer) is not supported: {obstacle}")
     check_dropout(policy)
@@ -55,8 +54,6 @@ def _trainer_obstacle(trainer: GRPOTrainer) -> str | None:
         return "the model takes images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    if shards_weights(trainer):
-        return "the weights are sharded."
     return None
 
 

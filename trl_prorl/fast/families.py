@@ -1,10 +1,10 @@
 """Does an acceleration support a model, by the lists of supported.py?"""
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, PeftType
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..supported import FAMILIES, PACKED_ADAPTERS, PAGE, POSITIONS
+from ..supported import FAMILIES, PAGE, POSITIONS
 from ..upstream.modules import unwrap_adapter
 from .prefix import has_state
 
@@ -19,6 +19,10 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
     Return why an acceleration (a field of [`~trl_prorl.supported.Family`]) does not support a model; `None` if it
     does.
     """
+    if isinstance(model, PeftModel):
+        for adapter in model.peft_config.values():
+            if adapter.peft_type != PeftType.LORA:
+                return f"adapters other than LoRA are not listed ({PAGE}), and one is {adapter.peft_type.value}."
     model = unwrap_adapter(model)
     config = model.config
     kind = config.model_type
@@ -39,15 +43,6 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
     if family.has_state and not has_state(model):
         return f"{name} has layers with a state, which need transformers 5.24."
     return None
-
-
-def adapter_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
-    if not isinstance(model, PeftModel):
-        return None
-    kinds = {config.peft_type.value for config in model.peft_config.values()} - {*PACKED_ADAPTERS}
-    if not kinds:
-        return None
-    return f"packed rows support adapters of the kind {', '.join(PACKED_ADAPTERS)}, not {', '.join(kinds)}."
 
 
 def rope_types(config: PretrainedConfig) -> set[str]:

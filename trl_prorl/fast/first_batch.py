@@ -10,15 +10,14 @@ random states stay the same.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from peft import PeftModel
 
-from ..cli.dropout import evaluation_mode, own_random_state
+from ..cli.dropout import evaluation_mode, own_random_state, training_mode
 from ..errors import InputError
 from ..parts import Part
 from ..run.folder import first_of_processes
@@ -55,11 +54,9 @@ class FirstBatch(Part):
     Attributes:
         score, samples (`str`, *optional*): What the comparison has found against packed rows and compact generation;
             empty if nothing, `None` before it.
-        noise (`str`): Why no acceleration serves: the policy is random in training mode.
     """
 
-    optional_on_resume = True
-    remembers = ("score", "samples", "noise")
+    remembers = ("score", "samples")
 
     def __init__(
         self,
@@ -79,7 +76,6 @@ class FirstBatch(Part):
         self.is_possible = is_possible
         self.score: str | None = None if is_possible else ""
         self.samples: str | None = None if is_possible else ""
-        self.noise = ""
         self._changed = changed
 
     # -------------------------------------------------------------------------------------------------- a row's score
@@ -94,30 +90,27 @@ class FirstBatch(Part):
         Raises:
             [`InputError`]: TRL's score is not the model's own, or `pack_groups` is `"on"` and packed rows are not.
         """
-        if self.score is not None:
+        if self.score is not None or self.args.is_trl:
             return
         # A rollout function may return tensors or arrays.
         prompts, completions = ([[*map(int, ids)] for ids in rows] for rows in (prompts, completions))
         rows = rows_of_a_prompt(prompts, completions)
-        head, noise, score = None, None, None
+        head, score = None, None
         if rows:
             prompt = prompts[rows[0]]
-            head, noise, score = self._find_differences(prompt, [completions[row][:LONGEST] for row in rows])
-        found = gather_object([(bool(rows), head, noise, score)])
+            head, score = self._find_differences(prompt, [completions[row][:LONGEST] for row in rows])
+        found = gather_object([(bool(rows), head, score)])
         if not any(has_rows for has_rows, *_ in found):
             return  # every completion is empty
-        head, noise, score = (next(filter(None, reasons), "") for reasons in list(zip(*found, strict=True))[1:])
+        head, score = (next(filter(None, reasons), "") for reasons in list(zip(*found, strict=True))[1:])
         if head:
             raise InputError(head)
-        if noise:
-            self.args.disable_fast_unless(_refuse, noise)
-        self.noise = noise
         self.score = score
         self._apply()
 
     @torch.no_grad()
     def _find_differences(self, prompt: list[int], completions: list[list[int]]) -> tuple[str | None, ...]:
-        """Return what is wrong with TRL's head, with training mode and with packed rows: sentences, or `None`."""
+        """Return what is wrong with TRL's head and with packed rows: sentences, or `None`."""
         policy = self.policy
         completion = max(completions, key=len)
         exact = allowed(policy, None)
@@ -127,21 +120,15 @@ class FirstBatch(Part):
                 (own,) = own_logps(policy, prompt, [completion], self.temperature)
                 differs = mean_difference(fused_logps(policy, prompt, completion), own)
             if not differs <= exact:
-                return self._describe_head(differs, exact), None, None
-            if self.args.is_trl:
-                return None, None, None
-            with training_mode(policy), self.accelerator.autocast():
-                differs = mean_difference(fused_logps(policy, prompt, completion), own)
-            if not differs <= rounded:
-                return None, _describe_noise(differs, rounded), None
+                return self._describe_head(differs, exact), None
             if not self.acceleration.packs:
-                return None, None, None
+                return None, None
             with training_mode(policy):
                 packed = self._packed_logps(prompt, completions)[completions.index(completion)][: len(own)]
             differs = mean_difference(packed, own)
         if differs <= rounded:
-            return None, None, None
-        return None, None, _describe("scores in packed rows", differs, rounded)
+            return None, None
+        return None, _describe("scores in packed rows", differs, rounded)
 
     def _packed_logps(self, prompt: list[int], completions: list[list[int]]) -> torch.Tensor:
         device = next(self.policy.parameters()).device
@@ -205,9 +192,9 @@ class FirstBatch(Part):
     def _apply(self) -> None:
         """Switch off what was found. Raises [`InputError`]: a key is `"on"`."""
         reasons = {
-            "pack_groups": self.score or self.noise,
-            "compact_generation": self.samples or self.noise,
-            "merge_micro_batches": self.noise,
+            "pack_groups": self.score,
+            "compact_generation": self.samples,
+            "merge_micro_batches": None,
         }
         off = self.acceleration.switch_off(reasons)
         for key, reason in off.items():
@@ -222,28 +209,13 @@ class FirstBatch(Part):
         if changed and self.is_possible:  # another acceleration may be on
             return
         super().load_state_dict(state, changed)
-        if self.noise:
-            self.args.disable_fast_unless(_refuse, self.noise)
         self._apply()
-
-
-def _refuse(reason: str) -> None:
-    raise InputError(reason)
 
 
 def _describe(what: str, differs: float, limit: float) -> str:
     return (
         f"{what} differ from the policy's own forward by {differs:.2g} nats per token at the first batch (rounding "
         f"explains {limit:.2g})."
-    )
-
-
-def _describe_noise(differs: float, limit: float) -> str:
-    return (
-        f"the policy is random in training mode: a score differs from that of its own forward by {differs:.2g} nats "
-        f"per token (rounding explains {limit:.2g}). A KL would not be 0 where it should be, and a reused "
-        "log-probability would belong to another network. Load the model without what is random (dropout, jitter, "
-        "noise): model_init_kwargs."
     )
 
 
@@ -270,13 +242,6 @@ def fused_logps(policy: torch.nn.Module, prompt: list[int], completion: list[int
         model = with_positions(model)
     scored = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     return scored.log_probs[0, -len(completion) :]
-
-
-@contextmanager
-def training_mode(policy: torch.nn.Module) -> Iterator[None]:
-    with evaluation_mode(policy):
-        policy.train()
-        yield
 
 
 def random_states() -> list[torch.Tensor]:

@@ -132,8 +132,6 @@ class CompactGeneration(Part):
             sampler.
     """
 
-    optional_on_resume = True  # "auto" may be possible here although not at the start of the run
-
     def __init__(
         self,
         policy: torch.nn.Module,

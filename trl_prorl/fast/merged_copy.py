@@ -12,7 +12,6 @@ import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from ..supported import other_options
 from ..upstream.modules import is_plain_linear
 
 
@@ -286,10 +285,6 @@ def merge_obstacle(policy: torch.nn.Module) -> str | None:
     if len(policy.active_adapters) != 1:
         return f"{len(policy.active_adapters)} adapters are active"
     adapter = policy.active_adapters[0]
-    config = policy.peft_config[adapter]
-    other = other_options(config, "compact_merge")
-    if other:
-        return f"{', '.join(other)} of the adapter cannot be merged"
     model = policy.get_base_model()
     for name, layer in find_adapted_layers(model, adapter):
         base = layer.get_base_layer()

@@ -69,16 +69,13 @@ class FiniteGuard(Part):
         self.recorder = recorder
         self.decoder = decoder
         self.optimizer = None
-        self.begin()
-
-    def optimizer_made(self, optimizer) -> None:
-        self.optimizer = optimizer
-
-    def begin(self) -> None:
         self._found: dict[str, Any] | None = None
         self._skipped: Event | None = None
         self._pending: list[PendingCheck] = []
         self.skips = 0
+
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
 
     @contextmanager
     def sampling(self, examples: list[dict], step: int) -> Iterator[None]:

@@ -4,22 +4,27 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from transformers import AutoConfig
 
 from ..errors import PushError
 from ..run.files import check_contents, link_or_copy
-from ..run.log_files import BASE_ADAPTER, CONFIG_FILE, DRIFT_FILE, ENV_FILE, LOG_FILES, PASSK_FILE, read_yaml
+from ..run.log_files import (
+    BASE_ADAPTER,
+    CONFIG_FILE,
+    DRIFT_FILE,
+    ENV_FILE,
+    INDEX_FILES,
+    LOG_FILES,
+    PASSK_FILE,
+    read_content,
+    read_yaml,
+)
 from ..run.provenance import identify, remove_secrets
-from ..run.shapes import INDEX_FILES, read_shaped
 from ..text import one_line, shell_quote
-from ..upstream.vocabulary import check_tokenizer, embedding_rows, load_tokenizer
-from ..upstream.weights import check_files, refuse_code
 from .card import CARD_FILE
 
 
@@ -65,7 +70,6 @@ def files_to_push(
             f"'{model_dir}' contains no trained model (no adapter_model.safetensors, no model.safetensors): let the "
             "run finish, or copy a checkpoint's files there."
         )
-    check_files(model_dir)
     files |= _matching(model_dir, (*TOKENIZER_FILES, CARD_FILE))
     if reference:
         found = _matching(model_dir / REFERENCE_FOLDER, MODEL_FILES)
@@ -82,29 +86,6 @@ def files_to_push(
 
 def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
     return {path.name: path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
-
-
-def check_tokenizer_files(model_dir: Path) -> None:
-    """
-    Raise `ValueError` for a tokenizer that cannot be loaded, or has more tokens than a full model's embedding has
-    rows. Runs no code: a tokenizer or a configuration that has its own is not checked.
-    """
-    if not _matching(model_dir, TOKENIZER_FILES):
-        raise ValueError(
-            f"'{model_dir}' has no tokenizer (no tokenizer.json, no tokenizer_config.json): copy the files of a "
-            "checkpoint's tokenizer there."
-        )
-    with refuse_code(model_dir):
-        try:
-            tokenizer = load_tokenizer(model_dir, local_files_only=True, trust_remote_code=False)
-        except ValueError as error:
-            if "trust_remote_code" in str(error):
-                return
-            raise
-    rows = None
-    with suppress(OSError, ValueError):  # an adapter, or a class of its own
-        rows = embedding_rows(AutoConfig.from_pretrained(model_dir, trust_remote_code=False))
-    check_tokenizer(tokenizer, rows)
 
 
 def stage(files: Mapping[str, Path], folder: Path) -> Path:
@@ -127,7 +108,7 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
     for adapter in (folder / ADAPTER_CONFIG, folder / REFERENCE_FOLDER / ADAPTER_CONFIG):
         if not adapter.is_file():
             continue
-        config = read_shaped(adapter)
+        config = read_content(adapter)
         name = config.get("base_model_name_or_path")
         hub_id = identify(name).hub_id if name else None
         if hub_id is not None:
@@ -216,6 +197,4 @@ def push_command(run_dir: str | os.PathLike, repo: str | None = None) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    if type(error) is RuntimeError and error.__cause__ is not None:
-        error = error.__cause__  # the upload's own failure, not its thread's
     return f"{type(error).__name__}: {one_line(error).rstrip('.')[:300]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate.utils import is_peft_model
 from huggingface_hub import HfApi
 from peft import PeftModel
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 from transformers.utils import PushInProgress
 
 from ..errors import PushError
@@ -16,7 +16,6 @@ from ..run.files import STAGED
 from ..run.log_files import BASE_ADAPTER
 from .card import CARD_FILE, model_card, write_card
 from .publish import (
-    ADAPTER_CONFIG,
     files_to_push,
     make_api,
     open_repo,
@@ -68,24 +67,20 @@ class Uploads:
         trainer = self.trainer
         if not trainer.is_world_process_zero():
             return
-        adapter = is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
         folder = weights_dir = trainer.run_dir
-        config_file = ADAPTER_CONFIG if adapter else "config.json"
-        if not (folder / config_file).is_file():  # the model is not saved yet
+        if trainer._staging is not None:  # whose weights are not there yet: the folder's are earlier ones
             weights_dir = folder / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         card = model_card(
             folder,
-            repo=trainer.hub_model_id or self.args.hub_model_id,
-            weights_dir=weights_dir,
-            adapter=adapter,
+            weights_dir,
+            repo=trainer.hub_model_id or self.args.hub_model_id or folder.resolve().name,
+            adapter=is_peft_model(trainer.accelerator.unwrap_model(trainer.model)),
             tags=[*self.tags, *_as_list(tags)],
             datasets=_as_list(dataset_name),
-            step=trainer.step_of_weights,
-            steps=trainer.state.global_step or None,
         )
         write_card(card, folder)
 
-    def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
+    def push(self, message, blocking, token, revision, private=None, dataset_name=None, tags=None, **kwargs):
         """Push `output_dir`, with the files of [`~trl_prorl.hub.publish`]."""
         trainer = self.trainer
         try:
@@ -123,10 +118,8 @@ class Uploads:
         except (ValueError, OSError) as error:
             logger.warning("Training continues, but %s was not pushed: %s", checkpoint.name, error)
             return
-        done = f"epoch {int(trainer.state.epoch)}"
-        if self.args.save_strategy == SaveStrategy.STEPS:
-            done = f"step {trainer.state.global_step}"
-        job = self._make_upload(self.api, staged, f"Training in progress, {done}", self.args.hub_revision, whole)
+        message = f"Training in progress, step {trainer.state.global_step}"
+        job = self._make_upload(self.api, staged, message, self.args.hub_revision, whole)
         job = self.api.run_as_future(_log_failure, job)
         earlier = trainer.push_in_progress.jobs if busy else []
         trainer.push_in_progress = PushInProgress([*earlier, job])

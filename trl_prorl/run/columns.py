@@ -11,14 +11,11 @@ from .log_files import (
     AT_BOUNDARY,
     ENTROPY_COLLAPSE,
     EVENT_KINDS,
-    FORMER_NAMES,
     GROWTH,
     GUARD_GAP,
     NONFINITE,
     RESET,
     RESUME,
-    REWARD_COLLAPSE,
-    ROLLBACK,
     STALL,
 )
 
@@ -196,21 +193,20 @@ EVALUATIONS = {
     "eval_…": RecordKey("", "every other metric of TRL's evaluation: `eval_loss`, `eval_entropy`, …"),
 }
 
-WATCHED = (ENTROPY_COLLAPSE, GUARD_GAP, REWARD_COLLAPSE)
-FIRED = tuple(kind for kind in EVENT_KINDS if kind not in (RESUME, NONFINITE, ROLLBACK))  # of something watched
+WATCHED = (ENTROPY_COLLAPSE, GUARD_GAP)
+FIRED = tuple(kind for kind in EVENT_KINDS if kind not in (RESUME, NONFINITE))  # of something watched
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
 EVENTS = {
     "event": RecordKey("", "its kind", events=EVENT_KINDS),
-    "attempt": RecordKey("", "as in `metrics.jsonl`; a `resume` or `rollback` has a new one", events=EVENT_KINDS),
+    "attempt": RecordKey("", "as in `metrics.jsonl`; a `resume` has a new one", events=EVENT_KINDS),
     "step_requested": RecordKey("optimizer steps", "when it was asked for", events=EVENT_KINDS),
     "step_applied": RecordKey("optimizer steps", "when it happened", events=EVENT_KINDS),
     "reason": RecordKey(
         "",
-        f"triggers that fired: {', '.join(f'`{name}`' for name in REASONS)}, or your own; for a `rollback`, the "
-        "event that caused it",
-        events=(*FIRED, ROLLBACK),
+        f"triggers that fired: {', '.join(f'`{name}`' for name in REASONS)}, or your own",
+        events=FIRED,
     ),
     "value": RecordKey("of what is watched", "value that fired the first trigger", events=FIRED),
     "threshold": RecordKey("of what is watched", "threshold that it was compared with", events=FIRED),
@@ -232,19 +228,13 @@ EVENTS = {
     "action": RecordKey(
         "", "what was done: `stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, STALL, *WATCHED)
     ),
-    "last_good": RecordKey(
-        "optimizer steps", "last step before the trouble; a `rollback` goes back at least that far", events=WATCHED
-    ),
+    "last_good": RecordKey("optimizer steps", "last step before the trouble", events=WATCHED),
     "tensor": RecordKey("", "first tensor with NaN or infinity", events=(NONFINITE,)),
     "prompts": RecordKey("", "prompts of the batch in which it was found", events=(NONFINITE,)),
     "checkpoint": RecordKey(
-        "", "checkpoint from which the run continues; for a `stall`, the best one", events=(RESUME, ROLLBACK, STALL)
+        "", "checkpoint from which the run continues; for a `stall`, the best one", events=(RESUME, STALL)
     ),
     "best": RecordKey("of what is watched", "value of the best checkpoint", events=(STALL,)),
-    "rollbacks": RecordKey("roll-backs", "number of roll-backs so far", events=(ROLLBACK,)),
-    "rate_factor": RecordKey("", "factor of all roll-backs together on the learning rate", events=(ROLLBACK,)),
-    "skipped": RecordKey("", "newer checkpoints that were unusable, with the reason", events=(RESUME,)),
-    "abandoned": RecordKey("", "newer checkpoints, renamed to `abandoned-checkpoint-N`", events=(RESUME,)),
     "changed": RecordKey(
         "", "keys whose values differ from the checkpoint's (`allow_config_change`)", events=(RESUME,)
     ),
@@ -255,5 +245,5 @@ def check_metric(name: str, where: str) -> None:
     """Raise `ValueError` for a name that no row of `metrics.jsonl` can have; `where` is the place of the name."""
     patterns = [re.sub("NAME|TASK", ".+", re.escape(key)) for key in METRICS]
     if not any(re.fullmatch(pattern, name) for pattern in patterns):
-        cure = nearest(FORMER_NAMES.get(name, name), METRICS)
+        cure = nearest(name, METRICS)
         raise ValueError(f"{where}={name!r} is not a metric of metrics.jsonl{cure}; docs/reference.md lists them.")

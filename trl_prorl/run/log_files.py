@@ -1,24 +1,17 @@
-"""
-The files of a run folder.
-
-Unusable content is reported in one line with the file and, for JSON lines, the line number.
-"""
+"""The files of a run folder."""
 
 import json
 import logging
 import os
-import shutil
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.composer import ComposerError
 
 from ..errors import InputError
-from ..text import cut, parse_json, short, visible
-from .files import file_sha256, read_text, replace_text, replaced
+from ..text import visible
+from .files import file_sha256, replace_text
 
 
 logger = logging.getLogger(__name__)
@@ -37,16 +30,13 @@ RUN_ID_FILE = "prorl_run.json"
 TRAINER_STATE = "trainer_state.json"  # in a checkpoint, with the log of all steps
 RUN_ID = "run_id"  # key there and in `env.json`
 STEP_OF_WEIGHTS = "step"  # another key there
-STEPS_MADE = "steps_made"  # another, if the weights are those of an earlier step, the best
 # Kinds of events; below, those of resets and of generation boundaries.
 RESET = "reset"
 ELASTIC = "elastic_reset"
 GROWTH = "growth"
 GUARD_GAP = "guard_gap"
 ENTROPY_COLLAPSE = "entropy_collapse"
-REWARD_COLLAPSE = "collapse"
 NONFINITE = "nonfinite"
-ROLLBACK = "rollback"
 RESUME = "resume"
 NO_SIGNAL = "no_signal"
 STALL = "stall"
@@ -57,9 +47,7 @@ EVENT_KINDS = (
     GROWTH,
     GUARD_GAP,
     ENTROPY_COLLAPSE,
-    REWARD_COLLAPSE,
     NONFINITE,
-    ROLLBACK,
     RESUME,
     NO_SIGNAL,
     STALL,
@@ -67,105 +55,43 @@ EVENT_KINDS = (
 )
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
-# Required keys of each line of a log file.
-LOG_FILES = {METRICS_FILE: ("step",), EVENTS_FILE: ("event", "step_applied"), EVALUATIONS_FILE: ("step",)}
-FORMER_NAMES = {"gold": "accuracy"}  # of metrics in `metrics.jsonl` and `drift.json`
+LOG_FILES = (METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE)
+INDEX_FILES = ("model.safetensors.index.json", "adapter_model.safetensors.index.json")
 ATTEMPT = "attempt"
-STARTS = (RESUME, ROLLBACK)  # begin a new attempt
+STARTS = (RESUME, "rollback")  # begin a new attempt; runs of earlier versions have roll-backs
 RECORDED = "TRL"  # variant in `env.json` of a run of `RunRecorder`
-MAX_STEP = 2**53
-MAX_LINES = 2**20
-MAX_LINE = 2**20  # characters; a row has about 2,000
-BLANK = "\0 \t\r"  # a power loss may leave zeros at the end of a file
-
-MAX_YAML_VALUES = 2**20  # per document, with aliases expanded
-LONG_TEXT = 64  # characters that count as one more value
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """
-    Read one object per line; a missing file is empty. Raises `InputError`: a line is not an object, or lacks a key of
-    `LOG_FILES`.
-    """
-    return [row for _, row in numbered_rows(path)]
-
-
-def numbered_rows(path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
-    """
-    Read [`read_jsonl`]'s rows with line numbers. Skips a line that a kill truncated: the last of the file, or of an
-    attempt.
-    """
-    if not Path(path).exists():
-        return []
-    needed = LOG_FILES.get(Path(path).name, ())
-    text = read_text(path)
-    if text.count("\n") > MAX_LINES:
-        raise InputError(f"'{path}' has more than the {MAX_LINES:,} lines that are read; remove the first ones")
-    lines = text.rstrip(BLANK + "\n").split("\n")
+    """Read one object per line; a missing file is empty. A line that a kill has cut off is skipped."""
     rows = []
-    torn = None  # error of a possibly truncated line
-    newest = 0  # attempt of the previous row
-    for place, line in enumerate(lines, start=1):
-        where = f"'{path}' line {place}"
-        if len(line) > MAX_LINE:
-            raise InputError(f"{where} has {len(line):,} characters, more than {MAX_LINE:,}; remove the line")
+    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else ():
         try:
-            row = parse_json(line)
-        except ValueError as error:
-            unreadable = InputError(f"{where} is not JSON ({error}); remove the line")
-            may_be_cut = line.strip(BLANK) == "" or line.startswith("{") or not text.endswith("\n")
-            if not may_be_cut or not isinstance(error, json.JSONDecodeError):
-                raise unreadable from error
-            torn = unreadable
-            continue
-        _check_keys(row, needed, where, "remove the line")
-        attempt = attempt_of(row)
-        numbers = {key: row[key] for key in needed if key != "event"} | {ATTEMPT: attempt}
-        for key, value in numbers.items():
-            if type(value) is not int or not 0 <= value <= MAX_STEP:
-                raise InputError(f"{where} has {key}: {short(value)}, not a whole number from 0 on; remove the line")
-        if torn is not None and attempt <= newest:
-            raise torn  # the process continued writing, so the line was not truncated by a kill
-        torn = None
-        newest = attempt
-        rows.append((place, with_current_names(row)))
-    if torn is not None and lines[-1]:
-        logger.warning("%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), len(lines))
+            rows.append(json.loads(line))
+        except ValueError:
+            logger.warning("%s: a line that is not JSON was skipped.", visible(str(path)))
     return rows
-
-
-def with_current_names(metrics: dict[str, Any]) -> dict[str, Any]:
-    # Interned: 100,000 rows would have 0.4 GB of names.
-    return {sys.intern(FORMER_NAMES.get(name, name)): value for name, value in metrics.items()}
 
 
 def attempt_of(row: dict[str, Any]) -> int:
     return row.get(ATTEMPT, 0)
 
 
-def read_log(
-    folder: str | os.PathLike, file: str, check: Callable[[Path, dict, int], None] | None = None
-) -> list[dict[str, Any]]:
+def read_log(folder: str | os.PathLike, file: str) -> list[dict[str, Any]]:
     """
-    Read the valid rows of a log file. Raises `InputError`: a line cannot be read.
+    Read the valid rows of a log file.
 
     After a resume at step `s`, rows of earlier attempts beyond `s` are skipped: their steps were computed again. So
-    are events of step `s` before a generation, which came after the checkpoint. Roll-backs stay. `check` gets the
-    path, each row and its line number.
+    are events of step `s` before a generation, which came after the checkpoint.
     """
-    path = Path(folder) / file
-    rows = numbered_rows(path)
-    events = rows if file == EVENTS_FILE else numbered_rows(Path(folder) / EVENTS_FILE)
-    starts = [(attempt_of(event), event["step_applied"]) for _, event in events if event["event"] in STARTS]
-    attempts = {attempt_of(row) for _, row in rows}
-    ends = {each: min((step for attempt, step in starts if attempt > each), default=MAX_STEP) for each in attempts}
-    kept = []
-    for place, row in rows:
-        if check is not None:
-            check(path, row, place)
-        if row.get("event") == ROLLBACK or is_before(row, ends[attempt_of(row)]):
-            kept.append(row)
-    return kept
+    rows = read_jsonl(Path(folder) / file)
+    events = rows if file == EVENTS_FILE else read_jsonl(Path(folder) / EVENTS_FILE)
+    starts = [(attempt_of(event), event["step_applied"]) for event in events if event["event"] in STARTS]
+
+    def is_valid(row: dict[str, Any]) -> bool:
+        return all(is_before(row, step) for attempt, step in starts if attempt > attempt_of(row))
+
+    return [row for row in rows if is_valid(row)]
 
 
 def is_before(row: dict[str, Any], step: int) -> bool:
@@ -185,9 +111,6 @@ class JsonLines:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(exist_ok=resumes)
-        if self.path.stat().st_nlink > 1:  # hard-linked copies must not change
-            with replaced(self.path) as staging:
-                shutil.copyfile(self.path, staging)
         with open(self.path, "rb+") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return
@@ -199,7 +122,7 @@ class JsonLines:
         try:
             with open(self.path, "a") as file:
                 file.write(json.dumps(row) + "\n")
-                if row.get("event") in STARTS:  # after a power loss, rows of the new attempt must not outlive it
+                if row.get("event") == RESUME:  # after a power loss, rows of the new attempt must not outlive it
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
@@ -207,10 +130,8 @@ class JsonLines:
             raise
 
 
-def write_run_id(
-    folder: str | os.PathLike, run_id: str | None, step: int | None = None, made: int | None = None
-) -> None:
-    """Write a run's id (`None`: no run's), the weights' step and the steps `made` by then, next to weights."""
+def write_run_id(folder: str | os.PathLike, run_id: str | None, step: int | None = None) -> None:
+    """Write a run's id (`None`: no run's) and the weights' step next to weights."""
     path = Path(folder) / RUN_ID_FILE
     if run_id is None:
         path.unlink(missing_ok=True)
@@ -218,8 +139,6 @@ def write_run_id(
         content = {RUN_ID: run_id}
         if step is not None:
             content[STEP_OF_WEIGHTS] = step
-        if made is not None and made != step:
-            content[STEPS_MADE] = made
         replace_text(path, json.dumps(content) + "\n")
 
 
@@ -230,12 +149,6 @@ def saved_run_id(folder: str | os.PathLike) -> str | None:
 def saved_step(folder: str | os.PathLike) -> int | None:
     step = _read_key(Path(folder) / RUN_ID_FILE, STEP_OF_WEIGHTS)
     return step if type(step) is int else None
-
-
-def steps_made(folder: str | os.PathLike) -> int:
-    """Return the number of steps that a run had made when it saved its model; 0 if it is not known."""
-    made = _read_key(Path(folder) / RUN_ID_FILE, STEPS_MADE)
-    return made if type(made) is int else saved_step(folder) or 0
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
@@ -251,8 +164,8 @@ def _read_key(path: Path, key: str) -> Any:
 
 def weight_files(folder: str | os.PathLike) -> list[Path]:
     """Return the weight files of a model in a folder, sorted."""
-    found = [path for pattern in WEIGHTS for path in Path(folder).glob(pattern)]
-    return sorted(path for path in found if path.name != "training_args.bin" and path.is_file())
+    paths = [path for pattern in WEIGHTS for path in Path(folder).glob(pattern)]
+    return sorted(path for path in paths if path.name != "training_args.bin" and path.is_file())
 
 
 def weight_hashes(folder: str | os.PathLike) -> dict[str, str]:
@@ -289,90 +202,26 @@ def training_note(evaluation: dict[str, Any]) -> str:
     return f" ({count} of {evaluation['prompts']} prompts occur in the training set)"
 
 
-def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, Any]:
-    """Raises `InputError`: not JSON, not an object, or one of the `needed` keys is missing."""
-    content = read_text(path)
-    try:
-        content = parse_json(content)
-    except ValueError as error:
-        raise InputError(f"'{path}' is not JSON ({error}); create it again") from error
-    _check_keys(content, needed, f"'{path}'")
-    return content
-
-
-def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "create it again") -> None:
-    if not isinstance(content, dict):
-        raise InputError(f"{where} contains {short(content)}, not an object; {cure}")
-    for key in needed:
-        if key not in content:
-            raise InputError(f"{where} has no {key!r}; {cure}")
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """Raises `InputError`: there is no such file, or it is not a JSON object."""
+    return _read(path, json.loads)
 
 
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
-    """Raises `InputError`: not YAML, or not a mapping."""
-    content = parse_yaml(read_text(path), f"'{path}'")
-    if not isinstance(content, dict):
-        raise InputError(f"'{path}' contains a {type(content).__name__}; it must be a flat mapping of recipe keys")
-    return content
+    """Raises `InputError`: there is no such file, or it is not a YAML mapping."""
+    return _read(path, yaml.safe_load)
 
 
-def parse_yaml(content: str, said: str) -> Any:
-    """Raises `InputError`: not YAML, or rejected by [`YAML`]. `said` is its name in errors."""
+def read_content(path: Path) -> dict[str, Any]:
+    """Read a YAML or JSON file of a run."""
+    return read_yaml(path) if path.suffix == ".yaml" else read_json(path)
+
+
+def _read(path: str | os.PathLike, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        value = yaml.load(content, YAML)
-        json.dumps(value, default=str, skipkeys=True)  # a number of thousands of digits cannot be printed
-        return value
-    except yaml.MarkedYAMLError as error:
-        why = cut(error.problem or str(error))
-        if error.problem_mark:
-            why += f" (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"
-    except RecursionError:
-        why = "it is nested too deeply"
-    # Also from `!!int x` and the like.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-        why = cut(str(error))
-    raise InputError(f"{said} is not YAML: {why}.")
-
-
-class YAML(yaml.SafeLoader):  # not in C, where deep nesting crashes the process
-    """
-    Rejects a key that occurs twice, and aliases that expand beyond `MAX_YAML_VALUES` values: 300 bytes can expand to
-    gigabytes.
-    """
-
-    def compose_document(self):
-        node = super().compose_document()
-        _count_values(node, {})
-        return node
-
-
-def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
-    """
-    Count values with aliases expanded. `counts`, by node `id`, is 0 during a count. Raises `ComposerError`: too many,
-    a cycle, or a key that is not text or occurs twice.
-    """
-    if id(node) in counts:
-        if counts[id(node)] == 0:
-            raise ComposerError(None, None, "an anchor contains itself", node.start_mark)
-        return counts[id(node)]
-    counts[id(node)] = 0
-    total = 1
-    if isinstance(node, yaml.ScalarNode):
-        total += len(node.value) // LONG_TEXT
-    elif isinstance(node, yaml.SequenceNode):
-        total += sum(_count_values(one, counts) for one in node.value)
-    else:
-        seen = set()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise ComposerError(None, None, "a key is a list or a mapping; it must be text", key.start_mark)
-            name = (key.tag, key.value)
-            if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise ComposerError(None, None, f"the key {short(key.value)} is given twice", key.start_mark)
-            seen.add(name)
-            total += _count_values(value, counts)
-    if total > MAX_YAML_VALUES:
-        why = f"its aliases expand to more than {MAX_YAML_VALUES:,} values; write the values out"
-        raise ComposerError(None, None, why, node.start_mark)
-    counts[id(node)] = total
-    return total
+        content = parse(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"'{path}' cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"'{path}' contains a {type(content).__name__}, not a mapping")
+    return content

@@ -1,6 +1,5 @@
 """Cost and measurements of a step. Absent means not measured, never 0."""
 
-import logging
 import math
 import statistics
 import threading
@@ -8,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +14,6 @@ import torch
 from ..anchors import ANCHORS
 from ..kl import zero_masked
 
-
-logger = logging.getLogger(__name__)
 
 TOKENS_IN_LOSS = "tokens_in_loss"  # a count, not an entry of the row
 TOKENS_OF = "tokens of "  # prefix for the number of tokens of a mean
@@ -61,13 +57,6 @@ class Meter:
         self.timer.enter("update")
         self._utilization = Utilization(self.device)
         self._began = time.perf_counter()
-
-    def abandon_step(self) -> None:
-        if self.open:
-            self._utilization.end()
-        self._began = None
-        self.timer.clear()
-        self._clear()
 
     def counted(self, model: Callable[..., Any], kind: str) -> Callable[..., Any]:
         """Wrap a model so that each call counts, with its positions (padding included)."""
@@ -173,11 +162,8 @@ class StageTimer:
         span = self.enter(name)
         try:
             yield span
-        except BaseException:
-            with suppress(RuntimeError):  # a failed GPU fails again here, and would hide the first error
-                self.leave()
-            raise
-        self.leave()
+        finally:
+            self.leave()
 
     def enter(self, name: str) -> "Span":
         self._change()
@@ -215,10 +201,10 @@ class StageTimer:
 
     def _change(self) -> None:
         began = time.perf_counter()
-        now = self._moment()
+        moment = self._moment()
         if self.stack:
-            self._unread.append((self.stack[-1], self._since, now))
-        self._since = now
+            self._unread.append((self.stack[-1], self._since, moment))
+        self._since = moment
         self.overhead += time.perf_counter() - began
 
     def _moment(self) -> "float | torch.cuda.Event":
@@ -248,20 +234,9 @@ def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[st
         return {}
     row = {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
     torch.cuda.reset_peak_memory_stats(device)
-    try:
+    with suppress(Exception):  # as in `Utilization`
         row["gpu_utilization"] = statistics.fmean([*readings, torch.cuda.utilization(device)])
-    except ModuleNotFoundError:
-        warn_missing_nvml()
-    except Exception:  # as in `Utilization`
-        pass
     return row
-
-
-@cache
-def warn_missing_nvml() -> None:
-    """Warn once per process."""
-    package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
-    logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)
 
 
 class Utilization:
@@ -334,9 +309,9 @@ class Means(dict):
         equal = equal and weight * count == weights
         self[name] = [count + 1, total + value, weights + weight, weighted + value * weight, equal]
 
-    def merge(self, others: "Means") -> None:
-        for name, value in others.values_by_name().items():
-            self.add(name, value, others[name][2])
+    def merge(self, means: "Means") -> None:
+        for name, value in means.values_by_name().items():
+            self.add(name, value, means[name][2])
 
     def is_plain(self, name: str) -> bool:
         return name in self and self[name][4]

@@ -18,9 +18,9 @@ import yaml
 from ..cli.environment import git_commit, hardware, versions
 from ..embedded import shipped as embedded_base
 from ..supported import default_of
-from ..text import code_span, shell_quote, shell_words, spell_again
+from ..text import code_span, shell_quote, shell_words
 from .files import replace_text
-from .log_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML, weight_files
+from .log_files import CONFIG_FILE, ENV_FILE, RECORDED, RUN_ID, weight_files
 
 
 if TYPE_CHECKING:
@@ -32,11 +32,14 @@ ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
 
 
 def as_plain(value: Any) -> Any:
-    """Convert NumPy's values to Python's, other objects to `None`."""
-    plain = json.dumps(
-        value, default=lambda other: other.tolist() if hasattr(other, "tolist") else None, skipkeys=True
-    )
-    return json.loads(plain)
+    """Convert NumPy's values to Python's, sets to sorted lists, other objects to `None`."""
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, set):
+            return sorted(item)
+        return item.tolist() if hasattr(item, "tolist") else None
+
+    return json.loads(json.dumps(value, default=convert, skipkeys=True))
 
 
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
@@ -64,40 +67,19 @@ def write_env(
     run_dir: str | os.PathLike,
     args: Any,
     model: "torch.nn.Module",
-    execution: Mapping[str, Any],
+    execution: Mapping[str, Any] | None,
     base: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Write `env.json`. `execution` describes accelerations; `base` is the starting model."""
-    old_logps = args.old_logps_source
-    if args.reuse_obstacle:
-        old_logps += f": {args.reuse_obstacle}"
-    execution = {
-        "old_logps": old_logps,
-        "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
-        "loss": "trl + added penalty" if args.adds_penalty else "trl",
-        "zero_rows": "skipped" if args.skips_zero_rows else "computed",
-        **execution,
-    }
-    env = _describe_run(args, model, args.variant, base, run_id)
-    _write_env(run_dir, {**env, "execution": execution, "precision": args.precision_reason})
-
-
-def write_plain_env(
-    run_dir: str | os.PathLike, args: Any, model: "torch.nn.Module", variant: str, run_id: str
-) -> None:
-    """Write `env.json` of a run of TRL's own trainer."""
-    base = getattr(getattr(model, "config", None), "_name_or_path", None)
-    _write_env(run_dir, _describe_run(args, model, variant, base, run_id))
-
-
-def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str | None, run_id: str | None) -> dict:
+    """
+    Write `env.json`. `execution` describes accelerations, `None` a run of TRL's own trainer; `base` is the starting
+    model.
+    """
     revision = (args.model_init_kwargs or {}).get("revision")
-    return {
+    env = {
         RUN_ID: run_id,
-        "variant": variant,
+        "variant": RECORDED if execution is None else args.variant,
         "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
-        "model_class": _own_class(model),
         "quantization": _quantization(model),
         "seed": args.seed,
         "versions": {"python": platform.python_version(), **versions()},
@@ -107,22 +89,18 @@ def _describe_run(args: Any, model: "torch.nn.Module", variant: str, base: str |
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
-
-
-def _write_env(run_dir: str | os.PathLike, env: dict[str, Any]) -> None:
+    if execution is not None:
+        old_logps = args.old_logps_source
+        if args.reuse_obstacle:
+            old_logps += f": {args.reuse_obstacle}"
+        env["execution"] = {
+            "old_logps": old_logps,
+            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
+            "loss": "trl + added penalty" if args.adds_penalty else "trl",
+            "zero_rows": "skipped" if args.skips_zero_rows else "computed",
+            **execution,
+        }
     replace_text(Path(run_dir, ENV_FILE), json.dumps(env, indent=2) + "\n")
-
-
-def _own_class(model: "torch.nn.Module") -> str | None:
-    """Name a policy's class, if `AutoModelForCausalLM` would choose another."""
-    import transformers
-
-    policy = model.get_base_model() if hasattr(model, "get_base_model") else model
-    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(policy, "config", None)), None)
-    if made is None or isinstance(policy, made):
-        return None
-    # Sharding replaces a model's class by a subclass.
-    return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
 
 
 def _quantization(model: "torch.nn.Module") -> dict | None:
@@ -130,11 +108,6 @@ def _quantization(model: "torch.nn.Module") -> dict | None:
     config = getattr(getattr(model, "config", None), "quantization_config", None)
     return as_plain(config.to_dict() if hasattr(config, "to_dict") else config)
 
-
-# Weight files of up to READ_WHOLE bytes are hashed completely, larger ones by size and BLOCKS blocks.
-READ_WHOLE = 2**29
-BLOCK = 4096
-BLOCKS = 4096
 
 # A download in the Hub's cache: a local folder, but a Hub model.
 SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\](?P<commit>[0-9a-f]+)[/\\]?$")
@@ -152,14 +125,6 @@ class BaseModel:
     commit: str | None = None
     sha256: str | None = None
 
-    @property
-    def short_name(self) -> str:
-        return self.hub_id or Path(self.name).name
-
-    @property
-    def is_embedded(self) -> bool:
-        return embedded_base.is_embedded(self.name)
-
 
 def identify(name: str, revision: str | None = None) -> BaseModel:
     embedded = embedded_base.full_name(name)
@@ -174,22 +139,12 @@ def identify(name: str, revision: str | None = None) -> BaseModel:
 
 
 def fingerprint(name: str) -> str | None:
-    """
-    Return the SHA-256 of the weights in a local folder; for files larger than [`READ_WHOLE`], of size and evenly
-    spaced blocks.
-    """
+    """Return the SHA-256 of the weights in a local folder, two seconds per GB."""
     files = weight_files(name)
     digest = hashlib.sha256()
     for path in files:
-        size = path.stat().st_size
         with open(path, "rb") as file:
-            if size <= READ_WHOLE:
-                digest.update(file.read())
-                continue
-            digest.update(f"{size}".encode())
-            for start in (*range(0, size - BLOCK, size // BLOCKS), size - BLOCK):
-                file.seek(start)
-                digest.update(file.read(BLOCK))
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest() if files else None
 
 
@@ -214,9 +169,13 @@ def is_hub_name(name: str) -> bool:
 
 
 # Keys and values of recipes and command lines that log files and cards must not contain.
-SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
-NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
+SECRET_KEY = r"(?!(?:eos|pad|bos|unk|sep|cls|mask)_)\w*(?:token|password|secret|api_key)"
 SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+# Of a command whose words a NUL separates: an option, or a key of a mapping, and its value.
+SECRET_OPTIONS = re.compile(
+    rf"""\b({SECRET_KEY}\b["']?(?:\0(?!--)|\s*[=:]\s*))"""
+    r"""("[^"]*"|'[^']*'|[^\0,}]+)"""
+)
 
 
 def remove_secrets(config: Any) -> Any:
@@ -227,39 +186,17 @@ def remove_secrets(config: Any) -> Any:
         return [remove_secrets(value) for value in config]
     if not isinstance(config, dict):
         return config
-    named = [key for key in config if SECRET_KEYS.search(str(key)) and key not in NO_SECRETS]
-    return {key: remove_secrets(value) for key, value in config.items() if key not in named}
+    return {key: remove_secrets(value) for key, value in config.items() if not re.fullmatch(SECRET_KEY, str(key))}
 
 
 def spell_command(words: list[str]) -> str:
-    """Format a process's command without secrets or code, with `~` for the home folder."""
+    """Format a process's command without secrets."""
     python, *rest = words
     if rest and Path(rest[0]).name == "trl-prorl":
         python, *rest = rest
-    if "-c" in rest:  # code, not options
-        rest = rest[: rest.index("-c") + 1] + ["…"]
-    kept = [Path(python).name]
-    hides_next = False
-    for word in rest:
-        is_value = hides_next and not word.startswith("--")
-        option, equals, _ = word.partition("=")
-        is_secret = option.startswith("--") and not remove_secrets({option[2:].replace("-", "_"): 0})
-        hides_next = is_secret and not equals
-        if not is_value and not is_secret:
-            kept.append(_without_secret(word))
-    command = " ".join(map(shell_quote, kept))
-    home = str(Path.home()).rstrip("/")
-    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", command) if home else command
-
-
-def _without_secret(word: str) -> str:
-    if "{" not in word:
-        return remove_secrets(word)
-    key, brace, mapping = word.partition("{")
-    try:
-        return key + str(remove_secrets(yaml.load(brace + mapping, YAML)))
-    except yaml.YAMLError:
-        return "[removed]"
+    joined = remove_secrets("\0".join([Path(python).name, *rest]))
+    shown = SECRET_OPTIONS.sub(r"\1[removed]", joined).split("\0")
+    return " ".join(map(shell_quote, shown))
 
 
 def plugin_options(env: dict[str, Any]) -> str:
@@ -291,13 +228,8 @@ def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
     return "".join(f" {shell_quote(str(word))}" for word in words)
 
 
-def script_of(env: dict[str, Any]) -> str:
-    command = spell_again(env.get("command") or "")
-    return f" ({code_span(command)})" if command else ""
-
-
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
     command = code_span(passk_command(config, env, run_dir))
     if config.get("task"):
         return command
-    return f"`evaluate(trainer, rows, verifier)` at the end of the script{script_of(env)} or {command}"
+    return f"`evaluate(trainer, rows, verifier)` at the end of the script or {command}"

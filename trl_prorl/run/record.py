@@ -18,7 +18,7 @@ from ..kl import Anchors, completion_mask, has_advantage
 from ..parts import Event, MicroBatch, Part
 from ..rollout import RolloutResult
 from .columns import METRICS
-from .log_files import ATTEMPT, EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, RESET, ROLLBACK, JsonLines, next_attempt
+from .log_files import ATTEMPT, EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, RESET, JsonLines, next_attempt
 from .meter import TOKENS_IN_LOSS, Means, Meter
 
 
@@ -79,19 +79,15 @@ class Recorder(Part):
         self.attempt = 0
         self.metrics = self.events = self.evaluations = None
         self.update_norm: UpdateNorm | None = None
-        self.begin()
-
-    def optimizer_made(self, optimizer) -> None:
-        if self.update_norm is None and self.args.log_update_norm:
-            self.update_norm = UpdateNorm(optimizer)
-
-    def begin(self) -> None:
         self.kl_ref: float | None = None  # of the last finished step
         # Generation batches of the current step, ours and TRL's means; the newest is last.
         self._batches: list[tuple[Means, Means]] = []
         self.since_log = Means()  # by the names of the log
         self._begin_row()
-        self.meter.abandon_step()
+
+    def optimizer_made(self, optimizer) -> None:
+        if self.update_norm is None and self.args.log_update_norm:
+            self.update_norm = UpdateNorm(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "batches": self._batches, "since_log": self.since_log}
@@ -174,12 +170,12 @@ class Recorder(Part):
         of_row = LOGGED | {name: name for name in TOKEN_MEANS if name in metered}
         for name in of_row:
             of_trl.pop(name, None)
-        own: dict[str, float | None] = {"step": step, ATTEMPT: self.attempt}
-        row = own | {COLUMNS.get(name, name): value for name, value in of_trl.values_by_name().items()}
+        place: dict[str, float | None] = {"step": step, ATTEMPT: self.attempt}
+        row = place | {COLUMNS.get(name, name): value for name, value in of_trl.values_by_name().items()}
         row |= measured.values_by_name()
         row |= metered
         row["beta"] = self.anchors.primary.coefficient if self.anchors.primary else 0.0
-        row |= self.of_step | own  # other metrics may have the same names
+        row |= self.of_step | place  # other metrics may have the same names
         self._begin_row()
         if self.update_norm is not None:
             row["update_norm"] = self.update_norm.take()
@@ -210,8 +206,6 @@ class Recorder(Part):
         return values
 
     def on_event(self, event: Event) -> None:
-        if event["event"] == ROLLBACK:
-            self.attempt += 1
         event[ATTEMPT] = self.attempt
         if event["event"] == RESET:
             self.since_log.add("prorl/resets", 1.0)

@@ -15,16 +15,18 @@ from transformers import TrainerCallback
 
 from .log_files import (
     ATTEMPT,
+    CONFIG_FILE,
+    ENV_FILE,
     EVALUATIONS_FILE,
     EVENTS_FILE,
+    LOG_FILES,
     METRICS_FILE,
-    RECORDED,
     RESUME,
     JsonLines,
     next_attempt,
     recorded_run_id,
 )
-from .provenance import write_config, write_plain_env
+from .provenance import write_config, write_env
 from .record import COLUMNS, evaluation_row
 
 
@@ -56,9 +58,10 @@ class RunRecorder(TrainerCallback):
             return
         folder = Path(args.output_dir)
         resumes = state.global_step > 0
-        if not resumes and (folder / METRICS_FILE).exists():
+        names = [name for name in (*LOG_FILES, ENV_FILE, CONFIG_FILE) if (folder / name).exists()]
+        if names and not resumes:
             raise ValueError(
-                f"output_dir={args.output_dir!r} has the {METRICS_FILE} of another run. Choose another output_dir, or "
+                f"output_dir={args.output_dir!r} has the {names[0]} of another run. Choose another output_dir, or "
                 "resume that run with resume_from_checkpoint=True."
             )
         self.attempt = next_attempt(folder) if resumes else 0
@@ -69,7 +72,8 @@ class RunRecorder(TrainerCallback):
             step = state.global_step
             events.write({"event": RESUME, ATTEMPT: self.attempt, "step_requested": step, "step_applied": step})
         run_id = recorded_run_id(folder) or uuid.uuid4().hex
-        write_plain_env(folder, args, model, RECORDED, run_id)
+        base = getattr(getattr(model, "config", None), "_name_or_path", None)
+        write_env(folder, args, model, None, base, run_id)
         write_config(folder, args)
         self._seconds: list[float] = []  # of the steps since the last log
 

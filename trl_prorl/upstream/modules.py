@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from peft import PeftModel
 
 from ..parts import Part
@@ -49,6 +50,11 @@ class Modules(Part):
         if self._parameters is None:
             self._parameters = dict(self._model().named_parameters())
         return self._parameters
+
+
+def is_sharded(accelerator) -> bool:
+    """Return whether FSDP or DeepSpeed divides weights, gradients or the optimizer's state."""
+    return accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
 def unwrap_adapter(model: torch.nn.Module) -> torch.nn.Module:

@@ -16,7 +16,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
 from peft.utils.other import TrainableTokensWrapper
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -28,7 +28,6 @@ from transformers import (
 )
 
 from ..errors import InputError
-from ..run.shapes import INDEX_FILES, read_shaped
 from ..text import cut, one_line, short
 
 
@@ -132,37 +131,17 @@ def load_model(
     init.setdefault("trust_remote_code", False)
     place = {key: init[key] for key in ("revision", "subfolder", "trust_remote_code") if key in init}
     with whole_weights(name), refuse_code(name):
-        config = read_config(name, "attn_implementation" in init, **place)
-        kind = kind or named_class(config)
+        if "attn_implementation" not in init:
+            refuse_kernel(name, **place)
+        kind = kind or named_class(AutoConfig.from_pretrained(name, **place))
         model = kind.from_pretrained(name, **init)
     if adapter is None:
         return model
     with whole_weights(adapter), refuse_code(adapter):
-        _check_ranks(Path(adapter))
         model = PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
     if not is_trainable:
         untie_adapted(model)
     return model
-
-
-def _check_ranks(adapter: Path) -> None:
-    """
-    Raise [`InputError`] for a rank larger than every side of an adapter's tensors: PEFT allocates the factors before
-    it reads the file.
-    """
-    file = adapter / SAFETENSORS_WEIGHTS_NAME
-    if not file.is_file():
-        return
-    config = read_shaped(adapter / "adapter_config.json")
-    with safe_open(file, framework="pt") as tensors:
-        sides = [side for key in tensors.keys() for side in tensors.get_slice(key).get_shape()]  # noqa: SIM118
-    most = max(sides, default=0)
-    for rank in (config.get("r"), *(config.get("rank_pattern") or {}).values()):
-        if isinstance(rank, int) and rank > most:
-            raise InputError(
-                f"{adapter / 'adapter_config.json'} has a rank of {short(rank)}, and its factors are missing in "
-                f"{file.name}, where no tensor has a side of more than {most}: save or download the adapter again."
-            )
 
 
 def untie_adapted(model: PeftModel) -> None:
@@ -186,31 +165,15 @@ def _without_adapter(module: torch.nn.Module) -> torch.nn.Module:
     return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
 
 
-def read_config(name: str | Path, sets_attention: bool = False, **place) -> PreTrainedConfig:
-    """
-    Return a model's configuration. An `attn_implementation` of the loader (`sets_attention`) takes precedence. Raises
-    `InputError`: an encoder-decoder, or a kernel to download from the Hub.
-    """
-    if not sets_attention:
-        refuse_kernel(name, **place)
-    config = AutoConfig.from_pretrained(name, **place)
-    check_decoder(config, name)
-    return config
-
-
-def check_decoder(config: PreTrainedConfig, name: str | Path) -> None:
-    """Raise [`InputError`] for an encoder-decoder: its completions do not continue a row."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(
-            f"model={str(name)!r} is an encoder-decoder (model_type {config.model_type!r}): causal language models "
-            "are supported, whose completions continue the prompt."
-        )
+def place_of(init: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of [`PLACE`] that are set."""
+    return {name: value for name, value in (init or {}).items() if name in PLACE and value is not None}
 
 
 def refuse_kernel(name: str | Path, **place) -> None:
     """Raise [`InputError`] for a configuration that would run a kernel from the Hub."""
     keys, _ = PreTrainedConfig.get_config_dict(name, **place)
-    kernel = _find_kernel(keys)
+    kernel = find_kernel(keys)
     if kernel is not None:
         raise InputError(
             f"{name}: attn_implementation={short(kernel)} in its config.json is a kernel that would be downloaded and "
@@ -218,45 +181,21 @@ def refuse_kernel(name: str | Path, **place) -> None:
         )
 
 
-def _find_kernel(keys: Mapping[str, Any]) -> Any:
+def find_kernel(keys: Mapping[str, Any]) -> Any:
     """Return an attention, at any depth, that names a Hub repository."""
     for key, value in keys.items():
         if "attn_implementation" in key and "/" in str(value):
             return value
-        inner = _find_kernel(value) if isinstance(value, dict) else None
+        inner = find_kernel(value) if isinstance(value, dict) else None
         if inner is not None:
             return inner
     return None
-
-
-def place_of(init: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of [`PLACE`] that are set."""
-    return {name: value for name, value in (init or {}).items() if name in PLACE and value is not None}
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a model's configuration that can change a log-probability, at any depth."""
     held = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
     return {name: settings_of(value) if isinstance(value, Mapping) else value for name, value in held.items()}
-
-
-def differing_settings(config: PreTrainedConfig, name: str, init: Mapping[str, Any]) -> list[str]:
-    """
-    Name the settings of a model in memory that those of its folder or Hub name do not have when it is loaded with the
-    arguments `init`; none if that cannot be read.
-    """
-    place = place_of(init)
-    try:
-        named = AutoConfig.from_pretrained(name, trust_remote_code=False, **place)
-        settings = {key: init[key] for key in init.keys() & named.to_dict().keys() - NO_SETTINGS}
-        named = AutoConfig.from_pretrained(name, trust_remote_code=False, **place, **settings)
-    except (OSError, ValueError):
-        return []
-    if type(named) is not type(config):  # the text model of one that sees
-        named = named.get_text_config()
-    own, other = (settings_of(one.to_dict()) for one in (config, named))
-    differing = [key for key in own.keys() | other.keys() if own.get(key) != other.get(key)]
-    return sorted(key for key in differing if key not in NO_SETTINGS and "drop" not in key)
 
 
 def named_class(config: PreTrainedConfig) -> type:
@@ -294,26 +233,13 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             tensor.copy_(held[name])
 
 
-def check_files(folder: Path) -> None:
-    held = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                held |= dict.fromkeys(tensors.keys(), file.name)
-        except SafetensorError as error:
-            raise InputError(f"{file} is truncated or corrupt ({error}): save or download it again.") from error
-    for index in filter(Path.is_file, (folder / name for name in INDEX_FILES)):
-        named = read_shaped(index)["weight_map"]
-        refuse_keys(index, missing=[name for name in named if held.get(name) != named[name]])
-
-
 def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
     """
     Load a saved model's weights by `from_pretrained`: names in the file may differ from the modules'. Raises
     `InputError`: other weights.
     """
     with whole_weights(folder), torch.random.fork_rng():
-        read_config(folder)
+        refuse_kernel(folder)
         saved = type(model).from_pretrained(folder, dtype="auto", trust_remote_code=False)
     model.load_state_dict(saved.state_dict())
 

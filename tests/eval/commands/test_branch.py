@@ -16,7 +16,7 @@ from run_record import error_lines, hash_files, read_events, read_rows, without_
 from trl_prorl.cli.command_line import check_arguments
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval import branch, trial
-from trl_prorl.run.folder import FolderLock
+from trl_prorl.run.folder import RunFolder
 from trl_prorl.run.provenance import fingerprint
 from trl_prorl.train import parse_recipe, run
 
@@ -268,11 +268,10 @@ def test_runs_that_cannot_be_continued_so(run_dir, here, capsys):
 
 def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp_path):
     out = run_dir.with_name("a-branch-2")
-    lock = FolderLock(out / "keep")
-    lock.hold()
+    out.mkdir()
     (out / "branch.json").write_text(json.dumps(branch.identify(run_dir, run_dir / "checkpoint-2")))
-    assert try_all(run_dir, ["ref_reset"]) == 2
-    lock.release()
+    with RunFolder(out / "keep").held():
+        assert try_all(run_dir, ["ref_reset"]) == 2
     assert here == []
     # The run has begun again, and has come to this step once more.
     (out / "branch.json").write_text(json.dumps({**branch.identify(run_dir, run_dir / "checkpoint-2"), "run": "a"}))
@@ -301,7 +300,7 @@ def test_nothing_is_written_through_a_link_of_a_stranger(run_dir, here, capsys, 
     path.symlink_to(project / "config.yaml" if "." in link[1:] and "/" not in link else project)
     assert try_all(run_dir, ["ref_reset"]) == 2
     (line,) = error_lines(capsys.readouterr().err)
-    assert "a-branch-2" in line and link in line
+    assert "a-branch-2" in line and Path(link).name in line
     assert hash_files(project) == before
     assert here == []
 
@@ -322,7 +321,7 @@ def test_a_link_in_a_checkpoint_brings_no_file_of_the_machine_into_a_branch(run_
     (run_dir / "checkpoint-2" / ".x").mkdir()
     (run_dir / "checkpoint-2" / ".x" / "a").symlink_to(tmp_path / "id_rsa")
     assert try_all(run_dir, ["ref_reset"]) == 2
-    assert "checkpoint-2/.x/a'" in capsys.readouterr().err
+    assert str(tmp_path / "id_rsa") in capsys.readouterr().err
     assert "secret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("a-branch-2/**/a"))
 
 
@@ -342,7 +341,9 @@ def test_a_kill_of_a_trial_and_of_the_command(run_dir):
     def child(name):
         """The process that trains a trial, once it has done a step there."""
         wait_for(lambda: (out / name / "metrics.jsonl").is_file() and len(read_rows(out / name)) > 2, process)
-        return int((out / name / "run.lock").read_text().split()[1])
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (pid,) = (pid for pid in children if str(out / name) in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+        return int(pid)
 
     def is_gone(pid):
         return (

@@ -165,8 +165,7 @@ def test_a_recipe_that_limits_hacking_and_was_trained_already(folder, capsys):
 @pytest.mark.parametrize(
     "argv, said",
     [
-        (["--beta", "0"], "beta=0"),
-        (["--train_rows", "4"], "4 prompts"),
+        (["--optimizer_reset", "nope"], "nope"),
         (["--prompts", "1"], "--prompts 1"),
         (["--json", "held"], "--json held"),
     ],
@@ -182,6 +181,11 @@ def test_it_fails_as_the_run_would(folder, capsys, argv, said):
     (error,) = capsys.readouterr().err.splitlines()
     assert said in error
     assert list(folder.iterdir()) == [folder / "held"]
+
+
+def test_a_training_set_that_makes_no_step_stops_it(folder, capsys):
+    assert main(["--config", RECIPE, "--train_rows", "4"]) == 1
+    assert "train_rows" in capsys.readouterr().out
 
 
 def test_what_else_a_recipe_can_ask_for(folder):

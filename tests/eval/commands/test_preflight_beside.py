@@ -126,13 +126,6 @@ def test_ours_trains_after_it_as_without_it(keys, make_trainer, weights, tmp_pat
     assert json.dumps(others) == json.dumps(again)
 
 
-def test_a_roll_back_remembers_no_reward_of_it(make_trainer):
-    trainer = make_trainer(ProRLTrainer, max_steps=4, rollback=1, save_strategy="steps", save_steps=2)
-    preflight(trainer, prompts=4)
-    part = trainer.parts["rollback"]
-    assert list(part._rewards) == part.values == []
-
-
 def test_an_optimizer_of_a_script_has_no_hook_more_after_it(make_trainer, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -81,10 +81,11 @@ def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_
     assert main([str(well)]) == 0
     assert main([str(well.parent)]) == 1  # a folder of runs
     assert len(capsys.readouterr().out.splitlines()) == 6
+    ill = ill.rename(ill.with_name("ill\x1b[2J\u202e"))
     (ill / "env.json").write_text("{")
     assert main([str(well.parent)]) == 0
     well_line, left_out = capsys.readouterr().out.splitlines()
-    assert "well" in well_line and "env.json" in left_out
+    assert "well" in well_line and "env.json" in left_out and left_out.isprintable()
 
 
 def test_a_kl_that_holds_the_policy_is_named_while_the_reward_rises(read_run):

@@ -6,7 +6,7 @@ from tool_run import Adds, rewarded, speaks
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
-from trl_prorl import ProRLTrainer, evaluate, preflight
+from trl_prorl import ProRLTrainer, preflight
 from trl_prorl.eval.readiness.samples_of import sample_rows
 
 
@@ -90,16 +90,3 @@ def test_removed_columns_are_missing_as_in_training(make_trainer):
     assert findings["first samples and steps"].number == "the run stops"
     assert not any(what.startswith("base pass rate") for what in findings)  # nothing was rewarded with the answer
     assert "'answer'" in findings["first samples and steps"].change
-
-
-def test_prompts_that_a_transform_makes(make_trainer, run):
-    def ask(rows):
-        return {"prompt": [f"say {number}" for number in rows["n"]]}
-
-    rows = Dataset.from_dict({"n": [*range(16)]}).with_transform(ask)
-    for cls in (GRPOTrainer, ProRLTrainer):
-        trainer = make_trainer(cls, trainer_kwargs={"train_dataset": rows, "eval_dataset": rows}, max_steps=1)
-        findings = {finding.what: finding for finding in preflight(trainer, prompts=2)}
-        assert findings["prompts of validation in train"].number == "16 of 16"
-    trained = run(trainer_kwargs={"train_dataset": rows}, max_steps=1)
-    evaluate(trained, rows, lambda completion, row: "5" in completion, n=2)

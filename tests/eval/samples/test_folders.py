@@ -13,17 +13,23 @@ import pandas as pd
 import pytest
 import yaml
 from run_record import error_lines, hash_files
+from transformers import LlavaConfig
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import passk
 from trl_prorl.eval.samples import sampling
 from trl_prorl.eval.samples import store as store_module
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import base_model_errors, load_tokenizer, revision_of_base
+from trl_prorl.eval.samples.models import (
+    base_model_errors,
+    load_base_model,
+    load_tokenizer,
+    revision_of_base,
+    settings_of_base,
+)
 from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.eval.samples.store import COLUMNS, SampleStore
 from trl_prorl.run.provenance import fingerprint
-from trl_prorl.upstream.weights import check_files, load_model
 
 
 @pytest.fixture
@@ -69,10 +75,8 @@ def test_what_looks_like_a_name_and_was_a_folder(project):
     assert found == {"model_name_or_path": str(project / "models/base")}
 
 
-@pytest.mark.parametrize("read_whole", [2**29, 2**20])
-def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch, read_whole):
+def test_another_base_model_of_the_same_path_is_passed_over(project):
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
-    monkeypatch.setattr("trl_prorl.run.provenance.READ_WHOLE", read_whole)
     run = project / "runs/study/A"
     config = {"model_name_or_path": "runs/embedded/7b"}
     here = Path("runs/embedded/7b")
@@ -136,7 +140,7 @@ def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
         capsys.readouterr()
         assert main(["--run", str(run_dir), *(["--dry-run"] if name == "push" else [])]) == 2
         (line,) = error_lines(capsys.readouterr().err)
-        assert f"link '{link.relative_to(run_dir)}'" in line
+        assert str(run_dir) in line and link.name in line and str(target) in line
         link.unlink()
     assert hash_files(mine) == before
     assert not task.seen
@@ -149,7 +153,8 @@ def test_a_link_out_of_the_base_s_folder(run_dir, base, task, mine, tmp_path, ca
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "merges.txt").symlink_to(mine / "id_rsa")
     assert passk.main(["--run", str(run_dir)]) == 2
-    assert f"'{folder}' contains the link 'merges.txt'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert str(folder) in error and "merges.txt" in error
 
 
 @pytest.mark.parametrize("name", ["passk", "drift"])
@@ -158,7 +163,7 @@ def test_a_pipe_in_place_of_weights_is_one_line(run_dir, task, capsys, name):
     os.mkfifo(run_dir / "adapter_model.safetensors")
     assert importlib.import_module(f"trl_prorl.eval.{name}").main(["--run", str(run_dir)]) == 2
     (line,) = error_lines(capsys.readouterr().err)
-    assert "'adapter_model.safetensors', which is no regular file" in line
+    assert str(run_dir / "adapter_model.safetensors") in line
 
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('PWNED').touch()\nraise ImportError('it ran')\n"
@@ -191,6 +196,29 @@ def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path,
     (line,) = error_lines(capsys.readouterr().err)
     assert "has code of its own" in line
     assert not list(tmp_path.rglob("PWNED"))
+
+
+@pytest.mark.parametrize("asked", [{"trust_remote_code": True}, {"weights_only": False}])
+def test_a_model_s_files_declare_no_argument_of_its_loader(base, tmp_path, asked):
+    """A stranger's config.yaml has the argument, and config.json beside it a setting of that name."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    marker = tmp_path / "PWNED"
+    (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\nraise ImportError\n")
+    settings = json.loads((folder / "config.json").read_text()) | dict.fromkeys(asked)
+    settings["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    config = {"model_name_or_path": str(folder), "model_init_kwargs": {**asked, "attention_dropout": 0.25}}
+    assert settings_of_base(config) == {"attention_dropout": 0.25}
+    assert load_base_model(config).config.attention_dropout == 0.25
+    assert not marker.exists()
+
+
+def test_a_run_s_settings_name_no_kernel_for_a_part_of_its_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LlavaConfig().to_dict()))
+    settings = {"text_config": {"attn_implementation": "kernels-community/flash-attn2"}}
+    config = {"model_name_or_path": str(tmp_path), "model_init_kwargs": settings}
+    with pytest.raises(InputError, match="kernels-community"):
+        settings_of_base(config)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +255,6 @@ def test_a_chat_template_that_makes_no_prompt_or_a_huge_one_is_one_line(base, te
         ("adapter_config.json", {"lora_alpha": 1e308}),
         ("base/config.json", {"rms_norm_eps": float("nan")}),
         ("base/config.json", {"return_dict": False}),
-        ("base/config.json", {"is_encoder_decoder": True}),
     ],
     ids=str,
 )
@@ -240,29 +267,6 @@ def test_a_model_that_computes_nothing_is_one_line(run_dir, base, task, capsys, 
     assert passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"]) == 2
     (line,) = error_lines(capsys.readouterr().err)
     assert str(run_dir) in line
-
-
-@pytest.mark.parametrize("content", ["[", "[]", "5", "[" * 100_000, '{"r": "x", "peft_type": "LORA"}', "{}"])
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "adapter_config.json"])
-def test_a_damaged_file_of_a_model_is_one_line(run_dir, base, name, content):
-    if name == "tokenizer_config.json" and content.startswith("{"):
-        pytest.skip("other keys are no damage there")
-    (run_dir / name).write_text(content)
-    with pytest.raises(ValueError) as raised:
-        if name == "adapter_config.json":
-            load_model(base, run_dir)
-        else:
-            load_tokenizer(run_dir)
-    assert isinstance(raised.value, InputError)
-    assert str(run_dir) in str(raised.value)
-    assert len(str(raised.value)) < 500
-
-
-@pytest.mark.parametrize("content", ["{}", "[", "[" * 100_000, "[]", '{"weight_map": 5}', '{"weight_map": ["a"]}'])
-def test_a_damaged_index_of_weights_is_one_line(tmp_path, content):
-    (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(InputError, match="index.json"):
-        check_files(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ import trl_prorl.tasks
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples import run_samples as held_out
+from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.run_samples import HeldOut, plan
 from trl_prorl.eval.samples.store import SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
@@ -386,17 +386,6 @@ def test_what_is_added_to_a_store_comes_back_once_and_in_order(tmp_path):
     assert json.loads((store.folder / "_settings.json").read_text()) == {"seed": 0}
 
 
-def test_on_a_file_system_without_locks_an_evaluation_goes_on(tmp_path, monkeypatch):
-    def refuse(*args):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    store = SampleStore(tmp_path, "base", {})
-    with store.exclusive():
-        store.add([sample_row("a", 0)])
-    assert len(store.frame()) == 1
-
-
 def test_rows_are_named_by_content():
     first = {"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"}
     second = {**first, "answer": "3"}
@@ -440,3 +429,11 @@ def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
 def test_an_unknown_split_is_named_as_the_option(run_dir):
     with pytest.raises(InputError, match="--split tets.* must be one of train, validation, test"):
         HeldOut(run_dir, "tets", 2, name=TaskName.parse("sorting"))
+
+
+@pytest.mark.parametrize("form", ["column", "message"])
+def test_rows_with_images_are_not_evaluated_as_text(form):
+    texts, images = ([{"role": "user", "content": [part]}] for part in ({"type": "text"}, {"type": "image"}))
+    rows = {"prompt": [texts, images]} if form == "message" else {"prompt": ["a", "b"], "image": [None, "b.png"]}
+    with pytest.raises(InputError, match=r"\[1\]"):
+        OwnRows(Dataset.from_dict(rows), lambda completion, row: True)

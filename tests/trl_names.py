@@ -7,20 +7,10 @@ installed code is searched for these names.
 
 import inspect
 import itertools
-import logging
-from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from types import CodeType, FunctionType
 from typing import Any
 
-from packaging.version import Version
-
-from ..errors import InputError
-from ..supported import VERSIONS
-
-
-logger = logging.getLogger(__name__)
 
 CLASSES = {
     "GRPOConfig": "trl.trainer.grpo_config",
@@ -49,7 +39,6 @@ CALLS = {
     "Trainer._inner_training_loop": (
         "get_train_dataloader",
         "create_optimizer",
-        "create_scheduler",
         "_load_optimizer_and_scheduler",
         "on_train_begin",
         "_evaluate",
@@ -96,22 +85,14 @@ VLLM_CALLS = {
 }
 
 
-@cache
 def check_names(trainer: type, with_vllm: bool = False) -> None:
     """
-    Raise an error if TRL or transformers lacks a method that we override, or no longer calls it. Runs once per
-    process.
-
-    Args:
-        trainer (`type`): Our trainer.
-        with_vllm (`bool`, *optional*): Whether TRL samples with vLLM.
-
-    Raises:
-        InputError: A library does not fit.
+    Raise `ValueError` if TRL or transformers lacks a method that our trainer overrides, or no longer calls it. With
+    `with_vllm`, if TRL samples otherwise with vLLM.
     """
     ours = {}
     for cls in trainer.__mro__:
-        if cls.__module__.partition(".")[0] == __package__.partition(".")[0]:
+        if cls.__module__.partition(".")[0] == "trl_prorl":
             ours = {**vars(cls), **ours}
     grpo = _find_class("GRPOTrainer")
     for name, method in ours.items():
@@ -121,48 +102,6 @@ def check_names(trainer: type, with_vllm: bool = False) -> None:
             _check_arguments(owner, method, original)
     for method, calls in (VLLM_CALLS if with_vllm else CALLS).items():
         _check_calls(method, calls, grpo, ours)
-
-
-@cache
-def check_untested(is_main: bool) -> None:
-    """
-    Check the numbers of an untested TRL, and warn of libraries newer than the tested versions. Runs once per process.
-
-    Args:
-        is_main (`bool`): Whether this process shows warnings.
-
-    Raises:
-        InputError: TRL computes another number than trl-prorl relies on.
-    """
-    if version("trl") != VERSIONS["trl"]:
-        from .numbers import find_incompatibility
-
-        found = find_incompatibility(_find_class("GRPOTrainer"), _find_class("GRPOConfig"))
-        if found is not None:
-            raise InputError(incompatible("trl", found))
-    for library, tested in VERSIONS.items():
-        installed = version(library)
-        if is_main and _minor(installed) > _minor(tested):
-            logger.warning(
-                "%s %s is newer than the newest tested version, %s. It passed the compatibility check. To be safe: %s",
-                library,
-                installed,
-                tested,
-                _cure(library),
-            )
-
-
-def with_cure(error: ImportError) -> ImportError:
-    """Add the tested version to an import error, if a name of TRL or transformers has moved."""
-    library = (error.name or "").partition(".")[0]
-    if library not in VERSIONS or error.name == library:  # else it is not installed
-        return error
-    return ImportError(incompatible(library, error.msg), name=error.name, path=error.path)
-
-
-def incompatible(library: str, what: str) -> str:
-    cure = f"Install the newest tested version, {VERSIONS[library]}: {_cure(library)}."
-    return f"{library} {version(library)} is not supported: {what}. {cure}"
 
 
 def _check_arguments(owner: type, method: FunctionType, original: FunctionType) -> None:
@@ -224,13 +163,5 @@ def _find_class(name: str) -> type:
     return getattr(import_module(CLASSES[name]), name)
 
 
-def _minor(of: str) -> tuple[int, ...]:
-    return Version(of).release[:2]
-
-
-def _cure(library: str) -> str:
-    return f'pip install "{library}=={".".join(map(str, _minor(VERSIONS[library])))}.*"'
-
-
 def _refuse(owner: type, what: str) -> None:
-    raise InputError(incompatible(owner.__module__.partition(".")[0], f"{owner.__name__}{what}"))
+    raise ValueError(f"{owner.__name__}{what}")

@@ -1,9 +1,8 @@
 """
 TRL's defaults, advantages and loss, compared with closed forms on fixed tensors.
 
-`names.py` finds a missing name, but not `max` in the place of `min`, another normalisation or a flipped default.
-TRL's own methods are called on an instance without a model: 0.2 s for all cases. The tests run them, and every run
-with an untested TRL.
+`trl_names.py` finds a missing name, but not `max` in the place of `min`, another normalisation or a flipped default.
+TRL's own methods are called on an instance without a model: 0.2 s for all cases.
 """
 
 import math
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..kl import Aggregation, importance_ratio, kl_penalty
-from ..rollout import weighted_sum
-from ..supported import IMPORTANCE_LEVELS, LOSS_TYPES
+from trl_prorl.kl import Aggregation, importance_ratio, kl_penalty
+from trl_prorl.rollout import weighted_sum
+from trl_prorl.supported import IMPORTANCE_LEVELS, LOSS_TYPES
 
 
 # By key of `GRPOConfig`: what a run trains if a recipe does not set the key.
