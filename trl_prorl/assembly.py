@@ -26,6 +26,7 @@ from .extras.vllm import (
 )
 from .fast.acceleration import Acceleration
 from .parts import Part
+from .upstream.modules import is_sharded
 from .watch import StopReason, configured_alarms
 
 
@@ -52,7 +53,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
         seed_requests(trainer.vllm_generation, RequestSeeds(trainer))
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
-    elif trainer.use_vllm and is_peft_model(policy):
+    elif trainer.use_vllm and is_peft_model(policy) and not is_sharded(trainer.accelerator):
         check_merged(policy)
         trainer.wrap_synced_weights(partial(merge_in_copies, trainer.vllm_generation.model))
     args.disable_fast_unless(check_dropout, trainer.model)

@@ -179,7 +179,7 @@ def snapshot_schedule(scheduler) -> dict[str, Any]:
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     """Reset a schedule (or Accelerate's wrapper of it) and its learning rates to [`snapshot_schedule`]."""
     inner = getattr(scheduler, "scheduler", scheduler)
-    base_rates = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
+    base_rates = getattr(inner, "base_lrs", None)  # a resume may have changed them
     inner.load_state_dict(copy.deepcopy(start["state"]))
     for place, group in enumerate(inner.optimizer.param_groups):
         rate = start["lrs"][place]

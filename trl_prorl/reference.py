@@ -35,7 +35,7 @@ from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, Batch, has_advantage, zero_masked
-from .upstream.modules import Parameters
+from .upstream.modules import Parameters, is_sharded
 from .upstream.weights import copy_tensors, settings_of
 
 
@@ -212,7 +212,7 @@ class AnchorModels:
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
                 reference.move(1.0)
-            elif not is_other:
+            elif not is_other and not is_sharded(trainer.accelerator):
                 warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
@@ -276,7 +276,6 @@ class Reference:
         """
         if mix == 0.0:
             return
-        # torch's foreach copy does not support the DTensors of FSDP2.
         for ref, policy in self.pairs():
             if mix == 1.0 or not ref.is_floating_point():
                 ref.data.copy_(policy.data)
@@ -387,9 +386,8 @@ class InitialAdapter:
         if is_trained:
             held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
         self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
-        self.config = (
-            deepcopy(policy.peft_config.get("default")) if is_trained else None
-        )  # growth changes the policy's
+        # A copy: growth changes the policy's.
+        self.config = deepcopy(policy.peft_config.get("default")) if is_trained else None
 
     @contextmanager
     def as_initial_policy(self) -> Iterator[None]:

@@ -223,8 +223,8 @@ SCHEDULES = {
 
 def check_adapter(config: Any | None, keys: str) -> None:
     """
-    Raise `InputError` for an adapter that a reference or a copy of the starting policy (of `keys`) would not score as
-    it is trained.
+    Raise `InputError` for an adapter that a reference, a copy of the starting policy or vLLM (by `keys`) would not
+    score or sample as it is trained.
     """
     if config is None:
         return

@@ -508,7 +508,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Generate as TRL does, or compactly, without the model's own generation config."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and does not cast them back.
-            casts_weights = self.use_transformers_continuous_batching
+            casts_weights = self.use_transformers_continuous_batching and not is_sharded(self.accelerator)
             with keep_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         with profiling_context(self, "transformers.generate"):
@@ -799,7 +799,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """Add the row of a step. `on_step_end` would be too early: a callback that is added later runs after it."""
         # Also called at the end of an epoch: without an open step, or with one that a callback has cut short.
         ends_step = self.meter.open and self.accelerator.sync_gradients
-        self._pass_is_over = not ends_step and not self.control.should_training_stop
         if ends_step:
             self._end_step(self.state.global_step)
         if ends_step and self.control.should_save and self._epoch_ends():
@@ -846,7 +845,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of the run: `output_dir`, or a trial's folder in a hyperparameter search."""
+        """Folder of the run: `output_dir`."""
         return self.folder.path
 
     @property

@@ -483,7 +483,7 @@ def check_run(run_dir: Path) -> dict:
         raise InputError(
             f"'{run_dir}' is the run of a script, whose rows and verifier are not saved: give --plugin FILE.py, a "
             f"file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row), or call evaluate(trainer, rows, "
-            f"verifier) and drift(trainer, rows) in the script"
+            "verifier) and drift(trainer, rows) in the script"
         )
     if not config.get("model_name_or_path"):
         noted = (env.get("base_model") or {}).get("name")

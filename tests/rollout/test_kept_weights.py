@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from live_bytes import LiveBytes
 from packed_models import MOE, build
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny_run import LORA, QUESTIONS, disturb_adapter, load_with_new_adapter, logits
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -193,8 +193,11 @@ def test_a_hand_over_that_breaks_off_leaves_the_policy_as_it_was(tiny_model):
         (None, "the model has none"),
         (LoraConfig(use_dora=True), "use_dora"),
         (LoraConfig(r=513), "513"),
+        (LoraConfig(bias="all"), "bias='all'"),
+        (LoraConfig(init_lora_weights="pissa"), "init_lora_weights='pissa'"),
+        (IA3Config(), "peft_type=IA3"),
     ],
-    ids=["full fine-tuning", "DoRA", "a large rank"],
+    ids=["full fine-tuning", "DoRA", "a large rank", "biases", "other base weights", "IA3"],
 )
 def test_an_adapter_that_vllm_does_not_serve_is_refused(with_engine, config, said):
     with pytest.raises(ValueError, match=f"^vllm_enable_lora=True.*{re.escape(said)}"):

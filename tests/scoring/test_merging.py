@@ -293,7 +293,6 @@ def find_obstacle(packs=True, cls=ProRLTrainer, device="cuda", **keys):
         "merge_obstacle": None,
         "merge_micro_batches": "auto",
         "merge_tokens": None,
-        "deepspeed_plugin": None,
     } | keys
     trainer = object.__new__(cls)
     vars(trainer).update(
@@ -301,8 +300,6 @@ def find_obstacle(packs=True, cls=ProRLTrainer, device="cuda", **keys):
         accelerator=SimpleNamespace(device=torch.device(device)),
         _is_vlm=False,
         aux_loss_enabled=False,
-        is_fsdp_enabled=False,
-        is_deepspeed_enabled=False,
         train_dataset=[{"prompt": "say 5"}],
         eval_dataset=None,
     )

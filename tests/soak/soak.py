@@ -195,7 +195,7 @@ class Attempt:
         if begin != self._newest():
             arguments += ["--resume_from_checkpoint", at(begin)]
         elif self.out.exists():
-            arguments += ["--resume_from_checkpoint", "True"]
+            arguments += ["--resume_from_checkpoint", "auto"]  # an accident may come before the first checkpoint
         job = Job(script, arguments, cwd, self.logs / name, self.processes, mutant=self.soak.mutant, **accident)
         job.rank = rng.randrange(self.processes)
         job.all_die = rng.random() < 0.5

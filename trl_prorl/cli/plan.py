@@ -95,7 +95,7 @@ class Plan:
             revision = (args.model_init_kwargs or {}).get("revision")
             place = {"revision": revision, "trust_remote_code": args.trust_remote_code}
             given["peft_config"] = leave_out_towers(config, given["model"], given.get("train_dataset"), **place)
-        for name in (given["model"], *functions):
+        for name in functions:  # names of reward models; `find_model` has checked the policy
             if isinstance(name, str) and "attn_implementation" not in (args.model_init_kwargs or {}):
                 refuse_kernel(name, **place_of(args.model_init_kwargs))
         return cls(

@@ -16,6 +16,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..errors import InputError
+from ..supported import check_adapter
 from .growth import random_state
 
 
@@ -52,6 +53,7 @@ def check_requests(args: Any, config: Any) -> None:
     """Raise `InputError` for an adapter that vLLM does not serve. It would ignore patterns of ranks without a word."""
     if config is None:
         raise InputError("vllm_enable_lora=True needs a LoRA adapter, and the model has none. Remove the key.")
+    check_adapter(config, "vllm_enable_lora=True")  # vLLM has the base's weights as they are in its files
     for option in NOT_SERVED:
         if getattr(config, option, None):
             raise InputError(f"vllm_enable_lora=True does not support {option} of the adapter. Remove one of them.")

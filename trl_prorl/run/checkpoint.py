@@ -26,6 +26,7 @@ from ..optimizer import inner_of
 from ..parts import Event, Part
 from ..supported import SCHEDULES
 from ..text import visible
+from ..upstream.modules import is_sharded
 from ..upstream.weights import load_checkpoint, whole_weights
 from .folder import COMPLETIONS, RunFolder, first_of_processes, is_written, on_main_process, step_of, steps_of, sync
 from .identity import (
@@ -244,7 +245,7 @@ class CheckpointMixin:
         policy = self.accelerator.unwrap_model(self.model)
         with self._load_into_parameters(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-            if is_peft_model(policy) and len(policy.peft_config) > 1:
+            if is_peft_model(policy) and len(policy.peft_config) > 1 and not is_sharded(self.accelerator):
                 # transformers up to 5.22 loads all adapters except the policy's.
                 policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
@@ -279,6 +280,9 @@ class CheckpointMixin:
 
     def _issue_warnings_after_load(self, load_result):
         """Load a file with other parameter names, of which Trainer only warns."""
+        if is_sharded(self.accelerator):
+            super()._issue_warnings_after_load(load_result)
+            return
         policy = self.accelerator.unwrap_model(self.model)
         ties = getattr(policy, "all_tied_weights_keys", None) or {}
         if load_result.unexpected_keys or set(load_result.missing_keys) - set(ties):

@@ -32,6 +32,7 @@ EVALUATIONS_ACT = "evaluations change the training"
 CHOSEN_LATER = {"metric_for_best_model", "greater_is_better"}
 # A resume restores them, or they act before the first step: a new value would be ignored, or act in part.
 RESTORED = {"seed", "data_seed", "optim", "optim_target_modules", "eval_on_start", *CHOSEN_LATER}
+RESTORED.add("r of the adapter")  # growth takes the checkpoint's
 RATES = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"}
 # PEFT's settings of an adapter that are names and places.
 NAMES_OF_ADAPTER = {"base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version"}
