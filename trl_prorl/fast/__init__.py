@@ -3,7 +3,6 @@ Accelerations of a step. They change numbers by rounding only, and keep the samp
 
 - **Scoring** (`pack_groups`): [`packing`] packs a batch into one row, [`prefix`] separates its sequences in every
   layer; [`head`] and [`lean_lora`] save passes over memory.
-- **Updates** (`merge_micro_batches`): [`merged`] joins the micro-batches of an update.
 - **Sampling** (`compact_generation`): [`compact`] is a loop for `generate`, [`merged_copy`] the policy with its LoRA
   merged, and [`generation`] the part that uses both.
 

@@ -11,7 +11,6 @@ from transformers.generation import GenerationMode
 
 from ..cli.model_defaults import kept_defaults
 from ..cli.prompts import cut_at_end, find_distinct, pad_left
-from ..keys import switched_on
 from ..parts import Event, Part, Row, make_event
 from ..run.log_files import UNMERGED
 from .choice import Choice
@@ -122,7 +121,6 @@ class CompactGeneration(Part):
         temperature (`float`): Temperature of log-probabilities.
         autocasts (`bool`): Whether scoring uses a lower precision than the policy's weights.
         max_rows (`int`, *optional*): Maximum completions decoded at once.
-        merges (`bool`): Whether a merged copy is allowed.
         replays (`Choice`): Whether the step of a token is recorded as a CUDA graph.
         keeps (`bool`): Whether graphs may stay in memory for the next generation.
 
@@ -138,11 +136,10 @@ class CompactGeneration(Part):
         temperature: float,
         autocasts: bool = False,
         max_rows: int | None = None,
-        merges: bool = True,
         replays: Choice = NEVER_RECORDED,
         keeps: bool = True,
     ):
-        reason = merge_obstacle(policy) if merges else "compact_merge=False"
+        reason = merge_obstacle(policy)
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
         self.replayed = replays
@@ -291,5 +288,5 @@ class CompactGeneration(Part):
         self._by_policy = state.get("by_policy", False)
         self._bound = state["bound"]
         merged = Choice.parse(state["merged"])
-        if self.copy is not None and not merged.on and not switched_on(changed, "compact_merge"):
+        if self.copy is not None and not merged.on:
             self._unmerge(merged.reason)
