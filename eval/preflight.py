@@ -48,7 +48,6 @@ from trl_prorl.eval.readiness.data import (
     summed_reward,
     text_tokenizer,
 )
-from trl_prorl.eval.readiness.family import family_findings
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings, update_findings
 from trl_prorl.eval.readiness.memory import generation_findings
@@ -164,7 +163,6 @@ def check(
         texts = [task.gold(row) for row in answered(rows)]
         if texts:
             gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
-    findings += family_findings(trainer)
     own = trainer.optimizer  # a script's, in place of the key
     rate = trainer.args.learning_rate if own is None else highest_rate(own)
     findings += rate_findings(rate, is_peft_model(trainer.model))

@@ -131,7 +131,7 @@ UNUSED = [
         "trust_region trust_region_threshold",
     ),
     ({"loss_mode": "no_ratio", "epsilon": 0.3}, "epsilon"),  # TRL's
-    ({"pack_max_tokens": 50}, "pack_max_tokens"),
+    ({"compact_max_rows": 50}, "compact_max_rows"),
 ]
 
 

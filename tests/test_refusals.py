@@ -122,7 +122,7 @@ USELESS = [
     ({"epsilon": 0.3, "loss_mode": "no_ratio"}, {"loss_mode": None}),
     ({"epsilon_high": 0.28} | REGION, {"trust_region": None}),
     ({"scale_rewards": "batch", "advantage_estimator": "rloo"}, {"advantage_estimator": None}),
-    ({"pack_max_tokens": 8192}, {"pack_groups": "auto"}),
+    ({"compact_max_rows": 8}, {"compact_generation": "auto"}),
     ({"guard_gap_action": "stop"}, {"guard_gap": 0.1}),
 ]
 CHANGED = {"optimizer_reset_schedule": {"lr_scheduler_type": "constant_with_warmup"}}

@@ -70,7 +70,8 @@ def find_differences(
             return {}
         ids, mask, length = make_batch(prompts, completions, expected.device)
         counts = mask[:, -length:].bool()
-        difference = mean_difference(trl_score(policy, ids, mask, length)[0][counts], expected)
+        scored = trl_score(without_autocast(policy), ids, mask, length)[0]
+        difference = mean_difference(scored[counts], expected)
         if not difference <= exact:
             differences[HEAD] = describe_head(policy, difference, exact)
         if acceleration.packs:
@@ -127,7 +128,9 @@ def sample(
         disable_compile=True,
     )
     with plain_generation_config(policy):
-        return compact.sample(policy, prompts, config, ends, logps_at=temperature)
+        samples = compact.sample(policy, prompts, config, ends, logps_at=temperature)
+    compact.measures = False  # the next log-probabilities may be of a rollout function's own sampler
+    return samples
 
 
 def own_values(policy: torch.nn.Module, prompts: Rows, completions: Rows, temperature: float) -> torch.Tensor:
@@ -149,6 +152,16 @@ def own_logps(policy: torch.nn.Module, prompt: list[int], completion: list[int],
     logps = (logits[0, -length - 1 : -1].float() / temperature).log_softmax(-1)
     labels = ids[0, -length:, None].to(logps.device)
     return logps.gather(-1, labels)[:, 0]
+
+
+def without_autocast(policy: torch.nn.Module) -> Callable:
+    """Return the forward without the autocast of TRL's method: rounding would hide what its head leaves out."""
+
+    def forward(**inputs):
+        with torch.autocast(policy.device.type, enabled=False):
+            return policy(**inputs)
+
+    return forward
 
 
 def plain_model(policy: torch.nn.Module) -> Callable:
