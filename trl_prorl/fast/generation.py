@@ -211,7 +211,7 @@ class CompactGeneration(Part):
             self._held = self._bytes_to_keep(next(model.parameters()).device)
         finally:
             if not self._held:
-                self._release()
+                self.release()
         return completions, None if logps_at is None else logps
 
     def _bytes_to_keep(self, device: torch.device) -> int:
@@ -221,7 +221,8 @@ class CompactGeneration(Part):
         held = self._recordings.bytes + (0 if self.copy is None else self.copy.bytes)
         return held if self._peak + held <= KEPT_SHARE * usable_bytes(device) else 0
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Free what is kept for the next generation."""
         self._held = 0
         if self._recordings is not None:
             self._recordings.clear()
@@ -259,7 +260,7 @@ class CompactGeneration(Part):
         return make_event(UNMERGED, step, step, "copy_off_policy", of_copy, self._bound)
 
     def _unmerge(self, reason: str) -> None:
-        self._release()
+        self.release()
         self.copy = None
         self.merged = Choice(False, reason)
 
