@@ -58,6 +58,8 @@ def test_autocast_is_rounding_and_no_difference(run, keys):
     """Accelerate wraps a full model's forward, by which it is sampled; an adapter's copy computes in fp32."""
     trainer = run(**FAST, **keys, beta=0.1, bf16=True)
     assert execution(trainer)["packing"] == execution(trainer)["compact_generation"] == "on"
+    trainer._compare_scores()  # as in a training after a preflight, whose forward is wrapped already
+    assert trainer.acceleration.packs and trainer.compact is not None
 
 
 FAULTS = {"pack_groups": (leaking, "packing"), "compact_generation": (mixed_up, "compact_generation")}
