@@ -63,7 +63,6 @@ def find_differences(
     exact = allowed(policy, None)
     rounded = allowed(policy, autocast)
     with own_random_state(), checkpointing_off(policy.modules()), evaluation_mode(policy):
-        torch.manual_seed(0)
         prompts, completions = make_rows(policy)
         expected = own_values(policy, prompts, completions, temperature)
         if not expected.isfinite().all():
@@ -91,15 +90,16 @@ def find_differences(
 
 
 def make_rows(policy: torch.nn.Module) -> tuple[Rows, Rows]:
-    """Draw prompts and completions, a pair for each row."""
+    """Make prompts and completions, a pair for each row: always the same tokens."""
     vocabulary = min(VOCABULARY, policy.get_input_embeddings().weight.size(0))
+    generator = torch.Generator().manual_seed(0)
     prompts = []
     completions = []
     for prompt_length in PROMPTS:
-        prompt = torch.randint(vocabulary, (prompt_length,)).tolist()
+        prompt = torch.randint(vocabulary, (prompt_length,), generator=generator).tolist()
         for length in COMPLETIONS:
             prompts.append(prompt)
-            completions.append(torch.randint(vocabulary, (length,)).tolist())
+            completions.append(torch.randint(vocabulary, (length,), generator=generator).tolist())
     return prompts, completions
 
 
