@@ -440,9 +440,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return
         args.disable_fast_unless(refuse_noise, noise)
         keys = ("pack_groups", "compact_generation")
-        if self._switch_off(dict.fromkeys(keys, noise)):
+        is_changed = self._switch_off(dict.fromkeys(keys, noise))
+        if not self.is_world_process_zero():
+            return
+        if is_changed:
             self.write_env()
-        elif self.is_world_process_zero():
+        else:
             logger.warning("%s", noise)
 
     def _generate_and_score_completions(self, inputs):
