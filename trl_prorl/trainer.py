@@ -322,8 +322,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         check_not_loading()
         if not self.args.is_trl:
             self.check_own_scores()  # a script may have set methods since the trainer was made
-            self._compare_scores()
         try:
+            if not self.args.is_trl:
+                self._compare_scores()
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
             if not self.recipe and self.is_world_process_zero():  # a recipe's command line prints its own
