@@ -59,7 +59,8 @@ def test_rows_that_fit_and_the_keys_of_the_same_updates(make_trainer, keys, limi
     if accumulation:
         assert f"per_device_train_batch_size: {rows} " in finding.change
         assert f"gradient_accumulation_steps: {accumulation}" in finding.change
-        assert (f"steps_per_generation: {8 * 4 // rows}" in finding.change) == ("steps_per_generation: 8" in str(keys))
+    if "steps_per_generation" in keys and accumulation:  # the same number of updates for each generation
+        assert f"steps_per_generation: {keys['steps_per_generation'] * 4 // rows}" in finding.change
 
 
 def test_nothing_is_tried_without_a_gpu(make_trainer):
@@ -77,7 +78,7 @@ def test_a_trainer_that_was_tried_trains_as_one_that_was_not(make_trainer, large
         lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     micro_batch_findings(tried, PROMPT, partial(update_bytes, tried, PROMPT), 1e12)
-    assert len(seen) == 3 and max(seen) > 16 * tried.args.max_completion_length  # 4, 8 and 16 rows
+    assert len(seen) == 2 and max(seen) > 16 * tried.args.max_completion_length  # 4 and 16 rows
     assert all(param.grad is None for param in tried.model.parameters())
     tried.train()
     assert largest_difference(plain, tried) == 0.0
