@@ -74,16 +74,16 @@ class PackedScorer:
         batch_size: int | None = None,
         compute_entropy: bool = False,
         plan_key: torch.Tensor | None = None,
-        **others,
+        **columns,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """
         Score a batch. `plan_key`: a tensor that identifies it, with its lifetime. Raises `ValueError`: the batch is
         not only text.
         """
-        given = sorted(name for name, value in others.items() if value is not None and value is not False)
-        if given:
+        more = sorted(name for name, value in columns.items() if value is not None and value is not False)
+        if more:
             raise ValueError(
-                f'pack_groups supports text only; the batch has {", ".join(given)}. Set pack_groups: "off".'
+                f'pack_groups supports text only; the batch has {", ".join(more)}. Set pack_groups: "off".'
             )
         size = batch_size or len(input_ids)
         plans_by_size = {} if plan_key is None else self._plans.setdefault(plan_key, {})
