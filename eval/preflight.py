@@ -38,7 +38,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import printed, terminal
-from trl_prorl.eval.readiness.cost import WALL_TIME, cost_findings, out_of_memory
+from trl_prorl.eval.readiness.cost import MEMORY, WALL_TIME, cost_findings, out_of_memory
 from trl_prorl.eval.readiness.data import (
     answered,
     check_gold_answers,
@@ -48,10 +48,10 @@ from trl_prorl.eval.readiness.data import (
     summed_reward,
     text_tokenizer,
 )
-from trl_prorl.eval.readiness.family import family_findings
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings, update_findings
 from trl_prorl.eval.readiness.memory import generation_findings
+from trl_prorl.eval.readiness.micro_batch import micro_batch_findings
 from trl_prorl.eval.readiness.put_back import put_back
 from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
@@ -67,7 +67,7 @@ from trl_prorl.trainer import ProRLTrainer
 NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
 NO_STEP = "no step: the prompts of the training set do not fill one generation batch"
 MORE_PROMPTS = "raise train_rows, or lower generation_batch_size"
-OURS_ONLY = "memory of a generation batch, tokens per second"  # checks that need our trainer
+OURS_ONLY = "memory of a generation batch, largest micro-batch, tokens per second"  # checks that need our trainer
 
 
 class Findings(list):
@@ -164,7 +164,6 @@ def check(
         texts = [task.gold(row) for row in answered(rows)]
         if texts:
             gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
-    findings += family_findings(trainer)
     own = trainer.optimizer  # a script's, in place of the key
     rate = trainer.args.learning_rate if own is None else highest_rate(own)
     findings += rate_findings(rate, is_peft_model(trainer.model))
@@ -184,7 +183,12 @@ def check(
     if not isinstance(trainer, ProRLTrainer):
         memory = [Finding("checks that need ProRLTrainer", NOT_MEASURED, OURS_ONLY)]
     gold_length = max(gold_lengths, default=None)
-    return findings + memory + look_at_model(trainer, rows, task, gold_length, tells, console, verify)
+    findings += memory
+    findings += look_at_model(trainer, rows, task, gold_length, tells, console, verify)
+    has_stopped = any(finding.level == STOP and finding.what != MEMORY for finding in findings)
+    if has_stopped or not isinstance(trainer, ProRLTrainer):
+        return findings
+    return findings + micro_batch_findings(trainer, max(lengths))
 
 
 def print_progress(console: Console | None, line: str) -> None:

@@ -47,7 +47,6 @@ CUT = {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterati
 SUM_LATER = {"multi_objective_aggregation": "normalize_then_sum"}
 SYNCED = {"beta": 0.1, "sync_ref_model": True, "ref_compute": "naive_epoch", "num_iterations": 2}
 REGION = {"trust_region": "dppo_tv", "num_iterations": 2}
-MERGED = {"merge_micro_batches": "on", "gradient_accumulation_steps": 2}
 RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
 # Keys that contradict one another, and one of them left out or changed so that they do not.
 CONTRADICTIONS = [
@@ -74,12 +73,6 @@ CONTRADICTIONS = [
     (ROUNDS | {"use_vllm": True}, {"vllm_importance_sampling_correction": False}),
     (IN_VLLM | {"vllm_mode": "server"}, {"vllm_mode": "colocate"}),
     (IN_VLLM | {"vllm_enable_sleep_mode": True}, {"vllm_enable_sleep_mode": False}),
-    (MERGED | {"loss_type": "bnpo"}, {"loss_type": "dapo"}),
-    (MERGED | {"trust_region": "m2po", "num_iterations": 2}, {"trust_region": "ipo"}),
-    (MERGED | {"entropy_coef": 0.1}, {"entropy_coef": 0.0}),
-    (MERGED | {"top_entropy_quantile": 0.5}, {"merge_micro_batches": "auto"}),
-    (MERGED | {"gradient_accumulation_steps": 1}, {"gradient_accumulation_steps": 2}),
-    (MERGED | {"steps_per_generation": 1}, {"steps_per_generation": 2}),
     ({"loss_mode": "unclipped", "loss_type": "cispo"}, {"loss_type": "dapo"}),
     (REGION | {"loss_type": "cispo"}, {"loss_type": "grpo"}),
     (REGION | {"loss_mode": "clipped"}, {"loss_mode": None}),
@@ -129,7 +122,7 @@ USELESS = [
     ({"epsilon": 0.3, "loss_mode": "no_ratio"}, {"loss_mode": None}),
     ({"epsilon_high": 0.28} | REGION, {"trust_region": None}),
     ({"scale_rewards": "batch", "advantage_estimator": "rloo"}, {"advantage_estimator": None}),
-    ({"pack_max_tokens": 8192}, {"pack_groups": "auto"}),
+    ({"compact_max_rows": 8}, {"compact_generation": "auto"}),
     ({"guard_gap_action": "stop"}, {"guard_gap": 0.1}),
 ]
 CHANGED = {"optimizer_reset_schedule": {"lr_scheduler_type": "constant_with_warmup"}}

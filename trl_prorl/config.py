@@ -237,20 +237,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         return None
 
     @property
-    def merge_obstacle(self) -> str | None:
-        """Why `merge_micro_batches` is not possible; `None` if it is."""
-        if self.compares_tokens is not None:
-            return f"{self.compares_tokens} averages or ranks the tokens of each micro-batch."
-        if not self.merges_any:
-            return f"no two micro-batches of a generation are in one update with {self.schedule}."
-        return None
-
-    @property
-    def merges_any(self) -> bool:
-        """Whether an update has two micro-batches of one generation batch."""
-        return self.gradient_accumulation_steps > 1 and self.steps_per_generation > 1
-
-    @property
     def on_policy(self) -> bool:
         """Whether π_θ = π_old whenever the loss is evaluated (TRL's own test)."""
         return self.gradient_accumulation_steps % self.generate_every == 0

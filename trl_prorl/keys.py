@@ -355,8 +355,8 @@ class ProlongedKeys:
 
         fast (`bool`, *optional*, defaults to `False`):
             Switch on every acceleration that changes results only by rounding, or that samples from the same
-            distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto`, `merge_micro_batches:
-            auto` and `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
+            distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto` and
+            `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
             `TrlParser` passes all keys, so with it only other values are kept.) Accelerations that a run does not
             support are skipped; a line at startup and `env.json` give the reason. It also skips rows without gradient
             (`skip_zero_rows`), so `entropy` is a mean over the other rows.
@@ -365,42 +365,22 @@ class ProlongedKeys:
             pass stays, with the reason in `env.json`, if an update comes before the end of that pass
             (`gradient_accumulation_steps` is no multiple of `steps_per_generation`), or if `kl_in: reward` or a
             correction for vLLM needs it earlier.
-        fast_models (`list[str]`, *optional*):
-            Families of models (`model_type`), in addition to those of docs/supported.md, for which `pack_groups` and
-            `compact_generation` are tried on a tiny model of the same class. `trl-prorl preflight` makes the same
-            trial. `None`: only listed ones.
         pack_groups (`str`, *optional*, defaults to `"off"`):
             `"on"`: every scoring forward pass computes each prompt once for all its completions, without padding. Each
-            update uses the same rows as in TRL; rows of a group are moved into one micro-batch as far as possible. At
-            the first batch a row's score is compared with the policy's own forward. A difference, or a model
-            (docs/supported.md) or task that cannot be packed, raises an error. `"auto"`: TRL's computation instead,
-            with the reason in `env.json`.
-        pack_max_tokens (`int`, *optional*):
-            Maximum tokens per packed forward pass, to limit memory; at least the longest prompt plus
-            `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
-        merge_micro_batches (`str`, *optional*, defaults to `"off"`):
-            `"on"`: the micro-batches of an update are computed in one forward and one backward pass, if they are of
-            one generation batch and fit into `merge_tokens`. The gradient is the same, up to rounding. A loss that
-            averages over the tokens of each micro-batch raises an error. `"auto"`: only on a CUDA GPU, and only as
-            many as need no more memory than one of TRL's; else TRL's computation, with the reason in `env.json`.
-        merge_tokens (`int`, *optional*):
-            Maximum tokens of a forward pass over merged micro-batches: of their packed row, or without `pack_groups`
-            of their padded rows. A larger micro-batch is computed alone. It changes results by rounding. `None`: no
-            limit with `merge_micro_batches: "on"`; with `auto` 0.75 of the padded positions of one micro-batch, or all
-            with `gradient_checkpointing`.
+            update uses the same rows as in TRL; rows of a group are moved into one micro-batch as far as possible.
+            Before the first batch the scores of some rows are compared with the policy's own forward. A difference, or
+            a model (docs/supported.md) or task that cannot be packed, raises an error. `"auto"`: TRL's computation
+            instead, with the reason in `env.json`.
         compact_generation (`str`, *optional*, defaults to `"off"`):
             `"on"`: generation computes each prompt once for all its completions, drops finished completions, and
-            samples from a copy of the policy with LoRA merged. At the first batch the log-probabilities of a prompt's
-            completions are compared with the policy's own forward. A difference, or a model (docs/supported.md) or
-            setting that does not support it, raises an error. `"auto"`: transformers' `generate` instead, with the
-            reason in `env.json`.
+            samples from a copy of the policy with LoRA merged, which is not possible for quantised weights, nor for
+            experts with adapters of two parameters (as by `target_modules: all-linear`). Before the first batch the
+            log-probabilities of some samples are compared with the policy's own forward. A difference, or a model
+            (docs/supported.md) or setting that does not support it, raises an error. `"auto"`: transformers'
+            `generate` instead, with the reason in `env.json`.
         compact_max_rows (`int`, *optional*):
             Maximum completions that are decoded at once, to limit memory; groups that fit stay together. Sampled
             tokens depend on it. `trl-prorl preflight --all` prints how many fit. `None`: the whole generation batch.
-        compact_merge (`bool`, *optional*, defaults to `True`):
-            `False`: sample from the policy and its adapter without merging. That is slower, and saves a copy of the
-            weights that LoRA changes. Quantised weights, and experts with adapters of two parameters (as by
-            `target_modules: all-linear`), are never merged.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
             Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: all weights are sent,
             with the adapter merged.
@@ -548,14 +528,9 @@ class ProlongedKeys:
 
     fast: Annotated[bool, Key()] = False
     reuse_old_logps: Annotated[bool, Key(changes=Effect.STEP, fast=True)] = False
-    fast_models: Annotated[list[str] | None, Key(needs=needs("pack_groups", "compact_generation"))] = None
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
-    pack_max_tokens: Annotated[int | None, Key(ge=1, needs=needs("pack_groups"))] = None
-    merge_micro_batches: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
-    merge_tokens: Annotated[int | None, Key(ge=1, needs=needs("merge_micro_batches"))] = None
     compact_generation: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
     compact_max_rows: Annotated[int | None, Key(ge=1, needs=needs("compact_generation"))] = None
-    compact_merge: Annotated[bool, Key(needs=needs("compact_generation"))] = True
     vllm_enable_lora: Annotated[bool, Key(needs=needs("use_vllm"))] = False
     skip_zero_rows: Annotated[bool | None, Key(changes=Effect.STEP)] = None
     drop_zero_rows: Annotated[bool, Key(changes=Effect.KL, needs=AN_ANCHOR)] = False

@@ -178,10 +178,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
     - `trust_region` with vLLM and `top_p`, `top_k` or `min_p`: its log-probabilities are then not the policy's.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
     - `skip_zero_rows` with `kl_in: reward` and `kl_target` or `ref_reset_kl`, which act on the mean KL of all rows.
-    - `merge_micro_batches: "on"` with `loss_type: bnpo`, `trust_region: m2po`, an entropy bonus or
-      `top_entropy_quantile` below 1: they average or rank the tokens of each micro-batch.
-    - `merge_micro_batches: "on"` with `gradient_accumulation_steps` or `steps_per_generation` 1: there is nothing to
-      merge.
     - `nonfinite: skip` with fp16, whose loss scaler already skips steps.
     - `guard_gap` with `prompt_pool`: accuracy also falls without reward hacking.
     """
@@ -201,11 +197,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
         raise ValueError(
             f"skip_zero_rows=True is not supported: {args.zero_rows_obstacle} Set skip_zero_rows: false, or "
             "top_entropy_quantile: 1.0."
-        )
-    if args.merge_micro_batches == "on" and args.merge_obstacle is not None:
-        raise ValueError(
-            f"merge_micro_batches='on' is not supported: {args.merge_obstacle} Set merge_micro_batches: auto, or "
-            '"off".'
         )
     if args.nonfinite == "skip" and args.fp16:
         raise ValueError(

@@ -48,9 +48,8 @@ from .errors import InputError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
 from .extras.vllm import keep_weights
 from .fast.acceleration import describe_unsupported
-from .fast.first_batch import FirstBatch
+from .fast.comparison import HEAD, find_differences, mixed_dtype
 from .fast.generation import CompactGeneration
-from .fast.merged import Merging
 from .guards.finite import FiniteGuard
 from .guards.noise import find_noise, refuse_noise
 from .guards.rewards import guard_reward, treat_nonfinite
@@ -214,16 +213,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.base = self.anchors["base"].model
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration, not has_images(self))
-        is_possible = not has_images(self)
-        self.first_batch = FirstBatch(
-            args,
-            accelerator,
-            policy,
-            self.acceleration,
-            self.temperature,
-            is_possible,
-            self._acceleration_changed,
-        )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
@@ -247,8 +236,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             "dynamic_sampling": self.dynamic_sampling,
             "prompt_pool": self.prompt_pool,
             "generation": self.compact,
-            "first_batch": self.first_batch,
-            "merging": self.merging,
             "modules": self.modules,
         }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
@@ -285,11 +272,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def compact(self) -> CompactGeneration | None:
         """Samples rollouts compactly, if that is on."""
         return self.acceleration.compact
-
-    @property
-    def merging(self) -> Merging | None:
-        """Joins the micro-batches of an update, if that is on."""
-        return self.acceleration.merge
 
     @property
     def beta(self) -> float:
@@ -340,14 +322,40 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         check_not_loading()
         if not self.args.is_trl:
             self.check_own_scores()  # a script may have set methods since the trainer was made
-        self.acceleration.check_merging(self)
         try:
+            if not self.args.is_trl:
+                self._compare_scores()
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
             if not self.recipe and self.is_world_process_zero():  # a recipe's command line prints its own
                 go_on = "train(resume_from_checkpoint='auto')"
                 print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on))
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
+
+    def _compare_scores(self) -> None:
+        """
+        Compare TRL's score, packed rows and compact samples with the policy's own forward. It decides equally in each
+        start of a run, because a checkpoint is loaded later.
+
+        Raises [`InputError`]: TRL's score differs, or an acceleration does whose key is `"on"`.
+        """
+        device = next(self._policy.parameters()).device
+        if has_images(self) or device.type != self.accelerator.device.type:  # it comes later with `bf16_full_eval`
+            return
+        differences = find_differences(
+            self._policy, self.acceleration, self._trl_score, self.temperature, mixed_dtype(self.accelerator)
+        )
+        differences = first_of_processes(differences or None) or {}
+        if HEAD in differences:
+            raise InputError(differences[HEAD])
+        self._switch_off(differences)
+
+    def _switch_off(self, reasons: dict[str, str]) -> bool:
+        """Train without accelerations, with a line. Returns whether one was on."""
+        off = self.acceleration.switch_off(self.args, reasons)
+        if off and self.is_world_process_zero():
+            logger.warning("%s", describe_unsupported(off))
+        return bool(off)
 
     def create_optimizer(self, *args, **kwargs):
         """Check that something is trained."""
@@ -432,20 +440,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if noise is None:
             return
         args.disable_fast_unless(refuse_noise, noise)
-        keys = ("pack_groups", "compact_generation", "merge_micro_batches")
-        off = self.acceleration.switch_off(dict.fromkeys(keys, noise))
-        if self.is_world_process_zero():
-            logger.warning("%s", describe_unsupported(off) if off else noise)
-        if off:
-            self._acceleration_changed()
-
-    def _prepare_inputs(self, generation_batch):
-        """Return `None` for micro-batches that are computed with a later one of their update."""
-        inputs = super()._prepare_inputs(generation_batch)
-        if self.merging is None or not self.model.training:
-            return inputs
-        place = self._step % self.args.steps_per_generation
-        return self.merging.take(self._buffered_inputs, place, self.accelerator.sync_gradients)
+        keys = ("pack_groups", "compact_generation")
+        is_changed = self._switch_off(dict.fromkeys(keys, noise))
+        if not self.is_world_process_zero():
+            return
+        if is_changed:
+            self.write_env()
+        else:
+            logger.warning("%s", noise)
 
     def _generate_and_score_completions(self, inputs):
         """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
@@ -512,14 +514,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             with keep_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         with profiling_context(self, "transformers.generate"):
-            sample = self.compact.sample
             settings = (self.generation_config, self.eos_token_ids, self.pad_to_multiple_of)
-            completions, logps = self.first_batch.sample(
-                prompt_ids, lambda logps_at: sample(self._policy, prompt_ids, *settings, logps_at)
-            )
-        if completions is not None:
-            return completions, logps
-        return self._generate_by_keys(prompt_ids, *args, **kwargs)
+            return self.compact.sample(self._policy, prompt_ids, *settings)
 
     def _generate(self, prompts):
         """Keep the masks of tokens that tools wrote."""
@@ -531,12 +527,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             call.asks = True
             # In the batch, `mask_truncated_completions` clears those of truncated ones.
             call.tool_masks = generated[2]
-        self.first_batch.compare_score(*generated[:2])
         return generated
-
-    def _acceleration_changed(self) -> None:
-        if self.is_in_train and self.is_world_process_zero():
-            self.write_env()
 
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """Call TRL's method, during which `_keep_rewards` keeps the result."""
@@ -655,22 +646,16 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
               ↓
             loss            trl_loss + penalty; a `MicroBatch` of all this goes to the parts
         """
-        if inputs is None:  # held back
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         args = self.args
         adds_penalty = args.adds_penalty
         training = self.model.training
-        number = self.merging.number_in(inputs) if self.merging is not None else 1
-        factor = self.aggregation.factor(number)
-        accumulation = self.current_gradient_accumulation_steps / factor if training else None
+        accumulation = self.current_gradient_accumulation_steps if training else None
 
         self._complete_anchors(inputs)
         sampler_logps = self._take_sampler_logps(inputs)
         policy_pass = self._plan_policy_pass(inputs)
         self._keep_others()
         trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
-        if factor > 1:
-            trl_loss = trl_loss * factor
 
         penalty = None
         if args.anchored and (training or adds_penalty):
@@ -706,10 +691,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 penalty=penalty,
                 of_trl=of_trl,
                 sampler_logps=sampler_logps,
-                number=number,
             )
-            if self.merging is not None:
-                self.merging.write_back(inputs)
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.on_loss(micro_batch)

@@ -132,7 +132,7 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
             more = f"and {len(listed) - MAX_SETTINGS} more that only some runs set (see their `config.yaml`)"
             listed = [*listed[:MAX_SETTINGS], more]
         lines.append(f"The runs also differ in {', '.join(listed)}.")
-    step_times = dict.fromkeys(("packing", "merging", "old_logps", "ref_compute"), "step times")
+    step_times = dict.fromkeys(("packing", "old_logps", "ref_compute"), "step times")
     # The loss, and having a reference, define a variant.
     for key, numbers in (step_times | {"zero_rows": "`entropy` and step times"}).items():
         values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))

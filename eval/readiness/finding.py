@@ -18,7 +18,6 @@ LABELS = {
     "reward of gold answers, of other rows'": "mean reward of reference answers, of answers to other prompts",
     "groups that pay a wrong answer like a right one": "groups that reward a wrong answer as fully as a correct one",
     "verifier beside the reward": "separate verifier",
-    "family of models": "family of models (fast)",
     "learning rate": "learning rate",
     "prompts of ": "prompts of ",
     "completions cut off": "truncated completions",
@@ -39,7 +38,6 @@ LABELS = {
     "memory": "memory",
     "peak memory": "peak memory",
     "largest micro-batch": "largest micro-batch",
-    "tokens of merged micro-batches": "tokens of merged micro-batches (merge_tokens)",
     "rewards in a step that generates": "share of a generating step spent in reward functions",
     "wall time": "expected wall time",
 }

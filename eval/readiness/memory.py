@@ -6,7 +6,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from trl_prorl.eval.readiness.finding import Finding, make_finding
 from trl_prorl.fast.batch_cache import cache_among, states_of
-from trl_prorl.fast.own_forward import plain_model
+from trl_prorl.fast.comparison import plain_model
 from trl_prorl.fast.recording import SPAN, full_size, row_size
 
 
@@ -92,16 +92,8 @@ def rows_that_fit(
         recorded (`bool`, *optional*, defaults to `False`): Whether sizes are those of recordings.
     """
     fits = max(0, int((room - copy) // row))
-    unmerged = int(room // row)
     if recorded:
-        fits, unmerged = full_size(fits), full_size(unmerged)
-    if fits < group and unmerged > fits:
-        advised = whole_groups(rows, unmerged, group)
-        change = (
-            f"only {fits} completions fit next to the merged copy: set compact_merge: false and "
-            f"compact_max_rows: {advised}"
-        )
-        return fits, advised, change
+        fits = full_size(fits)
     if fits == 0:
         return 0, 0, "not even one completion fits: lower max_completion_length, or use a smaller model"
     advised = whole_groups(rows, fits, group)

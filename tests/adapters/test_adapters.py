@@ -85,7 +85,7 @@ def test_a_quantised_base_that_is_listed_is_scored_and_sampled_as_by_its_own_for
     arguments["trainer_kwargs"]["quantization_config"] = BitsAndBytesConfig(**LOADED[name])
     keys = {"learning_rate": 2e-2, "max_steps": 3, "beta": 0.3, "ref_reset_every": 2, "num_iterations": 1}
     trainer = run(**arguments, **keys, fast=True)
-    assert trainer.first_batch.state_dict() == {"score": "", "samples": ""}
+    assert trainer.acceleration.packs and trainer.compact is not None
     rows = read_rows(trainer)
     assert rows[1]["kl_ref"] > rows[2]["kl_ref"] == 0.0
 

@@ -75,7 +75,7 @@ def test_a_run_is_the_same_whatever_is_scored_where_nothing_counts(make_trainer,
     plain = make_trainer(**keys)
     plain.train()
     extreme = make_trainer(**keys)
-    extreme.first_batch.score = ""  # it compares rows in which every token counts
+    extreme._compare_scores = lambda: None  # of rows in which every token counts
     shifted()
     extreme.train()
     assert largest_difference(plain, extreme) == 0.0

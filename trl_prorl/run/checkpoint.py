@@ -200,7 +200,6 @@ class CheckpointMixin:
         execution = {
             "packing": str(self.acceleration.packing),
             "compact_generation": str(self.acceleration.generation),
-            "merging": str(self.acceleration.merging),
         }
         if self.unused_defaults:
             execution["unused_defaults"] = self.unused_defaults
