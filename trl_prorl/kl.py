@@ -170,10 +170,6 @@ class Aggregation:
         mask = completion_mask(batch)
         return token_weights(mask, args.loss_type, accumulation or 1.0, args.max_completion_length, window)
 
-    def factor(self, number: int) -> int:
-        """Return the factor on the joint loss of `number` micro-batches that makes it the sum of their losses."""
-        return 1 if LOSS_TYPES[self.args.loss_type].aggregation == "window" else number
-
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
         """Convert a scalar term of the loss to the scale of TRL's log."""
         by_itself = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"

@@ -32,7 +32,6 @@ class MicroBatch:
         of_trl (`Mapping[str, float]`): TRL's metrics of this loss.
         sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): The sampled model's, in the first pass, if it is
             not bit-identical to the policy.
-        number (`int`): TRL's micro-batches in it (`merge_micro_batches`).
     """
 
     batch: Mapping[str, "torch.Tensor"]
@@ -43,7 +42,6 @@ class MicroBatch:
     penalty: "Penalty | None" = None
     of_trl: Mapping[str, float] = field(default_factory=dict)
     sampler_logps: "torch.Tensor | None" = None
-    number: int = 1
 
 
 def make_event(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> Event:

@@ -439,14 +439,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if off:
             self._acceleration_changed()
 
-    def _prepare_inputs(self, generation_batch):
-        """Return `None` for micro-batches that are computed with a later one of their update."""
-        inputs = super()._prepare_inputs(generation_batch)
-        if self.merging is None or not self.model.training:
-            return inputs
-        place = self._step % self.args.steps_per_generation
-        return self.merging.take(self._buffered_inputs, place, self.accelerator.sync_gradients)
-
     def _generate_and_score_completions(self, inputs):
         """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
         if not self.model.training:
@@ -655,22 +647,16 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
               ↓
             loss            trl_loss + penalty; a `MicroBatch` of all this goes to the parts
         """
-        if inputs is None:  # held back
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         args = self.args
         adds_penalty = args.adds_penalty
         training = self.model.training
-        number = self.merging.number_in(inputs) if self.merging is not None else 1
-        factor = self.aggregation.factor(number)
-        accumulation = self.current_gradient_accumulation_steps / factor if training else None
+        accumulation = self.current_gradient_accumulation_steps if training else None
 
         self._complete_anchors(inputs)
         sampler_logps = self._take_sampler_logps(inputs)
         policy_pass = self._plan_policy_pass(inputs)
         self._keep_others()
         trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
-        if factor > 1:
-            trl_loss = trl_loss * factor
 
         penalty = None
         if args.anchored and (training or adds_penalty):
@@ -706,10 +692,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 penalty=penalty,
                 of_trl=of_trl,
                 sampler_logps=sampler_logps,
-                number=number,
             )
-            if self.merging is not None:
-                self.merging.write_back(inputs)
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.on_loss(micro_batch)

@@ -101,7 +101,7 @@ class Recorder(Part):
         self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # known entries
         self.others = Means()  # TRL's lists outside its methods: a subclass's metrics, the step's time
         self._batches = self._batches[-1:]
-        self._losses: list[tuple[Mapping[str, float], int]] = []  # TRL's metrics of each loss, and its micro-batches
+        self._losses: list[Mapping[str, float]] = []  # TRL's metrics of each loss
 
     def generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
         """Add a generation batch, with this process's advantages, to its step's means over rows."""
@@ -152,7 +152,7 @@ class Recorder(Part):
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
             self.meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
-        self._losses.append((micro_batch.of_trl, micro_batch.number))
+        self._losses.append(micro_batch.of_trl)
 
     def on_pre_optimizer_step(self, step: int, norm: float, rate: float) -> None:
         self.of_step["lr"] = rate
@@ -193,9 +193,9 @@ class Recorder(Part):
 
     def _join_losses(self) -> Means:
         joined = Means()
-        for (values, number), tokens in zip(self._losses, self.meter.micro_batch_tokens, strict=True):
+        for values, tokens in zip(self._losses, self.meter.micro_batch_tokens, strict=True):
             for name, value in values.items():
-                weight = tokens if name in self.of_tokens else float(number)
+                weight = tokens if name in self.of_tokens else 1.0
                 if weight:
                     joined.add(name, value, weight)
         return joined
