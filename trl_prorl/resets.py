@@ -4,7 +4,6 @@ optimizer. An unknown optimizer state raises an error before anything is changed
 """
 
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -53,7 +52,6 @@ class ReferenceResetCallback(TrainerCallback):
         self.cooldown = cooldown
         self.requests: list[Reason] = []  # pending; a trainer shares its own list
         self.last_reset: int | None = None  # optimizer steps
-        self.as_made: dict[str, Any] | None = None  # state before its first trainer
         self.in_training = False  # an evaluation before or after training is not a validation
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -99,10 +97,10 @@ class ReferenceResetCallback(TrainerCallback):
         self.last_reset = state["last_reset"]
         saved = list(state["triggers"])
         for trigger in self.triggers:
-            of_kind = [pair for pair in saved if pair[0] == trigger.kind]
-            if of_kind:
-                saved.remove(of_kind[0])
-                trigger.load_state_dict(of_kind[0][1])
+            same_kind = [pair for pair in saved if pair[0] == trigger.kind]
+            if same_kind:
+                saved.remove(same_kind[0])
+                trigger.load_state_dict(same_kind[0][1])
 
 
 def check_one_value(metric: str, eval_dataset) -> None:
@@ -165,10 +163,6 @@ class Resets(Part):
         for trigger in callback.triggers:
             if type(trigger).observe_step is not Trigger.observe_step:
                 check_metric(trigger.watches, f"{type(trigger).__name__}.watches")
-        if callback.as_made is None:
-            callback.as_made = deepcopy(callback.state_dict())
-        else:  # an earlier trainer has used it
-            callback.load_state_dict(deepcopy(callback.as_made))
         callback.requests = self.requests
 
     def optimizer_made(self, optimizer) -> None:
