@@ -71,9 +71,6 @@ def check_active_adapter(policy: PeftModel) -> None:
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters of the model itself, which disabling the adapter does not change."""
     marks = [f".{name}." for name in policy.peft_config]
-    prefix = getattr(policy.base_model, "prefix", None)  # of an unnamed adapter, such as `adaption_`
-    if prefix:
-        marks.append(f".{prefix}")
     pattern = re.compile("|".join(map(re.escape, marks)))
     outside = {}
     for name, param in policy.named_parameters():

@@ -422,39 +422,50 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self._acceleration_changed()
 
     def _generate_and_score_completions(self, inputs):
-        """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
+        """Add what comes before a generation batch (resets), and after it: the anchors' scores and our advantages."""
         if not self.model.training:
             return self._sample_evaluated(inputs)
-        step = self.state.global_step
-        for part in self.parts.values():
-            event = part.on_generation(step)
-            if event is not None:
-                self._event(event)
-                self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
+        self._cross_boundary(self.state.global_step)
         with self.meter.timer.stage("rollout"):
-            sample = self._sample
-            if self.prompt_pool is not None:
-                sample = partial(self.prompt_pool.sample, self._sample)
-            if self.dynamic_sampling is not None:
-                batch, result = self.dynamic_sampling.sample(inputs, sample)
-            else:
-                batch, result = sample(inputs)
+            batch, result = self._sample_rounds(inputs)
             for anchor in self.anchors.to_score(batch, self._generations):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
-        process = self.accelerator.process_index
-        kl_in_reward = self.anchors.in_reward(batch)
-        if kl_in_reward is not None:
-            kl_in_reward = self.accelerator.gather(kl_in_reward)
-        logged = self._logs["advantages"]
-        set_advantages(batch["advantages"], result, self.reward_weights, process, self.args, logged, kl_in_reward)
-        batch.update(result.rows(process, len(batch["advantages"])))
         self._generations += 1
+        self._set_advantages(batch, result)
         self.recorder.generation(result, batch["advantages"])
         for part in self.parts.values():
             part.on_batch(batch)
         # A subclass may add values in the order of `inputs`, or look at groups.
         is_seen = self.first_own("_generate_and_score_completions", "_prepare_inputs") is not None
         return self._keep_groups_together(batch) if self.acceleration.packs and not is_seen else batch
+
+    def _cross_boundary(self, step: int) -> None:
+        """Let the parts act between two generation batches: no cached log-probability survives this point."""
+        for part in self.parts.values():
+            event = part.on_generation(step)
+            if event is not None:
+                self._event(event)
+                self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
+
+    def _sample_rounds(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
+        """Sample a batch, by the prompt pool and in several rounds, if they are on."""
+        sample = self._sample
+        if self.prompt_pool is not None:
+            sample = partial(self.prompt_pool.sample, self._sample)
+        if self.dynamic_sampling is not None:
+            return self.dynamic_sampling.sample(inputs, sample)
+        return sample(inputs)
+
+    def _set_advantages(self, batch: dict[str, torch.Tensor], result: RolloutResult) -> None:
+        """Set the advantages `(B,)` as configured, and add the columns `rewards` and `group`."""
+        advantages = batch["advantages"]
+        process = self.accelerator.process_index
+        kl_in_reward = self.anchors.in_reward(batch)
+        if kl_in_reward is not None:
+            kl_in_reward = self.accelerator.gather(kl_in_reward)
+        logged = self._logs["advantages"]
+        set_advantages(advantages, result, self.reward_weights, process, self.args, logged, kl_in_reward)
+        batch.update(result.rows(process, len(advantages)))
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """

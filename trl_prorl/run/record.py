@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from .. import kl
 from ..anchors import OldPolicyAnchor, ReferenceAnchor
-from ..kl import Anchors, completion_mask, has_advantage
+from ..kl import Anchors, completion_mask, has_advantage, kl_values
 from ..parts import Event, MicroBatch, Part
 from ..rollout import RolloutResult
 from .columns import METRICS
@@ -126,8 +125,8 @@ class Recorder(Part):
     def on_loss(self, micro_batch: MicroBatch) -> None:
         batch = micro_batch.batch
         logps = micro_batch.logps
-        old = batch.get(OldPolicyAnchor.column)
-        ref = batch.get(ReferenceAnchor.column)
+        old_logps = batch.get(OldPolicyAnchor.column)
+        ref_logps = batch.get(ReferenceAnchor.column)
         mask = completion_mask(batch)
         self.meter.add_count(TOKENS_IN_LOSS, mask.sum())  # computed or not
         self.meter.add_total("loss", micro_batch.loss.float())
@@ -140,24 +139,24 @@ class Recorder(Part):
         means = {}
         if self.args.skips_zero_rows:  # TRL's own counts rows that were not computed
             means["entropy"] = micro_batch.entropies
-        if old is not None:
-            means["mean_abs_dlogp"] = (logps - old).abs()
-        if old is not None and ref is not None:
-            means["k2_ref_over_old"] = kl.kl_values(ref, old, "k2")
+        if old_logps is not None:
+            means["mean_abs_dlogp"] = (logps - old_logps).abs()
+        if old_logps is not None and ref_logps is not None:
+            means["k2_ref_over_old"] = kl_values(ref_logps, old_logps, "k2")
         if micro_batch.sampler_logps is not None:  # before any update, so the policy is π_old
-            policy = logps if old is None else old
-            means["mean_abs_dlogp_sampler"] = (micro_batch.sampler_logps - policy).abs()
-        kls = {}
+            policy_logps = logps if old_logps is None else old_logps
+            means["mean_abs_dlogp_sampler"] = (micro_batch.sampler_logps - policy_logps).abs()
+        kl_means = {}
         for anchor in self.anchors:
             if batch.get(anchor.column) is not None:
-                kls[anchor.kl_key] = kl.kl_values(logps, batch[anchor.column], "k3")
+                kl_means[anchor.kl_key] = kl_values(logps, batch[anchor.column], "k3")
         if micro_batch.kl_loss is not None:
             self.meter.add_total("kl_penalty", micro_batch.kl_loss)
             primary = self.anchors.primary.name
             if self.args.adds_penalty and primary in micro_batch.kls:  # else TRL has it
-                kls["kl"] = micro_batch.kls[primary]
+                kl_means["kl"] = micro_batch.kls[primary]
         self.meter.add_means(means, mask)
-        self.meter.add_means(kls, kl_mask)
+        self.meter.add_means(kl_means, kl_mask)
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
             self.meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
