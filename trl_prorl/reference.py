@@ -425,6 +425,7 @@ class PolicyPass:
         plan_key (`torch.Tensor`, *optional*): Key of the micro-batch's packing plan, and its lifetime.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
         batch (`dict`, *optional*): TRL's copy of the micro-batch; a trust region masks its advantages.
+        leaves_kl (`bool`): Whether TRL's loss leaves the KL to the reference to us.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result.
         outside (`torch.Tensor` of shape `(B, T)`, *optional*): Whether a token is outside the trust region.
     """
@@ -434,6 +435,7 @@ class PolicyPass:
     plan_key: torch.Tensor | None = None
     fill: torch.Tensor | None = None
     batch: dict[str, Any] | None = None
+    leaves_kl: bool = False
     logps: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
     outside: torch.Tensor | None = None

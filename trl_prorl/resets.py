@@ -4,6 +4,7 @@ optimizer. An unknown optimizer state raises an error before anything is changed
 """
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -52,6 +53,7 @@ class ReferenceResetCallback(TrainerCallback):
         self.cooldown = cooldown
         self.requests: list[Reason] = []  # pending; a trainer shares its own list
         self.last_reset: int | None = None  # optimizer steps
+        self.as_made: dict[str, Any] | None = None  # state before its first trainer
         self.in_training = False  # an evaluation before or after training is not a validation
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -163,6 +165,10 @@ class Resets(Part):
         for trigger in callback.triggers:
             if type(trigger).observe_step is not Trigger.observe_step:
                 check_metric(trigger.watches, f"{type(trigger).__name__}.watches")
+        if callback.as_made is None:
+            callback.as_made = deepcopy(callback.state_dict())
+        else:  # an earlier trainer has used it
+            callback.load_state_dict(deepcopy(callback.as_made))
         callback.requests = self.requests
 
     def optimizer_made(self, optimizer) -> None:

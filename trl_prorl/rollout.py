@@ -28,12 +28,14 @@ class SamplingCall:
 
     Attributes:
         in_training (`bool`): False in an evaluation.
+        reference_comes_later (`bool`): Whether the reference scores the finished batch, or in the loss.
         asks (`bool`): Whether TRL may ask for log-probabilities: not while a rollout or reward function runs.
         tool_masks (`list[list[int]]`, *optional*): 0 for tokens that no model sampled.
         result ([`RolloutResult`], *optional*): The result, once the rewards are computed.
     """
 
     in_training: bool
+    reference_comes_later: bool
     asks: bool = True
     tool_masks: list[list[int]] | None = None
     result: "RolloutResult | None" = None
@@ -42,6 +44,11 @@ class SamplingCall:
     def scores(self) -> bool:
         """Whether log-probabilities that are asked for now are those of an anchor, for the batch."""
         return self.in_training and self.asks
+
+    @property
+    def leaves_kl(self) -> bool:
+        """Whether TRL need not score the reference."""
+        return self.scores and self.reference_comes_later
 
 
 @dataclass

@@ -293,8 +293,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def beta(self) -> float:
-        """Coefficient of the KL to the reference; 0 for TRL's loss, if this trainer adds the KL to it."""
-        if isinstance(self._call, PolicyPass) and self.args.adds_penalty:
+        """Coefficient of the KL to the reference; 0 where TRL, which decides by it, leaves this KL to us."""
+        if self._call is not None and self._call.leaves_kl:
             return 0.0
         return self.anchors["ref"].coefficient
 
@@ -526,7 +526,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """Call TRL's method, and return its batch and what `_record_rewards` has recorded."""
         self._note_metrics()
-        call = SamplingCall(self.model.training)
+        call = SamplingCall(self.model.training, self.scorer.comes_later(self.anchors["ref"]))
         with self._calling(call), self._recording_rewards(), checkpointing_off(self.modules.all()):
             batch = super()._generate_and_score_completions(inputs)
         call.result.keep_metrics(self._new_metrics(), self.reward_weights, self.multi_objective_aggregation)
@@ -633,8 +633,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             KL_a    = KL(π ‖ π_a)                by `kl_estimator`; π_a is the reference, π_old or the starting model
             loss    = Σ w · (policy + Σ_a β_a · KL_a) − c · H     w: 1 / tokens, … by `loss_type`; H: entropy
 
-        `kl_target` moves β_a between generation batches. With a `trust_region` A is 0 outside of it, and nothing is
-        clipped. TRL computes the policy term and c · H, and the KL if it is k3 to the reference alone.
+        `kl_target` moves β_a between generation batches; with `kl_in: reward` the KL is in A. With a `trust_region`
+        A is 0 outside of it, and nothing is clipped. TRL computes the policy term and c · H, and the KL if it is k3
+        to the reference alone.
         """
         args = self.args
         training = self.model.training
@@ -734,7 +735,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             skipped = 0 if rows is None else len(advantages) - len(rows)
             self.meter.add_count("rows_skipped", advantages.new_full((), skipped, dtype=torch.long))
         plan_key = inputs["completion_mask"] if rows is None else rows
-        return PolicyPass(completion_mask(inputs), rows, plan_key, fill)
+        return PolicyPass(completion_mask(inputs), rows, plan_key, fill, leaves_kl=self.args.adds_penalty)
 
     def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs) -> torch.Tensor:
         """Call TRL's method. It asks for the policy's log-probabilities, which `policy_pass` keeps."""

@@ -208,6 +208,9 @@ class BestWatch(Watch):
 
     def __post_init__(self):
         self.best: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
         self.streak = 0  # values in a row without improvement
         self.counts = not self.waits_for_reset  # whether the streak counts for `patience`
 
@@ -218,8 +221,7 @@ class BestWatch(Watch):
         gain = math.inf if self.best is None else self.sign * (value - self.best)
         if gain > self.min_delta:
             self.best = value
-            self.streak = 0
-            self.counts = not self.waits_for_reset
+            self.restart()
             return None
         self.streak += 1
         if self.drop is not None and -gain > self.drop:
@@ -233,6 +235,10 @@ class BestWatch(Watch):
         if not is_later:
             self.streak = 0
             self.counts = True
+
+    def resume_with(self, changed):
+        if "ref_reset_stall" in changed:  # a reset comes first from now on, or no longer
+            self.restart()
 
 
 @dataclass(eq=False)
