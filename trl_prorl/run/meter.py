@@ -30,9 +30,7 @@ class Meter:
         self.device = device
         self._began: float | None = None
         self._utilization: Utilization | None = None
-        # Last step: tokens in the loss of each micro-batch, and tokens of each mean.
-        self.micro_batch_tokens: list[float] = []
-        self.tokens_of_means: dict[str, float] = {}
+        self.micro_batch_tokens: list[float] = []  # in the loss, of the last step
         self._clear()
 
     def _clear(self) -> None:
@@ -97,13 +95,13 @@ class Meter:
         self.timer.leave()
         sums, self.micro_batch_tokens = self._add_up(reduce, processes)
         means = [name for name in sums if TOKENS_OF + name in sums]
-        self.tokens_of_means = {name: sums.pop(TOKENS_OF + name) for name in means}
         seconds = time.perf_counter() - self._began
         self._began = None
 
         row: dict[str, float] = {}
-        for name, tokens in self.tokens_of_means.items():
+        for name in means:
             total = sums.pop(name)
+            tokens = sums.pop(TOKENS_OF + name)
             if tokens:
                 row[name] = total / tokens
         for name in self._totals:
@@ -280,7 +278,6 @@ EXTREMES = {
     "sampling/sampling_logp_difference/max": max,
     "sampling/importance_sampling_ratio/max": max,
     "num_tokens": newest,  # so far
-    "learning_rate": newest,
 }
 
 

@@ -203,7 +203,7 @@ class Recorder(Part):
         self.kl_ref = row.get("kl_ref")
         for name, column in LOGGED.items():
             if column in row:
-                self._since_log.add(name, row[column], self.meter.tokens_of_means.get(column, 1.0))
+                self._since_log.add(name, row[column])
         if self.metrics is not None:
             self.metrics.write(row)
         return row
