@@ -136,8 +136,8 @@ class OldPolicyAnchor(Anchor):
 
     def logps(self, batch, policy_logps):
         """Without the column no update was done, so the policy is π_old."""
-        kept = batch.get(self.column)
-        return policy_logps.detach() if kept is None else kept
+        old_logps = batch.get(self.column)
+        return policy_logps.detach() if old_logps is None else old_logps
 
 
 class BaseAnchor(Anchor):

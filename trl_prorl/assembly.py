@@ -64,14 +64,14 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
     """Log and return a line of the model's generation settings that rollouts do not use."""
-    own = getattr(policy, "generation_config", None)
-    if own is None:
+    model_config = getattr(policy, "generation_config", None)
+    if model_config is None:
         return None
-    run = getattr(trainer, "generation_config", None)
-    if run is None:  # vLLM samples
+    run_config = getattr(trainer, "generation_config", None)
+    if run_config is None:  # vLLM samples
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        run = GenerationConfig(do_sample=True, **{name: getattr(trainer, name) for name in names})
-    unused = describe_unused(own, run)
+        run_config = GenerationConfig(do_sample=True, **{name: getattr(trainer, name) for name in names})
+    unused = describe_unused(model_config, run_config)
     if unused and trainer.is_world_process_zero():
         logger.warning("%s", unused)
     return unused

@@ -21,11 +21,12 @@ from trl.trainer.utils import nanstd
 from .cli.dropout import own_random_state
 from .errors import EvaluationError, InputError, RewardError
 from .guards.rewards import VERIFIERS, guard_reward
-from .kl import Penalty, completion_mask, zero_masked
+from .kl import completion_mask, zero_masked
+from .parts import MicroBatch
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import EQUAL_GROUPS, RolloutResult, groups_without_signal, weighted_sum
 from .run.meter import Means, StageTimer
-from .run.record import take, token_means
+from .run.record import token_means
 from .supported import TOKEN_LOSSES
 from .text import last_text
 
@@ -202,18 +203,18 @@ class EvaluatedRows:
 
     def add_samples(self, result: RolloutResult) -> None:
         self._rewards.append(result.rewards.detach().cpu().float())
-        self.means.merge(result.means(result.of_trl))
+        self.means.merge(result.means(result.trl_metrics))
 
     def add_losses(
-        self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
+        self, trl_metrics: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
     ) -> None:
         """Add TRL's metrics of a batch, and token counts and sums by row."""
         self._tokens.append(tokens)
-        for name, of_rows in sums.items():
-            self._sums[name].append(of_rows)
-        of_tokens = token_means(level)
-        for name, value in of_trl.items():
-            weight = tokens.sum().item() if name in of_tokens else len(tokens)
+        for name, row_sums in sums.items():
+            self._sums[name].append(row_sums)
+        names = token_means(level)
+        for name, value in trl_metrics.items():
+            weight = tokens.sum().item() if name in names else len(tokens)
             if weight:
                 self.means.add(name, value, weight)
 
@@ -255,7 +256,7 @@ class EvaluationMixin:
         self.verdicts.begin()
         self.evaluated.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        take(self._metrics["eval"], self.evaluated.means)  # a subclass's
+        self.trl_metrics["eval"].read(self.evaluated.means)  # a subclass's
         output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
         share = self.share_in_training(dataloader.dataset)
         if share:
@@ -293,10 +294,10 @@ class EvaluationMixin:
         if stop is None:
             return super()._determine_best_metric(metrics, trial) or self.control.should_save
         (metrics,) = broadcast_object_list([metrics])  # all processes stop, or none
-        if stop.best is None:  # first evaluation, or a new key
+        if stop.watch.best is None:  # first evaluation, or a new key
             if self.state.best_model_checkpoint is None:
                 self.state.best_metric = None
-            stop.best = self.state.best_metric
+            stop.watch.best = self.state.best_metric
         saves = super()._determine_best_metric(metrics, trial) or self.control.should_save
         event = stop.fire(self.state.global_step, metrics)
         if event is not None:
@@ -313,14 +314,17 @@ class EvaluationMixin:
         self.evaluated.add_samples(result)
         return batch
 
-    def _keep_evaluated(self, inputs, loss: torch.Tensor, entropies, penalty: Penalty | None, of_trl) -> None:
-        mask = completion_mask(inputs)
-        sums = {"entropy": (zero_masked(entropies, mask) * mask).sum(dim=1)}
-        if penalty is not None and self.args.adds_penalty and penalty.primary is not None:
-            sums["kl"] = (penalty.primary.detach() * mask).sum(dim=1)
+    def _record_evaluated(self, micro_batch: MicroBatch) -> None:
+        batch = micro_batch.batch
+        mask = completion_mask(batch)
+        sums = {"entropy": (zero_masked(micro_batch.entropies, mask) * mask).sum(dim=1)}
+        primary = self.anchors.primary
+        if self.args.adds_penalty and primary is not None and primary.name in micro_batch.kls:
+            sums["kl"] = (micro_batch.kls[primary.name].detach() * mask).sum(dim=1)
         tokens = self.accelerator.gather(mask.sum(dim=1))
-        of_rows = {name: self.accelerator.gather(values) for name, values in sums.items()}
-        of_trl = {name: value for name, value in of_trl.items() if name not in sums}
-        self.evaluated.add_losses(of_trl, tokens, of_rows, self.importance_sampling_level)
+        row_sums = {name: self.accelerator.gather(values) for name, values in sums.items()}
+        trl_metrics = {name: value for name, value in micro_batch.trl_metrics.items() if name not in sums}
+        self.evaluated.add_losses(trl_metrics, tokens, row_sums, self.importance_sampling_level)
         weight = tokens.sum().item() if self.loss_type in TOKEN_LOSSES else len(tokens)
-        self.evaluated.means.add("loss", self.accelerator.gather(loss.detach()).mean().item(), weight)
+        loss = self.accelerator.gather(micro_batch.loss.detach()).mean().item()
+        self.evaluated.means.add("loss", loss, weight)

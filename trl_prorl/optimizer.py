@@ -49,19 +49,19 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for key, value in state.items():
         if value is None:
             continue
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:  # its scale is in `absmax`
             continue
         if key in FIRST_MOMENTS:
-            found[key] = treatment.effect_on("first", alpha)
+            factors[key] = treatment.effect_on("first", alpha)
         elif key in SECOND_MOMENTS:
-            found[key] = treatment.effect_on("second", alpha)
+            factors[key] = treatment.effect_on("second", alpha)
         elif key == STEP and treatment.clears_step:
-            found[key] = 0.0
-    return {key: factor for key, factor in found.items() if factor != 1.0}
+            factors[key] = 0.0
+    return {key: factor for key, factor in factors.items() if factor != 1.0}
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def check_optimizer_class(cls: type, momentum: float, beta1: float | None, mode:
         why = f"but {name} has none, so nothing would be reset"
         if forgets:
             why = f"but {name} forgets its second moment when the step count is 0, as with hard"
-        useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
+        useful = [mode for mode, treatment in TREATMENTS.items() if treatment.changes & memory]
         raise ValueError(
             f"optimizer_reset={mode!r} resets {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
             "use Adam (optim: adamw_torch)."
@@ -112,8 +112,8 @@ def memory_of(cls: type, momentum: float, beta1: float | None) -> set[str]:
             f"{', '.join(OPTIMIZERS)} (optim: adamw_torch, adafactor, adamw_8bit, …)."
         )
     memory = set(OPTIMIZERS[name].memory)
-    given = {"momentum": momentum, "beta1": beta1}
-    if not given.get(OPTIMIZERS[name].first_needs, True):
+    settings = {"momentum": momentum, "beta1": beta1}
+    if not settings.get(OPTIMIZERS[name].first_needs, True):
         memory.remove("first")
     if not memory:
         raise ValueError(

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from .kl import Penalty
-
 
 Event = dict[str, Any]  # a line of `events.jsonl`
 Row = Mapping[str, float]  # of `metrics.jsonl`
@@ -28,8 +26,10 @@ class MicroBatch:
         logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
         entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The computed rows; `None` means all.
-        penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL.
-        of_trl (`Mapping[str, float]`): TRL's metrics of this loss.
+        kls (`Mapping[str, torch.Tensor]`): KL to each anchor that acts, as the loss has it, `(B, T)` by the anchor's
+            name.
+        kl_loss (`torch.Tensor`, *optional*): Their weighted sum, a scalar; `None` if no anchor acts.
+        trl_metrics (`Mapping[str, float]`): TRL's metrics of this loss.
         sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): The sampled model's, in the first pass, if it is
             not bit-identical to the policy.
     """
@@ -39,8 +39,9 @@ class MicroBatch:
     logps: "torch.Tensor"
     entropies: "torch.Tensor"
     rows: "torch.Tensor | None" = None
-    penalty: "Penalty | None" = None
-    of_trl: Mapping[str, float] = field(default_factory=dict)
+    kls: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
+    kl_loss: "torch.Tensor | None" = None
+    trl_metrics: Mapping[str, float] = field(default_factory=dict)
     sampler_logps: "torch.Tensor | None" = None
 
 

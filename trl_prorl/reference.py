@@ -35,7 +35,7 @@ from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, Batch, has_advantage, zero_masked
-from .upstream.modules import Parameters, is_sharded
+from .upstream.modules import Parameters
 from .upstream.weights import copy_tensors, settings_of
 
 
@@ -71,13 +71,10 @@ def check_active_adapter(policy: PeftModel) -> None:
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters of the model itself, which disabling the adapter does not change."""
     marks = [f".{name}." for name in policy.peft_config]
-    prefix = getattr(policy.base_model, "prefix", None)  # of an unnamed adapter, such as `adaption_`
-    if prefix:
-        marks.append(f".{prefix}")
-    of_adapters = re.compile("|".join(map(re.escape, marks)))
+    pattern = re.compile("|".join(map(re.escape, marks)))
     outside = {}
     for name, param in policy.named_parameters():
-        if param.requires_grad and not of_adapters.search(f".{name}."):
+        if param.requires_grad and not pattern.search(f".{name}."):
             outside[name] = param
     return outside
 
@@ -145,20 +142,6 @@ def has_settings_of(policy: torch.nn.Module, reference: torch.nn.Module) -> bool
     return settings_of(policy.config.to_dict()) == settings_of(reference.config.to_dict())
 
 
-def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
-    """Warn if the policy differs from the model at its path, TRL's reference."""
-    own = unique_tensors(policy)
-    loaded = unique_tensors(reference)
-    is_alike = own.keys() == loaded.keys() and has_settings_of(policy, reference)
-    if is_alike and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
-        return
-    logger.warning(
-        "The policy is not the model of %s, which TRL loads as the fixed reference: it was changed in memory. For a "
-        "KL to the policy as it is now, save it and pass the folder.",
-        path,
-    )
-
-
 def warn_of_rounded(reference: torch.nn.Module, mix: float) -> None:
     """Warn if averages of a reference's weights are rounded to bf16 or fp16."""
     dtype = decoder_dtype(reference)
@@ -199,8 +182,8 @@ class AnchorModels:
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
-            is_other = type(reference.ref_model) is not type(self.policy)
-            computes_alike = not is_other and has_settings_of(self.policy, reference.ref_model)
+            is_same_class = type(reference.ref_model) is type(self.policy)
+            computes_alike = is_same_class and has_settings_of(self.policy, reference.ref_model)
             if self.moves and not computes_alike:
                 # TRL uses class and settings of the path's config; a script's policy may have others.
                 prepared = trainer.accelerator._models  # which would keep TRL's in memory
@@ -212,8 +195,6 @@ class AnchorModels:
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
                 reference.move(1.0)
-            elif not is_other and not is_sharded(trainer.accelerator):
-                warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
             # A later TRL may create `ref` for its own sync. Here the reference is the base model.
@@ -382,18 +363,18 @@ class InitialAdapter:
     def __init__(self, policy: PeftModel, is_trained: bool):
         self.policy = policy
         self.is_trained = is_trained
-        held = trained_outside_adapters(policy)
+        changing = trained_outside_adapters(policy)
         if is_trained:
-            held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
-        self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
+            changing = {name: param for name, param in policy.named_parameters() if param.requires_grad}
+        self.values = {name: param.detach().to("cpu", copy=True) for name, param in changing.items()}
         # A copy: growth changes the policy's.
         self.config = deepcopy(policy.peft_config.get("default")) if is_trained else None
 
     @contextmanager
     def as_initial_policy(self) -> Iterator[None]:
-        trained = dict(self.policy.named_parameters())
-        now = {name: trained[name].data for name in self.values}
-        self._set(trained, {name: value.to(now[name].device) for name, value in self.values.items()})
+        parameters = dict(self.policy.named_parameters())
+        trained = {name: parameters[name].data for name in self.values}
+        self._set(parameters, {name: value.to(trained[name].device) for name, value in self.values.items()})
         try:
             with ExitStack() as stack:
                 if not self.is_trained:
@@ -402,7 +383,7 @@ class InitialAdapter:
                         stack.enter_context(self.policy.disable_adapter())
                 yield
         finally:
-            self._set(trained, now)
+            self._set(parameters, trained)
 
     def _set(self, parameters: Parameters, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():
@@ -416,13 +397,13 @@ class InitialAdapter:
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
         configs = self.policy.peft_config
-        now = configs["default"]
+        trained_config = configs["default"]
         configs["default"] = self.config
         try:
             with self.as_initial_policy():
                 self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
         finally:
-            configs["default"] = now
+            configs["default"] = trained_config
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -444,6 +425,7 @@ class PolicyPass:
         plan_key (`torch.Tensor`, *optional*): Key of the micro-batch's packing plan, and its lifetime.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
         batch (`dict`, *optional*): TRL's copy of the micro-batch; a trust region masks its advantages.
+        leaves_kl (`bool`): Whether TRL's loss leaves the KL to the reference to us.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result.
         outside (`torch.Tensor` of shape `(B, T)`, *optional*): Whether a token is outside the trust region.
     """
@@ -453,6 +435,7 @@ class PolicyPass:
     plan_key: torch.Tensor | None = None
     fill: torch.Tensor | None = None
     batch: dict[str, Any] | None = None
+    leaves_kl: bool = False
     logps: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
     outside: torch.Tensor | None = None
@@ -521,8 +504,8 @@ class Scorer:
     ) -> tuple:
         """
         Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Returns log-probabilities and
-        entropies `(B, T)`, and the load-balancing loss. Raises `ValueError`: TRL's loss scores a part of the
-        micro-batch, or scores it twice.
+        entropies `(B, T)`, and the load-balancing loss. Raises `ValueError`: a `_compute_loss` scores a part of the
+        micro-batch, or scores it twice, and the KL would be of one of them.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
         if counts:
@@ -532,7 +515,10 @@ class Scorer:
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
         if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
-            raise InputError("TRL's loss scores a micro-batch in parts: install trl 1.16.")
+            raise InputError(
+                "_compute_loss scores a micro-batch twice, or a part of it. Score it again in compute_loss, after "
+                "super().compute_loss."
+            )
         logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies

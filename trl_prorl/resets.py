@@ -99,10 +99,10 @@ class ReferenceResetCallback(TrainerCallback):
         self.last_reset = state["last_reset"]
         saved = list(state["triggers"])
         for trigger in self.triggers:
-            of_kind = [pair for pair in saved if pair[0] == trigger.kind]
-            if of_kind:
-                saved.remove(of_kind[0])
-                trigger.load_state_dict(of_kind[0][1])
+            same_kind = [pair for pair in saved if pair[0] == trigger.kind]
+            if same_kind:
+                saved.remove(same_kind[0])
+                trigger.load_state_dict(same_kind[0][1])
 
 
 def check_one_value(metric: str, eval_dataset) -> None:

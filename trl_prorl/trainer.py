@@ -44,7 +44,6 @@ from .cli.plan import Plan, choose_best_metric
 from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
-from .errors import InputError
 from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
 from .extras.vllm import keep_weights
 from .fast.acceleration import describe_unsupported
@@ -85,7 +84,7 @@ from .run.checkpoint import CheckpointMixin
 from .run.folder import RunFolder, first_of_processes
 from .run.identity import changing_keys, identity_of
 from .run.meter import Means, Meter
-from .run.record import Recorder, take
+from .run.record import MetricReader, Recorder
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
@@ -171,9 +170,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     # ------------------------------------------------------------------------------------------------ assembly
 
-    def __init__(self, model, reward_funcs=None, args=None, *others, **named):
-        self.verify = named.pop("verify", None)
-        plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
+    def __init__(self, model, reward_funcs=None, args=None, *positional, **keywords):
+        self.verify = keywords.pop("verify", None)
+        plan = Plan.from_arguments(self, model, reward_funcs, args, positional, keywords)
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
         self.anchors = Anchors(plan.args)
@@ -214,6 +213,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration, not has_images(self))
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
+        self.trl_metrics = {mode: MetricReader(lists) for mode, lists in self._metrics.items()}
         self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.trained_check = TrainedCheck(accelerator)
@@ -275,28 +275,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def beta(self) -> float:
-        """
-        Coefficient of the KL to the reference, from which TRL decides whether to build and score a reference. It is 0
-        while TRL computes a loss with our KL terms, or samples a batch that the reference scores later.
-        """
-        reference = self.anchors["ref"]
-        call = self._call
-        if isinstance(call, PolicyPass) and self.args.adds_penalty:
+        """Coefficient of the KL to the reference; 0 where TRL, which decides by it, leaves this KL to us."""
+        if self._call is not None and self._call.leaves_kl:
             return 0.0
-        if isinstance(call, SamplingCall) and call.scores and self.scorer.comes_later(reference):
-            return 0.0
-        return reference.coefficient
+        return self.anchors["ref"].coefficient
 
     @beta.setter
     def beta(self, value: float) -> None:
-        """TRL sets the configured value once; a user may set another. Raises `ValueError`: there is no reference."""
-        anchor = self.anchors["ref"]
-        if value != 0.0 and anchor.args.beta == 0.0 and not anchor.args.is_trl:
-            raise ValueError(
-                f"trainer.beta={value} needs a reference, but the trainer was made with beta=0. Make it with beta > 0 "
-                "and set trainer.beta = 0.0 before train."
-            )
-        anchor.set(value)
+        """TRL sets the configured value once; a user may set another."""
+        self.anchors["ref"].set(value)
 
     @property
     def reward_weights(self) -> torch.Tensor:
@@ -358,13 +345,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return bool(off)
 
     def create_optimizer(self, *args, **kwargs):
-        """Check that something is trained."""
-        if not any(param.requires_grad for param in self.model.parameters()):
-            raise ValueError(
-                "the model has no trainable parameter. Load an adapter for training: "
-                "PeftModel.from_pretrained(model, folder, is_trainable=True)."
-            )
-        self._check_trained()  # a script may have changed the trained parameters
+        """Check the trained parameters again: a script may have changed them."""
+        self._check_trained()
         return super().create_optimizer(*args, **kwargs)
 
     def _check_trained(self) -> None:
@@ -450,39 +432,50 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             logger.warning("%s", noise)
 
     def _generate_and_score_completions(self, inputs):
-        """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
+        """Add what comes before a generation batch (resets), and after it: the anchors' scores and our advantages."""
         if not self.model.training:
             return self._sample_evaluated(inputs)
-        step = self.state.global_step
-        for part in self.parts.values():
-            event = part.on_generation(step)
-            if event is not None:
-                self._event(event)
-                self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
+        self._cross_boundary(self.state.global_step)
         with self.meter.timer.stage("rollout"):
-            sample = self._sample
-            if self.prompt_pool is not None:
-                sample = partial(self.prompt_pool.sample, self._sample)
-            if self.dynamic_sampling is not None:
-                batch, result = self.dynamic_sampling.sample(inputs, sample)
-            else:
-                batch, result = sample(inputs)
+            batch, result = self._sample_rounds(inputs)
             for anchor in self.anchors.to_score(batch, self._generations):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
-        process = self.accelerator.process_index
-        kl_in_reward = self.anchors.in_reward(batch)
-        if kl_in_reward is not None:
-            kl_in_reward = self.accelerator.gather(kl_in_reward)
-        logged = self._logs["advantages"]
-        set_advantages(batch["advantages"], result, self.reward_weights, process, self.args, logged, kl_in_reward)
-        batch.update(result.rows(process, len(batch["advantages"])))
         self._generations += 1
+        self._set_advantages(batch, result)
         self.recorder.generation(result, batch["advantages"])
         for part in self.parts.values():
             part.on_batch(batch)
         # A subclass may add values in the order of `inputs`, or look at groups.
         is_seen = self.first_own("_generate_and_score_completions", "_prepare_inputs") is not None
         return self._keep_groups_together(batch) if self.acceleration.packs and not is_seen else batch
+
+    def _cross_boundary(self, step: int) -> None:
+        """Let the parts act between two generation batches: no cached log-probability survives this point."""
+        for part in self.parts.values():
+            event = part.on_generation(step)
+            if event is not None:
+                self._event(event)
+                self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
+
+    def _sample_rounds(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
+        """Sample a batch, by the prompt pool and in several rounds, if they are on."""
+        sample = self._sample
+        if self.prompt_pool is not None:
+            sample = partial(self.prompt_pool.sample, self._sample)
+        if self.dynamic_sampling is not None:
+            return self.dynamic_sampling.sample(inputs, sample)
+        return sample(inputs)
+
+    def _set_advantages(self, batch: dict[str, torch.Tensor], result: RolloutResult) -> None:
+        """Set the advantages `(B,)` as configured, and add the columns `rewards` and `group`."""
+        advantages = batch["advantages"]
+        process = self.accelerator.process_index
+        kl_in_reward = self.anchors.in_reward(batch)
+        if kl_in_reward is not None:
+            kl_in_reward = self.accelerator.gather(kl_in_reward)
+        logged = self._logs["advantages"]
+        set_advantages(advantages, result, self.reward_weights, process, self.args, logged, kl_in_reward)
+        batch.update(result.rows(process, len(advantages)))
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """
@@ -530,34 +523,35 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return generated
 
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """Call TRL's method, during which `_keep_rewards` keeps the result."""
-        self._keep_others()
-        calling = self._calling(SamplingCall(self.model.training))
-        with calling as call, self._keeping_rewards(), checkpointing_off(self.modules.all()):
+        """Call TRL's method, and return its batch and what `_record_rewards` has recorded."""
+        self._note_metrics()
+        call = SamplingCall(self.model.training, self.scorer.comes_later(self.anchors["ref"]))
+        with self._calling(call), self._recording_rewards(), checkpointing_off(self.modules.all()):
             batch = super()._generate_and_score_completions(inputs)
-        call.result.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
+        call.result.keep_metrics(self._new_metrics(), self.reward_weights, self.multi_objective_aggregation)
         return batch, call.result
 
     @contextmanager
-    def _calling(self, call: SamplingCall | PolicyPass) -> Iterator[SamplingCall | PolicyPass]:
+    def _calling(self, call: SamplingCall | PolicyPass) -> Iterator[None]:
         """Let the methods that TRL calls see what it computes."""
         self._call = call
         try:
-            yield call
+            yield
         finally:
             self._call = None
 
-    def _take_metrics(self) -> dict[str, float]:
-        means = Means()
-        take(self._metrics["train" if self.model.training else "eval"], means)
-        return means.values_by_name()
-
-    def _keep_others(self) -> None:
-        """Keep what a subclass has appended to TRL's lists, before a method of TRL appends more."""
+    def _note_metrics(self) -> None:
+        """Note what a subclass has appended to TRL's lists, before a method of TRL appends more."""
         if self.model.training:
-            take(self._metrics["train"], self.recorder.others)
+            self.trl_metrics["train"].read(self.recorder.subclass_metrics)
         else:
-            take(self._metrics["eval"], self.evaluated.means)
+            self.trl_metrics["eval"].read(self.evaluated.means)
+
+    def _new_metrics(self) -> dict[str, float]:
+        """Return what a method of TRL has appended to its lists."""
+        means = Means()
+        self.trl_metrics["train" if self.model.training else "eval"].read(means)
+        return means.values_by_name()
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """Sample a batch by TRL's method, `again` in a further round of dynamic sampling."""
@@ -571,33 +565,36 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return treat_nonfinite(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
 
     @contextmanager
-    def _keeping_rewards(self) -> Iterator[None]:
-        """Keep the rewards that TRL gets: a subclass may change those that our method returns to it."""
-        before = vars(self).get("_calculate_rewards")
-        self._calculate_rewards = partial(self._keep_rewards, self._calculate_rewards)
+    def _recording_rewards(self) -> Iterator[None]:
+        """
+        Record the rewards that TRL gets: a subclass or a script may change those that our method returns. TRL's own
+        table of completions lacks rows of a large evaluation batch, and joins reward functions of the same name.
+        """
+        calculate = self._calculate_rewards
+        is_set = "_calculate_rewards" in vars(self)  # by a script
+        self._calculate_rewards = partial(self._record_rewards, calculate)
         try:
             yield
         finally:
             del self._calculate_rewards
-            if before is not None:
-                self._calculate_rewards = before
+            if is_set:
+                self._calculate_rewards = calculate
 
-    def _keep_rewards(self, calculate: Callable, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        """Keep rewards, verdicts and times."""
-        self._call.asks = False
-        began = time.perf_counter()
+    def _record_rewards(self, calculate: Callable, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+        """Calculate rewards, and record them with verdicts and times."""
+        call = self._call
+        call.asks = False
+        start = time.perf_counter()
         rewards = calculate(inputs, prompts, completions, completion_ids_list)
-        seconds = time.perf_counter() - began
-        training = self.model.training
+        seconds = time.perf_counter() - start
         correct = self.verdicts.judge(inputs, prompts, completions, beside_rows(self, completion_ids_list))
-        size = self.num_generations if training else self.num_generations_eval
-        result = RolloutResult.from_rewards(
-            rewards, size, inputs, completion_ids_list, self._call.tool_masks, correct, seconds
+        group_size = self.num_generations if call.in_training else self.num_generations_eval
+        call.result = RolloutResult.from_rewards(
+            rewards, group_size, inputs, completion_ids_list, call.tool_masks, correct, seconds
         )
-        result.count_scored(self.reward_func_names)
-        if not training:
-            self.verdicts.add(correct, result.tasks)
-        self._call.result = result
+        call.result.count_scored(self.reward_func_names)
+        if not call.in_training:
+            self.verdicts.add(correct, call.result.tasks)
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring
@@ -610,11 +607,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         rows = (input_ids, attention_mask, logits_to_keep)
         call = self._call
         if isinstance(call, PolicyPass):
-            if call.logps is not None and self.first_own("_compute_loss") is not None:
-                raise InputError(
-                    f"{type(self).__name__} has its own _compute_loss, which scores a micro-batch twice. Score it "
-                    "again in compute_loss, after super().compute_loss."
-                )
             is_counted = self.model.training
             scored = self.scorer.score_policy(call, is_counted, trl_score, model, *rows, **kwargs)
             if call.batch is not None:
@@ -633,71 +625,75 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """
-        Compute TRL's loss of a micro-batch, and the KL terms that TRL does not support.
+        Compute the loss of a micro-batch: B completions of T tokens, with advantages A `(B,)`.
 
-            inputs          tokens, masks, advantages, the anchors' log-probabilities
-              ↓
-            policy_pass     the rows that the policy computes
-              ↓
-            trl_loss        TRL's method, with `beta` 0 if the penalty is ours; it requests the policy's
-                            log-probabilities, which `policy_pass` keeps
-              ↓
-            penalty         Σ coefficient · KL(policy ‖ anchor), over anchors and tokens
-              ↓
-            loss            trl_loss + penalty; a `MicroBatch` of all this goes to the parts
+            r       = π / π_old                  of each token, or of each sequence: `importance_sampling_level`
+            policy  = −min(r · A, clip(r, 1 − ε_low, 1 + ε_high) · A)    `grpo`, `dapo`, …; others: `loss_type`
+            KL_a    = KL(π ‖ π_a)                by `kl_estimator`; π_a is the reference, π_old or the starting model
+            loss    = Σ w · (policy + Σ_a β_a · KL_a) − c · H     w: 1 / tokens, … by `loss_type`; H: entropy
+
+        `kl_target` moves β_a between generation batches; with `kl_in: reward` the KL is in A. With a `trust_region`
+        A is 0 outside of it, and nothing is clipped. TRL computes the policy term and c · H, and the KL if it is k3
+        to the reference alone.
         """
         args = self.args
-        adds_penalty = args.adds_penalty
         training = self.model.training
+        level = self.importance_sampling_level
         accumulation = self.current_gradient_accumulation_steps if training else None
 
-        self._complete_anchors(inputs)
-        sampler_logps = self._take_sampler_logps(inputs)
-        policy_pass = self._plan_policy_pass(inputs)
-        self._keep_others()
-        trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
+        self._complete_anchors(inputs)  # log π_a of each anchor, (B, T)
+        sampler_logps = self._take_sampler_logps(inputs)  # (B, T), if another model than π has sampled
+        policy_pass = self._plan_policy_pass(inputs)  # rows that π computes, (R,)
 
-        penalty = None
-        if args.anchored and (training or adds_penalty):
-            # A penalty within TRL's loss is computed only for `metrics.jsonl`.
-            with torch.set_grad_enabled(torch.is_grad_enabled() and adds_penalty):
-                weights = self.aggregation.weights(inputs, accumulation)
-                penalty = self.anchors.penalty(inputs, policy_pass.logps, self.importance_sampling_level, weights)
-        loss = trl_loss
-        if adds_penalty and penalty is not None:
-            loss = trl_loss + penalty.loss
-        of_trl = self._take_metrics()
+        policy_loss = self._compute_trl_loss(policy_pass, model, inputs)  # Σ w · policy − c · H, and TRL's own KL
+        logps = policy_pass.logps  # log π, (B, T)
+        if training and args.old_logps_source == "first_pass":
+            inputs.setdefault(OldPolicyAnchor.column, logps.detach())  # log π_old of the next passes, (B, T)
+
+        kls = self.anchors.kls(inputs, logps, level)  # KL_a of each anchor that acts, (B, T)
+        kl_loss = None
+        if kls:
+            kl = self.anchors.weighted_sum(kls)  # Σ_a β_a · KL_a, (B, T)
+            weights = self.aggregation.weights(inputs, accumulation)  # w, (B, T)
+            kl_loss = (kl * weights).sum()
+
+        loss = policy_loss
+        if args.adds_penalty and kl_loss is not None:
+            loss = policy_loss + kl_loss
+        self._record_loss(inputs, policy_pass, loss, kls, kl_loss, sampler_logps)
+        return loss
+
+    def _record_loss(self, inputs, policy_pass: PolicyPass, loss, kls, kl_loss, sampler_logps) -> None:
+        """Give a micro-batch to the parts, or to the evaluation; changes nothing of the loss."""
+        training = self.model.training
+        trl_metrics = self._new_metrics()
         if policy_pass.outside is not None:
             counts = torch.stack([policy_pass.outside.sum(), policy_pass.mask.sum()])
             outside, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
-            of_trl["clip_ratio/region_mean"] = outside / max(tokens, 1)
-        if adds_penalty and penalty is not None and "policy_loss" in of_trl:
-            # TRL logs the loss without its entropy bonus.
-            share = self.aggregation.logged(penalty.loss.detach(), accumulation)
-            of_trl["policy_loss"] += self.accelerator.gather(share).nanmean().item()
-
-        if training:
-            self.trained_check.watch(policy_pass.logps)
-            logps = policy_pass.logps.detach()
-            if args.old_logps_source == "first_pass":
-                # The buffer returns the same dict in the next inner pass.
-                inputs.setdefault(OldPolicyAnchor.column, logps)
-            micro_batch = MicroBatch(
-                batch=inputs,
-                loss=loss,
-                logps=logps,
-                entropies=policy_pass.entropies,
-                rows=policy_pass.rows,
-                penalty=penalty,
-                of_trl=of_trl,
-                sampler_logps=sampler_logps,
-            )
-            with self.meter.timer.stage("meter"), torch.no_grad():
-                for part in self.parts.values():
-                    part.on_loss(micro_batch)
-        else:
-            self._keep_evaluated(inputs, loss, policy_pass.entropies, penalty, of_trl)
-        return loss
+            trl_metrics["clip_ratio/region_mean"] = outside / max(tokens, 1)
+        if self.args.adds_penalty and kl_loss is not None and "policy_loss" in trl_metrics:
+            # TRL's is the loss without its entropy bonus.
+            accumulation = self.current_gradient_accumulation_steps if training else None
+            logged = self.aggregation.logged(kl_loss.detach(), accumulation)
+            trl_metrics["policy_loss"] += self.accelerator.gather(logged).nanmean().item()
+        micro_batch = MicroBatch(
+            batch=inputs,
+            loss=loss,
+            logps=policy_pass.logps.detach(),
+            entropies=policy_pass.entropies,
+            rows=policy_pass.rows,
+            kls=kls,
+            kl_loss=kl_loss,
+            trl_metrics=trl_metrics,
+            sampler_logps=sampler_logps,
+        )
+        if not training:
+            self._record_evaluated(micro_batch)
+            return
+        self.trained_check.watch(policy_pass.logps)
+        with self.meter.timer.stage("meter"), torch.no_grad():
+            for part in self.parts.values():
+                part.on_loss(micro_batch)
 
     def _complete_anchors(self, inputs) -> None:
         """Score a reference that every pass scores, and set the anchors to 0 at masked tokens."""
@@ -738,16 +734,18 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             skipped = 0 if rows is None else len(advantages) - len(rows)
             self.meter.add_count("rows_skipped", advantages.new_full((), skipped, dtype=torch.long))
         plan_key = inputs["completion_mask"] if rows is None else rows
-        return PolicyPass(completion_mask(inputs), rows, plan_key, fill)
+        return PolicyPass(completion_mask(inputs), rows, plan_key, fill, leaves_kl=self.args.adds_penalty)
 
-    def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs, *others) -> torch.Tensor:
+    def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs) -> torch.Tensor:
+        """Call TRL's method. It asks for the policy's log-probabilities, which `policy_pass` keeps."""
+        self._note_metrics()
         if self.args.loss_mode == "no_ratio":
             inputs = without_ratio(inputs)
         if self.args.trust_region is not None:
             inputs = dict(inputs)
             policy_pass.batch = inputs
         with self._calling(policy_pass):
-            return super().compute_loss(model, inputs, *others)
+            return super().compute_loss(model, inputs)
 
     def _apply_trust_region(self, policy_pass: PolicyPass) -> None:
         """Set the advantages of tokens outside the region to 0. TRL reads them after it has called the policy."""
@@ -801,7 +799,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
             part.on_step_end(step, self.modules.parameters())
-        take(self._metrics["train"], self.recorder.others)
+        self.trl_metrics["train"].read(self.recorder.subclass_metrics)
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
             event = part.on_row(step, row)
@@ -818,9 +816,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- outside a step
 
     def log(self, logs, start_time=None):
-        """Show the means of the rows since the last log."""
+        """Add our values to TRL's log of a training. TRL's means over an evaluation's batches are in its log alone."""
         if self.model.training or "loss" in logs:  # a callback may have evaluated since the last step
             logs.update(self.recorder.take_log())
+        else:
+            logs = dict(logs)  # the caller's are read by triggers, and choose the best checkpoint
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------- for users and rollouts

@@ -215,7 +215,7 @@ def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
             correct=[True, False],
             seconds=seconds,
             measured={"accuracy": 0.5},
-            of_trl={"num_tokens": so_far, "entropy": seconds},
+            trl_metrics={"num_tokens": so_far, "entropy": seconds},
             counts={"reward": 1},
         )
 
@@ -228,7 +228,7 @@ def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
         "tokens": 12,
         "seconds": 7.0,
         "measured": {"accuracy": 0.5, "groups_replaced": 1},
-        "of_trl": {"num_tokens": 30, "entropy": 1.0},
+        "trl_metrics": {"num_tokens": 30, "entropy": 1.0},
     }
     for name in {field.name for field in fields(RolloutResult)} - {"rewards", "rounds"}:
         assert getattr(joined, name) == of_all.get(name, getattr(first, name)), name

@@ -41,6 +41,7 @@ from .identity import (
     restore_hyperparameters,
 )
 from .log_files import BASE_ADAPTER, RESUME, TRAINER_STATE, read_json, write_run_id
+from .meter import Means
 from .provenance import as_plain, remove_secrets, write_config, write_env
 
 
@@ -237,6 +238,8 @@ class CheckpointMixin:
         self._generations = state["generations"]
         self._step = state["micro_batches"]
         restore_completions(state["completions"], self._logs)
+        self._metrics["train"].update(state["metrics"])
+        self.trl_metrics["train"].read(Means())  # the rows have them
         self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
@@ -379,6 +382,7 @@ class CheckpointMixin:
             "micro_batches": self._step % self.args.generate_every,
             "parts": self.parts.state_dict(),
             "completions": completions_to_json(self._logs) if self.log_completions else {},
+            "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
         }
         (folder / STATE_FILE).write_text(json.dumps(as_plain(state)))
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
