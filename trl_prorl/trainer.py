@@ -23,10 +23,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
@@ -40,12 +37,12 @@ from .assembly import (
 )
 from .cli.ending import describe_saved_state, print_interrupted
 from .cli.model_defaults import plain_generation_config
-from .cli.plan import Plan, choose_best_metric
+from .cli.plan import Plan, choose_best_metric, stops_early
 from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
 from .errors import InputError
-from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
+from .evaluation import EvaluationMixin, Verdicts, beside_rows, find_verifier
 from .extras.vllm import keep_weights
 from .fast.acceleration import describe_unsupported
 from .fast.first_batch import FirstBatch
@@ -194,7 +191,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
         self._first_keys = changing_keys(args)
-        self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
+        self.verdicts = Verdicts(find_verifier(self.reward_funcs, self.verify), args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -225,7 +222,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self._acceleration_changed,
         )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
-        self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
@@ -233,7 +229,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
         optional = optional_parts(self, policy)
-        self.stall_stop = optional.get("stall_stop")
         self.resets.reference = self.reference
         # Calling order: the recorder sums the values that the guard checks. Growth comes before a reset, which moves
         # the reference to the grown policy. The guard of reward hacking also comes before, because it requests resets.
@@ -259,9 +254,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
 
-    def _judges(self) -> list:
-        return judges(self.verify, self.reward_funcs)
-
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
         has_more = has_images(self) or self.environment_factories is not None
@@ -277,8 +269,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
-        if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
-            choose_best_metric(self.args, self._judges(), [EarlyStoppingCallback()])
+        if stops_early(callback):
+            choose_best_metric(self.args, find_verifier(self.reward_funcs, self.verify), [callback])
         super().add_callback(callback)
 
     @property
@@ -558,15 +550,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _take_metrics(self) -> dict[str, float]:
         means = Means()
-        take(self._metrics["train" if self.model.training else "eval"], means)
+        if self.model.training:  # an evaluation's stay: TRL logs them
+            take(self._metrics["train"], means)
         return means.values_by_name()
 
     def _keep_others(self) -> None:
         """Keep what a subclass has appended to TRL's lists, before a method of TRL appends more."""
         if self.model.training:
             take(self._metrics["train"], self.recorder.others)
-        else:
-            take(self._metrics["eval"], self.evaluated.means)
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
         """Sample a batch by TRL's method, `again` in a further round of dynamic sampling."""
@@ -604,8 +595,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             rewards, size, inputs, completion_ids_list, self._call.tool_masks, correct, seconds
         )
         result.count_scored(self.reward_func_names)
-        if not training:
-            self.verdicts.add(correct, result.tasks)
         self._call.result = result
         return rewards
 
@@ -713,8 +702,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.on_loss(micro_batch)
-        else:
-            self._keep_evaluated(inputs, loss, policy_pass.entropies, penalty, of_trl)
         return loss
 
     def _complete_anchors(self, inputs) -> None:

@@ -330,8 +330,7 @@ def configured_triggers(args) -> list[Trigger]:
             args.ref_reset_metric,
             args.ref_reset_stall,
             args.ref_reset_drop,
-            args.ref_reset_metric_mode,
-            args.ref_reset_min_delta,
+            min_delta=args.ref_reset_min_delta,
         )
         triggers.append(stall)
     return triggers
@@ -362,6 +361,9 @@ class Alarm(Watch, Part):
     def on_row(self, step: int, row: Row) -> Event | None:
         event = self.fire(step, row)
         return None if event is None else {**event, "last_good": self.best_step}
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> Event | None:
+        return self.fire(step, metrics)
 
     def fire(self, step: int, metrics: Mapping[str, float]) -> Event | None:
         fired = self.observe(step, metrics)
@@ -419,7 +421,6 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
             STALL,
             args.ref_reset_metric,
             patience=args.stop_stall,
-            sign=SIGNS[args.ref_reset_metric_mode],
             min_delta=args.ref_reset_min_delta,
             waits_for_reset=args.ref_reset_stall > 0,
             reason=f"no gain in {args.stop_stall} evaluations of {args.ref_reset_metric}",
