@@ -1,5 +1,6 @@
 """
-Evaluations during training: rewards over all rows, and pass@k.
+Evaluations during training: rewards over all rows, and pass@k. Triggers and the best checkpoint read these; TRL's log
+has TRL's means over batches.
 
 A reward function's attribute `batch_verifier` is called with `prompts`, `completions` and the rows' columns, and with
 `completion_ids`, `environments` and `trainer_state` if it names them. It returns one bool per completion: whether it
@@ -22,7 +23,7 @@ from .errors import EvaluationError, InputError
 from .guards.rewards import VERIFIER, guard_reward
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import RolloutResult, groups_without_signal, weighted_sum
-from .run.meter import StageTimer
+from .run.meter import Means, StageTimer
 from .text import last_text
 
 
@@ -53,6 +54,8 @@ def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: i
     Compute mean pass@k over prompts for k = 1, 2, 4 … `n`, and per task if there are several. `correct` and `tasks`:
     per completion, `n` per prompt.
     """
+    if not correct:
+        return {}
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
     measured = _mean_pass_at_k(counts, n)
     names = sorted({task for task in tasks if task is not None})
@@ -64,8 +67,6 @@ def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: i
 
 
 def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
-    if not counts:
-        return {}
     means = {k: sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in pass_k_values(n)}
     return {f"pass@{k}{suffix}": mean for k, mean in means.items()}
 
@@ -171,17 +172,19 @@ class EvaluationMixin:
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        """Add pass@k, the share of training prompts, and rewards over all rows in place of means over batches."""
+        """Add TRL's metrics, with rewards over all rows, pass@k, and the share of training prompts."""
         self._evaluated = []
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        measured = self._measure_evaluation(dataloader.dataset)
+        means = Means()
+        for name, values in self._metrics["eval"].items():
+            for value in values:
+                means.add(name, float(value))
+        measured = means.values_by_name() | self._measure_evaluation(dataloader.dataset)
         share = self.share_in_training(dataloader.dataset)
         if share:
             measured["in_training"] = share
-        for name, value in measured.items():
-            self._metrics["eval"].pop(name, None)  # TRL's log would replace the value
-            if not math.isnan(value):
-                output.metrics[f"{metric_key_prefix}_{name}"] = value
+        named = {f"{metric_key_prefix}_{name}": value for name, value in measured.items() if not math.isnan(value)}
+        output.metrics.update(named)
         return output
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:

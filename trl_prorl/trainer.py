@@ -823,9 +823,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- outside a step
 
     def log(self, logs, start_time=None):
-        """Show the means of the rows since the last log."""
+        """Add our values to TRL's log of a training. TRL's means over an evaluation's batches are in its log alone."""
         if self.model.training or "loss" in logs:  # a callback may have evaluated since the last step
             logs.update(self.recorder.take_log())
+        else:
+            logs = dict(logs)  # the caller's are read by triggers, and choose the best checkpoint
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------- for users and rollouts

@@ -153,16 +153,6 @@ def test_the_value_before_the_first_step_does_not_count(run):
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-3"
 
 
-def test_a_run_that_ends_as_it_takes_up_the_key_knows_its_best(run, resume):
-    before = run(reward=scripted([0.9, 0.5]), **{**SAVED, "max_steps": 2, **BY_REWARD})
-    keys = {**SAVED, **BY_REWARD, "output_dir": before.args.output_dir, "allow_config_change": True}
-    trainer = resume(before, 2, reward=scripted([0.5] * 9), stop_stall=2, **keys)
-    assert trainer.state.global_step == 4
-    (event,) = read_events(trainer, "stall")
-    assert event["checkpoint"] == "checkpoint-1"
-    assert (event["best"], event["threshold"]) == pytest.approx((0.9, 0.9))
-
-
 @pytest.mark.parametrize("then, now, end", [(0, 2, 7), (2, 0, 4)])
 def test_the_count_begins_again_when_a_reset_comes_first_from_now_on_or_no_longer(run, resume, then, now, end):
     """
