@@ -222,6 +222,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self._acceleration_changed,
         )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
+        self._evaluated = []
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
