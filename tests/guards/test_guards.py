@@ -63,7 +63,7 @@ def spoil_gradient_once(model):
 
 
 def test_the_first_micro_batch_of_a_step_that_is_not_finite_is_named_before_the_update():
-    """The second of three, by its reference; the third has a loss of NaN. The next step begins without either."""
+    """The second of three, by its KL; the third has a loss of NaN. The next step begins without either."""
 
     def micro_batch(number, loss=0.0, reference=0.0):
         ones = torch.ones(1, 2)
@@ -84,9 +84,8 @@ def test_the_first_micro_batch_of_a_step_that_is_not_finite_is_named_before_the_
         guard.on_backward(dict(model.named_parameters()))
         guard.on_pre_optimizer_step(step, 1.0, 0.1)
 
-    tensor = "log-probabilities of the reference"
-    with pytest.raises(NonFiniteError, match=f"at step 1: {tensor} in a batch with the prompts 'prompt 2'"):
-        update(1, micro_batch(1), micro_batch(2, math.inf, reference=math.inf), micro_batch(3, loss=math.nan))
+    with pytest.raises(NonFiniteError, match="at step 1: kl_ref in a batch with the prompts 'prompt 2'"):
+        update(1, micro_batch(1), micro_batch(2, math.inf, reference=1e3), micro_batch(3, loss=math.nan))
     update(2, micro_batch(4))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ..anchors import ANCHORS
 from ..errors import NonFiniteError
-from ..kl import Batch, completion_mask, zero_masked
+from ..kl import Batch, completion_mask, kl_values, zero_masked
 from ..parts import Event, MicroBatch, Part, Row
 from ..run.folder import first_of_processes
 from ..run.log_files import NONFINITE
@@ -140,11 +140,13 @@ class FiniteGuard(Part):
 def loss_inputs(batch: Batch, logps: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what a loss is computed from, in the order of computation, without masked tokens."""
     mask = completion_mask(batch)
+    anchors = [anchor for anchor in ANCHORS if anchor.column in batch]
     tensors = {"advantages (a reward is NaN or infinite)": batch["advantages"]}
-    for anchor in ANCHORS:
-        if anchor.column in batch:
-            tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
+    for anchor in anchors:
+        tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
     tensors["log-probabilities of the policy"] = zero_masked(logps, mask)
+    for anchor in anchors:
+        tensors[anchor.kl_key] = zero_masked(kl_values(logps, batch[anchor.column]), mask)
     return tensors
 
 

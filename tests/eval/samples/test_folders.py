@@ -197,9 +197,9 @@ def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path,
     (folder / file).write_text(json.dumps(found))
     ended = passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"])
     assert (ended, asked) == (2, [])
+    assert not marker.exists()
     (line,) = error_lines(capsys.readouterr().err)
     assert "has code of its own" in line
-    assert not marker.exists()
 
 
 @pytest.mark.parametrize("asked", [{"trust_remote_code": True}, {"weights_only": False}])
