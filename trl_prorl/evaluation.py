@@ -1,6 +1,6 @@
 """
-Evaluations during training: rewards over all rows, and pass@k. Triggers and the best checkpoint read these; TRL's log
-has TRL's means over batches.
+Evaluations during training: rewards and entropy over all rows, and pass@k. Triggers and the best checkpoint read these;
+TRL's log has TRL's means over batches.
 
 A reward function's attribute `batch_verifier` is called with `prompts`, `completions` and the rows' columns, and with
 `completion_ids`, `environments` and `trainer_state` if it names them. It returns one bool per completion: whether it
@@ -21,6 +21,7 @@ from trl.trainer.utils import nanstd
 from .cli.dropout import own_random_state
 from .errors import EvaluationError, InputError
 from .guards.rewards import VERIFIER, guard_reward
+from .kl import completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import RolloutResult, groups_without_signal, weighted_sum
 from .run.meter import Means, StageTimer
@@ -144,6 +145,7 @@ class EvaluationMixin:
     """The part of [`ProRLTrainer`] for evaluations, in their order."""
 
     _evaluated: list[RolloutResult]  # by batch
+    _entropies: list[torch.Tensor]  # by batch, (2, N): sum over the tokens of each completion, and their number
 
     @property
     def _evaluates_as_trl(self) -> bool:
@@ -172,8 +174,9 @@ class EvaluationMixin:
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        """Add TRL's metrics, with rewards over all rows, pass@k, and the share of training prompts."""
+        """Add TRL's metrics, with rewards and entropy over all rows, pass@k, and the share of training prompts."""
         self._evaluated = []
+        self._entropies = []
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         means = Means()
         for name, values in self._metrics["eval"].items():
@@ -192,6 +195,11 @@ class EvaluationMixin:
         self._evaluated.append(result)
         return batch
 
+    def _record_evaluated(self, inputs, entropies: torch.Tensor) -> None:
+        mask = completion_mask(inputs)
+        sums = (zero_masked(entropies, mask) * mask).sum(dim=1)
+        self._entropies.append(torch.stack([self.accelerator.gather(sums), self.accelerator.gather(mask.sum(dim=1))]))
+
     def _measure_evaluation(self, dataset) -> dict[str, float]:
         group_size = self.num_generations_eval
         # With several processes the last batch is filled with prompts from the beginning, which must not count twice.
@@ -202,6 +210,9 @@ class EvaluationMixin:
         measured = measure_rewards(
             rewards, self.reward_func_names, self.reward_weights, group_size, self.multi_objective_aggregation
         )
+        sums, tokens = torch.cat(self._entropies, dim=1)[:, :end].double().sum(dim=1).tolist()
+        if tokens:
+            measured["entropy"] = sums / tokens
         return measured | measure_pass_at_k(correct, tasks, group_size)
 
     def _determine_best_metric(self, metrics, trial):

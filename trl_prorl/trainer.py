@@ -223,6 +223,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self._evaluated = []
+        self._entropies = []
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
@@ -703,6 +704,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.on_loss(micro_batch)
+        else:
+            self._record_evaluated(inputs, policy_pass.entropies)
         return loss
 
     def _complete_anchors(self, inputs) -> None:
