@@ -1,6 +1,6 @@
 """
-Evaluations during training: rewards and entropy over all rows, and pass@k. Triggers and the best checkpoint read these;
-TRL's log has TRL's means over batches.
+Evaluations during training: rewards and entropy over all rows, and pass@k. Triggers and the best checkpoint read
+these; TRL's log has TRL's means over batches.
 
 A reward function's attribute `batch_verifier` is called with `prompts`, `completions` and the rows' columns, and with
 `completion_ids`, `environments` and `trainer_state` if it names them. It returns one bool per completion: whether it
