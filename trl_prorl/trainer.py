@@ -232,8 +232,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.prompt_pool = make_prompt_pool(self)
         optional = optional_parts(self, policy)
         self.resets.reference = self.reference
-        # Calling order: the recorder sums the values that the guard checks. Growth comes before a reset, which moves
-        # the reference to the grown policy. The guard of reward hacking also comes before, because it requests resets.
+        # Calling order: growth comes before a reset, which moves the reference to the grown policy. The guard of reward
+        # hacking also comes before, because it requests resets.
         parts = {
             "anchors": self.anchors,
             "recorder": self.recorder,
