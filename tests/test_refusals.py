@@ -88,7 +88,7 @@ CONTRADICTIONS = [
     (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),
     (EVALUATED | {"stop_stall": 2, "metric_for_best_model": "pass@1"}, {"ref_reset_metric": "eval_pass@1"}),
-    (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"ref_reset_metric_mode": "min"}),
+    (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"greater_is_better": None}),
 ]
 
 
@@ -114,7 +114,7 @@ USELESS = [
     ({"ref_reset_every": 100, "beta": 0.0}, {"beta": 0.1}),
     ({"ref_reset_every": 100, "beta": 0.0, "ref_reset_mix": 0.0}, {"optimizer_reset": "hard"}),
     ({"ref_reset_kl": 0.1, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, {"beta": 0.1}),
-    ({"ref_reset_metric_mode": "min"}, {"stop_stall": 2, **EVALUATED}),
+    ({"ref_reset_min_delta": 0.1}, {"stop_stall": 2, **EVALUATED}),
     ({"optimizer_reset_schedule": "restart", **RESTARTED, "lr_scheduler_type": "constant"}, {"warmup_steps": 5}),
     ({"trust_region": "dppo_tv"}, {"num_iterations": 2}),
     ({"trust_region_threshold": 0.1}, {"trust_region": "ipo", "num_iterations": 2}),
@@ -172,7 +172,6 @@ BOUNDS = [
     ("loss_mode", [None, "clipped"], ["evil"]),
     ("trust_region_threshold", [None, 1e-30], [0.0, INF]),
     ("fast", [True], [1, "true", None]),
-    ("dynamic_sampling_rewards", [None, ["a"]], [[], ["a", 1], "a"]),
     ("task_options", [None, "{}", {}], [1]),
 ]
 

@@ -87,7 +87,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             refuse(self)
         if self.stop_stall:  # the best checkpoint is the best by the watched metric
             self.metric_for_best_model = self.ref_reset_metric
-            self.greater_is_better = self.ref_reset_metric_mode == "max"
+            self.greater_is_better = True
         bias = gradient_bias(
             self.kl_estimator,
             self.use_bias_correction_kl,

@@ -271,8 +271,7 @@ class ProlongedKeys:
         kl_clamp (`float`, *optional*):
             Bound on the KL estimate of each token, in nats, before the ratio of `use_bias_correction_kl`. Tokens
             beyond it get no KL gradient, and `kl_clamped` counts them. Logged KLs, `ref_reset_kl` and `kl_target` use
-            the KL without bound; a logged KL that overflows is omitted and does not trigger `nonfinite`. `None`: no
-            bound.
+            the KL without bound; a logged KL that overflows is omitted. `None`: no bound.
         kl_in (`str`, *optional*, defaults to `"loss"`):
             Place of the KL to the reference and to the starting model. `"loss"`: a term of the loss, in every update.
             `"reward"`: coefficient · Σ (log π_old − log π_ref) over its tokens is subtracted from each completion's
@@ -306,8 +305,6 @@ class ProlongedKeys:
             Evaluation metric of `ref_reset_stall`, `ref_reset_drop` and `stop_stall`: `eval_reward`; `eval_pass@1`,
             `eval_pass@2`, `eval_pass@4` … up to the number of completions per prompt, by the task's `verify`;
             `eval_pass@1/TASK` for one of several tasks; or any other evaluation metric.
-        ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
-            `"max"` if larger values of the metric are better, or `"min"`.
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
             Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
@@ -400,16 +397,13 @@ class ProlongedKeys:
 
         dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
             Replace groups with equal task rewards, which give no gradient, by groups of further prompts, in at most
-            this many rounds (DAPO, arXiv 2503.14476). Further prompts come in a shuffled order of their own, so a
-            prompt can occur twice in a batch (not with `prompt_pool`). Generated tokens include replaced groups;
-            logged rewards are those of the first round. 0: off.
-        dynamic_sampling_rewards (`list[str]`, *optional*):
-            Names of the reward functions that decide, by their weighted sum, whether all rewards of a group are equal.
-            `None`: the first function with a weight and a reward for the group, in a recipe the task's. A length
-            reward differs for any two lengths, so it does not decide.
+            this many rounds (DAPO, arXiv 2503.14476). The task's reward is the first function with a weight and a
+            reward for the group; list length rewards, which differ for any two lengths, after it. Further prompts come
+            in a shuffled order of their own, so a prompt can occur twice in a batch (not with `prompt_pool`).
+            Generated tokens include replaced groups; logged rewards are those of the first round. 0: off.
         prompt_pool (`bool`, *optional*, defaults to `False`):
             Select the prompts of each generation batch by their earlier results: unseen prompts first, then those that
-            wait longest. A prompt rests if its group had equal task rewards (see `dynamic_sampling_rewards`), or if
+            wait longest. A prompt rests if its group had equal task rewards (see `dynamic_sampling_rounds`), or if
             its pass rate has reached `prompt_pool_retire`: for as many groups as there are prompts, twice as long each
             consecutive time, up to 8 times as long.
         prompt_pool_retire (`float`, *optional*, defaults to `0.9`):
@@ -461,7 +455,7 @@ class ProlongedKeys:
             `ref_reset_stall` a reset comes first: evaluations count from the first reset after the last improvement.
             0: never.
         nonfinite (`str`, *optional*, defaults to `"stop"`):
-            Action at NaN or infinity in a reward, the loss, a KL or a gradient. `"stop"`: end the run before the next
+            Action at NaN or infinity in a reward, the loss or a gradient. `"stop"`: end the run before the next
             checkpoint. `"skip"`: skip that optimizer step (it still counts, and the learning-rate schedule advances)
             and count it in `nonfinite_skips`. Weights that are not finite always stop the run.
         reward_timeout (`float`, *optional*, defaults to `600.0`):
@@ -497,7 +491,6 @@ class ProlongedKeys:
     ref_reset_stall: Annotated[int, Key(ge=0, changes=Effect.RESET, label="stall {}")] = 0
     ref_reset_drop: Annotated[float | None, Key(gt=0, changes=Effect.RESET, label="drop {}")] = None
     ref_reset_metric: Annotated[str, Key(needs=AN_EVALUATION, label="of {}")] = "eval_reward"
-    ref_reset_metric_mode: Annotated[str, Key(("max", "min"), needs=AN_EVALUATION)] = "max"
     ref_reset_min_delta: Annotated[float, Key(ge=0, needs=AN_EVALUATION)] = 0.0
     ref_reset_cooldown: Annotated[int, Key(ge=0, needs=A_RESET, label="cooldown {}")] = 0
     ref_reset_mix: Annotated[float, Key(ge=0, le=1, needs=A_RESET, label="mix {}")] = 1.0
@@ -536,9 +529,6 @@ class ProlongedKeys:
     drop_zero_rows: Annotated[bool, Key(changes=Effect.KL, needs=AN_ANCHOR)] = False
 
     dynamic_sampling_rounds: Annotated[int, Key(ge=0, changes=Effect.STEP)] = 0
-    dynamic_sampling_rewards: Annotated[
-        list[str] | None, Key(needs=needs("dynamic_sampling_rounds", "prompt_pool"))
-    ] = None
     prompt_pool: Annotated[bool, Key(changes=Effect.STEP)] = False
     prompt_pool_retire: Annotated[float, Key(gt=0, le=1, needs=needs("prompt_pool"))] = 0.9
     advantage_estimator: Annotated[str | None, Key(tuple(ADVANTAGES), changes=Effect.STEP)] = None

@@ -117,6 +117,12 @@ class Part:
         ends the run.
         """
 
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> Event | None:
+        """
+        Called after each evaluation, with its metrics by name. It returns `None`, or an event that ends the run with a
+        checkpoint.
+        """
+
     def on_event(self, event: Event) -> None:
         """Called for every event that a part returned. The recorder completes and writes it."""
 

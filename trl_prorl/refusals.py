@@ -235,8 +235,8 @@ def refuse_stop(args: "ProRLConfig") -> None:
     - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
     - `stop_stall` with `save_total_limit: 1`: the checkpoint of the stop would be removed, and a resume would train on
       from the best one.
-    - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
-      `ref_reset_metric_mode`: another checkpoint would be kept.
+    - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or with `greater_is_better: false`:
+      another checkpoint would be kept.
     """
     if args.enable_jit_checkpoint:
         raise ValueError(
@@ -262,11 +262,10 @@ def refuse_stop(args: "ProRLConfig") -> None:
             f"stop_stall={args.stop_stall} watches ref_reset_metric={watched!r}, but the checkpoint that is kept is "
             f"the best by metric_for_best_model={best!r}. Set both to the same, or remove metric_for_best_model."
         )
-    mode = args.ref_reset_metric_mode
-    if args.greater_is_better not in (None, mode == "max"):
+    if args.greater_is_better is False:
         raise ValueError(
-            f"greater_is_better={args.greater_is_better} contradicts ref_reset_metric_mode={mode!r} of stop_stall="
-            f"{args.stop_stall}. Remove greater_is_better, or change ref_reset_metric_mode."
+            f"greater_is_better=False contradicts stop_stall={args.stop_stall}, which takes larger values of "
+            "ref_reset_metric for better. Remove one of the two."
         )
 
 

@@ -23,10 +23,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
@@ -40,11 +37,12 @@ from .assembly import (
 )
 from .cli.ending import describe_saved_state, print_interrupted
 from .cli.model_defaults import plain_generation_config
-from .cli.plan import Plan, choose_best_metric
+from .cli.plan import Plan, choose_best_metric, stops_early
 from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
-from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
+from .errors import InputError
+from .evaluation import EvaluationMixin, Verdicts, beside_rows, find_verifier
 from .extras.vllm import keep_weights
 from .fast.acceleration import describe_unsupported
 from .fast.comparison import HEAD, find_differences, mixed_dtype
@@ -192,7 +190,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
         self._first_keys = changing_keys(args)
-        self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
+        self.verdicts = Verdicts(find_verifier(self.reward_funcs, self.verify), args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -213,8 +211,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration, not has_images(self))
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
-        self.trl_metrics = {mode: MetricReader(lists) for mode, lists in self._metrics.items()}
-        self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
+        self.trl_metrics = MetricReader(self._metrics["train"])
+        self._evaluated = []
+        self._entropies = []
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
@@ -222,10 +221,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
         optional = optional_parts(self, policy)
-        self.stall_stop = optional.get("stall_stop")
         self.resets.reference = self.reference
-        # Calling order: the recorder sums the values that the guard checks. Growth comes before a reset, which moves
-        # the reference to the grown policy. The guard of reward hacking also comes before, because it requests resets.
+        # Calling order: growth comes before a reset, which moves the reference to the grown policy. The guard of
+        # reward hacking also comes before, because it requests resets.
         parts = {
             "anchors": self.anchors,
             "recorder": self.recorder,
@@ -246,9 +244,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
 
-    def _judges(self) -> list:
-        return judges(self.verify, self.reward_funcs)
-
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
         has_more = has_images(self) or self.environment_factories is not None
@@ -264,8 +259,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
-        if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
-            choose_best_metric(self.args, self._judges(), [EarlyStoppingCallback()])
+        if stops_early(callback):
+            choose_best_metric(self.args, find_verifier(self.reward_funcs, self.verify), [callback])
         super().add_callback(callback)
 
     @property
@@ -543,14 +538,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _note_metrics(self) -> None:
         """Note what a subclass has appended to TRL's lists, before a method of TRL appends more."""
         if self.model.training:
-            self.trl_metrics["train"].read(self.recorder.subclass_metrics)
-        else:
-            self.trl_metrics["eval"].read(self.evaluated.means)
+            self.trl_metrics.read(self.recorder.subclass_metrics)
 
     def _new_metrics(self) -> dict[str, float]:
-        """Return what a method of TRL has appended to its lists."""
+        """Return what a method of TRL has appended to its lists in training; an evaluation reads them at its end."""
         means = Means()
-        self.trl_metrics["train" if self.model.training else "eval"].read(means)
+        if self.model.training:
+            self.trl_metrics.read(means)
         return means.values_by_name()
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
@@ -593,8 +587,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             rewards, group_size, inputs, completion_ids_list, call.tool_masks, correct, seconds
         )
         call.result.count_scored(self.reward_func_names)
-        if not call.in_training:
-            self.verdicts.add(correct, call.result.tasks)
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring
@@ -665,7 +657,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _record_loss(self, inputs, policy_pass: PolicyPass, loss, kls, kl_loss, sampler_logps) -> None:
         """Give a micro-batch to the parts, or to the evaluation; changes nothing of the loss."""
-        training = self.model.training
+        if not self.model.training:
+            self._record_evaluated(inputs, policy_pass.entropies)
+            return
         trl_metrics = self._new_metrics()
         if policy_pass.outside is not None:
             counts = torch.stack([policy_pass.outside.sum(), policy_pass.mask.sum()])
@@ -673,8 +667,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             trl_metrics["clip_ratio/region_mean"] = outside / max(tokens, 1)
         if self.args.adds_penalty and kl_loss is not None and "policy_loss" in trl_metrics:
             # TRL's is the loss without its entropy bonus.
-            accumulation = self.current_gradient_accumulation_steps if training else None
-            logged = self.aggregation.logged(kl_loss.detach(), accumulation)
+            logged = self.aggregation.logged(kl_loss.detach(), self.current_gradient_accumulation_steps)
             trl_metrics["policy_loss"] += self.accelerator.gather(logged).nanmean().item()
         micro_batch = MicroBatch(
             batch=inputs,
@@ -687,9 +680,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             trl_metrics=trl_metrics,
             sampler_logps=sampler_logps,
         )
-        if not training:
-            self._record_evaluated(micro_batch)
-            return
         self.trained_check.watch(policy_pass.logps)
         with self.meter.timer.stage("meter"), torch.no_grad():
             for part in self.parts.values():
@@ -799,7 +789,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
             part.on_step_end(step, self.modules.parameters())
-        self.trl_metrics["train"].read(self.recorder.subclass_metrics)
+        self.trl_metrics.read(self.recorder.subclass_metrics)
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
             event = part.on_row(step, row)

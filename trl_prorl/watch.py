@@ -417,8 +417,7 @@ def configured_triggers(args) -> list[Trigger]:
             args.ref_reset_metric,
             args.ref_reset_stall,
             args.ref_reset_drop,
-            args.ref_reset_metric_mode,
-            args.ref_reset_min_delta,
+            min_delta=args.ref_reset_min_delta,
         )
         triggers.append(stall)
     return triggers
@@ -479,6 +478,9 @@ class Alarm(Part):
 class StallStop(Alarm):
     """Ends the run after evaluations without a gain; with `waits_for_reset` a reset comes first."""
 
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> Event | None:
+        return self.fire(step, metrics)
+
     def on_event(self, event: Event) -> None:
         if event["event"] == RESET and self.watch.waits_for_reset:
             self.watch.applied(event["step_applied"])
@@ -512,7 +514,6 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
             STALL,
             args.ref_reset_metric,
             args.stop_stall,
-            sign=SIGNS[args.ref_reset_metric_mode],
             min_delta=args.ref_reset_min_delta,
             waits_for_reset=args.ref_reset_stall > 0,
         )

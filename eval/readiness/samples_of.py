@@ -1,14 +1,14 @@
 """Prompts in tokens, samples and log-probabilities of a trainer, ours or TRL's."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from trl_prorl.evaluation import Verdicts, beside_rows, judges
+from trl_prorl.evaluation import Verdicts, beside_rows, find_verifier
 from trl_prorl.extras.length_rewards import LENGTH_NAMES
-from trl_prorl.guards.rewards import own_copy
 from trl_prorl.rollout import compared_rewards, weighted_sum
 
 
@@ -89,7 +89,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
 
     trainer.model.train()  # rollouts of a step are drawn so
     # Own copies: an environment may change its row's lists.
-    inputs = [own_copy(row) for row in sampled_columns(trainer, rows) for _ in range(trainer.num_generations)]
+    inputs = [copy.deepcopy(row) for row in sampled_columns(trainer, rows) for _ in range(trainer.num_generations)]
     watch(trainer, "_calculate_rewards", see)
     watch(trainer, "_generate", see_masks)
     try:
@@ -101,7 +101,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
         del trainer._calculate_rewards
         del trainer._generate
     rewards, inputs, prompts, completions, ids = seen
-    verdicts = Verdicts(judges(verify, trainer.reward_funcs), 1, None)
+    verdicts = Verdicts(find_verifier(trainer.reward_funcs, verify), None)
     weights = trainer.reward_weights
     aggregation = trainer.args.multi_objective_aggregation
     is_length = torch.tensor([name in LENGTH_NAMES for name in trainer.reward_func_names])

@@ -18,7 +18,7 @@ from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import judge, without_nan
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.samples_of import sample_rows
-from trl_prorl.evaluation import find_verifier, judges
+from trl_prorl.evaluation import find_verifier
 from trl_prorl.text import last_text
 
 
@@ -102,7 +102,7 @@ def sample_starting_model(
     """
     size = trainer.num_generations
     together = max(1, trainer.args.generation_batch_size // size)
-    has_verifier = task is not None or find_verifier(judges(verify, trainer.reward_funcs)) is not None
+    has_verifier = task is not None or find_verifier(trainer.reward_funcs, verify) is not None
     answered = None if task is None else []
     found = Rollouts(trainer.args, size, "verify" if has_verifier else FULL_REWARD, answered)
     for start in range(0, len(rows), together):

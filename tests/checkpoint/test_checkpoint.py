@@ -316,7 +316,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
         "eval_strategy": "epoch",
         "per_device_eval_batch_size": 4,
         "ref_reset_stall": 1,
-        "ref_reset_metric_mode": "min",
+        "ref_reset_min_delta": 9.0,
         "trainer_kwargs": QUESTIONS,
     }
     whole = run(**keys)

@@ -123,7 +123,7 @@ def letters(seen):
     return [length, sometimes]
 
 
-def test_an_evaluation_is_a_mean_over_its_rows(make_trainer):
+def test_the_rewards_of_an_evaluation_are_means_over_its_rows(make_trainer):
     """Five prompts of two completions, in batches of four rows: the last has two."""
     seen = []
     prompts = [[{"role": "user", "content": f"say {number}"}] for number in range(5)]
@@ -131,22 +131,11 @@ def test_an_evaluation_is_a_mean_over_its_rows(make_trainer):
     trainer = make_trainer(
         reward=letters(seen), trainer_kwargs={"eval_dataset": Dataset.from_dict({"prompt": prompts})}, **keys
     )
-    losses = []
-    compute_loss = trainer.compute_loss
-
-    def kept(model, inputs, *args, **kwargs):
-        loss = compute_loss(model, inputs, *args, **kwargs)
-        losses.append((float(loss), int(inputs["completion_mask"].sum())))
-        return loss
-
-    trainer.compute_loss = kept
     metrics = trainer.evaluate()
     assert [len(batch["ids"]) for batch in seen] == [4, 4, 2]
-    ids, lengths, others = ([row for batch in seen for row in batch[key]] for key in ("ids", "length", "sometimes"))
+    lengths, others = ([row for batch in seen for row in batch[key]] for key in ("length", "sometimes"))
     scored = [value for value in others if value is not None]
     totals = [length + (other or 0) for length, other in zip(lengths, others, strict=True)]
-    ended = [len(tokens) for tokens in ids if tokens[-1] == 4]
-    assert 0 < len(ended) < 10
     pairs = [totals[place : place + 2] for place in range(0, 10, 2)]
     by_hand = {
         "reward": statistics.mean(totals),
@@ -155,12 +144,6 @@ def test_an_evaluation_is_a_mean_over_its_rows(make_trainer):
         "rewards/sometimes/mean": statistics.mean(scored),
         "rewards/sometimes/std": statistics.stdev(scored),
         "frac_reward_zero_std": statistics.mean(one == other for one, other in pairs),
-        "completions/mean_length": statistics.mean(map(len, ids)),
-        "completions/min_length": min(map(len, ids)),
-        "completions/max_length": max(map(len, ids)),
-        "completions/clipped_ratio": 1 - len(ended) / 10,
-        "completions/mean_terminated_length": statistics.mean(ended),
-        "loss": sum(loss * tokens for loss, tokens in losses) / sum(tokens for _, tokens in losses),
     }
     for name, value in by_hand.items():
         assert metrics[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
@@ -225,13 +208,6 @@ def test_a_group_without_signal_is_one_whose_advantages_are_0_in_trl(run, reward
     equal = (advantages.abs() < 1e-2).all(dim=1).float().mean().item()
     assert read_rows(trainer)[-1]["frac_reward_zero_std"] == equal
     assert share in (None, equal)
-
-
-def test_an_evaluation_of_one_completion_has_no_groups(run):
-    prompts = [[{"role": "user", "content": "say 5"}]] * 4
-    keys = {"num_generations_eval": 1, "per_device_eval_batch_size": 4, "max_steps": 1}
-    trainer = run(trainer_kwargs={"eval_dataset": Dataset.from_dict({"prompt": prompts})}, **keys)
-    assert not [name for name in trainer.evaluate() if "zero_std" in name]
 
 
 def test_each_reward_and_its_time_are_recorded(make_trainer):

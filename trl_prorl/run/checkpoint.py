@@ -23,7 +23,7 @@ from ..errors import CheckpointError, RunError
 from ..extras.vllm import describe_engine
 from ..keys import AUTO_RESUME, read_resume_word
 from ..optimizer import inner_of
-from ..parts import Event, Part
+from ..parts import Event
 from ..supported import SCHEDULES
 from ..text import visible
 from ..upstream.modules import is_sharded
@@ -54,7 +54,6 @@ class CheckpointMixin:
     """The part of [`ProRLTrainer`] that starts or resumes a run, saves it and pushes it."""
 
     initial_adapter = None  # the policy at the start of a run with an adapter, see reference.py
-    stall_stop: Part | None = None  # watch.py
     has_trained = False
     _folder: RunFolder | None = None
     _staging: Path | None = None  # of the checkpoint being written
@@ -152,7 +151,7 @@ class CheckpointMixin:
         return (
             self._evaluates_as_trl
             or self.args.load_best_model_at_end
-            or self.stall_stop is not None
+            or self.args.stop_stall > 0
             or (schedule is not None and schedule.follows_rates)
             or any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
             or any(callback.watches_evaluations for callback in self.resets.callbacks)

@@ -82,11 +82,6 @@ class Meter:
     def add_count(self, name: str, count: torch.Tensor) -> None:
         self._scalars[name].append(count)
 
-    def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the newest micro-batch's sums over tokens."""
-        means = [name for name in self._scalars if TOKENS_OF + name in self._scalars]
-        return {name: self._scalars[name][-1] for name in means if name.startswith(prefix)}
-
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
         Return the row without the trainer's keys. Counts are summed over processes by `reduce`; times are this
@@ -309,9 +304,6 @@ class Means(dict):
     def merge(self, means: "Means") -> None:
         for name, value in means.values_by_name().items():
             self.add(name, value, means[name][2])
-
-    def is_plain(self, name: str) -> bool:
-        return name in self and self[name][4]
 
     def values_by_name(self) -> dict[str, float]:
         """Return the means; with equal weights bit-identical to plain means."""

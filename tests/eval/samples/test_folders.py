@@ -166,7 +166,10 @@ def test_a_pipe_in_place_of_weights_is_one_line(run_dir, task, capsys, name):
     assert str(run_dir / "adapter_model.safetensors") in line
 
 
-EVIL = "from pathlib import Path\nPath(__file__).with_name('PWNED').touch()\nraise ImportError('it ran')\n"
+def write_evil(folder, marker):
+    """Write code that leaves a file. transformers copies it to its cache before it runs it."""
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nraise ImportError('it ran')\n"
+    (folder / "evil.py").write_text(code)
 
 
 @pytest.mark.parametrize("of", ["tokenizer", "base", "full model", "processor"])
@@ -183,7 +186,8 @@ def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path,
         for file in [*run_dir.glob("adapter*"), *base.iterdir()]:
             file.unlink() if file.parent == run_dir else shutil.copy(file, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "evil.py").write_text(EVIL)
+    marker = tmp_path / "PWNED"
+    write_evil(folder, marker)
     file, classes = {
         "tokenizer": ("tokenizer_config.json", {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}),
         "processor": ("processor_config.json", {"AutoProcessor": "evil.Evil"}),
@@ -193,9 +197,9 @@ def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path,
     (folder / file).write_text(json.dumps(found))
     ended = passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"])
     assert (ended, asked) == (2, [])
+    assert not marker.exists()
     (line,) = error_lines(capsys.readouterr().err)
     assert "has code of its own" in line
-    assert not list(tmp_path.rglob("PWNED"))
 
 
 @pytest.mark.parametrize("asked", [{"trust_remote_code": True}, {"weights_only": False}])
@@ -203,7 +207,7 @@ def test_a_model_s_files_declare_no_argument_of_its_loader(base, tmp_path, asked
     """A stranger's config.yaml has the argument, and config.json beside it a setting of that name."""
     folder = shutil.copytree(base, tmp_path / "base")
     marker = tmp_path / "PWNED"
-    (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\nraise ImportError\n")
+    write_evil(folder, marker)
     settings = json.loads((folder / "config.json").read_text()) | dict.fromkeys(asked)
     settings["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
     (folder / "config.json").write_text(json.dumps(settings))
