@@ -227,7 +227,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
-        self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
         self.dynamic_sampling = make_dynamic_sampling(self)
@@ -241,7 +240,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             "anchors": self.anchors,
             "recorder": self.recorder,
             "guard": self.guard,
-            "trained_check": self.trained_check,  # after the guard, which may skip an update
+            "trained_check": TrainedCheck(accelerator),  # after the guard, which may skip an update
             **optional,
             "resets": self.resets,
             "dynamic_sampling": self.dynamic_sampling,
@@ -692,7 +691,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             of_trl["policy_loss"] += self.accelerator.gather(share).nanmean().item()
 
         if training:
-            self.trained_check.watch(policy_pass.logps)
             logps = policy_pass.logps.detach()
             if args.old_logps_source == "first_pass":
                 # The buffer returns the same dict in the next inner pass.
