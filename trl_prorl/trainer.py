@@ -215,7 +215,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._evaluated = []
         self._entropies = []
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
-        self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
         self.dynamic_sampling = make_dynamic_sampling(self)
@@ -228,7 +227,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             "anchors": self.anchors,
             "recorder": self.recorder,
             "guard": self.guard,
-            "trained_check": self.trained_check,  # after the guard, which may skip an update
+            "trained_check": TrainedCheck(accelerator),  # after the guard, which may skip an update
             **optional,
             "resets": self.resets,
             "dynamic_sampling": self.dynamic_sampling,
@@ -680,7 +679,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             trl_metrics=trl_metrics,
             sampler_logps=sampler_logps,
         )
-        self.trained_check.watch(policy_pass.logps)
         with self.meter.timer.stage("meter"), torch.no_grad():
             for part in self.parts.values():
                 part.on_loss(micro_batch)

@@ -287,7 +287,7 @@ def load_tokenizer(folder: Path):
     Load a run's tokenizer; without a padding token, the end-of-sequence token is used.
 
     Raises:
-        InputError: It has code of its own, or is not whole.
+        InputError: It has code of its own, or no vocabulary.
     """
     with refuse_code(folder):
         tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
@@ -303,7 +303,7 @@ def load_processor(folder: Path | str, tokenizer) -> ProcessorMixin | None:
     with the tokenizer.
 
     Raises:
-        InputError: It has code of its own, or is not whole.
+        InputError: It has code of its own.
     """
     if cached_file(folder, PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return None
@@ -321,9 +321,8 @@ def check_computes(model, source: Path | str) -> None:
     Compute the logits of one token.
 
     Raises:
-        InputError: The model cannot compute them, or they are not finite.
+        InputError: They are not finite.
     """
-    with refuse_code(source):
-        logits = model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device)).logits
+    logits = model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device)).logits
     if not torch.isfinite(logits).all():
         raise InputError(f"the model in {source} computes NaN or infinity: save or download it again.")

@@ -62,7 +62,6 @@ from trl_prorl.run.provenance import describe_evaluation, plugin_options
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
-from trl_prorl.upstream.vocabulary import check_tokenizer, embedding_rows
 from trl_prorl.upstream.weights import settings_of
 
 
@@ -323,9 +322,7 @@ class HeldOut:
         return str(evaluation_dtype(self.config)).removeprefix("torch.")
 
     def _loaded(self, point: Point):
-        """Return a model that the tokenizer fits."""
         model = load_point(point, self.config)
-        check_tokenizer(self.tokenizer, embedding_rows(model.config))
         check_computes(model, point.folder or self.config["model_name_or_path"])
         return model
 

@@ -120,11 +120,10 @@ class Plan:
         cast later.
         """
         model = self.given["model"]
-        source = model if isinstance(model, str) else get_config_model_id(model.config)
         adapter = model.peft_config.get("default") if self.given_wrapped else self.given.get("peft_config")
         is_adapted = self.given_wrapped or adapter is not None
         engine = let_engine_take_adapters(self.args, adapter)
-        with whole_weights(source), without_cast(self.args, is_adapted), engine:
+        with whole_weights(), without_cast(self.args, is_adapted), engine:
             yield
 
 

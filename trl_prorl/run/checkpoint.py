@@ -273,7 +273,7 @@ class CheckpointMixin:
 
     @contextmanager
     def _load_into_parameters(self, folder: Path):
-        with whole_weights(folder), keep_parameters(self.accelerator.unwrap_model(self.model)):
+        with whole_weights(), keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
             self._loads_from = folder
