@@ -102,12 +102,6 @@ WRONG = [
     ("raise SystemExit(0)", "SystemExit"),
     ("def", "SyntaxError"),
     ("x = 1", "registers no task"),
-    (plugin(place="Own"), "not of the form 'module:Class'"),
-    (plugin(place="'nowhere:Own'"), "nowhere"),
-    (plugin(place="'own:Onw'"), "'own:Onw' must name a class"),
-    (plugin(place="'own:Dataset'"), "'own:Dataset' must name a class"),
-    (plugin(place="'trl_prorl.tasks:Task'"), "rows, verify"),
-    (plugin(more="name = None"), "Own.name=None"),
 ]
 
 
