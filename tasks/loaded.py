@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
+KINDS = {str: "text", list: "a list", int: "an integer"}
 
 
 class Problem(NamedTuple):
@@ -70,9 +71,10 @@ def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if not isinstance(value, kind) or value in ("", []):
         names = " or ".join(map(repr, keys))
+        state = "missing" if value is None else short(value)
         types = kind if isinstance(kind, tuple) else (kind,)
-        expected = " or ".join(type_.__name__ for type_ in types)
-        raise ValueError(f"{source}: {names} is {short(value)}. Every row needs it as {expected}, not empty")
+        expected = " or ".join(KINDS[type_] for type_ in types)
+        raise ValueError(f"{source}: {names} is {state}. Every row needs {names} as {expected}, not empty")
     return value
 
 

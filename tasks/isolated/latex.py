@@ -38,6 +38,8 @@ SPELLINGS = r"""
 ^ 3: ³
 \%: %
 \log: \lg
+\dots: \ldots \cdots \dotsc \dotsb
+\pmod: \bmod \mod
 ': ’ ′
 \times 10 ^ 3: thousand "thousand
 \times 10 ^ 6: million "million
@@ -63,8 +65,9 @@ MARK = r"(?:\{,\}|,?\\[,!])"  # between thousands; a comma alone only where it d
 TOKEN = r"""
     (?P<space> \s | \\[,;:!\ ] | (?<=[\w.,;)}])~ | \\q?quad(?![A-Za-z])
         | \\(?:left|right|displaystyle|[bB]igg?[lr]?)(?![A-Za-z]) | \$ | \\[()\[\]] )
-    | (?P<number> (?: [0-9]{1,3}(?:(?:%s)[0-9]{3})+(?!,?[0-9]) | [0-9]+ | (?=\.[0-9]) )
-        (?: \.[0-9]*\\(?:overline|bar)\s*\{[0-9]+\} | (?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))? ) )
+    | (?P<number> (?: [0-9]{1,3}(?:(?:%s)[0-9]{3})+(?!,?[0-9]) | [0-9]+
+            | (?=\.[0-9]) | (?=\.\\(?:overline|bar|dot)) )
+        (?: \.[0-9]*\\(?:overline|bar|dot)\s*\{[0-9]+\} | (?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))? ) )
     | \\[A-Za-z]+ | \\. | "?[A-Za-z]+ | .
 """
 OUTSIDE, INSIDE = (re.compile(TOKEN % marks, re.VERBOSE | re.DOTALL) for marks in (f",|{MARK}", MARK))
@@ -86,7 +89,7 @@ FRACTION = re.compile(rf"{SIGN}(?:([0-9]+) )?([-+]?[0-9]+)(?:/| / )([-+]?[0-9]+)
 def number_token(text: str) -> str:
     """Write a number without separators: `1234.5`, `1.5e-3`, and `0.1(6)` for a repeating decimal."""
     text = re.sub(rf"{MARK}|,", "", text)
-    text = re.sub(r"\\(?:overline|bar)\s*\{([0-9]+)\}", r"(\1)", text)
+    text = re.sub(r"\\(?:overline|bar|dot)\s*\{([0-9]+)\}", r"(\1)", text)
     return f"0{text}" if text.startswith(".") else text.replace("E", "e").replace("e+", "e")
 
 

@@ -223,6 +223,8 @@ def same_equation(gold, answer, within: bool) -> bool:
         return not within and Equation not in map(type, values) and same(*values)
     if gold.name and gold.name == answer.name and same(*values):
         return True
+    if not (gold.left and answer.left):
+        return False  # an inequality
     return is_multiple(formula(gold.left) - formula(gold.right), formula(answer.left) - formula(answer.right))
 
 

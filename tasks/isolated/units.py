@@ -99,6 +99,7 @@ UNITS = {name: (name, Fraction(1)) for name in (*COUNTED, "revolution")}
 for line in TABLE.split("\n")[1:-1]:
     dimension, size, *names = line.split()
     UNITS |= dict.fromkeys(names, (dimension, Fraction(size)))
+TEMPERATURES = {"coulomb", "farad", "celsius", "fahrenheit"}  # after a degree sign C and F are these
 DEGREES = {*"+-/.(){}", r"\frac"}  # all that may stand before a degree sign, with numbers
 FACTOR = r"(?:(/|per|a|an|each|every) )?(?:(square|sq|cubic|cu) )?([A-Za-z]+)(?: \^ ([23]))?"
 
@@ -156,6 +157,7 @@ def split_unit(tokens: list[str]) -> tuple[list[str], Fraction, Counter]:
             unit = read_unit([token.removeprefix('"') for token in tokens[place:]])
             if unit is None:
                 break
-            is_temperature = tokens[place - 2 : place] == ["^", r"\circ"]
-            return tokens[: place - 2 if is_temperature else place], *unit
+            if TEMPERATURES & unit[1].keys() and tokens[place - 2 : place] == ["^", r"\circ"]:
+                place -= 2
+            return tokens[:place], *unit
     return tokens, Fraction(1), Counter()

@@ -308,8 +308,8 @@ def test_a_long_text_is_not_read(task, monkeypatch):
 @pytest.mark.parametrize(
     "row, message",
     [
-        ({"answer": "1"}, "'problem' or 'question' is None"),
-        ({"problem": "a"}, "'answer' or 'solution' is None"),
+        ({"answer": "1"}, "'problem' or 'question' is missing"),
+        ({"problem": "a"}, "'answer' or 'solution' is missing"),
         ({"problem": "a", "answer": 1}, "'answer' or 'solution' is 1"),
         ({"problem": "", "answer": "1"}, "'problem' or 'question' is ''"),
         ({"problem": "a", "solution": "It is 1."}, "'solution' has no .*boxed"),

@@ -6,8 +6,8 @@ has other kinds, each with its class; its last rows are near misses that a later
 what a careful teacher accepts: the same value in another notation, in another order where order has no meaning, with a
 unit that only the answer names. `wrong` is everything else: a rounded value and a calculation that was left to do are
 wrong too. On `either` careful readers differ. What is `unread` is right, too, but of a class that the task does not
-read: congruences, inequalities that are solved, operations on sets, bases, ratios, binomials, factorials, absolute
-values. docs/tasks.md has what math-verify accepts and refuses, by
+read: congruences, unsolved inequalities, operations on sets, ratios, binomials, factorials, absolute values.
+docs/tasks.md has what math-verify accepts and refuses, by
 `verify(parse(f"${reference}$"), parse(text))`.
 """
 
