@@ -238,7 +238,7 @@ class CheckpointMixin:
         self._step = state["micro_batches"]
         restore_completions(state["completions"], self._logs)
         self._metrics["train"].update(state["metrics"])
-        self.trl_metrics["train"].read(Means())  # the rows have them
+        self.trl_metrics.read(Means())  # the rows have them
         self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
