@@ -10,6 +10,7 @@ from trl_prorl.cli.prompt_rows import has_images
 from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.readiness.finding import LOOK, Finding
 from trl_prorl.eval.readiness.memory import MOMENTS, USABLE, process_share
+from trl_prorl.eval.readiness.samples_of import score_rows
 from trl_prorl.trainer import ProRLTrainer
 
 
@@ -98,10 +99,8 @@ def update_bytes(trainer: ProRLTrainer, longest_prompt: int, rows: int) -> float
     model.train()
     try:
         with trainer.compute_loss_context_manager():
-            score = trainer._get_per_token_logps_and_entropies
-            logps, entropies, _ = score(model, ids, torch.ones_like(ids), length, compute_entropy=True)
-            loss = logps.mean()
-        loss.backward()
+            logps = score_rows(trainer, ids, torch.ones_like(ids), length, compute_entropy=True)[0]
+        logps.mean().backward()
     finally:
         model.zero_grad(set_to_none=True)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

@@ -130,4 +130,9 @@ def policy_logps(trainer, batch: dict[str, torch.Tensor]) -> torch.Tensor | None
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     length = batch["completion_ids"].shape[1]
     size = trainer.args.per_device_train_batch_size
-    return trainer._get_per_token_logps_and_entropies(trainer.model, tokens, mask, length, batch_size=size)[0]
+    return score_rows(trainer, tokens, mask, length, batch_size=size)[0]
+
+
+def score_rows(trainer, ids: torch.Tensor, mask: torch.Tensor, length: int, **options) -> tuple:
+    """Score rows by the policy, as a step does: log-probabilities and entropies `(N, T)`, and a MoE's loss."""
+    return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, length, **options)
