@@ -22,10 +22,10 @@ COLLAPSE_SHARE = 0.5  # of the best
 def end_by_best(values: pd.Series) -> float | None:
     """
     Return the mean of the last 10 % of the values (one per step), at least 10, over the best mean of 10; `None` if
-    there is none, or the best is not positive.
+    there is none, or the best is not positive, or a value is negative: then no share of the best has a meaning.
     """
     best = values.rolling(SMOOTHING_STEPS).mean().max()
-    if not best > 0:  # also if NaN
+    if not best > 0 or values.min() < 0:  # also if NaN
         return None
     steps = max(SMOOTHING_STEPS, round(LAST_SHARE * len(values)))
     return float(values.iloc[-steps:].mean() / best)
@@ -128,8 +128,8 @@ def spikes(run: RecordedRun, key: str, rule: SpikeRule) -> pd.Series | None:
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
     Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
-    smoothed reward, or a value was not finite; `None` if neither is known. If the best reward is not positive, or one
-    of [`~trl_prorl.keys.LOWER_THE_REWARD`] is set, only non-finite values count.
+    smoothed reward, or a value was not finite; `None` if neither is known. If a reward is negative, or one of
+    [`~trl_prorl.keys.LOWER_THE_REWARD`] is set, only non-finite values count.
     """
     if run.event_steps(NONFINITE):
         return True
