@@ -14,7 +14,6 @@ import pandas as pd
 
 from trl_prorl.cli.terminal import LORA_RATES, TRL_RATE
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_runs
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
 from trl_prorl.supported import LOSS_TYPES, UNGROUPED
@@ -221,12 +220,12 @@ def explain(run: RecordedRun) -> str:
     return "\n".join(lines)
 
 
-@command
+@command_lines.command
 def main(argv=None) -> int:
     """Entry point."""
     args = command_lines.why(argv)
-    runs, unreadable = load_runs(args.found.folders)
-    text = "\n".join([*map(explain, runs), *args.found.left_out, *unreadable])
+    runs, left_out = load_runs(args.runs)
+    text = "\n".join([*map(explain, runs), *left_out])
     print("\n".join(map(visible, text.split("\n"))))
     return int(any(map(find_causes, runs)))
 

@@ -1,5 +1,6 @@
 """Smoothed and combined series over steps; stability of a run: collapse, drops, spikes of KL, entropy, gradient."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -94,8 +95,8 @@ def neighbour_medians(values: pd.Series) -> pd.Series:
     Return the median of the 10 neighbours on either side of each value, without the value itself, from one value per
     step (NaN if not measured); NaN with fewer than 5 neighbours.
 
-    Values on both sides count, so a metric that grows fast, or restarts at 0 after a reset, is no spike. Values of 0
-    and below and NaN do not count, because the KL to the sampling policy is exactly 0 in the first pass over a batch.
+    Values on both sides count, so a metric that grows fast is no spike. Values of 0 and below and NaN do not count,
+    because the KL to the sampling policy is exactly 0 in the first pass over a batch.
     """
     positive = values.where(values > 0)
     places = [place for place in range(-NEIGHBOURS, NEIGHBOURS + 1) if place != 0]
@@ -103,13 +104,14 @@ def neighbour_medians(values: pd.Series) -> pd.Series:
     return around.median(axis=1).where(around.count(axis=1) >= MIN_NEIGHBOURS)
 
 
-def find_spikes(values: pd.Series, rule: SpikeRule) -> pd.Series:
+def find_spikes(values: pd.Series, rule: SpikeRule, resets: Sequence[int] = ()) -> pd.Series:
     """
     Find the spikes of a metric over the steps of a run: the step of the highest value of each, with that value / the
     median of its neighbours. Consecutive high steps are one spike; steps without a positive value between them are
-    ignored.
+    ignored. Neighbours are on the same side of every reset: a KL that grows again after one is no spike.
     """
-    medians = neighbour_medians(values)
+    interval = np.searchsorted(sorted(resets), values.index)  # the number of resets before a step
+    medians = pd.concat([neighbour_medians(part) for _, part in values.groupby(interval)])
     known = medians.notna() & (values > 0)
     values = values[known]
     medians = medians[known]
@@ -122,7 +124,7 @@ def find_spikes(values: pd.Series, rule: SpikeRule) -> pd.Series:
 def spikes(run: RecordedRun, key: str, rule: SpikeRule) -> pd.Series | None:
     """Return the spikes of a metric of a run, as [`find_spikes`]; `None` if it was not measured."""
     values = run.measured(key)
-    return None if values is None else find_spikes(values, rule)
+    return None if values is None else find_spikes(values, rule, run.reset_steps() or [])
 
 
 def has_collapsed(run: RecordedRun) -> bool | None:

@@ -53,7 +53,7 @@ def test_a_run_and_what_is_made_of_it_name_the_plugin(own, command):
     for line in (train, "report --runs run"):
         status, written = command(line)
         assert status == 0, written[-2000:]
-    page = (own / "report.md").read_text()
+    page = (own / "report.html").read_text()
     assert "trl-prorl passk --plugin own.py --run run" in page
     status, written = command("passk --run run --prompts 4 --n 2")
     assert status == 2 and "--plugin own.py" in written, written[-2000:]
