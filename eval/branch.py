@@ -52,7 +52,7 @@ TRIAL = "trl_prorl.eval.trial"
 BRANCH_FILE = "branch.json"  # in the branch's folder: of which checkpoint of which run it is
 # Keys that a branch sets itself, and those of the task and the model, which stay.
 OWN_KEYS = "allow_config_change max_steps output_dir overwrite push_to_hub resume_from_checkpoint"
-FIXED = {*OWN_KEYS.split(), *(each.name for part in (TaskArguments, ModelConfig) for each in fields(part))}
+FIXED = {*OWN_KEYS.split(), *(field.name for part in (TaskArguments, ModelConfig) for field in fields(part))}
 # A trigger that never fires: the trial's reference stays movable, so that every resume of it knows the reference that
 # was reset.
 NEVER = 10**9
@@ -124,8 +124,8 @@ def check_out(out: Path, branch: dict[str, str | None]) -> None:
         raise InputError(f"'{out}' is a link, to '{out.resolve()}': give the folder itself, or remove the link")
     check_contents(out)
     file = out / BRANCH_FILE
-    found = read_json(file) if file.is_file() else None
-    if found != branch and out.is_dir() and any(out.iterdir()):
+    noted = read_json(file) if file.is_file() else None
+    if noted != branch and out.is_dir() and any(out.iterdir()):
         raise InputError(
             f"'{out}' is not empty, and no branch of this checkpoint of this run; give another folder with --out"
         )

@@ -99,14 +99,14 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
 
 def measure_rewards(held_out: HeldOut, drawn: pd.DataFrame, samples: int) -> dict[str, float]:
     """Return the mean reward and the accuracy of the samples, as far as they are known."""
-    found = {}
+    measured = {}
     if not isinstance(held_out.task, OwnRows):  # which have no reward
         rows = [row for row in held_out.rows for _ in range(samples)]
         rewards = held_out.task.reward_many(list(drawn["completion"]), rows)
-        found["reward"] = sum(rewards) / len(rewards)
+        measured["reward"] = sum(rewards) / len(rewards)
     if judges(held_out.task):
-        found["accuracy"] = float(drawn["correct"].mean())
-    return found
+        measured["accuracy"] = float(drawn["correct"].mean())
+    return measured
 
 
 def answer_logits(model, padded, answer_width: int) -> torch.Tensor:

@@ -142,7 +142,9 @@ def keep_aside(trainer: GRPOTrainer, folder: str) -> None:
     args.disable_tqdm = True
     trainer.log_completions = False
     callbacks = trainer.callback_handler.callbacks
-    callbacks[:] = [one for one in callbacks if isinstance(one, DefaultFlowCallback | ReferenceResetCallback)]
+    callbacks[:] = [
+        callback for callback in callbacks if isinstance(callback, DefaultFlowCallback | ReferenceResetCallback)
+    ]
 
 
 def check(
@@ -163,8 +165,8 @@ def check(
         if texts:
             gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
     findings += family_findings(trainer)
-    own = trainer.optimizer  # a script's, in place of the key
-    rate = trainer.args.learning_rate if own is None else highest_rate(own)
+    optimizer = trainer.optimizer  # a script's, in place of the key
+    rate = trainer.args.learning_rate if optimizer is None else highest_rate(optimizer)
     findings += rate_findings(rate, is_peft_model(trainer.model))
     train_prompts = read_prompts(trainer.train_dataset)
     recipe = getattr(trainer, "recipe", ())
@@ -287,11 +289,11 @@ def print_findings(findings: list[Finding], with_passed: bool, console: Console)
     """
     stops = [finding for finding in findings if finding.level == STOP]
     changes = stops + [finding for finding in findings if finding.level == LOOK]
-    others = [finding for finding in findings if finding.level == FINE]
+    passed = [finding for finding in findings if finding.level == FINE]
     summary = [f"The run {verdict(findings)}"]
     summary += [f"{finding.what}: {finding.number}" for finding in findings if finding.what == WALL_TIME]
     if with_passed:
-        for finding in [*changes, *others]:
+        for finding in [*changes, *passed]:
             line = f"{finding.what}: {finding.number}"
             if finding.change:
                 line += f" -> {finding.change}"
@@ -299,7 +301,7 @@ def print_findings(findings: list[Finding], with_passed: bool, console: Console)
     else:
         if changes:
             console.print(grid(changes))
-        summary.append(f"{len(others)} other checks: --all shows them")
+        summary.append(f"{len(passed)} other checks: --all shows them")
     console.print(Text(visible("; ".join(summary) + ".")), soft_wrap=True)
 
 
@@ -318,9 +320,9 @@ def main(argv=None) -> int:
     """Entry point."""
     args, others = command_lines.preflight(argv)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        trainer, task_args, found = build_trainer(others, Path(folder))
+        trainer, task_args, first_findings = build_trainer(others, Path(folder))
         check_trainer(trainer)
-        findings = found + check(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
+        findings = first_findings + check(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
     print_findings(findings, args.all, terminal())
     if args.json is not None:

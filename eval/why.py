@@ -93,9 +93,9 @@ def rate_too_high(run: RecordedRun) -> Found | None:
     clipped = average(run, "clip_region_mean", SHORT)
     if run.config.get("importance_sampling_level") == "sequence":  # GSPO's range of 3e-4 is there to clip many
         clipped = clipped[:0]
-    found = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
-    if found or run.lowers_reward:
-        return found
+    sign = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
+    if sign or run.lowers_reward:
+        return sign
     reward = average(run, "reward", LONG)  # the best of many short averages is luck
     if len(reward) and run.measured("reward").min() < 0:  # half of a reward from -1 to 1 means nothing
         return None
@@ -132,17 +132,17 @@ def kl_term(run: RecordedRun) -> pd.Series:
     if loss.aggregation == "row_sum":
         return (term / length).dropna()
     if loss.aggregation == "length":
-        most = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
-        return (term * most / length).dropna()
+        max_length = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+        return (term * max_length / length).dropna()
     return term
 
 
 def too_strong(run: RecordedRun) -> Found | None:
     penalty = kl_term(run)
     distance = average(run, OWN_KL, LONG)
-    held = distance[(distance < HELD) & (penalty >= HOLDS)]
-    if len(held):
-        return first(held, "the KL term is 0.01 or more at a KL of {:.1g} nats per token: it holds the policy")
+    clamped = distance[(distance < HELD) & (penalty >= HOLDS)]
+    if len(clamped):
+        return first(clamped, "the KL term is 0.01 or more at a KL of {:.1g} nats per token: it holds the policy")
     if len(penalty) < LONG or gain(run) >= GAIN or run.lowers_reward:
         return None
     return first(penalty[penalty >= STRONG], "the KL term is {:.2g}, and the reward has not risen")
@@ -195,10 +195,10 @@ def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
     A policy that a high rate destroys also loses its end token and its signal, which shows up to `LONG` steps earlier
     than the fall of the average reward.
     """
-    found = [(rule, rule.find(run)) for rule in RULES]
+    signs = [(rule, rule.find(run)) for rule in RULES]
     ahead = {rate_too_high: LONG}
     return sorted(
-        [pair for pair in found if pair[1] is not None],
+        [pair for pair in signs if pair[1] is not None],
         key=lambda pair: pair[1].step - ahead.get(pair[0].find, 0),
     )
 
@@ -213,10 +213,10 @@ def explain(run: RecordedRun) -> str:
         return f"{run.name}: no verdict: {rows} rows in {last} steps, and rules need up to {LONG}; {cure}"
     if not causes:
         return f"{run.name}: no cause of trouble was found in {last} steps"
-    rule, found = causes[0]
-    lines = [f"{run.name}: {rule.cause}, from step {found.step} of {last}", f"  {found.evidence}", f"  {rule.cure}"]
+    rule, sign = causes[0]
+    lines = [f"{run.name}: {rule.cause}, from step {sign.step} of {last}", f"  {sign.evidence}", f"  {rule.cure}"]
     if causes[1:]:
-        lines.append("  later: " + ", ".join(f"{rule.cause} (step {found.step})" for rule, found in causes[1:]))
+        lines.append("  later: " + ", ".join(f"{rule.cause} (step {sign.step})" for rule, sign in causes[1:]))
     return "\n".join(lines)
 
 

@@ -99,11 +99,11 @@ def group_labels(groups: list[list[RecordedRun]]) -> list[str]:
     counts = Counter()
     for group in groups:
         run = group[0]
-        same = [other[0] for other in groups if other[0].variant == run.variant]
+        same = [members[0] for members in groups if members[0].variant == run.variant]
         values = {key: value_of(run, key) for key in differing_keys(same)}
         words = [setting(key, value) for key, value in values.items() if value is not None and key not in run.changes]
         words += changes_of(run)
-        name = common_name([one.name for one in group]) or run.kind.label
+        name = common_name([member.name for member in group]) or run.kind.label
         if not says_variant(name, run.variant) and name != run.kind.label:
             words.insert(0, run.kind.short)
         label = f"{name} ({', '.join(words)})" if words else name

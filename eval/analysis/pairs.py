@@ -159,9 +159,9 @@ def compare_pairs(
                 comparisons.append(compare(first, second, k))
             except InputError as error:
                 skipped[f"{first.label} and {second.label} were not compared: {error}."] = None
-        adjusted = holm([each.p_value for each in comparisons])
+        adjusted = holm([row.p_value for row in comparisons])
         tests = max(1, int(np.sum(~np.isnan(adjusted))))
-        rows += [replace(each, adjusted=float(p), tests=tests) for each, p in zip(comparisons, adjusted, strict=True)]
+        rows += [replace(row, adjusted=float(p), tests=tests) for row, p in zip(comparisons, adjusted, strict=True)]
     return rows, list(skipped)
 
 

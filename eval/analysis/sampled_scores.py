@@ -62,7 +62,7 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], n: int, ks: list[int], nam
         number = int(level) if isinstance(level, float) and level.is_integer() else level
         part = {"task": name if task is None else task, "level": number}
         for side, samples in sides.items():
-            is_part = [one == (task, level) for one in parts[side]]
+            is_part = [name == (task, level) for name in parts[side]]
             counts = correct_by_prompt(samples[is_part])
             part["prompts"] = len(counts)
             part[side] = summarise_counts(counts, n, ks)

@@ -66,11 +66,11 @@ def band(series: list[pd.Series]) -> pd.DataFrame:
 
     Beyond the end of the shortest series, the mean would be over fewer series and would jump.
     """
-    steps = np.unique(np.concatenate([one.index for one in series]))
-    first = max(one.index[0] for one in series)
-    last = min(one.index[-1] for one in series)
+    steps = np.unique(np.concatenate([line.index for line in series]))
+    first = max(line.index[0] for line in series)
+    last = min(line.index[-1] for line in series)
     steps = steps[(steps >= first) & (steps <= last)]
-    values = np.array([np.interp(steps, one.index, one) for one in series])
+    values = np.array([np.interp(steps, line.index, line) for line in series])
     columns = {"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}
     return pd.DataFrame(columns, index=steps)
 

@@ -151,9 +151,9 @@ def verdict_section(frame: Frame) -> Section:
 
 def section(frame: Frame) -> Section | None:
     """Return the differences of all pairs; `None` without a pair of evaluated variants."""
-    found = verdicts(frame)
-    rows = [row for verdict in found for row in verdict.found]
-    skipped = [line for verdict in found for line in verdict.skipped]
+    grounds = verdicts(frame)
+    rows = [row for verdict in grounds for row in verdict.found]
+    skipped = [line for verdict in grounds for line in verdict.skipped]
     if not rows and not skipped:
         return None
     return Section(DIFFERENCES, tables=[differences_table(rows)] if rows else [], lines=skipped, open=True)

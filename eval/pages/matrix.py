@@ -50,9 +50,9 @@ def _collapsed_cell(group: RunGroup) -> str:
 
 def _spikes_cell(group: RunGroup, key: str, rule: SpikeRule) -> str:
     """Return the mean number per run, and the largest over all runs: `1.5 (× 32)`."""
-    found = group.values(lambda row: spikes(row.run, key, rule))
-    count = mean_cell([len(each) for each in found], ".3g")
-    largest = max((each.max() for each in found if len(each)), default=None)
+    per_run = group.values(lambda row: spikes(row.run, key, rule))
+    count = mean_cell([len(highest) for highest in per_run], ".3g")
+    largest = max((highest.max() for highest in per_run if len(highest)), default=None)
     return count if largest is None else f"{count} (× {largest:,.3g})"
 
 

@@ -132,7 +132,7 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
     """
     Draw points: for one run its `mean` with the interval `low` to `high`, for several the mean and band over runs.
     """
-    frame = frames[0] if len(frames) == 1 else band([each["mean"] for each in frames])
+    frame = frames[0] if len(frames) == 1 else band([points["mean"] for points in frames])
     axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
     line = {"marker": "o", "markersize": 4, **style}
     axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **line)

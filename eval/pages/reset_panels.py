@@ -95,21 +95,21 @@ def reset_effects(group: RunGroup) -> ResetEffects:
     return effects
 
 
-def _reconvergence_cell(found: list[Response]) -> str:
+def _reconvergence_cell(responses: list[Response]) -> str:
     """Return the median, with the number that did not recover: `4 (3 of 25 not back)`."""
-    median = median_reconvergence(found)
+    median = median_reconvergence(responses)
     if median is None:
         return NOT_MEASURED
-    out = sum(response.censored for response in found)
+    out = sum(response.censored for response in responses)
     text = "more than half not back" if math.isinf(median) else f"{median:g}"
-    return f"{text} ({out} of {len(found)} not back)" if out else text
+    return f"{text} ({out} of {len(responses)} not back)" if out else text
 
 
 RESET_COLUMNS = [
     Column("variant", lambda row: row.group.label),
     Column(
         "resets",
-        lambda row: str(sum(row.group.values(lambda one: one.resets))),
+        lambda row: str(sum(row.group.values(lambda run_row: run_row.resets))),
         "resets: over all seeds.",
     ),
     Column(

@@ -168,15 +168,15 @@ def text_tokenizer(trainer):
 def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
     """Return the prompts that a run does not train on: of its evaluation set or sets, and the task's test rows."""
     sets = evaluation if isinstance(evaluation, Mapping) else {"validation": evaluation}
-    found = {
+    prompts = {
         name: read_prompts(rows)
         for name, rows in sets.items()
         if isinstance(rows, Dataset) and "prompt" in rows.column_names
     }
     if task is not None:
         with suppress(ValueError, TypeError, KeyError, OSError, NotImplementedError):  # it has none, or fewer
-            found["test"] = list(task.rows("test", HELD_OUT, seed=seed)["prompt"])
-    return found
+            prompts["test"] = list(task.rows("test", HELD_OUT, seed=seed)["prompt"])
+    return prompts
 
 
 def split_findings(train: Sequence, held_out: Mapping[str, Sequence]) -> list[Finding]:

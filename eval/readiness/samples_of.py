@@ -70,7 +70,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
 
     def see(call, inputs, prompts, completions, ids):
         rewards = call(inputs, prompts, completions, ids)
-        seen[:] = rewards, inputs, prompts, completions, [[*map(int, one)] for one in ids]
+        seen[:] = rewards, inputs, prompts, completions, [[*map(int, tokens)] for tokens in ids]
         return rewards
 
     def see_masks(call, prompts):

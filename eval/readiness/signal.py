@@ -90,29 +90,29 @@ def sample_starting_model(
     size = trainer.num_generations
     together = max(1, trainer.args.generation_batch_size // size)
     has_verifier = task is not None or find_verifier(judges(verify, trainer.reward_funcs)) is not None
-    found = Rollouts(trainer.args, size, has_verifier)
+    rollouts = Rollouts(trainer.args, size, has_verifier)
     for start in range(0, len(rows), together):
         batch = rows[start : start + together]
         sampled = sample_rows(trainer, batch, verify)
-        found.batch = found.batch or sampled.batch
+        rollouts.batch = rollouts.batch or sampled.batch
         row_of_each = [row for row in batch for _ in range(size)]
-        found.rewards += sampled.total.tolist()
-        found.compared += sampled.compared.tolist()
-        found.truncated += sampled.truncated
-        found.lengths += sampled.lengths
+        rollouts.rewards += sampled.total.tolist()
+        rollouts.compared += sampled.compared.tolist()
+        rollouts.truncated += sampled.truncated
+        rollouts.lengths += sampled.lengths
         texts = [text if isinstance(text, str) else last_text(text) for text in sampled.completions]
-        found.texts += texts
+        rollouts.texts += texts
         if sampled.correct:
-            found.correct += sampled.correct
+            rollouts.correct += sampled.correct
         elif task is not None:
-            found.correct += judge(task, texts, row_of_each)
+            rollouts.correct += judge(task, texts, row_of_each)
         else:
-            found.correct += (sampled.rewards[:, 0] >= 1.0).tolist()
+            rollouts.correct += (sampled.rewards[:, 0] >= 1.0).tolist()
         if task is not None:
-            found.has_answer += [task.has_answer(text, row) for text, row in zip(texts, row_of_each, strict=True)]
+            rollouts.has_answer += [task.has_answer(text, row) for text, row in zip(texts, row_of_each, strict=True)]
         if bar is not None:
             bar.update(len(row_of_each))
-    return found
+    return rollouts
 
 
 def expected_zero_signal(p: float, size: int) -> float:
@@ -123,36 +123,36 @@ def expected_zero_signal(p: float, size: int) -> float:
     return p**size + (1 - p) ** size
 
 
-def has_gradient(found: Rollouts, rewards: list[float], truncated: list[bool]) -> bool:
+def has_gradient(rollouts: Rollouts, rewards: list[float], truncated: list[bool]) -> bool:
     """Return whether a completion of the group is in the loss and has a reward other than the group's mean."""
     values = without_nan(rewards)
     if not values or max(values) - min(values) <= SAME:
         return False
     in_loss = rewards
-    if found.args.mask_truncated_completions:
+    if rollouts.args.mask_truncated_completions:
         in_loss = [reward for reward, was_truncated in zip(rewards, truncated, strict=True) if not was_truncated]
     return any(abs(reward - fmean(values)) > SAME for reward in in_loss)
 
 
-def signal_findings(found: Rollouts, gold_length: int | None, tells: bool | None) -> list[Finding]:
+def signal_findings(rollouts: Rollouts, gold_length: int | None, tells: bool | None) -> list[Finding]:
     """
     Return the findings about samples of the starting model. `gold_length` is the length of the longest reference
     answer in tokens; `tells` is whether correct answers get more reward than wrong ones, `None` if that is not known.
     """
-    verifier = Finding("separate verifier", "yes") if found.has_verifier else None
+    verifier = Finding("separate verifier", "yes") if rollouts.has_verifier else None
     return [
-        accuracy_finding(found),
-        group_finding(found, tells),
+        accuracy_finding(rollouts),
+        group_finding(rollouts, tells),
         verifier or Finding("separate verifier", "none", JUDGED, LOOK),
-        *hacking_findings(found),
-        truncated_finding(found, gold_length),
-        *unanswered_findings(found),
+        *hacking_findings(rollouts),
+        truncated_finding(rollouts, gold_length),
+        *unanswered_findings(rollouts),
     ]
 
 
-def accuracy_finding(found: Rollouts) -> Finding:
+def accuracy_finding(rollouts: Rollouts) -> Finding:
     """Return the accuracy of the starting model with its interval over prompts."""
-    rates = [fmean(group) for group in found.groups(found.correct)]
+    rates = [fmean(group) for group in rollouts.groups(rollouts.correct)]
     p = fmean(rates)
     low, high = prompt_interval(rates)
     change = ""
@@ -169,24 +169,24 @@ def accuracy_finding(found: Rollouts) -> Finding:
     return Finding("accuracy of the starting model", number, change, LOOK if change else FINE, values)
 
 
-def group_finding(found: Rollouts, tells: bool | None) -> Finding:
+def group_finding(rollouts: Rollouts, tells: bool | None) -> Finding:
     """
     Return the share of groups that give no gradient: observed, and expected from the accuracy. If completions are not
     compared within a group, all of them are one.
     """
-    groups, truncated = found.groups(found.compared), found.groups(found.truncated)
-    if found.group_size == 1 or getattr(found.args, "advantage_estimator", None) in UNGROUPED:
-        groups, truncated = [found.rewards], [found.truncated]
-    without = sum(not has_gradient(found, *group) for group in zip(groups, truncated, strict=True))
-    p = fmean(found.correct)
-    size = found.group_size
+    groups, truncated = rollouts.groups(rollouts.compared), rollouts.groups(rollouts.truncated)
+    if rollouts.group_size == 1 or getattr(rollouts.args, "advantage_estimator", None) in UNGROUPED:
+        groups, truncated = [rollouts.rewards], [rollouts.truncated]
+    without = sum(not has_gradient(rollouts, *group) for group in zip(groups, truncated, strict=True))
+    p = fmean(rollouts.correct)
+    size = rollouts.group_size
     observed = without / len(groups)
     expected = expected_zero_signal(p, size)
     values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
     what = "groups that give no gradient"
     number = f"{without} of {len(groups)} (expected {percent(expected)})"
     if observed == 1.0:
-        return Finding(what, number, cure_of_zero_signal(found, tells), STOP, values)
+        return Finding(what, number, cure_of_zero_signal(rollouts, tells), STOP, values)
     larger = [group for group in GROUPS if group > size and expected_zero_signal(p, group) <= TARGET_ZERO_SIGNAL]
     change = "most groups are wasted: use other prompts (dynamic_sampling_rounds, task_level) or a graded reward"
     if larger:
@@ -194,14 +194,14 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     return make_finding(what, number, observed > MAX_ZERO_SIGNAL, change, **values)
 
 
-def cure_of_zero_signal(found: Rollouts, tells: bool | None) -> str:
+def cure_of_zero_signal(rollouts: Rollouts, tells: bool | None) -> str:
     """Return why no group gives a gradient, and the cure, by the first cause in the samples."""
-    p = fmean(found.correct)
+    p = fmean(rollouts.correct)
     if tells is False:
         return "correct answers get no more reward than wrong ones: fix the reward function"
-    if fmean(found.truncated) > UNRELIABLE_TRUNCATED:
+    if fmean(rollouts.truncated) > UNRELIABLE_TRUNCATED:
         return "most completions are truncated: raise max_completion_length"
-    if not without_nan(found.rewards):
+    if not without_nan(rollouts.rewards):
         return "every reward function returns None for every completion: fix the reward functions"
     if p >= MAX_ACCURACY:
         return "nearly every answer is correct already: use a harder task_level"
@@ -210,7 +210,7 @@ def cure_of_zero_signal(found: Rollouts, tells: bool | None) -> str:
     return "the completions of a prompt get equal rewards: raise temperature, use other prompts, or fix the reward"
 
 
-def needed_kl(found: Rollouts) -> float:
+def needed_kl(rollouts: Rollouts) -> float:
     """
     Return the KL to the starting model, in nats per token, that correct answers need. Among all policies that always
     answer a prompt correctly, the closest to the starting model is the starting model conditioned on a correct answer,
@@ -219,31 +219,31 @@ def needed_kl(found: Rollouts) -> float:
     prompts is divided by the mean length of correct answers.
     """
     nats = []
-    for group in found.groups(found.correct):
-        chance = (sum(group) + 0.5) / (found.group_size + 1)
+    for group in rollouts.groups(rollouts.correct):
+        chance = (sum(group) + 0.5) / (rollouts.group_size + 1)
         nats.append(-math.log(chance))
-    correct = [length for length, verdict in zip(found.lengths, found.correct, strict=True) if verdict]
-    return fmean(nats) / fmean(correct or found.lengths)
+    correct = [length for length, verdict in zip(rollouts.lengths, rollouts.correct, strict=True) if verdict]
+    return fmean(nats) / fmean(correct or rollouts.lengths)
 
 
-def hacking_findings(found: Rollouts) -> list[Finding]:
+def hacking_findings(rollouts: Rollouts) -> list[Finding]:
     """
     Return the KL that correct answers need, and how many groups give a wrong completion as much reward as a correct
     one: then the reward can be hacked. Both need a verifier.
     """
-    if not found.has_verifier:
+    if not rollouts.has_verifier:
         return [Finding(what, NOT_MEASURED) for what in (NEEDED_KL, REWARDS_WRONG)]
-    needed = needed_kl(found)
+    needed = needed_kl(rollouts)
     findings = [Finding(NEEDED_KL, f"{needed:.2g} nats per token", values={"kl": needed})]
     mixed = 0
     wrong = 0
-    for verdicts, rewards in zip(found.groups(found.correct), found.groups(found.rewards), strict=True):
+    for verdicts, rewards in zip(rollouts.groups(rollouts.correct), rollouts.groups(rollouts.rewards), strict=True):
         of_correct = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict)
         of_wrong = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict)
         if of_correct and of_wrong:
             mixed += 1
             wrong += min(of_correct) <= max(of_wrong)
-    missing = missing_limits(found)
+    missing = missing_limits(rollouts)
     change = f"the reward can be hacked: fix it, or set {' and '.join(missing)}"
     if not missing:
         change = "the reward can be hacked; the keys of the recipe already limit this"
@@ -251,49 +251,49 @@ def hacking_findings(found: Rollouts) -> list[Finding]:
     return [*findings, make_finding(REWARDS_WRONG, f"{wrong} of {mixed}", wrong > 0, change, **values)]
 
 
-def missing_limits(found: Rollouts) -> list[str]:
+def missing_limits(rollouts: Rollouts) -> list[str]:
     """Return the settings against reward hacking; empty if the configuration already limits it."""
-    limits = {key: getattr(found.args, key) for key in LIMITS if getattr(found.args, key, None)}
-    adapted = next((key for key in ANCHOR_KEYS if getattr(found.args, key, None)), None)
-    target = f"{needed_kl(found):.2g}"
-    if not hasattr(found.args, "kl_target"):  # of another trainer
+    limits = {key: getattr(rollouts.args, key) for key in LIMITS if getattr(rollouts.args, key, None)}
+    adapted = next((key for key in ANCHOR_KEYS if getattr(rollouts.args, key, None)), None)
+    target = f"{needed_kl(rollouts):.2g}"
+    if not hasattr(rollouts.args, "kl_target"):  # of another trainer
         return [] if limits else [f"beta: 0.3 (ProRLTrainer adapts it to kl_target: {target})"]
     missing = []
     if "kl_target" not in limits or adapted in (None, "beta_old"):  # π_old follows the policy
         missing.append(f"kl_target: {target} (beta: 0.3 to start)")
-    elif limits["kl_target"] > MAX_TARGET * needed_kl(found):
+    elif limits["kl_target"] > MAX_TARGET * needed_kl(rollouts):
         missing.append(f"kl_target: {target} (now {limits['kl_target']:g})")
-    if found.args.resets and adapted != "beta_base":
+    if rollouts.args.resets and adapted != "beta_base":
         missing.append("no reset trigger, because a reset moves the reference")
     return missing
 
 
-def truncated_finding(found: Rollouts, gold_length: int | None) -> Finding:
+def truncated_finding(rollouts: Rollouts, gold_length: int | None) -> Finding:
     """
     Return the share of truncated completions, with one of two causes: too little room, or no end token. If all are
     truncated, the run cannot learn with `mask_truncated_completions`, which leaves them out of the loss.
     """
-    truncated = fmean(found.truncated)
-    most = found.args.max_completion_length
-    change = f"raise max_completion_length (now {most}), or ask for shorter answers"
-    if gold_length is not None and most is not None and gold_length < most / 2:
+    truncated = fmean(rollouts.truncated)
+    limit = rollouts.args.max_completion_length
+    change = f"raise max_completion_length (now {limit}), or ask for shorter answers"
+    if gold_length is not None and limit is not None and gold_length < limit / 2:
         change += (
             f"; reference answers have up to {gold_length} tokens, so the end token may be missing: check eos_token, "
             "the model's eos_token_id and the chat template"
         )
-    level = STOP if truncated == 1.0 and found.args.mask_truncated_completions else LOOK
-    length = fmean(found.lengths)
-    values = {"cut": truncated, "mean_length": length, "limit": most}
-    number = f"{percent(truncated)} (mean length {length:.0f} of {most or 'any'})"
+    level = STOP if truncated == 1.0 and rollouts.args.mask_truncated_completions else LOOK
+    length = fmean(rollouts.lengths)
+    values = {"cut": truncated, "mean_length": length, "limit": limit}
+    number = f"{percent(truncated)} (mean length {length:.0f} of {limit or 'any'})"
     return make_finding("truncated completions", number, truncated > MAX_TRUNCATED, change, level, **values)
 
 
-def unanswered_findings(found: Rollouts) -> list[Finding]:
+def unanswered_findings(rollouts: Rollouts) -> list[Finding]:
     """Return the share of completions in which the verifier finds no answer, with an example."""
-    if not found.has_answer:
+    if not rollouts.has_answer:
         return []
-    share = 1 - fmean(found.has_answer)
-    example = next((text for text, has in zip(found.texts, found.has_answer, strict=True) if not has), "")
+    share = 1 - fmean(rollouts.has_answer)
+    example = next((text for text, has in zip(rollouts.texts, rollouts.has_answer, strict=True) if not has), "")
     change = f"ask for the format in the prompt, or fix the verifier (seen: {example[-60:]!r})"
     what = "completions without an answer to verify"
     return [make_finding(what, percent(share), share > MAX_UNANSWERED, change, share=share)]

@@ -31,18 +31,18 @@ def write_json(path: Path, content: dict) -> None:
 
 def _without_nan(value):
     if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(one) for one in value]
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def with_nan(value):
     """Convert null, a missing end of an interval in JSON, to NaN."""
     if isinstance(value, dict):
-        return {key: with_nan(one) for key, one in value.items()}
+        return {key: with_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [math.nan if one is None else with_nan(one) for one in value]
+        return [math.nan if item is None else with_nan(item) for item in value]
     return value
 
 
@@ -119,22 +119,22 @@ def find_runs(patterns: list[str]) -> list[Path]:
     Raises:
         InputError: If there is none.
     """
-    found = {}
+    runs = {}
     other_trainers = False
     for pattern in patterns:
         for match in [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern)):
             for path, folders, files in os.walk(match):
                 is_run = log_files.CONFIG_FILE in files
                 if is_run and (path == match or SET_ASIDE not in files):
-                    found.setdefault(Path(path).resolve(), Path(path))
+                    runs.setdefault(Path(path).resolve(), Path(path))
                 # Subfolders of a run folder belong to the run.
                 folders[:] = [] if is_run else sorted(name for name in folders if not name.startswith("."))
                 if not is_run and "trainer_state.json" in files:
                     other_trainers = True
-    if not found:
+    if not runs:
         cure = ". A run of TRL's trainer needs callbacks=[RunRecorder()]" if other_trainers else ""
         raise InputError(f"no run folder is in {' '.join(patterns)}: one has {log_files.CONFIG_FILE}{cure}")
-    return list(found.values())
+    return list(runs.values())
 
 
 def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":

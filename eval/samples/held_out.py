@@ -188,7 +188,7 @@ class HeldOut:
                     ) from error
                 records = []
                 for place, samples in zip(places, drawn, strict=True):
-                    records += [self._record(place, number, one) for number, one in enumerate(samples, have[place])]
+                    records += [self._record(place, number, item) for number, item in enumerate(samples, have[place])]
                     have[place] += count
                 yield records
                 bar.update(len(records))

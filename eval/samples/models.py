@@ -77,17 +77,17 @@ def with_base_model(run_dir: Path, config: dict) -> dict:
         raise InputError(f"'{run_dir}' has no record of the starting model; add model_name_or_path to its config.yaml")
     init = config.get("model_init_kwargs") or {}
     revision = noted.get("commit") or init.get("revision") or config.get("model_revision") or "main"
-    found = {"model_name_or_path": name, "revision": revision, "quantization": env.get("quantization")}
+    base = {"model_name_or_path": name, "revision": revision, "quantization": env.get("quantization")}
     weights = None
     if is_embedded(name):
-        found["model_name_or_path"] = embedded_model(name)
-        weights = weights_sha256(found["model_name_or_path"])
+        base["model_name_or_path"] = embedded_model(name)
+        weights = weights_sha256(base["model_name_or_path"])
     elif Path(name).is_dir():
         check_contents(name)
         weights = fingerprint(name)
     if weights is not None and noted.get("sha256") not in (None, weights):
         raise InputError(f"'{run_dir}' started from other weights than those of {name} now (SHA-256 in env.json)")
-    return config | found
+    return config | base
 
 
 def base_point(run_dir: Path) -> Point:
@@ -117,13 +117,13 @@ def checkpoint_points(run_dir: Path, wanted: list[str]) -> list[Point]:
     """
     if not wanted:
         return []
-    found = {step: path for path, step in steps_of(run_dir).items() if kind_of_model(path) and weight_files(path)}
-    steps = found if wanted == ["all"] else set(map(int, wanted))
-    missing = sorted(set(steps) - set(found))
-    if missing or not found:
-        raise InputError(f"--checkpoints: '{run_dir}' has the checkpoints {sorted(found)}, not {missing or 'any'}")
+    saved = {step: path for path, step in steps_of(run_dir).items() if kind_of_model(path) and weight_files(path)}
+    steps = saved if wanted == ["all"] else set(map(int, wanted))
+    missing = sorted(set(steps) - set(saved))
+    if missing or not saved:
+        raise InputError(f"--checkpoints: '{run_dir}' has the checkpoints {sorted(saved)}, not {missing or 'any'}")
     trained = trained_point(run_dir)
-    return [Point(f"step-{step}", step, found[step]) for step in sorted(steps) if step != trained.step]
+    return [Point(f"step-{step}", step, saved[step]) for step in sorted(steps) if step != trained.step]
 
 
 def read_base_config(config: dict) -> PreTrainedConfig:
@@ -174,13 +174,13 @@ def identity(folder: Path | None, config: dict) -> dict:
     """
     if folder is None:
         base = config["model_name_or_path"]
-        own = {"settings": settings_of_base(config), "quantization": config.get("quantization")}
+        content = {"settings": settings_of_base(config), "quantization": config.get("quantization")}
         if Path(base).is_dir():
-            return {**model_hashes(Path(base)), **own}
+            return {**model_hashes(Path(base)), **content}
         read_base_config(config)  # updates the cache
-        return {"name": base, "commit": hub_commit(base, config["revision"]), **own}
-    own = model_hashes(folder)
-    return {**own, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else own
+        return {"name": base, "commit": hub_commit(base, config["revision"]), **content}
+    content = model_hashes(folder)
+    return {**content, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else content
 
 
 def model_hashes(folder: Path) -> dict[str, str]:
