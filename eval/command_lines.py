@@ -161,6 +161,7 @@ def push(argv=None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.license is not None and not LICENSE.fullmatch(args.license):
         raise InputError(f"--license {args.license}: write the Hub's name of a licence, as apache-2.0, mit or other")
+    load_config(args.run)
     return args
 
 

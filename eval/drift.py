@@ -128,6 +128,7 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int) -> dict
             scored = nullcontext(base_model) if point is held_out.base else held_out.scored(point)
             with scored as model:
                 entries.append({"step": point.step, **measure_drift(held_out, point, model, base_model, samples)})
+    held_out.check_unchanged(versions)
     known = {"in_training": held_out.in_training} if held_out.in_training else {}
     return {**known, **versions, **held_out.settings(samples=samples), "points": entries}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from trl_prorl.errors import InputError, RunError
+from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.fitted_rate import rates
 from trl_prorl.eval.analysis.sampled_scores import by_task_and_level, gain, greedy_side, summarise_samples
@@ -69,7 +69,8 @@ def evaluate_and_write(held_out: HeldOut, args: argparse.Namespace, others: Mapp
         others (`Mapping[str, HeldOut]`): The run on other tasks, by their names.
     """
     if not judges(held_out.task):
-        raise InputError("pass@k needs a verifier; `drift` works without one")
+        raise InputError("pass@k needs verify(completion, row), which judges a completion; `drift` works without it")
+    points = checkpoint_points(held_out.run_dir, args.checkpoints)
     versions = held_out.versions()
     result, sides = base_and_trained(held_out, args)
     trained_step = held_out.trained.step
@@ -81,7 +82,6 @@ def evaluate_and_write(held_out: HeldOut, args: argparse.Namespace, others: Mapp
     if groups:
         result["by"] = groups
     if args.checkpoints:
-        points = checkpoint_points(held_out.run_dir, args.checkpoints)
         if trained_step is not None:
             points.append(held_out.trained)
         result["checkpoints"] = [
@@ -90,8 +90,7 @@ def evaluate_and_write(held_out: HeldOut, args: argparse.Namespace, others: Mapp
         ]
     if others:
         result["others"] = {name: base_and_trained(other, args)[0] for name, other in others.items()}
-    if held_out.versions() != versions:
-        raise RunError(f"'{held_out.run_dir}' saved other weights while they were evaluated; run the command again")
+    held_out.check_unchanged(versions)
     write_json(held_out.run_dir / PASSK_FILE, result)
     return result
 
@@ -165,7 +164,7 @@ def evaluate(
     is_model = isinstance(trainer_or_model, torch.nn.Module)
     trainer = as_trainer(trainer_or_model, output_dir) if is_model else trainer_or_model
     n = operator.index(n)
-    ks = command_lines.sizes([operator.index(size) for size in k or ()], n)
+    ks = command_lines.sizes([operator.index(size) for size in ([] if k is None else k)], n)
     args = argparse.Namespace(n=n, k=ks, with_greedy=greedy, checkpoints=[])
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)

@@ -62,6 +62,8 @@ trainer.train()
 trainer.save_model(folder)
 """
 PREFLIGHTS = {"A": "tiny/variantA", "hacked": "tiny/gamed/plain", "slow": "tiny/plain --learning_rate 1e-6"}
+# `resumed` changed its learning rate, so it is no seed of `no_kl`: it is compared with it alone.
+GROUPED = " ".join(name for name in (*RECIPES, *TRL_RUNS) if name != "resumed")
 SAMPLING = "--prompts 24 --checkpoints all"
 MEASURED = re.compile("second|time|memory|GiB|tokens per|cost", re.I)  # findings that differ from call to call
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -105,29 +107,42 @@ def evaluate(tree: Path, cache: Path, runs: Path) -> dict[str, Any]:
     """Evaluate a copy of the runs with the code of a tree; return the results by name."""
     shutil.copytree(cache, runs)
     recipes = " ".join(RECIPES)
-    names = " ".join([*RECIPES, *TRL_RUNS])
     command(tree, runs, f"passk --run {recipes} {SAMPLING} --n 8 --k 1 4 8")
     command(tree, runs, f"passk --run A B {SAMPLING} --n 8 --k 1 4 8 --others parity@2")
     for name in TRL_RUNS:
         options = "--task reverse_digits@3 --prompts 24 --n 8 --k 1 4 8 --temperature 1 --max-new-tokens 12"
         command(tree, runs, f"passk --model {name} {options} --out {name}")
     command(tree, runs, f"drift --run {recipes} {SAMPLING} --samples 2")
-    command(tree, runs, f"compare --runs {names} --json compare.json")
-    command(tree, runs, "compare --runs A B --json compare_two.json")
-    command(tree, runs, f"report --runs {names} --out page.html")
-    results = {"why": dict(enumerate(command(tree, runs, f"why {names}").splitlines()))}
-    for path in sorted([*runs.glob("*/passk.json"), *runs.glob("*/drift.json"), *runs.glob("compare*.json")]):
-        results[str(path.relative_to(runs))] = json.loads(path.read_text())
     for name, recipe in PREFLIGHTS.items():
-        command(tree, runs, f"preflight {recipe} --prompts 8 --json preflight.json")
-        content = json.loads((runs / "preflight.json").read_text())
-        findings = {finding["what"]: finding for finding in content["findings"]}
-        content["findings"] = {what: row for what, row in findings.items() if not MEASURED.search(what)}
-        results[f"preflight {name}"] = content
+        command(tree, runs, f"preflight {recipe} --prompts 8 --json preflight_{name}.json")
+    return read_results(tree, runs)
+
+
+def read_results(tree: Path, runs: Path) -> dict[str, Any]:
+    """Compare and report evaluated runs with the code of a tree; return all results by name."""
+    command(tree, runs, f"compare --runs {GROUPED} --json compare.json")
+    command(tree, runs, "compare --runs no_kl resumed --json compare_two.json")
+    command(tree, runs, f"report --runs {GROUPED} --out page.html")
+    lines = command(tree, runs, f"why {GROUPED} resumed").splitlines()
+    results = {"why": {line.partition(":")[0]: line for line in lines}}
+    for path in sorted([*runs.glob("*/passk.json"), *runs.glob("*/drift.json"), *runs.glob("*.json")]):
+        content = json.loads(path.read_text())
+        if "comparisons" in content:
+            rows = content["comparisons"]
+            content = {f"{short(row['first'])} - {short(row['second'])}, {row['outcome']}": row for row in rows}
+        if "findings" in content:  # a finding had a label beside its key
+            rows = {row.pop("label", row["what"]): row for row in content["findings"]}
+            content = {label: row for label, row in rows.items() if not MEASURED.search(label)}
+        results[str(path.relative_to(runs))] = content
     page = Cells()
     page.feed((runs / "page.html").read_text())
     results["page"] = page.cells
     return results
+
+
+def short(label: str) -> str:
+    """Return the label of a run without what stands in parentheses, and without its star."""
+    return re.sub(r" \(.*?\)| ★", "", label)
 
 
 class Cells(HTMLParser):
@@ -160,7 +175,7 @@ class Cells(HTMLParser):
             self.header = self.row
         if tag == "tr" and self.row is not self.header and len(self.row) == len(self.header):
             for column, cell in zip(self.header[1:], self.row[1:], strict=True):
-                self.cells.setdefault(f"{self.row[0]} | {column}", []).append(" ".join(NUMBER.findall(cell)))
+                self.cells.setdefault(f"{short(self.row[0])} | {column}", []).append(" ".join(NUMBER.findall(cell)))
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
@@ -178,14 +193,14 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def print_differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Print how many leaves of a result are equal, those that differ, and the names of those of one side alone."""
+    """Print how many leaves of a result are equal, those that differ, and where there are leaves of one side alone."""
     shared = old.keys() & new.keys()
     different = [path for path in old if path in shared and old[path] != new[path]]
     print(f"{name}: {len(shared) - len(different)} equal, {len(different)} differ")
     for path in different:
         print(f"    {path}\n        old {old[path]!r}\n        new {new[path]!r}")
     for side, paths in (("old", old.keys() - shared), ("new", new.keys() - shared)):
-        names = Counter(re.sub(r"/\d+", "/*", path) for path in paths)
+        names = Counter("/".join(path.split("/")[:2]) for path in paths)
         for path, count in sorted(names.items()):
             print(f"    only {side}: {path} ({count})")
 

@@ -75,7 +75,7 @@ def test_report_and_card_know_it(name, tmp_path):
     config = {"task": "parity", "model_name_or_path": "tiny"}
     run = load_run(write_run(tmp_path, config, [{"step": 1}], env={"variant": name, "seed": 0}))
     entry = VARIANTS[name]
-    assert colour_of(Frame([run]).groups[0]) == entry.colour
+    assert colour_of(Frame([run]).groups[0]) == entry.colour.lower()
     table = overview_table(Frame([run]))
     assert dict(zip(table.header, table.rows[0], strict=True))["variant"] == entry.label
     card = model_card(tmp_path)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
-from trl_prorl.keys import FREE_KEYS, KEYS, is_on
+from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, is_on
 
 
 # Settings in which repetitions of a configuration may differ: seeds, and keys that change no number. Model and data,
@@ -15,6 +15,11 @@ REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | FREE_KEYS
     "model_name_or_path",
     "dataset_name",
 }
+# Evaluations have their own random state, so these change a number only if a trigger reads an evaluation.
+EVALUATION_KEYS = frozenset(
+    "eval_strategy eval_steps eval_delay eval_on_start eval_rows eval_accumulation_steps per_device_eval_batch_size "
+    "num_generations_eval".split()
+)
 SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")
 SAMPLING = ("n", "temperature", "max_new_tokens")  # settings of samples in `passk.json`
 # Settings with a short form, in the order of a label. All other settings follow as `key=value`.
@@ -30,6 +35,11 @@ SHORT_FORMS = {
 }
 
 
+def matters(key: str, config: dict) -> bool:
+    """Return whether a key of this configuration may change a number of the run."""
+    return key not in REPETITION_KEYS and (key not in EVALUATION_KEYS or AN_EVALUATION.is_met(config))
+
+
 def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     """
     Group runs of the same variant and configuration except for seeds (of training and of an embedded base), in the
@@ -38,7 +48,7 @@ def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     groups = {}
     counts = Counter()
     for run in runs:
-        settings = {key: value for key, value in run.config.items() if key not in REPETITION_KEYS}
+        settings = {key: value for key, value in run.config.items() if matters(key, run.config)}
         settings[MODEL] = run.base[0]
         settings["changes"] = changes_of(run)
         configuration = (run.variant, repr(sorted(settings.items())))
@@ -64,12 +74,12 @@ def value_of(run: RecordedRun, key: str) -> Any:
     if key == MODEL:
         return run.base[0]
     value = run.config.get(key)
-    return value if key not in REPETITION_KEYS and is_on(value) else None
+    return value if matters(key, run.config) and is_on(value) else None
 
 
 def changes_of(run: RecordedRun) -> list[str]:
     """Return what a resume changed, and when: `lr=1e-05 from step 40`. A longer run is the same one."""
-    changes = {key: step for key, step in run.changes.items() if key not in REPETITION_KEYS and key != "max_steps"}
+    changes = {key: step for key, step in run.changes.items() if matters(key, run.config) and key != "max_steps"}
     return [f"{setting(key, run.config.get(key, 'changed'))} from step {step}" for key, step in changes.items()]
 
 

@@ -102,7 +102,7 @@ def limits(runs: list[RecordedRun]) -> list[str]:
         if run.passk is None:
             how = describe_evaluation(run.config, run.env, run.path)
             lines.append(f"{run.name} was not evaluated; evaluate it with {how}.")
-        elif run.passk.get("in_training"):
+        elif training_note(run.passk):
             lines.append(f"{run.name} was not evaluated only on held-out prompts{training_note(run.passk)}.")
         if run.has_old_scores:
             lines.append(f"{run.name}: its scores are not those of the finished run; evaluate it again.")

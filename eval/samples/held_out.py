@@ -224,6 +224,11 @@ class HeldOut:
         versions = {"weights": weight_hashes(self.trained.folder), "dtype": self._dtype()}
         return versions if self.grader is None else versions | {"grader": self.grader}
 
+    def check_unchanged(self, versions: dict) -> None:
+        """Raise `RunError` if the run has saved other weights since it had these versions."""
+        if self.versions() != versions:
+            raise RunError(f"'{self.run_dir}' saved other weights while they were evaluated; run the command again")
+
     def _dtype(self) -> str:
         """Return the name of the precision in which models are sampled."""
         return str(evaluation_dtype(self.config)).removeprefix("torch.")

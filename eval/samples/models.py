@@ -58,7 +58,7 @@ def check_trained_model(run_dir: Path) -> None:
     if not kind_of_model(run_dir):
         raise InputError(
             f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); let the run "
-            "finish, or copy a checkpoint's files there"
+            "finish, a script with trainer.save_model(), or copy a checkpoint's files there"
         )
 
 
@@ -129,7 +129,7 @@ def checkpoint_points(run_dir: Path, wanted: list[str]) -> list[Point]:
 def read_base_config(config: dict) -> PreTrainedConfig:
     """Return the configuration of a run's base model, as in its files, which it downloads."""
     base = config["model_name_or_path"]
-    place = {"revision": config["revision"], "subfolder": init_of_base(config).get("subfolder") or ""}
+    place = {"revision": config.get("revision", "main"), "subfolder": init_of_base(config).get("subfolder") or ""}
     with refuse_code(base):
         return AutoConfig.from_pretrained(base, trust_remote_code=False, **place)
 
@@ -178,7 +178,7 @@ def identity(folder: Path | None, config: dict) -> dict:
         if Path(base).is_dir():
             return {**model_hashes(Path(base)), **content}
         read_base_config(config)  # updates the cache
-        return {"name": base, "commit": hub_commit(base, config["revision"]), **content}
+        return {"name": base, "commit": hub_commit(base, config.get("revision", "main")), **content}
     content = model_hashes(folder)
     return {**content, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else content
 
@@ -213,7 +213,7 @@ def load_base_model(config: dict, adapter: Path | None = None):
     is a part of a larger model, its keys fit the class of that part.
     """
     name = config["model_name_or_path"]
-    init = {"revision": config["revision"], **settings_of_base(config), **quantization_of_base(config)}
+    init = {"revision": config.get("revision", "main"), **settings_of_base(config), **quantization_of_base(config)}
     try:
         return load_saved(name, config, adapter, **init)
     except InputError:

@@ -48,6 +48,8 @@ class OwnRows(Task):
             check_verifier(verifier, rows[0], "verifier")
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        if n is not None and n > len(self.all_rows):
+            raise ValueError(f"there are {len(self.all_rows)} rows")
         return self.all_rows if n is None else self.all_rows.select(range(n))
 
     def verify(self, completion: str, row: Mapping) -> bool | None:

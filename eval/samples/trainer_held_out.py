@@ -173,11 +173,12 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
     the folder or the Hub name from which the model was loaded.
     """
     name = model.config._name_or_path
+    folder = output_dir or default_folder(name)
     tokenizer = load_tokenizer(name)
     return SimpleNamespace(
         model=model,
         accelerator=SimpleNamespace(num_processes=1, unwrap_model=lambda model: model),
-        args=SimpleNamespace(output_dir=output_dir or default_folder(name), bf16=False, model_init_kwargs=None),
+        args=SimpleNamespace(output_dir=folder, bf16=False, model_init_kwargs=None),
         processing_class=load_processor(name, tokenizer) or tokenizer,
         train_dataset=None,
         environment_factories=None,

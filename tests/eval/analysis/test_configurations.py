@@ -20,6 +20,13 @@ def test_what_changes_no_number_makes_no_other_configuration(read_run):
     assert group_labels(groups)[1:] == ["A2 (big)", "A3 (tiny, dataset_name=other)", "A4 (tiny, β=1)"]
 
 
+def test_an_evaluation_that_no_trigger_reads_makes_no_other_configuration(read_run):
+    evaluated = {"eval_strategy": "steps", "eval_steps": 5}
+    for stall, expected in (({}, [["A0", "A1"]]), ({"ref_reset_stall": 2}, [["A0"], ["A1"]])):
+        groups = repetitions([read_run("A", 0, config=stall), read_run("A", 1, config={**stall, **evaluated})])
+        assert names(groups) == expected
+
+
 def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
     """
     `embedded` is the reversing base of seed 0, so r1 has the seeds of r0 and began anew; the base of another task is

@@ -168,7 +168,8 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
         ("--n 4 --k 1 8", "--k "),
         ("--temperature 0", "--temperature "),
         ("--n 0", "--n"),
-        *((options, options.split()[0].strip("-")) for options in ("--checkpoints all", "--others parity@x=")),
+        ("--checkpoints all", "checkpoints"),
+        ("--others parity@x=", "parity@x="),
     ],
 )
 def test_bad_input_is_one_line(run_dir, task, capsys, damage, named):

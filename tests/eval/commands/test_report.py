@@ -1,3 +1,4 @@
+import html
 import json
 
 import pytest
@@ -20,7 +21,7 @@ def demo(make_run, make_rows, passk_result):
 def test_a_quoted_glob_and_the_sections_for_what_its_runs_have(demo, tmp_path, capsys):
     (demo / "notes.txt").write_text("not a run")
     assert report.main(["--runs", f"{demo}/*"]) == 0
-    text = (demo / "report.html").read_text()
+    text = html.unescape((demo / "report.html").read_text())
     out = " ".join(capsys.readouterr().out.split())
     assert f"trl-prorl passk --run {demo / 'plain'}" in text
     assert out.count(DIFFERENT_OBJECTIVE) == text.count(DIFFERENT_OBJECTIVE) == 1

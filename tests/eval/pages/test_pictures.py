@@ -51,7 +51,6 @@ def test_each_variant_has_the_kl_to_its_own_anchor(read_run):
     axes = curve([wild, read_run("B", kl_ref=0.3, kl_old=0.2), read_run("plain", reward=1)], "KL to its reference")
     labels = axes.get_legend_handles_labels()[1]
     assert sorted(map(shown, labels)) == ["A0: kl_ref", "B0: kl_old"]
-    assert VARIANTS["B"].short in labels[1]
     assert line(axes, "A0: kl_ref")[1] == pytest.approx([0.01] * 21)
     assert set(line(axes, "B0: kl_old")[1]) == {0.2}
 

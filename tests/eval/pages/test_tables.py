@@ -137,7 +137,10 @@ def test_forgetting_is_paired(evaluated, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
     base = [2, 6] * 10
-    sides = {"base": {"correct": base}, "trained": {"correct": [count + trained - 4 for count in base]}}
+    means = {"base": 0.5, "trained": 0.5 + (trained - 4) / 8}
+    sides = {side: {"pass@1": mean, "interval@1": [mean, mean]} for side, mean in means.items()}
+    sides["base"]["correct"] = base
+    sides["trained"]["correct"] = [count + trained - 4 for count in base]
     other = {
         "parity@2": {
             "task": "parity",

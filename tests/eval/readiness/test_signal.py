@@ -98,7 +98,7 @@ TOO_SHORT = "raise max_completion_length"
         (rollouts(SOLVED_OR_NOT), SILENT, STOP, "raise temperature"),
         # Too short for a reference answer; long enough for any.
         (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED), (CUT, {"gold": 11}), LOOK, TOO_SHORT),
-        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED, **ROOM), CUT, LOOK, "8 tokens of 256"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED, **ROOM), CUT, LOOK, "up to 8 tokens"),
         # All truncated: they count in the loss, unless truncated completions are left out of it.
         (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED), SILENT, "fine", "0 of 2"),
         (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT), SILENT, STOP, "2 of 2"),

@@ -35,11 +35,11 @@ def calls(monkeypatch):
 
     made = Calls()
 
-    def spy(model, tokenizer, task, rows, n, **settings):
+    def spy(model, tokenizer, task, rows, n, *settings, **keys):
         if len(rows) * n > made.most:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         made.append((len(rows), n))
-        return original(model, tokenizer, task, rows, n, **settings)
+        return original(model, tokenizer, task, rows, n, *settings, **keys)
 
     monkeypatch.setattr(held_out, "sample", spy)
     return made
