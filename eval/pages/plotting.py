@@ -25,7 +25,8 @@ PANEL_INCHES = (5.2, 3.4)
 PANEL_DPI = 120  # 624 pixels wide: the type stays readable at 340 pixels, the width of a phone
 ROW_INCHES = 0.24  # of bars
 LEGEND_ROW_INCHES = 0.18
-LETTERS = 60  # in a line of a title or legend
+TITLE_LETTERS = 46  # in a line of a title
+LETTERS = 54  # in a line of a legend
 ROW_LETTERS = 30  # in a line of the label of a row
 MAX_RESETS = 30  # marked resets of a curve; more would hide those of others
 CAPTION = (
@@ -56,7 +57,7 @@ class Panel:
 
     def png(self) -> bytes:
         buffer = io.BytesIO()
-        draw_figure([self]).savefig(buffer, format="png")
+        draw_figure([self]).savefig(buffer, format="png", bbox_inches="tight")
         return buffer.getvalue()
 
 
@@ -81,7 +82,7 @@ def draw_figure(panels: list[Panel]) -> Figure:
 def write_png(panels: list[Panel], path: Path) -> Path:
     """Write panels into one PNG file; return its path."""
     with replaced(path) as staging:
-        draw_figure(panels).savefig(staging, format="png")
+        draw_figure(panels).savefig(staging, format="png", bbox_inches="tight")
     return path
 
 
@@ -145,7 +146,7 @@ def label_steps(axes, title: str, ylabel: str, xlabel: str = "optimizer step", *
 
 
 def label_axes(axes, title: str, xlabel: str, ylabel: str, **properties) -> None:
-    axes.set(title=wrap(title, LETTERS), xlabel=xlabel, ylabel=ylabel, **properties)
+    axes.set(title=wrap(title, TITLE_LETTERS), xlabel=xlabel, ylabel=ylabel, **properties)
     axes.grid(alpha=0.2)
 
 
