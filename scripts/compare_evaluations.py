@@ -128,8 +128,7 @@ def read_results(tree: Path, runs: Path) -> dict[str, Any]:
     for path in sorted([*runs.glob("*/passk.json"), *runs.glob("*/drift.json"), *runs.glob("*.json")]):
         content = json.loads(path.read_text())
         if "comparisons" in content:
-            rows = content["comparisons"]
-            content = {f"{short(row['first'])} - {short(row['second'])}, {row['outcome']}": row for row in rows}
+            content = dict(map(named_pair, content["comparisons"]))
         if "findings" in content:  # a finding had a label beside its key
             rows = {row.pop("label", row["what"]): row for row in content["findings"]}
             content = {label: row for label, row in rows.items() if not MEASURED.search(label)}
@@ -138,6 +137,12 @@ def read_results(tree: Path, runs: Path) -> dict[str, Any]:
     page.feed((runs / "page.html").read_text())
     results["page"] = page.cells
     return results
+
+
+def named_pair(row: dict) -> tuple[str, dict]:
+    """Return a comparison by its runs and outcome, which stand in its key in place of the row."""
+    row = dict(row)
+    return f"{short(row.pop('first'))} - {short(row.pop('second'))}, {row['outcome']}", row
 
 
 def short(label: str) -> str:
