@@ -129,8 +129,8 @@ def read_results(tree: Path, runs: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
         if "comparisons" in content:
             content = dict(map(named_pair, content["comparisons"]))
-        if "findings" in content:  # a finding had a label beside its key
-            rows = {row.pop("label", row["what"]): row for row in content["findings"]}
+        if "findings" in content:
+            rows = dict(map(named_finding, content["findings"]))
             content = {label: row for label, row in rows.items() if not MEASURED.search(label)}
         results[str(path.relative_to(runs))] = content
     page = Cells()
@@ -143,6 +143,13 @@ def named_pair(row: dict) -> tuple[str, dict]:
     """Return a comparison by its runs and outcome, which stand in its key in place of the row."""
     row = dict(row)
     return f"{short(row.pop('first'))} - {short(row.pop('second'))}, {row['outcome']}", row
+
+
+def named_finding(row: dict) -> tuple[str, dict]:
+    """Return a finding of a preflight by its printed name, which once was its label."""
+    row = dict(row)
+    what = row.pop("what")
+    return row.pop("label", what), row
 
 
 def short(label: str) -> str:
