@@ -289,7 +289,7 @@ def print_findings(findings: list[Finding], with_passed: bool, console: Console)
     """
     stops = [finding for finding in findings if finding.level == STOP]
     changes = stops + [finding for finding in findings if finding.level == LOOK]
-    passed = [finding for finding in findings if finding.level == FINE]
+    passed = [finding for finding in findings if finding.level == FINE and finding.what != WALL_TIME]
     summary = [f"The run {verdict(findings)}"]
     summary += [f"{finding.what}: {finding.number}" for finding in findings if finding.what == WALL_TIME]
     if with_passed:
