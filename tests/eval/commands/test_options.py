@@ -91,7 +91,7 @@ RECIPE = "tiny/variantA"
 REFUSED = {
     **{f"{name} --run nowhere": "nowhere" for name in ("passk", "drift", "push", "report", "compare")},
     "passk --run nowhere/*": "nowhere/*",
-    "passk --run tests": "config.yaml",
+    "passk --run docs": "config.yaml",
     "passk --nope": "--nope",
     "passk": "--model MODEL",
     "passk --run RUN --n 4 --k 8": "--k",
