@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 import yaml
