@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from trl_prorl.anchors import ANCHORS
 from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
+from trl_prorl.eval.readiness.memory import GIB, USABLE, process_share
 
 
 OF_GENERATION = ("rollout", *(anchor.name for anchor in ANCHORS))
-USABLE = 0.9  # share of the memory; the rest is lost to fragmentation
-GIB = 2**30
 WALL_TIME = "expected wall time"
 
 
@@ -80,9 +77,8 @@ def cost_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]
     device = trainer.accelerator.device
     if device.type != "cuda":
         return findings
-    held = torch.cuda.memory_allocated(device) / GIB
-    total = (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / GIB
-    return findings + memory_findings(trainer, rows, held, total)
+    held, total = process_share(device)
+    return findings + memory_findings(trainer, rows, held / GIB, total / GIB)
 
 
 def memory_findings(trainer, rows: Sequence[Mapping[str, float]], held: float, total: float) -> list[Finding]:

@@ -10,8 +10,8 @@ from transformers import TrainerCallback
 
 from trl_prorl import kl
 from trl_prorl.cli.terminal import LORA_RATES
-from trl_prorl.eval.readiness.cost import GIB
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
+from trl_prorl.eval.readiness.memory import GIB
 from trl_prorl.eval.readiness.samples_of import watch
 from trl_prorl.kl import completion_mask
 from trl_prorl.run.log_files import METRICS_FILE, read_log
