@@ -246,7 +246,7 @@ def hacking_findings(rollouts: Rollouts) -> list[Finding]:
     missing = missing_limits(rollouts)
     change = f"the reward can be hacked: fix it, or set {' and '.join(missing)}"
     if not missing:
-        change = "the reward can be hacked; the keys of the recipe already limit this"
+        change = f"the reward can be hacked; its keys already limit this (kl_target by these samples: {needed:.2g})"
     values = {"wrong": wrong, "mixed": mixed, "limited": not missing}
     return [*findings, make_finding(REWARDS_WRONG, f"{wrong} of {mixed}", wrong > 0, change, **values)]
 
