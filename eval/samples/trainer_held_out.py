@@ -57,11 +57,17 @@ class TrainerHeldOut(HeldOut):
     ):
         if trainer.accelerator.num_processes > 1:
             raise InputError("evaluate and drift need one process: use `trl-prorl passk --plugin FILE.py`")
-        if trainer.environment_factories or trainer.tools or trainer.rollout_func:
-            raise InputError(
-                "evaluate and drift sample one turn of the model, without tools, environments or a rollout_func; pass "
-                "eval_dataset and set eval_strategy, which evaluate as the run samples"
-            )
+        ways = {
+            "environment_factory": trainer.environment_factories,
+            "tools": trainer.tools,
+            "rollout_func": trainer.rollout_func,
+        }
+        for key, way in ways.items():
+            if way:
+                raise InputError(
+                    f"{key} is not supported by evaluate and drift, which sample one turn of the model; pass "
+                    "eval_dataset and set eval_strategy, which evaluate as the run samples"
+                )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(getattr(trainer, "run_dir", trainer.args.output_dir))
         self.run_dir.mkdir(parents=True, exist_ok=True)
