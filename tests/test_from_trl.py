@@ -81,4 +81,4 @@ def test_a_recipe_and_a_resume_refuse_what_trl_has_left_and_say_where_to_read_on
 def test_a_folder_of_trl_s_own_says_how_to_get_a_record(of_trl, command, capsys):
     folder = str(Path(of_trl(True)).parent)
     assert command.main(["--run", folder]) == 2
-    assert "ProRLConfig(fast=False)" in " ".join(capsys.readouterr().err.split())
+    assert "callbacks=[RunRecorder()]" in " ".join(capsys.readouterr().err.split())

@@ -107,7 +107,7 @@ def adapter_of(**keys):
 def loaded(trainer, model):
     """The trained model of a run, from its files."""
     config = {"model_name_or_path": model}
-    return load_point(trained_point(Path(trainer.args.output_dir), config), config).eval()
+    return load_point(trained_point(Path(trainer.args.output_dir)), config).eval()
 
 
 def in_memory(trainer):
@@ -159,7 +159,7 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
     began, plain = (logits(AutoModelForCausalLM.from_pretrained(model, **keys).eval()) for keys in (rope, {}))
     assert (began - plain).abs().max() > 1e-2
     assert torch.equal(logits(load_base_model(config).eval()), began)
-    assert torch.equal(logits(load_point(trained_point(folder, config), config).eval()), logits(in_memory(trainer)))
+    assert torch.equal(logits(load_point(trained_point(folder), config).eval()), logits(in_memory(trainer)))
     assert identity(None, config) != identity(None, {"model_name_or_path": model})
     held_out = TrainerHeldOut(trainer, trainer.train_dataset, None, "own")
     with held_out.scored(held_out.base) as base:

@@ -1,22 +1,14 @@
-"""Time, memory and throughput of a whole run from its first steps."""
+"""Time and memory of a whole run from its first steps."""
 
-import resource
-import sys
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-
-import psutil
 
 from trl_prorl.anchors import ANCHORS
-from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB, USABLE, process_share
 
 
 OF_GENERATION = ("rollout", *(anchor.name for anchor in ANCHORS))
-STAGES = (*OF_GENERATION, "update")
-SLOW_REWARD = 0.3  # share of a step
-WALL_TIME = "wall time of"
+WALL_TIME = "expected wall time"
 MEMORY = "memory"  # of a run that does not fit
 
 
@@ -60,7 +52,7 @@ def out_of_memory(micro_batch: int) -> Finding:
 
 def cost_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]:
     """
-    Return the findings about time and memory.
+    Return the findings about time and, on a GPU, memory.
 
     Args:
         trainer ([`ProRLTrainer`]): It has just done the first steps.
@@ -68,54 +60,16 @@ def cost_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]
     """
     args = trainer.args
     max_steps = trainer.state.max_steps
-    timed = {f"time_{stage}": max(row.get(f"time_{stage}", 0.0) for row in rows) for stage in STAGES}
-    stages = ", ".join(f"{key.removeprefix('time_')} {seconds:.2f}" for key, seconds in timed.items() if seconds)
     generate_every = args.steps_per_generation * trainer.num_iterations
     wall = seconds_of_run(rows, max_steps, generate_every / args.gradient_accumulation_steps)
-    share = rows[0]["time_reward"] / rows[0]["time_step"]
-    return [
-        Finding("seconds by stage", stages, values=timed),
-        *throughput_findings(rows),
-        Finding(
-            f"{WALL_TIME} {max_steps} steps",
-            f"about {duration(wall)}, without evaluations",
-            values={"seconds": wall, "max_steps": max_steps, "seconds_last_step": rows[-1]["time_step"]},
-        ),
-        make_finding(
-            "rewards in a step that generates",
-            percent(share),
-            share > SLOW_REWARD,
-            "the reward function is slow: batch it, or let it run fewer tests",
-            share=share,
-        ),
-        *memory_findings(trainer, rows),
-    ]
-
-
-def throughput_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
-    """Return the finding about the throughput, if the trainer measures it."""
-    if "tokens_per_second" not in rows[0]:
-        return []
-    throughput = fmean(row["tokens_per_second"] for row in rows)
-    return [Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput})]
-
-
-def memory_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]:
-    """Return the findings about the memory of the first steps, from their rows of `metrics.jsonl`."""
+    number = f"about {duration(wall)} for {max_steps} steps, without evaluations"
+    findings = [Finding(WALL_TIME, number, values={"seconds": wall, "max_steps": max_steps})]
     device = trainer.accelerator.device
     if device.type != "cuda":
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
-        total = psutil.virtual_memory().total / GIB
-        change = "will not fit next to other programs: lower per_device_train_batch_size, or use a smaller model"
-        return [peak_finding("peak memory of the process", peak, total, change)]
+        return findings
     total = process_share(device)[1] / GIB
     peak = max(row["peak_memory_gib"] for row in rows)
     change = "hardly fits: lower per_device_train_batch_size, or set gradient_checkpointing: true"
-    return [peak_finding("peak memory", peak, total, change)]
-
-
-def peak_finding(what: str, peak: float, total: float, change: str) -> Finding:
-    """Return the finding about a peak in GiB, of the memory that there is."""
     number = f"{peak:.1f} of {total:.1f} GiB"
-    return make_finding(what, number, peak > USABLE * total, change, peak_gib=peak, total_gib=total)
+    findings.append(make_finding("peak memory", number, peak > USABLE * total, change, peak_gib=peak, total_gib=total))
+    return findings

@@ -8,12 +8,7 @@ from functools import partial
 import torch
 
 from trl_prorl.evaluation import Verdicts, beside_rows, find_verifier
-from trl_prorl.extras.length_rewards import LENGTH_NAMES
 from trl_prorl.rollout import compared_rewards, weighted_sum
-
-
-# Columns of `metrics.jsonl` by the method that takes the time.
-TIMED = {"_generate_and_score_completions": "time_rollout", "_calculate_rewards": "time_reward"}
 
 
 @dataclass(frozen=True)
@@ -23,24 +18,20 @@ class SampledRows:
 
     Attributes:
         completions (`list`): As reward functions get them: texts, or lists of messages.
-        ids (`list[list[int]]`): Their tokens, the end token included.
         lengths (`list[int]`): Tokens that the model has sampled: without those of tools and environments.
         truncated (`list[bool]`): Whether each was truncated at the greatest length instead of ending.
         rewards (`torch.Tensor` of shape `(N, F)`): By reward function; NaN if it does not apply.
         total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
-        for_answers (`torch.Tensor` of shape `(N,)`): The same without length rewards.
         compared (`torch.Tensor` of shape `(N,)`): What `multi_objective_aggregation` compares within a group.
         correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
         batch (`dict[str, torch.Tensor]`): As a step would train on it.
     """
 
     completions: list
-    ids: list[list[int]]
     lengths: list[int]
     truncated: list[bool]
     rewards: torch.Tensor
     total: torch.Tensor
-    for_answers: torch.Tensor
     compared: torch.Tensor
     correct: list[bool]
     batch: dict[str, torch.Tensor]
@@ -79,7 +70,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
 
     def see(call, inputs, prompts, completions, ids):
         rewards = call(inputs, prompts, completions, ids)
-        seen[:] = rewards, inputs, prompts, completions, [[*map(int, one)] for one in ids]
+        seen[:] = rewards, inputs, prompts, completions, [[*map(int, tokens)] for tokens in ids]
         return rewards
 
     def see_masks(call, prompts):
@@ -104,16 +95,13 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
     verdicts = Verdicts(find_verifier(trainer.reward_funcs, verify), None)
     weights = trainer.reward_weights
     aggregation = trainer.args.multi_objective_aggregation
-    is_length = torch.tensor([name in LENGTH_NAMES for name in trainer.reward_func_names])
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     return SampledRows(
         completions=completions,
-        ids=ids,
         lengths=[int(sum(mask)) for mask in masks] or [len(tokens) for tokens in ids],
         truncated=[not tokens or tokens[-1] not in ends for tokens in ids],
         rewards=rewards.cpu(),
         total=weighted_sum(rewards, weights).cpu(),
-        for_answers=weighted_sum(rewards[:, ~is_length], weights[~is_length]).cpu(),
         compared=compared_rewards(rewards, trainer.num_generations, weights, aggregation).cpu(),
         correct=verdicts.judge(inputs, prompts, completions, beside_rows(trainer, ids)),
         batch=batch,

@@ -13,8 +13,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.eval.run_folder.reading import load_config
-from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import identity, load_base_model
+from trl_prorl.eval.samples.models import identity, load_base_model, with_base_model
 from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.supported import INITIALISATIONS
 
@@ -106,7 +105,7 @@ def test_a_quantised_base_is_evaluated_as_it_was_trained(run, in_4_bits, name):
     trainer = run(**arguments, max_steps=1, learning_rate=2e-2)
     trainer.save_model()
     config = load_config(trainer.run_dir) | {"model_name_or_path": trainer.base_name()}
-    config = with_local_paths(trainer.run_dir, config)
+    config = with_base_model(trainer.run_dir, config)
     then, now = (
         {name: param for name, param in one.named_parameters() if not param.is_floating_point()}
         for one in (trainer.model, load_base_model(config, trainer.run_dir))

@@ -53,10 +53,10 @@ def test_a_run_and_what_is_made_of_it_name_the_plugin(own, command):
     for line in (train, "report --runs run"):
         status, written = command(line)
         assert status == 0, written[-2000:]
-    page = (own / "report.md").read_text()
+    page = (own / "report.html").read_text()
     assert "trl-prorl passk --plugin own.py --run run" in page
     status, written = command("passk --run run --prompts 4 --n 2")
-    assert status == 2 and "--plugin own.py" in written, written[-2000:]
+    assert status == 2 and "--plugin FILE.py" in written, written[-2000:]
     env = (own / "run" / "env.json").read_text()
     assert "--plugin own.py" in env
     assert "secret" not in env
@@ -136,7 +136,7 @@ def test_rows_that_are_none_are_refused_in_one_line_before_a_run_begins(tmp_path
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA", "passk --run x", "report --runs x"])
+@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA", "passk --run x", "drift --run x"])
 def test_every_command_refuses_in_one_line(tmp_path, command, begin):
     (tmp_path / "broken.py").write_text("1 / 0")
     status, written = command(f"{begin} --plugin broken.py")
