@@ -20,7 +20,7 @@ from trl.trainer.utils import nanstd
 
 from .cli.dropout import own_random_state
 from .errors import EvaluationError, InputError
-from .guards.rewards import VERIFIER, guard_reward
+from .guards.rewards import VERIFIERS, guard_reward
 from .kl import completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import RolloutResult, groups_without_signal, weighted_sum
@@ -84,7 +84,7 @@ def find_verifier(functions: Iterable[Any], verify: Callable | None = None) -> C
         return verify_each(verify)
     verifiers = []
     for function in functions:
-        verifier = getattr(function, VERIFIER, None)
+        verifier = next((getattr(function, name) for name in VERIFIERS if hasattr(function, name)), None)
         if verifier is not None and verifier not in verifiers:
             verifiers.append(verifier)
     if len(verifiers) > 1:
@@ -123,7 +123,7 @@ class Verdicts:
     def __init__(self, verifier: Callable | None, seconds: float | None):
         self.verify = None
         if verifier is not None:
-            self.name = getattr(verifier, "__qualname__", VERIFIER)
+            self.name = getattr(verifier, "__qualname__", VERIFIERS[0])
             self.parameters = inspect.signature(verifier).parameters
             self.verify = guard_reward(verifier, self.name, seconds, "stop")
 

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.evaluation import measure_pass_at_k, pass_k_values
+from trl_prorl.evaluation import find_verifier, measure_pass_at_k, pass_k_values
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
@@ -286,6 +286,22 @@ def test_a_task_s_verifier_is_its_verify_and_not_its_reward():
     columns = {"answer": ["1 1 2 3"] * 2, "prompt": ["sort"] * 2}
     assert reward(completions, **columns) == [1.0, 1.0]
     assert reward.batch_verifier(completions, **columns) == [False, True]
+
+
+def test_the_earlier_name_of_batch_verifier_works_and_yields_to_it():
+    def old(completions, **columns):
+        return [True] * len(completions)
+
+    def new(completions, **columns):
+        return [False] * len(completions)
+
+    judged_by_both = constant(0.0, new)
+    judged_by_both.verifier = old
+    judged_by_old = constant(0.0)
+    judged_by_old.verifier = old
+    assert find_verifier([constant(0.0), judged_by_old]) is old
+    assert find_verifier([judged_by_both]) is new
+    assert find_verifier([constant(0.0)]) is None
 
 
 def test_a_verifier_of_one_completion_judges_training_and_evaluations(run):

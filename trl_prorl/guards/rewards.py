@@ -20,7 +20,7 @@ from ..text import quoted, short
 # Not SIGALRM: reward functions use it (math-verify's time limit does).
 SIGNAL = signal.SIGRTMIN + 9
 REPEAT_SECONDS = 1.0
-VERIFIER = "batch_verifier"  # attribute of a reward function
+VERIFIERS = ("batch_verifier", "verifier")  # attributes of a reward function: new and old name
 
 
 class DeadlineExceeded(BaseException):
@@ -92,8 +92,9 @@ def guard_reward(
             return guard.call(columns)
 
     functools.update_wrapper(guarded, function)
-    if hasattr(function, VERIFIER):  # an object's class may have it
-        setattr(guarded, VERIFIER, getattr(function, VERIFIER))
+    for attribute in VERIFIERS:
+        if hasattr(function, attribute):  # an object's class may have it
+            setattr(guarded, attribute, getattr(function, attribute))
     return guarded
 
 
