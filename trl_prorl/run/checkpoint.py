@@ -126,8 +126,8 @@ class CheckpointMixin:
             raise ValueError(
                 "dataloader_persistent_workers=True has no exact resume. Set it to false and allow_config_change."
             )
-        self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
-        return checkpoint, changed
+        overwrite = args.overwrite or resume_from == AUTO_RESUME
+        return self.folder.begin(checkpoint, overwrite, self.base_name()), changed
 
     def _keys_set_later(self) -> dict[str, Any]:
         """Return the keys that the trainer has chosen, and those that a script has set since it was made."""
