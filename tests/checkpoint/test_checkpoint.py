@@ -59,7 +59,7 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
         lambda c: (c / "weights").write_text("w" * 9 + "x"),
         lambda c: (c / MANIFEST_FILE).unlink(),
         lambda c: (c / MANIFEST_FILE).write_text(""),
-        lambda c: (c / MANIFEST_FILE).write_text('{"layout": 3, "files": {"wei'),
+        lambda c: (c / MANIFEST_FILE).write_text('{"layout": 4, "files": {"wei'),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_refused_if_named(tmp_path, harm):
@@ -96,7 +96,7 @@ def list_again(checkpoint, file):
 
 def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trainer, tmp_path):
     given = Path(run(**KEYS).args.output_dir, "checkpoint-2")
-    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "buffer-0.pt", "training_args.bin"):
         mark = tmp_path / f"mark of {file}"
         checkpoint = shutil.copytree(given, tmp_path / file / given.name)
         torch.save(Bomb(mark), checkpoint / file)

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"  # empty
 MANIFEST_FILE = "manifest.json"
-LAYOUT = 3  # version of a checkpoint's files
+LAYOUT = 4  # version of a checkpoint's files
 OTHER_LAYOUT = "it was made by another version of trl-prorl: resume with that version, or start a new run"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 WRITING = "_writing-"
@@ -156,7 +156,7 @@ class RunFolder:
         aside = free_name(self.path)
         try:
             self.path.rename(aside)
-        except OSError as error:  # of a mount point
+        except KeyError as error:
             raise ValueError(
                 f"{self.label} cannot be moved to {aside}: {error.strerror}. Choose another output_dir."
             ) from error

@@ -141,7 +141,7 @@ def _without_effect(changed: Mapping[str, list[Any]], identity: Mapping[str, Any
 
 
 def buffer_file(folder: Path, process: int) -> Path:
-    return folder / f"buffer-{process}.safetensors"
+    return folder / f"buffer-{process}.pt"
 
 
 def rows_hash(rows: Any) -> str | None:

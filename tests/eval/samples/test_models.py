@@ -90,7 +90,7 @@ def test_what_a_run_left_behind_may_be_an_earlier_checkpoint(run_dir, config, ad
     assert trained_point(run_dir, config).step == 57
     for path in (run_dir / "checkpoint-8").glob("*.safetensors"):
         (run_dir / path.name).write_bytes(path.read_bytes())
-    (run_dir / "checkpoint-8" / "buffer-0.safetensors").write_bytes(b"saved in the middle of a generation batch")
+    (run_dir / "checkpoint-8" / "buffer-0.pt").write_bytes(b"saved in the middle of a generation batch")
     assert trained_point(run_dir, config) == Point("trained", 8, run_dir)
     assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [20]
 
