@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from run_record import read_rows
 from safetensors.torch import load_file
 
@@ -96,3 +97,22 @@ def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp
         assert mine["policy_forward_calls"] == 2
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4, abs=1e-6)
     assert max((weights[name] - trained[name]).abs().max() for name in weights) < 1e-6
+
+
+def test_fsdp_trains_saves_and_resumes_as_with_trl_s_trainer(forks, tiny_model, tmp_path):
+    """With all our keys off, and a reference that TRL moves."""
+    log = tmp_path / "log"
+    results = {}
+    for kind in ("TRL", "ours"):
+        out = tmp_path / kind
+        logs = []
+        for resume in ("", str(out / "checkpoint-2")):
+            argv = [kind, tiny_model, str(out), resume]
+            forks.start(run=str(Path(__file__).with_name("sharded_worker.py")), argv=argv, ranks=2, log=str(log))
+            assert forks.status() == 0, log.read_text()[-4000:]
+            logs.append(json.loads((out / "logs.txt").read_text()))
+        results[kind] = (logs, load_file(out / "model.safetensors"))
+    (trl_logs, trl_weights), (logs, weights) = results.values()
+    assert logs == trl_logs
+    assert weights.keys() == trl_weights.keys()
+    assert all(torch.equal(weights[name], trl_weights[name]) for name in weights)

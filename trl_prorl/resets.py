@@ -23,6 +23,7 @@ from .parts import Event, Part, Row, make_event
 from .run.columns import check_metric
 from .run.log_files import RESET
 from .treatments import treatment_of
+from .upstream.modules import is_sharded
 from .watch import Reason, Trigger, configured_triggers
 
 
@@ -248,7 +249,8 @@ class Resets(Part):
 
     @property
     def _saves_reference(self) -> bool:
-        return self.reference is not None and (self.possible or self.args.sync_ref_model)
+        is_synced = self.args.sync_ref_model and not is_sharded(self.accelerator)  # TRL saves none of its own
+        return self.reference is not None and (self.possible or is_synced)
 
     def state_dict(self) -> dict[str, Any]:
         return {

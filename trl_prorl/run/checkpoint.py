@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model, patch_environment
 from datasets import IterableDataset
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
@@ -126,8 +125,8 @@ class CheckpointMixin:
             raise ValueError(
                 "dataloader_persistent_workers=True has no exact resume. Set it to false and allow_config_change."
             )
-        self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
-        return checkpoint, changed
+        overwrite = args.overwrite or resume_from == AUTO_RESUME
+        return self.folder.begin(checkpoint, overwrite, self.base_name()), changed
 
     def _keys_set_later(self) -> dict[str, Any]:
         """Return the keys that the trainer has chosen, and those that a script has set since it was made."""
@@ -231,7 +230,7 @@ class CheckpointMixin:
             part.load(folder, changed)
         buffer = buffer_file(folder, self.accelerator.process_index)
         if buffer.exists():
-            self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
+            self._buffered_inputs = torch.load(buffer, self.accelerator.device, weights_only=True)
         state = read_json(folder / STATE_FILE)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
@@ -368,7 +367,7 @@ class CheckpointMixin:
 
     def _save_beside(self, folder: Path, checkpoint: Path) -> None:
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
-            save_buffer(buffer_file(folder, self.accelerator.process_index), self._buffered_inputs)
+            torch.save(self._buffered_inputs, buffer_file(folder, self.accelerator.process_index))
         if self.state.best_model_checkpoint == str(folder):  # every process reads it at the end of training
             self.state.best_model_checkpoint = str(checkpoint)
         if not self.args.should_save:
@@ -498,31 +497,6 @@ def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> s
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {saved}. Free some "
         "space, or lower save_total_limit, then resume with resume_from_checkpoint: true."
     )
-
-
-def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
-    tensors = {}
-    values = []
-    for number, batch in enumerate(batches):
-        plain = {}
-        for name, value in batch.items():
-            if isinstance(value, torch.Tensor):
-                # Micro-batches are slices of one tensor; safetensors rejects shared memory.
-                tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
-            else:
-                plain[name] = value
-        values.append(plain)
-    save_file(tensors, path, metadata={"values": json.dumps(values)})
-
-
-def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
-    # Read on the CPU: safetensors rejects the device "cpu:0" of several processes.
-    with safe_open(path, framework="pt") as file:
-        batches = json.loads(file.metadata()["values"])
-        for key in file.keys():
-            number, name = key.split(".", 1)
-            batches[int(number)][name] = file.get_tensor(key).to(device)
-    return batches
 
 
 def completions_to_json(completions: Mapping[str, Any]) -> dict[str, Any]:
