@@ -150,6 +150,11 @@ def push(argv=None) -> argparse.Namespace:
     parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
     parser.add_argument("--license", help="licence of the model card, as apache-2.0 (default: the card's so far)")
+    parser.add_argument(
+        "--with-reference",
+        action=argparse.BooleanOptionalAction,
+        help="also push the reference adapter, ref (default: the run's hub_push_reference)",
+    )
     parser.add_argument("--without-record", dest="with_record", action="store_false", help="do not push the log files")
     parser.add_argument("--dry-run", action="store_true", help="list the files and their sizes, without pushing")
     parser.add_argument("--card", action="store_true", help="with --dry-run: also print the model card")

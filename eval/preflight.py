@@ -258,6 +258,7 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
         args.output_dir = str(folder)
         args.resume_from_checkpoint = None
         args.push_to_hub = False
+        args.hub_push_reference = False
         args.report_to = []
         args.log_completions = False
         trainer, _ = build(task_args, args, model_args)

@@ -33,8 +33,11 @@ def main(argv=None) -> None:
     config = load_config(args.run)
     check_trained_model(args.run)
     folder = args.run
+    reference = args.with_reference
+    if reference is None:
+        reference = config.get("hub_push_reference", False)
     name = args.repo or config.get("hub_model_id") or folder.resolve().name
-    files = files_to_push(folder, args.run, record=args.with_record)
+    files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
     if args.dry_run:
         card = model_card(args.run, folder, repo=name, license=args.license)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}

@@ -198,6 +198,8 @@ def test_a_number_is_python_s_own_however_it_is_written(tmp_path):
 WRONG = [
     {"beta": -0.5},  # `kl_target` would raise it without end
     {"beta": NAN},
+    {"output_dir": ""},  # a variable of the shell that is not set
+    {"resume_from_checkpoint": ""},
 ]
 
 

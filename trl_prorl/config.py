@@ -17,7 +17,6 @@ from .keys import (
     KEYS,
     REQUIREMENTS,
     Effect,
-    Key,
     ProlongedKeys,
     check_values,
     cure_of,
@@ -28,7 +27,7 @@ from .keys import (
     warn_unused,
 )
 from .kl import gradient_bias
-from .refusals import ACTS_ONLY_WITH, REFUSALS
+from .refusals import ACTS_ONLY_WITH, REFUSALS, check_folders_and_beta
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
@@ -71,8 +70,9 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         for key in BARE_WORDS:
             setattr(self, key, read_bare_word(getattr(self, key)))
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
-        check_values(self, KEYS | {"beta": Key(ge=0, types=(float,))})  # `kl_target` would raise a negative one
+        check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
+        check_folders_and_beta(self)
         best = self.metric_for_best_model
         greater = self.greater_is_better
         self._complete_as_trl()

@@ -470,6 +470,9 @@ class ProlongedKeys:
             it such an `output_dir` is an error.
         log_update_norm (`bool`, *optional*, defaults to `False`):
             Log the norm of every update of the trained parameters. Costs a copy of those parameters.
+        hub_push_reference (`bool`, *optional*, defaults to `False`):
+            With `push_to_hub`, also push the adapter `ref` of a moving reference, into the folder `ref`. See
+            docs/publishing.md.
     """
 
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
@@ -545,6 +548,7 @@ class ProlongedKeys:
 
     overwrite: Annotated[bool, Key(free=True)] = False
     log_update_norm: Annotated[bool, Key(free=True)] = False
+    hub_push_reference: Annotated[bool, Key(free=True, needs=needs("beta"))] = False
 
 
 @dataclass

@@ -4,10 +4,10 @@ Combinations of keys that raise an error, because they would give wrong numbers,
 docs/reference.md shows the docstrings' lists, each line under the first key of ours that it names.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .advantages import UNGROUPED
-from .keys import Requirement, Values
+from .keys import Key, Requirement, Values, check_values
 from .supported import CLIPPED_LOSSES, IMPORTANCE_LEVELS, LOSS_TYPES, SCHEDULES
 
 
@@ -361,3 +361,14 @@ REFUSALS = (
     refuse_losses,
     refuse_stop,
 )
+
+
+def check_folders_and_beta(args: Any) -> None:
+    """
+    Raise `ValueError` for values of TRL's keys with which code of ours would be wrong: an empty folder name, as of an
+    unset shell variable, and a negative `beta`.
+    """
+    for name in ("output_dir", "resume_from_checkpoint"):
+        if getattr(args, name) == "":
+            raise ValueError(f"{name}='' names no folder. Set it to a path, or remove {name}.")
+    check_values(args, {"beta": Key(ge=0, types=(float,))})

@@ -172,7 +172,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.verify = keywords.pop("verify", None)
         plan = Plan.from_arguments(self, model, reward_funcs, args, positional, keywords)
         self._model_name = plan.name
-        self.uploads = Uploads(self, plan.args, self._tag_names)
+        self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
         self.anchors = Anchors(plan.args)
         with plan.loading():
             super().__init__(**plan.given)

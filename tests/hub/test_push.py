@@ -32,6 +32,7 @@ SMALL += "--lora_r 4 --disable_tqdm true --push_to_hub true"
 MODEL = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 RECORD = {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
+REFERENCE = {"ref/adapter_config.json", "ref/adapter_model.safetensors"}
 A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}
 
 
@@ -67,17 +68,26 @@ def test_a_run_is_pushed_scored_and_pushed_again(hub, hub_forks, tiny_model, tmp
 # ------------------------------------------------------------------------------------------------------- trainers
 
 
-def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(online, make_trainer, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"hub_token": "hf_wrong"}, "Invalid user token.*hub_token"),
+        ({"hub_push_reference": True, "ref_reset_every": 0}, "hub_push_reference=True"),
+    ],
+)
+def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(online, make_trainer, monkeypatch, keys, named):
     monkeypatch.setattr(Plan, "loading", lambda plan: pytest.fail("a model is loaded"))
-    with pytest.raises(ValueError, match="Invalid user token.*hub_token"):
-        make_trainer(**A, hub_token="hf_wrong")
+    with pytest.raises(ValueError, match=named):
+        make_trainer(**A | keys)
     assert online.repos == {}
 
 
-def test_the_adapter_that_comes_down_is_the_one_that_was_trained(online, run, tiny_model, tmp_path):
-    trainer = run(**A, hub_model_id="someone/adapter")
+def test_the_adapter_that_comes_down_is_the_one_that_was_trained_with_the_reference_if_asked_for(
+    online, run, tiny_model, tmp_path
+):
+    trainer = run(**A, hub_model_id="someone/adapter", hub_push_reference=True)
     trainer.push_to_hub()
-    assert set(online.files("someone/adapter")) == MODEL | TOKENIZER | RECORD
+    assert set(online.files("someone/adapter")) == MODEL | TOKENIZER | RECORD | REFERENCE
     down = Path(snapshot_download("someone/adapter", cache_dir=tmp_path / "cache"))
     theirs = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
     pushed = load_adapter(tiny_model, down).named_parameters()
@@ -236,6 +246,7 @@ def folder(tmp_path):
     [
         ([], ADAPTER | RECORD),
         (["--without-record"], ADAPTER),
+        (["--with-reference"], ADAPTER | RECORD | REFERENCE),
     ],
 )
 def test_the_hub_has_exactly_what_was_asked(online, folder, options, pushed):
@@ -249,7 +260,7 @@ def test_the_hub_has_exactly_what_was_asked(online, folder, options, pushed):
 
 
 # Files of a full model, which was pushed to the same repository; and others, with those that a resume needs
-OF_ANOTHER = {"model.safetensors", "config.json", "vocab.json", "passk.json"}
+OF_ANOTHER = {"model.safetensors", "config.json", "ref/model.safetensors", "vocab.json", "passk.json"}
 OTHERS = {"notes.txt", "model-a/b.safetensors", "last-checkpoint/optimizer.pt", "base_adapter/adapter_config.json"}
 OTHERS.add("None/notes.txt")
 
@@ -277,12 +288,12 @@ def test_a_push_of_many_files_is_one_commit(online, tmp_path, monkeypatch):
 
 
 def test_the_recipe_s_keys_are_the_defaults(online, folder, tmp_path):
-    write_run(folder, {"hub_model_id": "someone/named", "hub_private_repo": True})
+    write_run(folder, {"hub_model_id": "someone/named", "hub_push_reference": True, "hub_private_repo": True})
     assert command.main(["--run", str(folder)]) == 0
     down = Path(snapshot_download("someone/named", cache_dir=tmp_path / "cache"))
     assert load_file(down / "adapter_model.safetensors")["w"].tolist() == [1, 1, 1]
     assert online.repos["someone/named"]["private"] is True
-    assert set(online.files("someone/named")) == ADAPTER | RECORD
+    assert set(online.files("someone/named")) == ADAPTER | RECORD | REFERENCE
 
 
 def test_a_licence_once_named_stays_in_the_card(online, folder):
@@ -328,6 +339,7 @@ CASES = [
     (None, ["--repo", "a/b/c"], "hub_model_id='a/b/c'"),
     (lambda hub, at, patch: patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"), [], "ConnectError"),
     (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], "no trained model"),
+    (lambda hub, at, patch: rmtree(at / "ref"), ["--with-reference"], "no adapter 'ref'"),
     (lambda hub, at, patch: (at / "vocab.txt").symlink_to("/etc/hostname"), [], "vocab.txt"),
 ]
 
@@ -346,11 +358,14 @@ def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, 
 def test_an_adapter_trained_on_a_download_names_the_hub_s_model(online, folder):
     cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c"
     config = {"base_model_name_or_path": cached, "r": 8}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    assert command.main(["--run", str(folder)]) == 0
-    pushed = json.loads(online.files(REPO)["adapter_config.json"])
-    assert pushed == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "r": 8}
-    assert json.loads((folder / "adapter_config.json").read_text()) == config
+    names = ("adapter_config.json", "ref/adapter_config.json")
+    for name in names:
+        (folder / name).write_text(json.dumps(config))
+    assert command.main(["--run", str(folder), "--with-reference"]) == 0
+    for name in names:
+        pushed = json.loads(online.files(REPO)[name])
+        assert pushed == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "r": 8}
+        assert json.loads((folder / name).read_text()) == config
 
 
 def test_a_push_in_the_background_does_not_change_with_the_run(folder, tmp_path):

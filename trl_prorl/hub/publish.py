@@ -42,6 +42,7 @@ TOKENIZER_FILES = (
     "vocab.txt merges.txt spiece.model chat_template.jinja preprocessor_config.json processor_config.json"
 ).split()
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, *LOG_FILES, PASSK_FILE, DRIFT_FILE)
+REFERENCE_FOLDER = "ref"
 LINKED = (".safetensors", ".pt", ".bin")  # weights, which never change
 
 
@@ -52,10 +53,12 @@ def make_api(token: str | None = None) -> HfApi:
     return HfApi(token=token, library_name="trl-prorl", library_version=__version__)
 
 
-def files_to_push(model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, record: bool = True) -> dict[str, Path]:
+def files_to_push(
+    model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, reference: bool = False, record: bool = True
+) -> dict[str, Path]:
     """
-    Return the files to push, by path in the repository: no pickle, checkpoint, reference or terminal output. Raises
-    `ValueError`: the model is missing or incomplete, or a link leads out of a folder.
+    Return the files to push, by path in the repository: no pickle, checkpoint or terminal output. Raises `ValueError`:
+    the model is missing or incomplete, the requested adapter `ref` is missing, or a link leads out of a folder.
     """
     model_dir = Path(model_dir)
     run_dir = Path(run_dir)
@@ -68,6 +71,14 @@ def files_to_push(model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, r
             "run finish, or copy a checkpoint's files there."
         )
     files |= _matching(model_dir, (*TOKENIZER_FILES, CARD_FILE))
+    if reference:
+        found = _matching(model_dir / REFERENCE_FOLDER, MODEL_FILES)
+        if not found:
+            raise ValueError(
+                f"'{model_dir}' has no adapter '{REFERENCE_FOLDER}' to push: only a LoRA run with a moving reference "
+                "has one. Leave --with-reference (hub_push_reference) out."
+            )
+        files |= {f"{REFERENCE_FOLDER}/{name}": path for name, path in found.items()}
     if record:
         files |= _matching(run_dir, RECORD_FILES)
     return files
@@ -94,8 +105,9 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
     recipe = folder / CONFIG_FILE
     if recipe.is_file():
         recipe.write_text(yaml.safe_dump(remove_secrets(read_yaml(recipe)), sort_keys=True))
-    adapter = folder / ADAPTER_CONFIG
-    if adapter.is_file():
+    for adapter in (folder / ADAPTER_CONFIG, folder / REFERENCE_FOLDER / ADAPTER_CONFIG):
+        if not adapter.is_file():
+            continue
         config = read_content(adapter)
         name = config.get("base_model_name_or_path")
         hub_id = identify(name).hub_id if name else None
@@ -164,7 +176,7 @@ def _left_over(there: Iterable[str], files: Mapping[str, Path], replaced: str | 
     Return the files of a repository that an earlier push left: of its model, its logs if logs are pushed, and of the
     folder `replaced`. A starting adapter stays, unless a checkpoint is pushed: a resume needs it.
     """
-    patterns = [*MODEL_FILES, *TOKENIZER_FILES]
+    patterns = [*MODEL_FILES, *TOKENIZER_FILES, f"{REFERENCE_FOLDER}/*"]
     if ENV_FILE in files:
         patterns += RECORD_FILES
     if replaced is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from accelerate.utils import is_peft_model
 from huggingface_hub import HfApi
+from peft import PeftModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 from transformers.utils import PushInProgress
 
@@ -29,13 +30,21 @@ logger = logging.getLogger(__name__)
 
 class Uploads:
     """
-    `tags`: for every model card. Raises `ValueError`, before a model is loaded: a push could not succeed.
+    `given`: the trainer's other arguments; `moves`: whether its reference moves; `tags`: for every model card. Raises
+    `ValueError`, before a model is loaded: a push could not succeed.
     """
 
-    def __init__(self, trainer, args, tags: list[str]):
+    def __init__(self, trainer, args, given: dict, moves: bool, tags: list[str]):
         self.trainer = trainer
         self.args = args
         self.tags = tags
+        is_adapter = isinstance(given["model"], PeftModel)
+        adapter = (moves and given.get("peft_config") is not None) or (args.beta != 0.0 and is_adapter)
+        if args.hub_push_reference and not adapter:
+            raise ValueError(
+                "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a moving reference "
+                "has. Remove hub_push_reference."
+            )
         self.api = make_api(args.hub_token)
         self.repo: str | None = None
         if args.push_to_hub and args.process_index == 0:
@@ -118,7 +127,7 @@ class Uploads:
     def _stage(self, model_dir: Path, whole: str | None = None) -> Path:
         """Copy the files to push, with a complete checkpoint for the folder `whole`."""
         folder = self.trainer.run_dir
-        files = files_to_push(model_dir, folder)
+        files = files_to_push(model_dir, folder, reference=self.args.hub_push_reference)
         files[CARD_FILE] = folder / CARD_FILE  # a checkpoint has PEFT's own
         if whole is not None:
             for path in model_dir.rglob("*"):
