@@ -31,7 +31,6 @@ class Anchor:
         measured_when (`str`), never_scored (`str`): When its KL is logged, and when its forwards are 0.
         scored_at (`str`): `"sampling"` (as TRL requests it), `"batch"` (finished) or `"loss"`.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
-        copies_policy (`bool`): Whether it keeps a copy of the starting policy.
         coefficient (`float`): Current value; 0 means no KL term.
         model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Its model.
     """
@@ -45,7 +44,6 @@ class Anchor:
     never_scored: str
     scored_at: str = "batch"
     works_in_reward = True
-    copies_policy = False
 
     def __init__(self, args):
         self.args = args
@@ -150,7 +148,6 @@ class BaseAnchor(Anchor):
     kl_key = "kl_base"
     measured_when = "`beta_base`, on the batches it scores"
     never_scored = "without `beta_base`"
-    copies_policy = True
 
     def make_model(self, models):
         return models.initial_policy(self.name) if self.is_on else None

@@ -98,8 +98,3 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
     if treatment.uses_alpha and not 0.0 < alpha <= 1.0:
         raise ValueError(f"optimizer_reset_alpha={alpha} is outside (0, 1].")
     return treatment
-
-
-def factors(name: str, alpha: float) -> tuple[float, float, bool]:
-    treatment = treatment_of(name, alpha)
-    return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step
