@@ -1,5 +1,5 @@
 """
-Optimizer treatment at a reset as pure functions on one parameter's state, and the learning rate after it.
+Optimizer treatment at a reset: factors on the state of each parameter; and the learning rate after it.
 
 | optimizer | first moment | second moment |
 |---|---|---|

@@ -244,7 +244,7 @@ class Resets(Part):
         event["seconds_sync"] = sync.seconds
         return event
 
-    # Hooks of a part.
+    # Checkpoints.
 
     @property
     def _saves_reference(self) -> bool:

@@ -146,7 +146,7 @@ class RolloutResult:
     def measurements(self) -> dict[str, float]:
         """
         Return entries of `metrics.jsonl`. Without a verifier, a completion with a reward of 1 by the first function
-        is correct. A task that the first function leaves to another has no entry.
+        is correct. A task that the first function leaves to another has no `reward/TASK`.
         """
         first = self.rewards[:, 0]
         values = {}

@@ -494,7 +494,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, *args, **kwargs):
-        """Generate as TRL does, or compactly, without the model's own generation config."""
+        """Generate as TRL does, or compactly."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and does not cast them back.
             casts_weights = self.use_transformers_continuous_batching and not is_sharded(self.accelerator)
@@ -547,7 +547,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return means.values_by_name()
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """Sample a batch by TRL's method, `again` in a further round of dynamic sampling."""
+        """Sample a batch by TRL's method. `again` is for the prompt pool, which is called in the same way."""
         with self.guard.sampling(inputs, self.state.global_step + 1):
             return self._sample_as_trl(inputs)
 

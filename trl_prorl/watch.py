@@ -1,7 +1,7 @@
 """
 Watches: rules on the numbers of a run.
 
-`configured_triggers` request a reset; an [`Alarm`] writes an event and may stop the run. Watches ignore `None` (not
+A [`Trigger`] requests a reset; an [`Alarm`] writes an event and may stop the run. Watches ignore `None` (not
 measured) and NaN. Their state is JSON, and in every checkpoint.
 """
 

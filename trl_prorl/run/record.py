@@ -143,8 +143,8 @@ class Recorder(Part):
             means["mean_abs_dlogp"] = (logps - old_logps).abs()
         if old_logps is not None and ref_logps is not None:
             means["k2_ref_over_old"] = kl_values(ref_logps, old_logps, "k2")
-        if micro_batch.sampler_logps is not None:  # before any update, so the policy is π_old
-            policy_logps = logps if old_logps is None else old_logps
+        if micro_batch.sampler_logps is not None:
+            policy_logps = logps if old_logps is None else old_logps  # without the column no update was done
             means["mean_abs_dlogp_sampler"] = (micro_batch.sampler_logps - policy_logps).abs()
         kl_means = {}
         for anchor in self.anchors:
@@ -162,7 +162,7 @@ class Recorder(Part):
             self.meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
         self._losses.append(micro_batch.trl_metrics)
 
-    def on_pre_optimizer_step(self, step: int, norm: float, rate: float) -> None:
+    def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         self.of_step["lr"] = rate
         self.of_step["grad_norm"] = norm
 
