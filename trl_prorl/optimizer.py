@@ -91,12 +91,12 @@ def check_optimizer_class(cls: type, momentum: float, beta1: float | None, mode:
     treatment = treatment_of(mode)
     name = full_name(cls)
     forgets = find_optimizer(cls).endswith("Adafactor") and treatment.clears_step and treatment.second != 0.0
-    if forgets or treatment.changes and not treatment.changes & memory:
+    if forgets or (treatment.changes and not treatment.changes & memory):
         what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
         why = f"but {name} has none, so nothing would be reset"
         if forgets:
             why = f"but {name} forgets its second moment when the step count is 0, as with hard"
-        useful = [mode for mode, treatment in TREATMENTS.items() if treatment.changes & memory]
+        useful = [key for key, candidate in TREATMENTS.items() if candidate.changes & memory]
         raise ValueError(
             f"optimizer_reset={mode!r} resets {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
             "use Adam (optim: adamw_torch)."
@@ -184,9 +184,9 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     for place, group in enumerate(inner.optimizer.param_groups):
         rate = start["lrs"][place]
         if base_rates is not None:
-            base_rate_then = inner.base_lrs[place]
-            if base_rate_then:
-                rate *= base_rates[place] / base_rate_then
+            start_base_rate = inner.base_lrs[place]
+            if start_base_rate:
+                rate *= base_rates[place] / start_base_rate
         group["lr"] = rate
     if base_rates is not None:
         inner.base_lrs = base_rates

@@ -79,7 +79,7 @@ def _scale(name: str) -> Treatment | None:
     try:
         first = float(match["first"])
         second = float(match["second"])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # no match, or a factor such as 0.1.2
         return None
     if first > 1.0 or second > 1.0:
         return None
