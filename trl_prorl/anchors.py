@@ -121,7 +121,7 @@ class OldPolicyAnchor(Anchor):
     works_in_reward = False  # the KL is 0 when a batch is sampled
 
     def make_model(self, models):
-        return models.policy_itself()  # before the first update on its samples
+        return models.make_policy()  # before the first update on its samples
 
     def needs_scoring(self, generation: int) -> bool:
         return self.args.old_logps_source == "forward"
@@ -150,7 +150,7 @@ class BaseAnchor(Anchor):
     never_scored = "without `beta_base`"
 
     def make_model(self, models):
-        return models.initial_policy(self.name) if self.is_on else None
+        return models.make_initial_policy(self.name) if self.is_on else None
 
     def needs_scoring(self, generation: int) -> bool:
         return self.model is not None and generation % self.args.base_anchor_every == 0
