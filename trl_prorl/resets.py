@@ -149,7 +149,7 @@ class Resets(Part):
     def callbacks(self) -> list[ReferenceResetCallback]:
         return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
 
-    def _own_callbacks(self) -> list[ReferenceResetCallback]:
+    def _script_callbacks(self) -> list[ReferenceResetCallback]:
         """Return a script's callbacks."""
         return [callback for callback in self.callbacks if callback is not self.configured]
 
@@ -254,7 +254,7 @@ class Resets(Part):
         return {
             "moved": self._has_moved,
             "requests": [request.to_dict() for request in self.requests],
-            "callbacks": [callback.state_dict() for callback in self._own_callbacks()],
+            "callbacks": [callback.state_dict() for callback in self._script_callbacks()],
             "configured": self.configured.state_dict() if self.configured is not None else None,
             "updates_since_reset": self.rewarmup.updates,
         }
@@ -270,8 +270,8 @@ class Resets(Part):
         self.requests.clear()
         if self.possible:
             self.requests += [Reason(**request) for request in state["requests"]]
-        for callback, its_state in zip(self._own_callbacks(), state["callbacks"], strict=False):
-            callback.load_state_dict(its_state)
+        for callback, callback_state in zip(self._script_callbacks(), state["callbacks"], strict=False):
+            callback.load_state_dict(callback_state)
         # The configured callback may be new or gone since the checkpoint.
         if self.configured is not None and state["configured"] is not None:
             self.configured.load_state_dict(state["configured"])

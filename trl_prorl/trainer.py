@@ -432,7 +432,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
         self._generations += 1
         self._set_advantages(batch, result)
-        self.recorder.generation(result, batch["advantages"])
+        self.recorder.add_generation(result, batch["advantages"])
         for part in self.parts.values():
             part.on_batch(batch)
         # A subclass may add values in the order of `inputs`, or look at groups.
@@ -465,7 +465,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             kl_in_reward = self.accelerator.gather(kl_in_reward)
         logged = self._logs["advantages"]
         set_advantages(advantages, result, self.reward_weights, process, self.args, logged, kl_in_reward)
-        batch.update(result.rows(process, len(advantages)))
+        batch.update(result.columns(process, len(advantages)))
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """

@@ -476,7 +476,10 @@ class Alarm(Part):
 
 
 class StallStop(Alarm):
-    """Ends the run after evaluations without a gain; with `waits_for_reset` a reset comes first."""
+    """
+    Ends the run after evaluations without a gain; with `waits_for_reset` a reset comes first. A row of a step, which
+    an [`Alarm`] also observes, has no metric of an evaluation.
+    """
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> Event | None:
         return self.fire(step, metrics)

@@ -82,7 +82,7 @@ class Recorder(Part):
         self.meter = meter
         self.anchors = anchors
         self.accelerator = accelerator
-        self.total = partial(accelerator.reduce, reduction="sum")
+        self.sum_processes = partial(accelerator.reduce, reduction="sum")
         self.token_means = token_means(args.importance_sampling_level)
         self.attempt = 0
         self.metrics = self.events = self.evaluations = None
@@ -111,7 +111,7 @@ class Recorder(Part):
         self._batches = self._batches[-1:]
         self._losses: list[Mapping[str, float]] = []  # TRL's metrics of each loss
 
-    def generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
+    def add_generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
         """Add a generation batch, with this process's advantages, to its step's means over rows."""
         advantages = self.accelerator.gather(advantages.float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
@@ -175,7 +175,7 @@ class Recorder(Part):
             step (`int`): The step.
             skips (`int`): Optimizer steps skipped so far.
         """
-        metered = self.meter.end_step(self.total, self.accelerator.num_processes)
+        metered = self.meter.end_step(self.sum_processes, self.accelerator.num_processes)
         batches = Means()
         trl_batches = Means()
         for measured, trl_metrics in self._batches:
@@ -233,7 +233,7 @@ class Recorder(Part):
         if self.events is not None:
             self.events.write(event)
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
+    def write_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
         if self.evaluations is not None:
             self.evaluations.write(evaluation_row(step, self.attempt, metrics, seconds))
 
