@@ -43,7 +43,7 @@ STEP = "step"
 ResetPlan = list[tuple[dict[str, Any], dict[str, float]]]  # every parameter's state, with its factors
 
 
-def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
+def find_factors(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
     Return a treatment's factors other than 1 on one parameter's state, by key. Raises `ValueError`: an unknown entry.
     """
@@ -65,9 +65,9 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
 
 
 @torch.no_grad()
-def apply_changes(state: dict[str, Any], by_key: Mapping[str, float]) -> None:
+def apply_factors(state: dict[str, Any], factors: Mapping[str, float]) -> None:
     """Multiply entries of a state in place: tensors keep their storage."""
-    for key, factor in by_key.items():
+    for key, factor in factors.items():
         value = state[key]
         if key == MOMENTUM and factor == 0.0:
             del state[key]  # as in a new SGD; its first update applies no dampening
@@ -150,12 +150,12 @@ def plan_reset(optimizer: torch.optim.Optimizer, mode: str, alpha: float) -> Res
     if mode == "keep":
         return []
     inner = inner_of(optimizer)
-    return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
+    return [(state, find_factors(state, mode, alpha)) for state in inner.state.values()]
 
 
 def apply_reset(plan: ResetPlan) -> None:
-    for state, by_key in plan:
-        apply_changes(state, by_key)
+    for state, factors in plan:
+        apply_factors(state, factors)
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:

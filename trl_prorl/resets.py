@@ -141,7 +141,7 @@ class Resets(Part):
         self.rewarmup = Rewarmup(args.optimizer_reset_rewarmup_steps)
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
-        self.configured: ReferenceResetCallback | None = None
+        self.configured: ReferenceResetCallback | None = None  # made from the keys
         self._has_moved = False
         self.requests: list[Reason] = []  # of all callbacks, of alarms and of the user
 

@@ -106,9 +106,9 @@ class Recorder(Part):
         self._since_log = Means(state["since_log"])
 
     def _begin_row(self) -> None:
-        self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # known entries
+        self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # entries of its row
         self.subclass_metrics = Means()  # appended to TRL's lists outside its methods
-        self._batches = self._batches[-1:]
+        self._batches = self._batches[-1:]  # on which the next step may train, too
         self._losses: list[Mapping[str, float]] = []  # TRL's metrics of each loss
 
     def add_generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
