@@ -172,8 +172,10 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]  # of a tensor, which changes
-    return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
+    """Return the state and the learning rates of a schedule (or Accelerate's wrapper of it)."""
+    inner = getattr(scheduler, "scheduler", scheduler)
+    rates = [float(group["lr"]) for group in inner.optimizer.param_groups]  # of a tensor, which changes
+    return {"state": copy.deepcopy(inner.state_dict()), "lrs": rates}
 
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:

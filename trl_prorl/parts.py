@@ -74,7 +74,7 @@ class Part:
         """Called when the optimizer exists, without Accelerate's wrapper."""
 
     def schedule_made(self, schedule: Any) -> None:
-        """Called when the learning-rate schedule exists, without Accelerate's wrapper."""
+        """Called when the learning-rate schedule exists, maybe in Accelerate's wrapper."""
 
     # A step, in this order.
 
