@@ -64,7 +64,7 @@ def all_equal(groups: torch.Tensor) -> torch.Tensor:
     """Return whether rewards `(N / G, G)` of a group are equal up to rounding, or all missing: `(N / G,)`."""
     lowest = groups.nan_to_num(nan=torch.inf).amin(dim=1)
     highest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)
-    # −∞ − ∞ if no reward was given
+    # Without any reward the difference is −∞ − ∞ = −∞, and the comparison true.
     return highest - lowest <= ROUNDING * torch.maximum(lowest.abs(), highest.abs())
 
 
@@ -75,16 +75,16 @@ def best_over_mean(groups: torch.Tensor) -> torch.Tensor:
 
 
 def best_of_group(groups: torch.Tensor) -> torch.Tensor:
-    known = groups.nan_to_num(nan=-math.inf)
-    without_self = known.unsqueeze(1).repeat(1, groups.size(1), 1)  # (N / G, G, G)
+    scored = groups.nan_to_num(nan=-math.inf)
+    without_self = scored.unsqueeze(1).repeat(1, groups.size(1), 1)  # (N / G, G, G)
     without_self.diagonal(dim1=1, dim2=2).fill_(-math.inf)
-    best = known.amax(dim=1, keepdim=True)
+    best = scored.amax(dim=1, keepdim=True)
     best_of_others = without_self.amax(dim=2)
     # A single completion has no other to compare with.
     return torch.where(groups.isnan() | best_of_others.isinf(), math.nan, best - best_of_others)
 
 
-FUNCTIONS = (
+FUNCTIONS = (  # in the order of `ADVANTAGES`
     raw,
     centered,
     group_normalized,

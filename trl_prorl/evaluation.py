@@ -165,7 +165,7 @@ class EvaluationMixin:
                 if name not in metrics:
                     names = ", ".join(sorted(metrics))
                     raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation: {names}.")
-        self.recorder.evaluation(self.state.global_step, metrics, timer.seconds["eval"])
+        self.recorder.write_evaluation(self.state.global_step, metrics, timer.seconds["eval"])
         return metrics
 
     def evaluate(self, *args, **kwargs):

@@ -165,6 +165,7 @@ class Aggregation:
     def weights(self, batch: Batch, accumulation: float | None) -> torch.Tensor:
         """Return the [`token_weights`] `(B, T)` of a micro-batch."""
         args = self.args
+        # As in TRL: tokens of the whole generation batch, scaled to the micro-batches of one optimizer step.
         window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
             window = window * accumulation / args.steps_per_generation
@@ -172,9 +173,9 @@ class Aggregation:
         return token_weights(mask, args.loss_type, accumulation or 1.0, args.max_completion_length, window)
 
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
-        """Convert a scalar term of the loss to the scale of TRL's log."""
-        by_itself = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
-        return term * accumulation if by_itself else term
+        """Convert a scalar term of the loss to TRL's `policy_loss`: not yet divided by the accumulation."""
+        is_divided = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
+        return term * accumulation if is_divided else term
 
 
 def token_weights(
@@ -265,7 +266,7 @@ class Anchors(Part):
 
     @property
     def primary(self) -> Anchor | None:
-        """Return the first anchor with a coefficient, which is logged and adapted."""
+        """The first anchor with a coefficient, which is logged and adapted."""
         for anchor in self:
             if anchor.is_on:
                 return anchor

@@ -30,8 +30,8 @@ class MicroBatch:
             name.
         kl_loss (`torch.Tensor`, *optional*): Their weighted sum, a scalar; `None` if no anchor acts.
         trl_metrics (`Mapping[str, float]`): TRL's metrics of this loss.
-        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): The sampled model's, in the first pass, if it is
-            not bit-identical to the policy.
+        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Those of the model that sampled, if it is not
+            bit-identical to the policy; with compact generation in the first pass alone.
     """
 
     batch: Mapping[str, "torch.Tensor"]
@@ -74,7 +74,7 @@ class Part:
         """Called when the optimizer exists, without Accelerate's wrapper."""
 
     def schedule_made(self, schedule: Any) -> None:
-        """Called when the learning-rate schedule exists, without Accelerate's wrapper."""
+        """Called when the learning-rate schedule exists, maybe in Accelerate's wrapper."""
 
     # A step, in this order.
 
@@ -138,7 +138,7 @@ class Part:
 
         Args:
             state (`Mapping[str, Any]`): Its result.
-            changed (`Mapping[str, Any]`): Keys with another value than then, `[then, now]`.
+            changed (`Mapping[str, Any]`): Keys with another value than in that process, `[before, now]`.
         """
         for name in self.remembers:
             setattr(self, name, state[name])

@@ -42,8 +42,8 @@ from .upstream.weights import copy_tensors, settings_of
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
-# Anchors that are scored from token ids alone, and the key without which they are not.
-TEXT_ONLY = {"ref": "ref_compute: cached", "old": "kl_in: loss", "base": "beta_base: 0"}
+# What to set for batches with images, by anchor: it is scored from token ids alone.
+IMAGE_CURES = {"ref": "ref_compute: cached", "old": "kl_in: loss", "base": "beta_base: 0"}
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a tensor of the reference, and the policy's
 
 
@@ -79,10 +79,10 @@ def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]
     return outside
 
 
-def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
+def check_trained(policy: torch.nn.Module, anchor_keys: list[str]) -> None:
     """
     Raise `ValueError` for trained parameters outside the adapter that a checkpoint would lack, or that would move a
-    reference or starting model (`anchors`: their keys) on the same base.
+    reference or starting model (`anchor_keys`: of their coefficients) on the same base.
     """
     if not isinstance(policy, PeftModel):
         return
@@ -97,11 +97,11 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
             f"{lost[0]} is trained outside the adapter {adapter!r}, and no adapter file contains it. Add its module "
             "to modules_to_save of the peft_config, or freeze it: requires_grad_(False)."
         )
-    if anchors:
+    if anchor_keys:
         raise ValueError(
             f"{next(iter(outside))} is trained outside the adapter {adapter!r} and shared with the models of "
-            f"{' and '.join(anchors)}, so their KL would be to a model that moves with the policy. Add its module to "
-            f"modules_to_save of the peft_config, or set {' and '.join(f'{key}=0' for key in anchors)}."
+            f"{' and '.join(anchor_keys)}, so their KL would be to a model that moves with the policy. Add its module "
+            f"to modules_to_save of the peft_config, or set {' and '.join(f'{key}=0' for key in anchor_keys)}."
         )
 
 
@@ -171,10 +171,10 @@ class AnchorModels:
         self.fresh_adapter = fresh_adapter
         self.wrapped_by_trl = wrapped_by_trl
 
-    def of_adapter(self, name: str | None) -> "AdapterReference":
+    def make_adapter_reference(self, name: str | None) -> "AdapterReference":
         return AdapterReference(self.policy, name, self.trainer.modules.all)
 
-    def policy_itself(self) -> "Policy":
+    def make_policy(self) -> "Policy":
         return Policy()
 
     def make_reference(self) -> "AdapterReference | SnapshotReference":
@@ -189,7 +189,7 @@ class AnchorModels:
                 prepared = trainer.accelerator._models  # which would keep TRL's in memory
                 prepared[:] = [model for model in prepared if model is not trainer.ref_model]
                 del trainer.ref_model, reference
-                reference = self.copy_of_policy("ref")
+                reference = self.copy_policy("ref")
                 trainer.ref_model = reference.ref_model
             # TRL loads from the path, but the policy may have been changed in memory.
             if self.moves:
@@ -202,22 +202,22 @@ class AnchorModels:
         if self.wrapped_by_trl and self.moves:  # TRL's own would be the base model
             frozen_adapter(self.policy, "ref")
         if "ref" not in self.policy.peft_config:
-            return self.of_adapter(None)
-        reference = self.of_adapter("ref")
+            return self.make_adapter_reference(None)
+        reference = self.make_adapter_reference("ref")
         reference.move(1.0)  # TRL's copy lacks the factors of embeddings
         if self.moves and trainer.args.ref_reset_mix == 1.0:  # an average in bf16 would lose small steps
             reference.take_dtypes()
         return reference
 
-    def initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
+    def make_initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         """Return a model that scores as the policy does now: the base model if the adapter has no effect yet."""
         if is_peft_model(self.policy) and self.fresh_adapter:
-            return self.of_adapter(None)
-        return self.copy_of_policy(name)
+            return self.make_adapter_reference(None)
+        return self.copy_policy(name)
 
-    def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
+    def copy_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         if is_peft_model(self.policy):
-            copy = self.of_adapter(frozen_adapter(self.policy, name))
+            copy = self.make_adapter_reference(frozen_adapter(self.policy, name))
             copy.take_dtypes()
             return copy
         copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
@@ -460,8 +460,8 @@ class Scorer:
         """
         Answer TRL's request for log-probabilities of π_old or the reference: three times `None` if they come later.
         """
-        reference = self.anchors["ref"]
         anchor = self.anchors["old"]
+        reference = self.anchors["ref"]
         if reference.model is not None and reference.model.scores_as(model):
             anchor = reference
         if self.comes_later(anchor):
@@ -495,12 +495,8 @@ class Scorer:
         """Score as TRL does, uncounted: for an evaluation or a script."""
         return (self.acceleration.score or trl_score)(model, *args, **kwargs)
 
-    def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
-        packed = self.acceleration.score
-        return trl_score if packed is None else partial(packed, plan_key=plan_key)
-
     def score_policy(
-        self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
+        self, policy_pass: PolicyPass, is_counted: bool, trl_score: Callable, model: Callable, *args, **kwargs
     ) -> tuple:
         """
         Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Returns log-probabilities and
@@ -508,7 +504,7 @@ class Scorer:
         micro-batch, or scores it twice, and the KL would be of one of them.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
-        if counts:
+        if is_counted:
             model = self.meter.counted(model, "policy")
         if policy_pass.rows is None:
             logps, entropies, aux_loss = score(model, *args, **kwargs)
@@ -553,7 +549,7 @@ class Scorer:
         all). Raises `ValueError`: the batch has images.
         """
         if "num_images" in batch or "pixel_values" in batch:
-            raise InputError(f"a KL to {anchor.words} is scored without images here. Set {TEXT_ONLY[anchor.name]}.")
+            raise InputError(f"a KL to {anchor.words} is scored without images here. Set {IMAGE_CURES[anchor.name]}.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)
@@ -575,6 +571,11 @@ class Scorer:
         score = self._with_plan(trl_score, plan_key)
         with self.meter.timer.stage(anchor.name):
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)
+
+    def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
+        """Return the function that scores: packed, with the plan of `plan_key`, or TRL's."""
+        packed = self.acceleration.score
+        return trl_score if packed is None else partial(packed, plan_key=plan_key)
 
 
 def rows_with_gradient(batch: Batch) -> torch.Tensor:

@@ -142,7 +142,7 @@ class Resets(Part):
         self.rewarmup = Rewarmup(args.optimizer_reset_rewarmup_steps)
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
-        self.configured: ReferenceResetCallback | None = None
+        self.configured: ReferenceResetCallback | None = None  # made from the keys
         self._has_moved = False
         self.requests: list[Reason] = []  # of all callbacks, of alarms and of the user
 
@@ -150,7 +150,7 @@ class Resets(Part):
     def callbacks(self) -> list[ReferenceResetCallback]:
         return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
 
-    def _own_callbacks(self) -> list[ReferenceResetCallback]:
+    def _script_callbacks(self) -> list[ReferenceResetCallback]:
         """Return a script's callbacks."""
         return [callback for callback in self.callbacks if callback is not self.configured]
 
@@ -245,7 +245,7 @@ class Resets(Part):
         event["seconds_sync"] = sync.seconds
         return event
 
-    # Hooks of a part.
+    # Checkpoints.
 
     @property
     def _saves_reference(self) -> bool:
@@ -256,7 +256,7 @@ class Resets(Part):
         return {
             "moved": self._has_moved,
             "requests": [request.to_dict() for request in self.requests],
-            "callbacks": [callback.state_dict() for callback in self._own_callbacks()],
+            "callbacks": [callback.state_dict() for callback in self._script_callbacks()],
             "configured": self.configured.state_dict() if self.configured is not None else None,
             "updates_since_reset": self.rewarmup.updates,
         }
@@ -272,8 +272,8 @@ class Resets(Part):
         self.requests.clear()
         if self.possible:
             self.requests += [Reason(**request) for request in state["requests"]]
-        for callback, its_state in zip(self._own_callbacks(), state["callbacks"], strict=False):
-            callback.load_state_dict(its_state)
+        for callback, callback_state in zip(self._script_callbacks(), state["callbacks"], strict=False):
+            callback.load_state_dict(callback_state)
         # The configured callback may be new or gone since the checkpoint.
         if self.configured is not None and state["configured"] is not None:
             self.configured.load_state_dict(state["configured"])

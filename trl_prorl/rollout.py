@@ -42,7 +42,7 @@ class SamplingCall:
 
     @property
     def scores(self) -> bool:
-        """Whether log-probabilities that are asked for now are those of an anchor, for the batch."""
+        """Whether TRL's request for log-probabilities is for an anchor of the batch."""
         return self.in_training and self.asks
 
     @property
@@ -146,7 +146,7 @@ class RolloutResult:
     def measurements(self) -> dict[str, float]:
         """
         Return entries of `metrics.jsonl`. Without a verifier, a completion with a reward of 1 by the first function
-        is correct. A task that the first function leaves to another has no entry.
+        is correct. A task that the first function leaves to another has no `reward/TASK`.
         """
         first = self.rewards[:, 0]
         values = {}
@@ -202,7 +202,7 @@ class RolloutResult:
         for name, count in zip(names, missing_by_function, strict=True):
             self.counts[f"rewards/{name}/mean"] = self.counts[f"rewards/{name}/std"] = total - count
 
-    def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
+    def columns(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
         Return columns to shuffle with one process's batch: `rewards` `(count, F)` and `group` `(count,)`, numbered
         over all processes.
@@ -274,8 +274,8 @@ def set_advantages(
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
         process (`int`): Index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
-        penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, subtracted from the rewards.
         logged (`collections.deque`): Those of TRL's table of completions, newest last; also replaced.
+        penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, subtracted from the rewards.
     """
     count = len(advantages)
     estimator = args.advantage_estimator
@@ -285,7 +285,7 @@ def set_advantages(
         advantages.copy_(select_own_rows(estimates, process, count))
         replace_logged(logged, result, weights, estimator, rewards, penalties)
     if args.drop_zero_rows and estimator not in UNGROUPED:
-        # TRL's advantage is then only nearly 0.
+        # TRL's advantage in a group of equal rewards is only nearly 0.
         equal = groups_without_signal(result.rewards, result.group_size, weights, args.multi_objective_aggregation)
         equal = equal.repeat_interleave(result.group_size)
         advantages.masked_fill_(select_own_rows(equal, process, count), 0.0)
@@ -321,7 +321,7 @@ def replace_logged(
     """
     rewards = torch.cat(result.rounds)
     if penalties is not None and len(penalties) != len(rewards):
-        penalties = None  # penalties of the batch alone
+        penalties = None  # they are of the batch alone, without the rows of other rounds
     newest = combined_rewards(rewards, weights, penalties)[-logged.maxlen :]
     for _ in range(min(len(logged), len(newest))):
         logged.pop()

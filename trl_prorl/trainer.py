@@ -1,15 +1,15 @@
 """
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and log files.
 
-TRL's overrides are in the order of a step; checkpoint.py has those of a checkpoint, evaluation.py those of an
+TRL's overrides are in the order of a step; run/checkpoint.py has those of a checkpoint, evaluation.py those of an
 evaluation.
 
     a generation batch   `on_generation` of every part: resets.py moves the reference, optimizer.py treats Adam's state
-                         TRL samples and rewards (rollout.py, rewards.py)
-                         reference.py scores the batch under its missing anchors; advantages.py
-    a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
+                         TRL samples and rewards (rollout.py, guards/rewards.py)
+                         reference.py scores the batch under its missing anchors; advantages.py; `on_batch`
+    a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py); `on_loss`
     an update            `on_backward`, `on_pre_optimizer_step` and `on_step_end` of every part
-    its row              record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
+    its row              run/record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
 """
 
 import logging
@@ -217,10 +217,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
+        self.resets.reference = self.reference
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
         optional = optional_parts(self, policy)
-        self.resets.reference = self.reference
         # Calling order: growth comes before a reset, which moves the reference to the grown policy. The guard of
         # reward hacking also comes before, because it requests resets.
         parts = {
@@ -248,11 +248,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
 
-    def _trl_score(self, model, *rows, **kwargs) -> tuple:
-        if self._learns_positions:
-            model = with_positions(model)
-        return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
-
     def add_callback(self, callback):
         """Add a callback. Reset triggers get their resets; early stopping gets the metric of the best checkpoint."""
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
@@ -269,7 +264,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     @property
     def beta(self) -> float:
-        """Coefficient of the KL to the reference; 0 where TRL, which decides by it, leaves this KL to us."""
+        """Coefficient of the KL to the reference. TRL reads 0, and computes no KL, where we compute it."""
         if self._call is not None and self._call.leaves_kl:
             return 0.0
         return self.anchors["ref"].coefficient
@@ -332,7 +327,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._switch_off(differences)
 
     def _switch_off(self, reasons: dict[str, str]) -> bool:
-        """Train without accelerations, with a line. Returns whether one was on."""
+        """Switch off accelerations for reasons by key, with a warning. Returns whether one was on."""
         off = self.acceleration.switch_off(self.args, reasons)
         if off and self.is_world_process_zero():
             logger.warning("%s", describe_unsupported(off))
@@ -363,6 +358,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _pass_made(self) -> None:
         """Pass optimizer and schedule to the parts once they exist: a subclass may have made them."""
         optimizer = inner_of(self.optimizer)
+        # `resets`, a part itself, has those that were passed last.
         if self.resets.optimizer is not optimizer:
             for part in self.parts.values():
                 part.optimizer_made(optimizer)
@@ -436,7 +432,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
         self._generations += 1
         self._set_advantages(batch, result)
-        self.recorder.generation(result, batch["advantages"])
+        self.recorder.add_generation(result, batch["advantages"])
         for part in self.parts.values():
             part.on_batch(batch)
         # A subclass may add values in the order of `inputs`, or look at groups.
@@ -469,13 +465,12 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             kl_in_reward = self.accelerator.gather(kl_in_reward)
         logged = self._logs["advantages"]
         set_advantages(advantages, result, self.reward_weights, process, self.args, logged, kl_in_reward)
-        batch.update(result.rows(process, len(advantages)))
+        batch.update(result.columns(process, len(advantages)))
 
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """
-        Reorder a generation batch so that TRL's next shuffle keeps the rows of a group together.
-
-        Rows are exchanged only if no update's gradient depends on it.
+        Reorder a generation batch so that TRL's next shuffle keeps the rows of a group together, within shares whose
+        order changes no update's gradient.
         """
         number = len(batch["advantages"])
         with torch.random.fork_rng(devices=[]):
@@ -483,8 +478,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             shuffle = torch.randperm(number)
         # An own loss may average or rank the rows of each micro-batch.
         micro_batches = 1 if self.own_method is not None else self.args.exchangeable_micro_batches
-        share = number // self.args.steps_per_generation * micro_batches
-        order = keep_groups_together(shuffle, self.num_generations, share)
+        rows_per_share = number // self.args.steps_per_generation * micro_batches
+        order = keep_groups_together(shuffle, self.num_generations, rows_per_share)  # (B,)
+        # `value[places][shuffle]`, which TRL computes, is `value[order]`.
         places = order[shuffle.argsort()].to(batch["advantages"].device)
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
@@ -494,7 +490,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, *args, **kwargs):
-        """Generate as TRL does, or compactly, without the model's own generation config."""
+        """Generate as TRL does, or compactly."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and does not cast them back.
             casts_weights = self.use_transformers_continuous_batching and not is_sharded(self.accelerator)
@@ -547,7 +543,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return means.values_by_name()
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """Sample a batch by TRL's method, `again` in a further round of dynamic sampling."""
+        """Sample a batch by TRL's method. `again` is for the prompt pool, which is called in the same way."""
         with self.guard.sampling(inputs, self.state.global_step + 1):
             return self._sample_as_trl(inputs)
 
@@ -576,7 +572,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _record_rewards(self, calculate: Callable, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """Calculate rewards, and record them with verdicts and times."""
         call = self._call
-        call.asks = False
+        call.asks = False  # TRL has asked for all log-probabilities, and a reward function may score
         start = time.perf_counter()
         rewards = calculate(inputs, prompts, completions, completion_ids_list)
         seconds = time.perf_counter() - start
@@ -606,6 +602,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if isinstance(call, SamplingCall) and call.scores:
             return self.scorer.score_for_trl(trl_score, model, *rows, **kwargs)
         return self.scorer.score(trl_score, model, *rows, **kwargs)
+
+    def _trl_score(self, model, *rows, **kwargs) -> tuple:
+        if self._learns_positions:
+            model = with_positions(model)
+        return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
         """Return log-probabilities `(B, T)` under an anchor, scored in chunks of `batch_size` rows."""
@@ -649,7 +650,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             kl_loss = (kl * weights).sum()
 
         loss = policy_loss
-        if args.adds_penalty and kl_loss is not None:
+        if args.adds_penalty and kl_loss is not None:  # else TRL's loss has it
             loss = policy_loss + kl_loss
         self._record_loss(inputs, policy_pass, loss, kls, kl_loss, sampler_logps)
         return loss
@@ -700,7 +701,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self.compact.take_logps(inputs)
         return None
 
-    def rows_to_compute(self, inputs) -> torch.Tensor | None:
+    def _choose_rows(self, inputs) -> torch.Tensor | None:
         """Choose the rows `(R,)` of a training micro-batch that the policy computes; `None` means all."""
         # An adaptive entropy bonus and a load-balancing loss need all rows, with any coefficient.
         needs_all = self.args.has_entropy_bonus or self.aux_loss_enabled
@@ -711,12 +712,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return self.scorer.rows_to_score(inputs, needs_all)
 
     def _plan_policy_pass(self, inputs) -> PolicyPass:
-        rows = None
-        fill = None
-        if self.model.training:
-            rows = self.rows_to_compute(inputs)
-        if rows is not None:
-            fill = inputs.get(OldPolicyAnchor.column)
+        rows = self._choose_rows(inputs) if self.model.training else None
+        fill = None if rows is None else inputs.get(OldPolicyAnchor.column)
         if self.model.training and self.args.skips_zero_rows:
             advantages = inputs["advantages"]
             skipped = 0 if rows is None else len(advantages) - len(rows)
@@ -730,6 +727,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if self.args.loss_mode == "no_ratio":
             inputs = without_ratio(inputs)
         if self.args.trust_region is not None:
+            # `_apply_trust_region` changes this copy between the policy's forward and TRL's loss.
             inputs = dict(inputs)
             policy_pass.batch = inputs
         with self._calling(policy_pass):
@@ -804,11 +802,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- outside a step
 
     def log(self, logs, start_time=None):
-        """Add our values to TRL's log of a training. TRL's means over an evaluation's batches are in its log alone."""
+        """Add our values to a log of the training. To one of an evaluation TRL adds its means over batches."""
         if self.model.training or "loss" in logs:  # a callback may have evaluated since the last step
             logs.update(self.recorder.take_log())
         else:
-            logs = dict(logs)  # the caller's are read by triggers, and choose the best checkpoint
+            logs = dict(logs)  # the caller's, over all rows, are read by triggers, and choose the best checkpoint
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------- for users and rollouts

@@ -1,7 +1,7 @@
 """
 Watches: rules on the numbers of a run.
 
-`configured_triggers` request a reset; an [`Alarm`] writes an event and may stop the run. Watches ignore `None` (not
+A [`Trigger`] requests a reset; an [`Alarm`] writes an event and may stop the run. Watches ignore `None` (not
 measured) and NaN. Their state is JSON, and in every checkpoint.
 """
 
@@ -476,7 +476,10 @@ class Alarm(Part):
 
 
 class StallStop(Alarm):
-    """Ends the run after evaluations without a gain; with `waits_for_reset` a reset comes first."""
+    """
+    Ends the run after evaluations without a gain; with `waits_for_reset` a reset comes first. A row of a step, which
+    an [`Alarm`] also observes, has no metric of an evaluation.
+    """
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> Event | None:
         return self.fire(step, metrics)

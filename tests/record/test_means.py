@@ -344,6 +344,8 @@ def test_an_infinite_value_is_in_no_file(make_trainer, tmp_path):
     keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
     recorder = make_trainer(trainer_kwargs={"eval_dataset": rows}, **keys).recorder
     recorder.open(tmp_path)
-    recorder.evaluation(1, {"eval_reward": -math.inf, "eval_b_runtime": 2.0, "eval_entropy": 0.5, "epoch": 1.0}, 3.0)
+    recorder.write_evaluation(
+        1, {"eval_reward": -math.inf, "eval_b_runtime": 2.0, "eval_entropy": 0.5, "epoch": 1.0}, 3.0
+    )
     (row,) = read_rows(tmp_path, "evaluations.jsonl")
     assert row == {"step": 1, "eval_entropy": 0.5, "time_eval": 3.0}

@@ -82,7 +82,7 @@ class Recorder(Part):
         self.meter = meter
         self.anchors = anchors
         self.accelerator = accelerator
-        self.total = partial(accelerator.reduce, reduction="sum")
+        self.sum_processes = partial(accelerator.reduce, reduction="sum")
         self.token_means = token_means(args.importance_sampling_level)
         self.attempt = 0
         self.metrics = self.events = self.evaluations = None
@@ -106,12 +106,12 @@ class Recorder(Part):
         self._since_log = Means(state["since_log"])
 
     def _begin_row(self) -> None:
-        self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # known entries
+        self.of_step: dict[str, float | None] = {"tokens_generated": 0, "time_reward": 0.0}  # entries of its row
         self.subclass_metrics = Means()  # appended to TRL's lists outside its methods
-        self._batches = self._batches[-1:]
+        self._batches = self._batches[-1:]  # on which the next step may train, too
         self._losses: list[Mapping[str, float]] = []  # TRL's metrics of each loss
 
-    def generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
+    def add_generation(self, result: RolloutResult, advantages: torch.Tensor) -> None:
         """Add a generation batch, with this process's advantages, to its step's means over rows."""
         advantages = self.accelerator.gather(advantages.float())
         mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
@@ -143,8 +143,8 @@ class Recorder(Part):
             means["mean_abs_dlogp"] = (logps - old_logps).abs()
         if old_logps is not None and ref_logps is not None:
             means["k2_ref_over_old"] = kl_values(ref_logps, old_logps, "k2")
-        if micro_batch.sampler_logps is not None:  # before any update, so the policy is π_old
-            policy_logps = logps if old_logps is None else old_logps
+        if micro_batch.sampler_logps is not None:
+            policy_logps = logps if old_logps is None else old_logps  # without the column no update was done
             means["mean_abs_dlogp_sampler"] = (micro_batch.sampler_logps - policy_logps).abs()
         kl_means = {}
         for anchor in self.anchors:
@@ -162,7 +162,7 @@ class Recorder(Part):
             self.meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
         self._losses.append(micro_batch.trl_metrics)
 
-    def on_pre_optimizer_step(self, step: int, norm: float, rate: float) -> None:
+    def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         self.of_step["lr"] = rate
         self.of_step["grad_norm"] = norm
 
@@ -175,7 +175,7 @@ class Recorder(Part):
             step (`int`): The step.
             skips (`int`): Optimizer steps skipped so far.
         """
-        metered = self.meter.end_step(self.total, self.accelerator.num_processes)
+        metered = self.meter.end_step(self.sum_processes, self.accelerator.num_processes)
         batches = Means()
         trl_batches = Means()
         for measured, trl_metrics in self._batches:
@@ -233,7 +233,7 @@ class Recorder(Part):
         if self.events is not None:
             self.events.write(event)
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
+    def write_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
         if self.evaluations is not None:
             self.evaluations.write(evaluation_row(step, self.attempt, metrics, seconds))
 
