@@ -43,7 +43,7 @@ from trl_prorl.run.folder import MANIFEST_FILE, RunFolder, step_of, steps_of
 from trl_prorl.run.log_files import CONFIG_FILE, RUN_ID_FILE, read_json, recorded_run_id
 from trl_prorl.tasks.registry import PLUGINS
 from trl_prorl.text import visible
-from trl_prorl.train import check_folder
+from trl_prorl.train import check_start
 
 
 KEEP = "keep"
@@ -148,7 +148,7 @@ def check(trial: Trial, run_dir: Path, start: Path, until: int) -> None:
     """Raise `InputError` if a trial cannot be trained, or is beyond its last step."""
     try:
         task_args, args, model_args = parse_recipe(arguments(trial, run_dir, start, until))
-        check_folder(args, (task_args, model_args))
+        check_start(args, (task_args, model_args))
     except ValueError as error:
         raise InputError(f"--try {trial.name!r}: {error}") from error
     if (trial.newest_step or 0) > until:

@@ -12,7 +12,7 @@ from trl_prorl import kl
 from trl_prorl.cli.terminal import LORA_RATES
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB
-from trl_prorl.eval.readiness.samples_of import watch
+from trl_prorl.eval.readiness.samples_of import SAMPLING, watch
 from trl_prorl.kl import completion_mask
 from trl_prorl.run.log_files import METRICS_FILE, read_log
 from trl_prorl.run.recorder import RunRecorder
@@ -72,7 +72,7 @@ def first_steps(trainer, report: Callable[[str], None]) -> list[dict]:
     trainer.add_callback(stop)
     if not hasattr(trainer, "run_dir"):  # TRL's, which writes no log files
         trainer.add_callback(RunRecorder())
-        watch(trainer, "_generate_and_score_completions", stop.add_seconds)
+        watch(trainer, SAMPLING, stop.add_seconds)
     trainer.train()
     rows = read_log(Path(trainer.args.output_dir), METRICS_FILE)
     return [measured | row for measured, row in zip(stop.rows, rows, strict=True)]

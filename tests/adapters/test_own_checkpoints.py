@@ -90,5 +90,5 @@ def test_checkpoints_of_a_resized_embedding_load(make_trainer, save_base, keys, 
     assert unequal(adapter_weights(resumed, 4), adapter_weights(whole, 4)) == []
 
     config = {"model_name_or_path": str(larger)}
-    evaluated = load_point(trained_point(folder, config), config)
+    evaluated = load_point(trained_point(folder), config)
     assert unequal(evaluated.state_dict(), expected) == []

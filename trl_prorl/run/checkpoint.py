@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model, patch_environment
+from accelerate.utils import is_peft_model, patch_environment, send_to_device
 from datasets import IterableDataset
 from safetensors import SafetensorError
 from transformers import EarlyStoppingCallback
@@ -230,7 +230,8 @@ class CheckpointMixin:
             part.load(folder, changed)
         buffer = buffer_file(folder, self.accelerator.process_index)
         if buffer.exists():
-            self._buffered_inputs = torch.load(buffer, self.accelerator.device, weights_only=True)
+            inputs = torch.load(buffer, "cpu", weights_only=True)
+            self._buffered_inputs = send_to_device(inputs, self.accelerator.device)
         state = read_json(folder / STATE_FILE)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
@@ -367,7 +368,8 @@ class CheckpointMixin:
 
     def _save_beside(self, folder: Path, checkpoint: Path) -> None:
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
-            torch.save(self._buffered_inputs, buffer_file(folder, self.accelerator.process_index))
+            inputs = send_to_device(self._buffered_inputs, "cpu")
+            torch.save(inputs, buffer_file(folder, self.accelerator.process_index))
         if self.state.best_model_checkpoint == str(folder):  # every process reads it at the end of training
             self.state.best_model_checkpoint = str(checkpoint)
         if not self.args.should_save:

@@ -156,7 +156,7 @@ class RunFolder:
         aside = free_name(self.path)
         try:
             self.path.rename(aside)
-        except KeyError as error:
+        except OSError as error:  # of a mount point
             raise ValueError(
                 f"{self.label} cannot be moved to {aside}: {error.strerror}. Choose another output_dir."
             ) from error

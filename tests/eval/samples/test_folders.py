@@ -5,7 +5,6 @@ read, written nor deleted.
 
 import importlib
 import json
-import os
 import shutil
 
 import pytest
@@ -91,15 +90,6 @@ def test_a_link_out_of_the_base_s_folder(run_dir, base, task, mine, tmp_path, ca
     assert passk.main(["--run", str(run_dir)]) == 2
     error = capsys.readouterr().err
     assert str(folder) in error and "merges.txt" in error
-
-
-@pytest.mark.parametrize("name", ["passk", "drift"])
-def test_a_pipe_in_place_of_weights_is_one_line(run_dir, task, capsys, name):
-    (run_dir / "adapter_model.safetensors").unlink()
-    os.mkfifo(run_dir / "adapter_model.safetensors")
-    assert importlib.import_module(f"trl_prorl.eval.{name}").main(["--run", str(run_dir)]) == 2
-    (line,) = error_lines(capsys.readouterr().err)
-    assert str(run_dir / "adapter_model.safetensors") in line
 
 
 def write_evil(folder, marker):
