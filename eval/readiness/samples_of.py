@@ -10,6 +10,7 @@ import torch
 from trl_prorl.evaluation import Verdicts, beside_rows, find_verifier
 from trl_prorl.rollout import compared_rewards, weighted_sum
 
+
 SAMPLING = "_generate_and_score_completions"  # TRL's method
 
 
