@@ -35,7 +35,7 @@ from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
 from .kl import Anchors, Batch, has_advantage, zero_masked
-from .upstream.modules import Parameters
+from .upstream.modules import Parameters, is_sharded
 from .upstream.weights import copy_tensors, settings_of
 
 
@@ -142,6 +142,20 @@ def has_settings_of(policy: torch.nn.Module, reference: torch.nn.Module) -> bool
     return settings_of(policy.config.to_dict()) == settings_of(reference.config.to_dict())
 
 
+def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
+    """Warn if the policy differs from the model at its path, TRL's reference."""
+    starting = unique_tensors(policy)
+    loaded = unique_tensors(reference)
+    is_alike = starting.keys() == loaded.keys() and has_settings_of(policy, reference)
+    if is_alike and all(torch.equal(loaded[name].to(starting[name]), starting[name]) for name in starting):
+        return
+    logger.warning(
+        "The policy is not the model of %s, which TRL loads as the fixed reference: it was changed in memory. For a "
+        "KL to the policy as it is now, save it and pass the folder.",
+        path,
+    )
+
+
 def warn_of_rounded(reference: torch.nn.Module, mix: float) -> None:
     """Warn if averages of a reference's weights are rounded to bf16 or fp16."""
     dtype = decoder_dtype(reference)
@@ -195,6 +209,8 @@ class AnchorModels:
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
                 reference.move(1.0)
+            elif is_same_class and not is_sharded(trainer.accelerator):
+                warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
             # A later TRL may create `ref` for its own sync. Here the reference is the base model.

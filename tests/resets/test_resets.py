@@ -237,6 +237,28 @@ def test_a_full_model_without_a_path_has_a_starting_model(make_trainer, tiny_mod
     make_trainer(model=model, lora=False, beta=0.0, beta_base=0.1)
 
 
+def with_a_new_head(path):
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.score = torch.nn.Linear(4, 1)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make, differs",
+    [
+        (AutoModelForCausalLM.from_pretrained, False),
+        (partial(AutoModelForCausalLM.from_pretrained, num_labels=3, output_hidden_states=True), False),
+        (changed_in_memory, True),
+        (with_other_settings, True),
+        (with_a_new_head, True),
+    ],
+)
+def test_a_fixed_reference_that_is_not_the_policy_is_told(make_trainer, tiny_model, caplog, make, differs):
+    """TRL loads it by the policy's name."""
+    make_trainer(model=make(tiny_model), lora=False, beta=0.1)
+    assert (f"The policy is not the model of {tiny_model}" in caplog.text) == differs
+
+
 def poison(completions, trainer_state, **kwargs):
     return [math.inf if trainer_state.global_step == 3 and i == 0 else float(i) for i in range(len(completions))]
 
