@@ -34,7 +34,7 @@ help:
 	@echo "make bench ARGS=\"--shape small\"   time a training step against TRL (ARGS=--help lists the options)"
 	@echo "make site       build the site of all pages in build/site, which \`python -m http.server -d build/site\` shows"
 	@echo "make quality    ruff, without changes, and the size of the code beside its budgets"
-	@echo "make style      ruff, with fixes"
+	@echo "make style      ruff, with fixes, and the generated pages"
 
 # A module is compiled once, and not by every process that imports it, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
@@ -115,6 +115,8 @@ quality: $(READY)
 style: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_api.py
 
 clean:
 	rm -rf runs/demo .pytest_cache .ruff_cache

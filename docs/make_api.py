@@ -66,7 +66,6 @@ OTHERS = """## Other modules
 
 - `trl_prorl.tasks`: modules `generated`, `loaded` and `registry`: base classes and the table of tasks:
   [your own task](howto-task.md)
-- `trl_prorl.eval.metrics`: pass@k for the library `evaluate`: [evaluation](evaluation.md)
 """
 
 

@@ -23,19 +23,17 @@ from urllib.parse import quote
 from trl import ModelConfig
 
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
-from trl_prorl.embedded.shipped import is_embedded
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.frame import RunGroup
+from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.pairs import GREEDY, compare_pairs
-from trl_prorl.eval.command import command
 from trl_prorl.eval.compare import print_comparisons
-from trl_prorl.eval.pages.branch import ONE_SEED, branch_picture, group_trials
-from trl_prorl.eval.pages.comparison import training_statements
-from trl_prorl.eval.passk import announcement, evaluate_and_write
+from trl_prorl.eval.pages.comparison import limits, scores_panel
+from trl_prorl.eval.pages.curves import CURVES, curve_panels
+from trl_prorl.eval.pages.plotting import write_png
+from trl_prorl.eval.passk import evaluate_and_write
 from trl_prorl.eval.run_folder.reading import load_config, load_run, write_json
-from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.run_samples import held_out_rows, held_out_tasks
+from trl_prorl.eval.samples.held_out import held_out_rows, held_out_tasks
 from trl_prorl.eval.samples.sampling import SamplingSettings
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.trial import NO_RESET
@@ -45,7 +43,7 @@ from trl_prorl.run.folder import MANIFEST_FILE, RunFolder, step_of, steps_of
 from trl_prorl.run.log_files import CONFIG_FILE, RUN_ID_FILE, read_json, recorded_run_id
 from trl_prorl.tasks.registry import PLUGINS
 from trl_prorl.text import visible
-from trl_prorl.train import check_folder
+from trl_prorl.train import check_start
 
 
 KEEP = "keep"
@@ -54,10 +52,11 @@ TRIAL = "trl_prorl.eval.trial"
 BRANCH_FILE = "branch.json"  # in the branch's folder: of which checkpoint of which run it is
 # Keys that a branch sets itself, and those of the task and the model, which stay.
 OWN_KEYS = "allow_config_change max_steps output_dir overwrite push_to_hub resume_from_checkpoint"
-FIXED = {*OWN_KEYS.split(), *(each.name for part in (TaskArguments, ModelConfig) for each in fields(part))}
+FIXED = {*OWN_KEYS.split(), *(field.name for part in (TaskArguments, ModelConfig) for field in fields(part))}
 # A trigger that never fires: the trial's reference stays movable, so that every resume of it knows the reference that
 # was reset.
 NEVER = 10**9
+PICTURE = 2  # the curves of reward and KL
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,8 @@ def check_out(out: Path, branch: dict[str, str | None]) -> None:
         raise InputError(f"'{out}' is a link, to '{out.resolve()}': give the folder itself, or remove the link")
     check_contents(out)
     file = out / BRANCH_FILE
-    found = read_json(file) if file.is_file() else None
-    if found != branch and out.is_dir() and any(out.iterdir()):
+    noted = read_json(file) if file.is_file() else None
+    if noted != branch and out.is_dir() and any(out.iterdir()):
         raise InputError(
             f"'{out}' is not empty, and no branch of this checkpoint of this run; give another folder with --out"
         )
@@ -136,14 +135,9 @@ def arguments(trial: Trial, run_dir: Path, start: Path, until: int) -> list[str]
     """Return the command line with which `train` begins or continues a trial."""
     words = ["--config", str(run_dir / CONFIG_FILE), "--output_dir", str(trial.folder), "--push_to_hub", "False"]
     words += ["--overwrite", "True"]  # a trial that was killed before its first checkpoint
-    config = load_config(run_dir)
-    found = with_local_paths(run_dir, config)
-    for key in ("model_name_or_path", "dataset_name"):
-        if Path(config.get(key) or "").parts and found[key] != config[key] and not is_embedded(config[key]):
-            words += [f"--{key}", os.path.abspath(found[key])]
     if until > read_json(start / "trainer_state.json")["max_steps"]:
         words += ["--max_steps", str(until)]
-    if REF_RESET in trial.words and not config.get("ref_reset_every"):
+    if REF_RESET in trial.words and not load_config(run_dir).get("ref_reset_every"):
         words += ["--ref_reset_every", str(NEVER)]
     words += [f"--{word}" for word in trial.words if word != REF_RESET]
     begin_at = start if trial.newest_step is None else True
@@ -154,14 +148,11 @@ def check(trial: Trial, run_dir: Path, start: Path, until: int) -> None:
     """Raise `InputError` if a trial cannot be trained, or is beyond its last step."""
     try:
         task_args, args, model_args = parse_recipe(arguments(trial, run_dir, start, until))
-        check_folder(args, (task_args, model_args))
+        check_start(args, (task_args, model_args))
     except ValueError as error:
         raise InputError(f"--try {trial.name!r}: {error}") from error
     if (trial.newest_step or 0) > until:
-        raise InputError(
-            f"'{trial.folder}' is at step {trial.newest_step}, and --steps ends at step {until}; give more --steps, "
-            "or another folder with --out"
-        )
+        raise InputError(f"'{trial.folder}' is beyond step {until}; give more --steps, or another --out")
 
 
 def train(trial: Trial, run_dir: Path, start: Path, until: int) -> str | None:
@@ -184,12 +175,9 @@ def train(trial: Trial, run_dir: Path, start: Path, until: int) -> str | None:
 
 
 def run_command(command: list[str], log: Path) -> int:
-    """Run a command, and return its exit code. Its stdin has no content, and ends with this process."""
-    with (
-        log.open("a") as output,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT) as process,
-    ):
-        return process.wait()
+    """Run a command, append its output to a file, and return its exit code."""
+    with log.open("a") as output:
+        return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
 
 
 def train_all(trials: list[Trial], args: argparse.Namespace, start: Path) -> dict[str, str]:
@@ -225,14 +213,14 @@ def evaluate(trials: list[Trial], args: argparse.Namespace) -> list[RunGroup]:
     """Measure held-out pass@k of trials. All are sampled with the settings of the control, the first one."""
     sampling = SamplingSettings.of_run(load_config(trials[0].folder), args.temperature, args.max_new_tokens)
     for trial in trials:
-        (held_out,) = held_out_tasks(trial.folder, args)
+        held_out, *_ = held_out_tasks(trial.folder, args)
         held_out.sampling = sampling
-        print(announcement(held_out, args), flush=True)
         evaluate_and_write(held_out, args, {})
-    return group_trials([load_run(trial.folder, trial.name) for trial in trials])
+    rows = Frame([load_run(trial.folder, trial.name) for trial in trials]).rows
+    return [RunGroup(row.run.name, [row], place) for place, row in enumerate(rows)]
 
 
-@command
+@command_lines.command
 def main(argv=None) -> int:
     """Entry point."""
     args = command_lines.branch(argv)
@@ -247,18 +235,18 @@ def main(argv=None) -> int:
     out = args.out or run_dir.with_name(f"{run_dir.name}-branch-{step_of(start)}")
     check_out(out, identify(args.run, start))
     trials = parse_trials(args.tries, out)
-    name = TaskName.of_run(with_local_paths(args.run, config))
+    name = TaskName.of_run(config)
     held_out_rows(name, name.make(), args.split, args.prompts)  # fails before anything is trained
     failed = train_all(trials, args, start)
     keep, *others = groups = evaluate([trial for trial in trials if trial.name not in failed], args)
     outcomes = [*args.k, GREEDY] if args.with_greedy else args.k
     comparisons, left_out = compare_pairs([(group, keep) for group in others], outcomes)
-    left_out += [f"`{name}` is left out: {problem}." for name, problem in failed.items()]
+    left_out += [f"{name} is left out: {problem}." for name, problem in failed.items()]
     if not comparisons:
         raise RunError(f"no trial can be compared with {KEEP}: {' '.join(left_out)}")
-    picture = branch_picture(groups).write_png(out)
-    notes = [ONE_SEED, *training_statements([run for group in groups for run in group.runs])]
-    print_comparisons(comparisons, {group.label: group.label for group in groups}, left_out, notes, args.json)
+    picture = write_png([*curve_panels("", groups, CURVES[:PICTURE]), scores_panel(groups)], out / "branch.png")
+    notes = [*left_out, *limits([run for group in groups for run in group.runs])]
+    print_comparisons(comparisons, notes, args.json)
     print(visible(f"Wrote {picture}."))
     return 1 if failed else 0
 

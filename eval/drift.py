@@ -3,13 +3,13 @@ Measure drift from the starting model: `trl-prorl drift --run runs/demo/variantA
 
 On held-out prompts, at every token of the policy's own samples: KL(policy || starting model), exact over the whole
 vocabulary; the share of positions with the same greedy token; both entropies. For the samples: length, reward,
-accuracy. `--others TASK` measures the same on other tasks (forgetting). Writes `drift.json` and `drift.png` into the
-run folder. Samples are kept and shared with `passk`.
+accuracy. Writes `drift.json` and `drift.png` into the run folder. Samples are kept and shared with `passk`.
 """
 
+import operator
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +17,19 @@ import pandas as pd
 import torch
 from rich.progress import track
 
-from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, ratio_interval
-from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.drift_curves import drift_picture, points_tables
-from trl_prorl.eval.pages.measured import Measured
-from trl_prorl.eval.pages.table import terminal
-from trl_prorl.eval.run_folder.reading import read_evaluation, write_json, writing
+from trl_prorl.eval.analysis.statistics import ratio_interval
+from trl_prorl.eval.pages.drift_curves import drift_panels, points_table
+from trl_prorl.eval.pages.plotting import write_png
+from trl_prorl.eval.pages.table import Measured, terminal
+from trl_prorl.eval.run_folder.reading import write_json
+from trl_prorl.eval.samples.held_out import HeldOut, judges, sampling_options
 from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
-from trl_prorl.eval.samples.run_samples import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.run.log_files import DRIFT_FILE
 from trl_prorl.tasks.plugin import OWN
-from trl_prorl.text import visible
 
 
 MEASURES = ("kl_to_base", "token_agreement", "entropy", "base_entropy")  # of each token
@@ -60,13 +57,6 @@ def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: fl
 def _expected(values: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
     """Return the expectation over the vocabulary, the last axis. Without tokens of probability 0: 0 · −∞ is NaN."""
     return torch.where(probabilities > 0, probabilities * values, 0.0).sum(-1)
-
-
-def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, model, base_model, samples: int) -> dict:
-    """Measure one model, an entry of `drift.json`: on the run's own task, and on other tasks."""
-    entry = {"step": point.step, **measure_drift(own, point, model, base_model, samples)}
-    of_others = {name: measure_drift(other, point, model, base_model, samples) for name, other in others.items()}
-    return {**entry, "others": of_others} if others else entry
 
 
 @torch.no_grad()
@@ -109,14 +99,14 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
 
 def measure_rewards(held_out: HeldOut, drawn: pd.DataFrame, samples: int) -> dict[str, float]:
     """Return the mean reward and the accuracy of the samples, as far as they are known."""
-    found = {}
+    measured = {}
     if not isinstance(held_out.task, OwnRows):  # which have no reward
         rows = [row for row in held_out.rows for _ in range(samples)]
         rewards = held_out.task.reward_many(list(drawn["completion"]), rows)
-        found["reward"] = sum(rewards) / len(rewards)
+        measured["reward"] = sum(rewards) / len(rewards)
     if judges(held_out.task):
-        found["accuracy"] = float(drawn["correct"].mean())
-    return found
+        measured["accuracy"] = float(drawn["correct"].mean())
+    return measured
 
 
 def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
@@ -127,71 +117,27 @@ def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
     return output.logits[:, :-1]
 
 
-def measure_points(held_out: HeldOut, points: list[Point], samples: int, others: dict[str, HeldOut]) -> dict:
+def measure_points(held_out: HeldOut, points: list[Point], samples: int) -> dict:
     """Measure models of a run; return the content of `drift.json`."""
     versions = held_out.versions()
     for point in points:  # first, so that no other model is in memory while sampling
-        for one in (held_out, *others.values()):
-            one.samples(point, samples)
+        held_out.samples(point, samples)
     entries = []
     with held_out.scored(held_out.base) as base_model:
         for point in points:
             scored = nullcontext(base_model) if point is held_out.base else held_out.scored(point)
             with scored as model:
-                entries.append(measure_point(held_out, others, point, model, base_model, samples))
+                entries.append({"step": point.step, **measure_drift(held_out, point, model, base_model, samples)})
     held_out.check_unchanged(versions)
     known = {"in_training": held_out.in_training} if held_out.in_training else {}
-    return {
-        **known,
-        **versions,
-        **held_out.settings(samples=samples),
-        "points": entries,
-    }
-
-
-def measure(run_dir: Path, args) -> dict:
-    """Measure a run at its start, checkpoints and end; return the content of `drift.json`."""
-    held_out, *others = held_out_tasks(run_dir, args)
-    others = dict(zip(args.others, others, strict=True))
-    points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
-    points = [held_out.base, *points, held_out.trained]
-    return measure_points(held_out, points, args.samples, others)
-
-
-def with_earlier_points(earlier: dict, result: dict, path: Path) -> dict:
-    """
-    Return a result with the points of an earlier one, at `path`, that it has not. The trained model stays last. With
-    other settings, other tasks or another model, it replaces the earlier one, and a line says so.
-    """
-    same = {**earlier, "points": None} == {**result, "points": None} and "weights" in result
-    steps = {None, *(point["step"] for point in result["points"])}  # `None`: the trained model
-    kept = [point for point in earlier["points"] if point["step"] not in steps]
-    tasks = {frozenset(point.get("others", {})) for point in [*kept, *result["points"]]}
-    if not kept:
-        return result
-    if not same or len(tasks) > 1:
-        print(visible(f"{path} was measured with other settings, tasks or weights: it is rewritten."))
-        return result
-    *measured, trained = result["points"]
-    return result | {"points": [*sorted([*kept, *measured], key=lambda point: point["step"]), trained]}
+    return {**known, **versions, **held_out.settings(samples=samples), "points": entries}
 
 
 def present(run_dir: Path, result: dict) -> Measured:
-    """
-    Write `drift.json` and `drift.png`, and return the result with its tables. Points of an earlier `drift.json` with
-    the same settings are kept.
-    """
-    path = run_dir / DRIFT_FILE
-    earlier = None
-    with writing(path):
-        with suppress(InputError):  # one that cannot be read
-            earlier = read_evaluation(run_dir, DRIFT_FILE)
-        if earlier is not None:
-            result = with_earlier_points(earlier, result, path)
-        write_json(path, result)
-        drift_picture(result).write_png(run_dir)
-    tables = [table.to_rich() for table in points_tables(run_dir, result)]
-    return Measured(result, tables, [NO_INTERVAL_NOTE] if result["prompts"] < MIN_PROMPTS else [])
+    """Write `drift.json` and `drift.png`, and return the result with its tables."""
+    write_json(run_dir / DRIFT_FILE, result)
+    write_png(drift_panels(result), run_dir / "drift.png")
+    return Measured(result, [points_table(run_dir, result)])
 
 
 def drift(
@@ -209,7 +155,7 @@ def drift(
     """
     Measure the KL of the trained model to the starting model on held-out prompts, and store it.
 
-    Call it after training, because it draws random numbers. It reuses the samples of [`evaluate`].
+    Call it after training, because it draws random numbers.
 
     Args:
         trainer ([`ProRLTrainer`]): A trainer that has finished training, in a single process.
@@ -229,8 +175,8 @@ def drift(
             has one entry for the starting model and one for the trained model.
 
     Raises:
-        [`InputError`]: `rows` have no prompts, or images; `verifier` fails on the first row; an option is out of
-            range; or the trainer has several processes, tools, environments or a `rollout_func`.
+        [`InputError`]: `rows` have no prompts, or images; `verifier` fails on the first row; or the trainer has
+            several processes, tools, environments or a `rollout_func`.
 
     Example:
 
@@ -243,25 +189,20 @@ def drift(
     (0, 4)
     ```
     """
-    whole = command_lines.whole_numbers(
-        samples=samples, max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size
-    )
-    samples = whole.pop("samples")
-    sampling = {"temperature": temperature, **whole}
-    command_lines.check_sampling(None, **sampling, samples=samples)
+    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     points = [held_out.base, held_out.trained]
-    return present(held_out.run_dir, measure_points(held_out, points, samples, others={}))
+    return present(held_out.run_dir, measure_points(held_out, points, operator.index(samples)))
 
 
-@command
+@command_lines.command
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.drift(argv)
     for run_dir in args.runs:
-        check_run_settings(run_dir, args.checkpoints, args.others, needs_verdicts=False)
-    for run_dir in args.runs:
-        present(run_dir, measure(run_dir, args)).print(terminal())
+        held_out = HeldOut(run_dir, args.split, args.prompts, **sampling_options(args))
+        points = [held_out.base, *checkpoint_points(run_dir, args.checkpoints), held_out.trained]
+        present(run_dir, measure_points(held_out, points, args.samples)).print(terminal())
 
 
 if __name__ == "__main__":

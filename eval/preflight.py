@@ -28,18 +28,18 @@ from transformers import DefaultFlowCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOTrainer
 
-from trl_prorl.cli.ending import NOTHING_CHANGED, as_bad_input
+from trl_prorl.cli.ending import as_bad_input, command
 from trl_prorl.cli.prompt_rows import read_prompts
 from trl_prorl.cli.recipe import TaskArguments, parse_recipe
 from trl_prorl.cli.terminal import highest_rate
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import printed, terminal
-from trl_prorl.eval.readiness.cost import WALL_TIME, cost_findings, out_of_memory
+from trl_prorl.eval.readiness.cost import MEMORY, WALL_TIME, cost_findings, out_of_memory
 from trl_prorl.eval.readiness.data import (
+    GOLD_VERIFIES,
     answered,
     check_gold_answers,
     held_out_prompts,
@@ -48,10 +48,9 @@ from trl_prorl.eval.readiness.data import (
     summed_reward,
     text_tokenizer,
 )
-from trl_prorl.eval.readiness.family import family_findings
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
-from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings, update_findings
-from trl_prorl.eval.readiness.memory import generation_findings
+from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings
+from trl_prorl.eval.readiness.micro_batch import micro_batch_findings
 from trl_prorl.eval.readiness.put_back import put_back
 from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
@@ -67,7 +66,6 @@ from trl_prorl.trainer import ProRLTrainer
 NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
 NO_STEP = "no step: the prompts of the training set do not fill one generation batch"
 MORE_PROMPTS = "raise train_rows, or lower generation_batch_size"
-OURS_ONLY = "memory of a generation batch, tokens per second"  # checks that need our trainer
 
 
 class Findings(list):
@@ -93,7 +91,7 @@ def preflight(
 
     Args:
         trainer (`GRPOTrainer`): TRL's trainer, a subclass or [`ProRLTrainer`], in a single process. Checks that need
-            [`ProRLTrainer`] are left out for others, and named.
+            [`ProRLTrainer`] are left out for others.
         task ([`~trl_prorl.tasks.Task`], *optional*): Provides reference answers. Without a task they are not checked,
             so a wrong reward function looks like a model that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Number of training prompts to sample.
@@ -103,9 +101,9 @@ def preflight(
             Without any, completions with the full reward of 1 from the first reward function count as correct.
 
     Returns:
-        `list[Finding]`: One finding per check: `what`, `label` (its printed name), `number`, `change` (what to change,
-            or empty), `level` (`"fine"`, `"look"`: the run can learn, and could do better, or `"stop"`: it cannot
-            learn) and `values`. `print` and a notebook show the list as a table.
+        `list[Finding]`: One finding per check: `what`, `number`, `change` (what to change, or empty), `level`
+            (`"fine"`, `"look"`: the run can learn, and could do better, or `"stop"`: it cannot learn) and `values`.
+            `print` and a notebook show the list as a table.
 
     Raises:
         [`InputError`]: The training set is a stream, there are several processes, or `verify` fails on the first row.
@@ -144,7 +142,9 @@ def keep_aside(trainer: GRPOTrainer, folder: str) -> None:
     args.disable_tqdm = True
     trainer.log_completions = False
     callbacks = trainer.callback_handler.callbacks
-    callbacks[:] = [one for one in callbacks if isinstance(one, DefaultFlowCallback | ReferenceResetCallback)]
+    callbacks[:] = [
+        callback for callback in callbacks if isinstance(callback, DefaultFlowCallback | ReferenceResetCallback)
+    ]
 
 
 def check(
@@ -156,7 +156,7 @@ def check(
     places = random.Random(trainer.args.seed).sample(range(available), min(prompts, available))
     rows = [trainer.train_dataset[place] for place in places]
     print_progress(console, f"reference answers, splits and lengths of {available} prompts")
-    findings = [Finding("gold answers verify", NOT_MEASURED, NO_TASK)]
+    findings = [Finding(GOLD_VERIFIES, NOT_MEASURED, NO_TASK)]
     tells = None
     gold_lengths = []
     if task is not None:
@@ -164,27 +164,23 @@ def check(
         texts = [task.gold(row) for row in answered(rows)]
         if texts:
             gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
-    findings += family_findings(trainer)
-    own = trainer.optimizer  # a script's, in place of the key
-    rate = trainer.args.learning_rate if own is None else highest_rate(own)
+    optimizer = trainer.optimizer  # a script's, in place of the key
+    rate = trainer.args.learning_rate if optimizer is None else highest_rate(optimizer)
     findings += rate_findings(rate, is_peft_model(trainer.model))
     train_prompts = read_prompts(trainer.train_dataset)
     recipe = getattr(trainer, "recipe", ())
     seed = getattr(recipe[0], "task_seed", 0) if recipe else 0
-    findings += split_findings({"train": train_prompts, **held_out_prompts(trainer.eval_dataset, task, seed)})
+    findings += split_findings(train_prompts, held_out_prompts(trainer.eval_dataset, task, seed))
     lengths = [len(ids) for ids in tokenize_prompts(trainer, train_prompts)]
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     findings += length_findings(lengths, gold_lengths, trainer.args.max_completion_length, context)
     if exit_code(findings):
         return findings  # no completion could be judged
-    memory = generation_findings(trainer, max(lengths))
-    for finding in memory:
-        if finding.change:  # at once, because a process that runs out of memory on a CPU is killed without a table
-            print_progress(console, f"{finding.label}: {finding.number}: {finding.change}")
-    if not isinstance(trainer, ProRLTrainer):
-        memory = [Finding("checks that need ProRLTrainer", NOT_MEASURED, OURS_ONLY)]
-    gold_length = max(gold_lengths, default=None)
-    return findings + memory + look_at_model(trainer, rows, task, gold_length, tells, console, verify)
+    findings += look_at_model(trainer, rows, task, max(gold_lengths, default=None), tells, console, verify)
+    has_stopped = any(finding.level == STOP and finding.what != MEMORY for finding in findings)
+    if has_stopped or not isinstance(trainer, ProRLTrainer):
+        return findings
+    return findings + micro_batch_findings(trainer, max(lengths))
 
 
 def print_progress(console: Console | None, line: str) -> None:
@@ -219,7 +215,6 @@ def look_at_model(
     """
     Sample the starting model and take the first steps. `gold_length` and `tells` are as in [`signal_findings`].
     """
-    args = trainer.args
     completions = trainer.num_generations * len(rows)
     print_progress(console, f"samples: {trainer.num_generations} completions for each of {len(rows)} prompts")
     findings = []
@@ -229,15 +224,14 @@ def look_at_model(
         findings += signal_findings(samples, gold_length, tells)
         print_progress(console, "first steps")
         before = policy_logps(trainer, samples.batch)
-        steps, trained = first_steps(trainer, functools.partial(print_progress, console))
+        steps = first_steps(trainer, functools.partial(print_progress, console))
         after = policy_logps(trainer, samples.batch)
     except torch.OutOfMemoryError:
-        return [*findings, out_of_memory(args.per_device_train_batch_size)]
+        return [*findings, out_of_memory(trainer.args.per_device_train_batch_size)]
     except RunError as error:
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
     if not steps:
         return [*findings, Finding("first samples and steps", NO_STEP, MORE_PROMPTS, STOP)]
-    findings += [trained, *update_findings(steps, args.importance_sampling_level)]
     if before is not None:
         findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))
     return findings + cost_findings(trainer, steps)
@@ -282,76 +276,60 @@ def folder_findings(args: ProRLConfig, recipe: tuple) -> list[Finding]:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """Return whether the run can learn, how many findings suggest a change, and whether reward hacking is limited."""
+    """Return whether the run can learn, and how many findings suggest a change."""
     stops = [finding for finding in findings if finding.level == STOP]
     learns = "can learn"
     if stops:
-        learns = "cannot learn: " + "; ".join(f"{finding.label}: {finding.number}" for finding in stops)
-    limited = any(finding.values.get("limited") for finding in findings)
-    changes = sum(finding.level == LOOK for finding in findings) - limited
-    if limited:
-        learns += "; the reward can be hacked, which its keys already limit"
-    if changes == 0:
-        return learns
-    if changes == 1:
-        return f"{learns}; one finding suggests a change"
-    return f"{learns}; {changes} findings suggest a change"
+        learns = "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)
+    changes = sum(finding.level == LOOK for finding in findings)
+    return f"{learns}; findings that suggest a change: {changes}" if changes else learns
 
 
 def print_findings(findings: list[Finding], with_passed: bool, console: Console) -> None:
     """
-    Print the findings that need a change, most important first; how many checks passed, or all of them; the expected
-    time; and the verdict. The table is as wide as the console at most.
+    Print the findings that need a change, those that stop the run first, or with `with_passed` all of them, a line
+    each; and a last line: the verdict, the expected time, and how many checks are not shown.
     """
-    changes = sorted((finding for finding in findings if finding.level != FINE), key=lambda finding: finding.priority)
-    others = [finding for finding in findings if finding.level == FINE]
-    missing = [finding for finding in others if finding.number.startswith(NOT_MEASURED)]
-    passed = [finding for finding in others if finding.is_check and finding not in missing]
-    measured = [finding for finding in others if not finding.is_check and finding not in missing]
-    if changes:
-        console.print(grid(changes), "")
+    stops = [finding for finding in findings if finding.level == STOP]
+    changes = stops + [finding for finding in findings if finding.level == LOOK]
+    passed = [finding for finding in findings if finding.level == FINE and finding.what != WALL_TIME]
+    summary = [f"The run {verdict(findings)}"]
+    summary += [f"{finding.what}: {finding.number}" for finding in findings if finding.what == WALL_TIME]
     if with_passed:
-        titles = (f"{len(passed)} checks passed:", "Measured:", "Not measured:")
-        for title, part in zip(titles, (passed, measured, missing), strict=True):
-            if part:
-                console.print(title, grid(part), "", sep="\n")
+        for finding in [*changes, *passed]:
+            line = f"{finding.what}: {finding.number}"
+            if finding.change:
+                line += f" -> {finding.change}"
+            console.print(Text(visible(line)), soft_wrap=True)
     else:
-        console.print(f"{len(passed)} checks passed; --all shows them.")
-        for finding in others:
-            if finding.what.startswith(WALL_TIME):
-                console.print(f"{finding.label.capitalize()}: {finding.number}.")
-    console.print(Text(visible(f"The run {verdict(findings)}.")))
+        if changes:
+            console.print(grid(changes))
+        summary.append(f"{len(passed)} other checks: --all shows them")
+    console.print(Text(visible("; ".join(summary) + ".")), soft_wrap=True)
 
 
 def grid(findings: list[Finding]) -> Table:
     """Return one row per finding: check, measured value, meaning and cure."""
-    wraps = any(finding.change for finding in findings)
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(max_width=33 if wraps else None)
-    table.add_column(max_width=24 if wraps else None)
-    table.add_column()
+    for width in (33, 24, None):
+        table.add_column(max_width=width)
     for finding in findings:
-        cells = (finding.label, finding.number, finding.change)
-        table.add_row(*(Text(visible(cell)) for cell in cells))
+        table.add_row(*(Text(visible(text)) for text in (finding.what, finding.number, finding.change)))
     return table
 
 
-@functools.partial(command, kept=NOTHING_CHANGED)
+@command
 def main(argv=None) -> int:
     """Entry point."""
     args, others = command_lines.preflight(argv)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        trainer, task_args, found = build_trainer(others, Path(folder))
+        trainer, task_args, first_findings = build_trainer(others, Path(folder))
         check_trainer(trainer)
-        findings = found + check(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
+        findings = first_findings + check(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
     print_findings(findings, args.all, terminal())
     if args.json is not None:
-        lines = [{"what": finding.what, "label": finding.label, **vars(finding)} for finding in findings]
-        try:
-            write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
-        except OSError as error:  # a disk that is full
-            raise InputError(f"--json {args.json} could not be written: {error}; name another") from error
+        write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": list(map(vars, findings))})
     return code
 
 

@@ -11,9 +11,8 @@ import functools
 import os
 import sys
 
-from trl_prorl.cli.ending import as_bad_input
+from trl_prorl.cli.ending import as_bad_input, command
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import check_trained_model
@@ -32,7 +31,7 @@ def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.push(argv)
     config = load_config(args.run)
-    check_trained_model(args.run, config)
+    check_trained_model(args.run)
     folder = args.run
     reference = args.with_reference
     if reference is None:

@@ -3,18 +3,14 @@ One trial of `trl-prorl branch`, in a process of its own: a recipe is resumed fr
 step with a checkpoint.
 
     python -m trl_prorl.eval.trial UNTIL RESET_AT --config RUN/config.yaml --resume_from_checkpoint CHECKPOINT ...
-
-The process ends as soon as its parent does, which holds the other end of its stdin.
 """
 
-import os
 import sys
-import threading
 
 from transformers import TrainerCallback
 
 from trl_prorl.cli.command_line import check_arguments
-from trl_prorl.cli.ending import STOPPED, as_bad_input, command
+from trl_prorl.cli.ending import as_bad_input, command
 from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.train import run
 from trl_prorl.trainer import ProRLTrainer
@@ -57,17 +53,10 @@ class NoStopReason(StopReason):
     ended_by = property(lambda self: None, lambda self, event: None)
 
 
-def end_with_parent() -> None:
-    """Wait until the parent is gone, however it ended, and end this process."""
-    os.read(sys.stdin.fileno(), 1)  # nothing is ever written; a buffered read would break the end of this process
-    os._exit(STOPPED)
-
-
 @command
 def main(argv: list[str]) -> None:
     """Entry point."""
     until, reset_at, *recipe = argv
-    threading.Thread(target=end_with_parent, daemon=True).start()
     with as_bad_input():
         configurations = parse_recipe(check_arguments(None, recipe))
 

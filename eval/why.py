@@ -14,22 +14,17 @@ import pandas as pd
 
 from trl_prorl.cli.terminal import LORA_RATES, TRL_RATE
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_runs
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
 from trl_prorl.supported import LOSS_TYPES, UNGROUPED
 from trl_prorl.text import visible
-from trl_prorl.watch import GUARD_WINDOW
 
 
 SHORT, LONG = 10, 20  # steps of a moving average
 MAX_ACCURACY = 0.9  # accuracy from which on a run has little left to learn
 ALL_EQUAL = 0.95  # share of groups
 TRUNCATED = 0.9  # share of completions
-FALL = 0.1  # of the accuracy
-NO_ENTROPY = 0.005  # nats per token
 CLIPPED = 0.1  # share of tokens
-APART = 0.1  # nats per token
 COLLAPSED = 0.5  # of the best reward
 IDLE = 1e-4  # the KL term of the loss per token, of which advantages are about 1
 STRONG = 1e-3
@@ -94,41 +89,19 @@ def no_signal(run: RecordedRun) -> Found | None:
     return first(share[share >= ALL_EQUAL], "in {:.0%} of the groups all completions got the same reward")
 
 
-def apart(run: RecordedRun) -> Found | None:
-    columns = ("mean_abs_dlogp_sampler", "sampling/sampling_logp_difference/mean")
-    found = [
-        above(column, APART, SHORT, "sampler and policy differ by {:.2g} nats per token")(run) for column in columns
-    ]
-    return next(filter(None, found), None)
-
-
 def rate_too_high(run: RecordedRun) -> Found | None:
     clipped = average(run, "clip_region_mean", SHORT)
     if run.config.get("importance_sampling_level") == "sequence":  # GSPO's range of 3e-4 is there to clip many
         clipped = clipped[:0]
-    found = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
-    if found or run.lowers_reward:
-        return found
+    sign = first(clipped[clipped >= CLIPPED], "{:.0%} of the tokens leave the clip range in an update")
+    if sign or run.lowers_reward:
+        return sign
     reward = average(run, "reward", LONG)  # the best of many short averages is luck
+    if len(reward) and run.measured("reward").min() < 0:  # half of a reward from -1 to 1 means nothing
+        return None
     best = reward.cummax()
     fallen = reward[(best > 0) & (reward < COLLAPSED * best)]
     return first(fallen, "the reward fell below half of its best, to {:.2g}")
-
-
-def hacked(run: RecordedRun) -> Found | None:
-    if run.config.get("length_off"):  # the reward rises when the penalty ends
-        return None
-    accuracy = average(run, "accuracy", GUARD_WINDOW)
-    reward = average(run, "reward", GUARD_WINDOW)
-    best = accuracy.cummax()
-    at_best = reward.where(accuracy == best).ffill()
-    falls = (best - accuracy)[(best - accuracy > FALL) & (reward >= at_best)]
-    return first(falls, "the accuracy fell by {:.2f} while the reward did not fall")
-
-
-def no_entropy(run: RecordedRun) -> Found | None:
-    entropy = unsolved(run, average(run, "entropy", SHORT))
-    return first(entropy[entropy < NO_ENTROPY], "the entropy is {:.2g} nats per token")
 
 
 def gain(run: RecordedRun) -> float:
@@ -159,17 +132,17 @@ def kl_term(run: RecordedRun) -> pd.Series:
     if loss.aggregation == "row_sum":
         return (term / length).dropna()
     if loss.aggregation == "length":
-        most = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
-        return (term * most / length).dropna()
+        max_length = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+        return (term * max_length / length).dropna()
     return term
 
 
 def too_strong(run: RecordedRun) -> Found | None:
     penalty = kl_term(run)
     distance = average(run, OWN_KL, LONG)
-    held = distance[(distance < HELD) & (penalty >= HOLDS)]
-    if len(held):
-        return first(held, "the KL term is 0.01 or more at a KL of {:.1g} nats per token: it holds the policy")
+    clamped = distance[(distance < HELD) & (penalty >= HOLDS)]
+    if len(clamped):
+        return first(clamped, "the KL term is 0.01 or more at a KL of {:.1g} nats per token: it holds the policy")
     if len(penalty) < LONG or gain(run) >= GAIN or run.lowers_reward:
         return None
     return first(penalty[penalty >= STRONG], "the KL term is {:.2g}, and the reward has not risen")
@@ -189,11 +162,6 @@ RULES = (
         "lower learning_rate; train in bf16 or fp32; read events.jsonl for the tensor",
     ),
     Rule(
-        "evaluation on training rows",
-        above("eval_in_training", 1e-9, 1, "{:.0%} of the evaluation prompts are training prompts"),
-        "give eval_dataset other prompts: its scores are not held out",
-    ),
-    Rule(
         "completions are cut",
         above("truncated_fraction", TRUNCATED, SHORT, "{:.0%} of the completions are cut at max_completion_length"),
         "raise max_completion_length; check the end token and the chat template",
@@ -205,10 +173,7 @@ RULES = (
         "num_generations, or prompt_pool",
     ),
     Rule("learning rate too low", rate_too_low, f"set learning_rate: {LORA_RATES}"),
-    Rule("sampler and policy apart", apart, "one precision for both; TRL's importance sampling correction for vLLM"),
     Rule("learning rate too high", rate_too_high, "lower learning_rate or num_iterations; go on before the fall"),
-    Rule("reward hacking", hacked, "repair the reward; guard_gap: 0.1; a KL to the starting model (beta)"),
-    Rule("entropy gone", no_entropy, "a higher temperature, a KL, or clip-higher (epsilon_high: 0.28)"),
     Rule(
         "KL too strong",
         too_strong,
@@ -230,10 +195,10 @@ def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
     A policy that a high rate destroys also loses its end token and its signal, which shows up to `LONG` steps earlier
     than the fall of the average reward.
     """
-    found = [(rule, rule.find(run)) for rule in RULES]
+    signs = [(rule, rule.find(run)) for rule in RULES]
     ahead = {rate_too_high: LONG}
     return sorted(
-        [pair for pair in found if pair[1] is not None],
+        [pair for pair in signs if pair[1] is not None],
         key=lambda pair: pair[1].step - ahead.get(pair[0].find, 0),
     )
 
@@ -243,24 +208,24 @@ def explain(run: RecordedRun) -> str:
     causes = find_causes(run)
     last = int(run.metrics["step"].iloc[-1])
     rows = len(run.metrics)
-    if not causes and rows < GUARD_WINDOW:  # the longest of the rules
+    if not causes and rows < LONG:
         cure = "set logging_steps: 1" if rows < last else "train longer"
-        return f"{run.name}: no verdict: {rows} rows in {last} steps, and rules need up to {GUARD_WINDOW}; {cure}"
+        return f"{run.name}: no verdict: {rows} rows in {last} steps, and rules need up to {LONG}; {cure}"
     if not causes:
         return f"{run.name}: no cause of trouble was found in {last} steps"
-    rule, found = causes[0]
-    lines = [f"{run.name}: {rule.cause}, from step {found.step} of {last}", f"  {found.evidence}", f"  {rule.cure}"]
+    rule, sign = causes[0]
+    lines = [f"{run.name}: {rule.cause}, from step {sign.step} of {last}", f"  {sign.evidence}", f"  {rule.cure}"]
     if causes[1:]:
-        lines.append("  later: " + ", ".join(f"{rule.cause} (step {found.step})" for rule, found in causes[1:]))
+        lines.append("  later: " + ", ".join(f"{rule.cause} (step {sign.step})" for rule, sign in causes[1:]))
     return "\n".join(lines)
 
 
-@command
+@command_lines.command
 def main(argv=None) -> int:
     """Entry point."""
     args = command_lines.why(argv)
-    runs, unreadable = load_runs(args.found.folders)
-    text = "\n".join([*map(explain, runs), *args.found.left_out, *unreadable])
+    runs, left_out = load_runs(args.runs)
+    text = "\n".join([*map(explain, runs), *left_out])
     print("\n".join(map(visible, text.split("\n"))))
     return int(any(map(find_causes, runs)))
 

@@ -12,7 +12,7 @@ variant samples in its own way, and every completion ends at the length that was
 `--variants "TRL, no KL" "TRL, no KL, packed"` is TRL without and with `pack(trainer)`.
 
 `--count` times nothing. Without a GPU it trains on the pretended device of `tests/device`, on which the code takes the
-ways of a GPU. `merged` has the micro-batches of an update in one forward and backward pass (`merge_micro_batches`).
+ways of a GPU.
 """
 
 import argparse
@@ -86,9 +86,7 @@ VARIANTS = {
     "TRL, no KL": {"beta": 0.0},
     "TRL, no KL, packed": {"beta": 0.0},
     "no KL": {"fast": True},
-    "no KL, merged": {"fast": True, "merge_micro_batches": "on"},
     "A": {"fast": True, "beta": 0.02, "ref_reset_every": 200},
-    "A, merged": {"fast": True, "beta": 0.02, "ref_reset_every": 200, "merge_micro_batches": "on"},
     "B": {"fast": True, "beta_old": 0.02},
     FLOOR: {},
 }

@@ -1,5 +1,6 @@
 """
 What this project does, one command each: `make features`, or `python scripts/features.py`. features.yaml is the list.
+A key that no command there sets is a feature, too: a run trains with another value of it.
 
 Every command runs as a user would type it, in a folder that is removed afterwards, and has to leave what the list says
 about it; else the exit status is 1. The libraries are imported once: `trl-prorl …`, `python …` and `accelerate …` run
@@ -11,6 +12,7 @@ import gc
 import json
 import math
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -38,6 +40,8 @@ os.environ.update(QUIET)  # before NumPy and PyTorch begin
 
 import yaml  # noqa: E402
 
+from trl_prorl.keys import KEYS, TASK_KEYS, Key  # noqa: E402
+from trl_prorl.run.columns import METRICS  # noqa: E402
 from trl_prorl.run.log_files import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, read_log  # noqa: E402
 
 
@@ -47,6 +51,7 @@ LINKED = ("recipes", "docs", "accelerate_configs")  # folders of the checkout th
 KILLED_AT = "killed-at"  # before a command: FILE, at which it is killed
 SECONDS = 900  # after which a command counts as failed
 PAUSE = 0.05  # between two looks
+OURS = KEYS | TASK_KEYS
 
 
 @dataclass
@@ -91,7 +96,47 @@ def read_list() -> tuple[dict[str, Feature], dict[str, Any]]:
     """Return the features by name, and what they share."""
     content = yaml.safe_load(LIST.read_text())
     features = {name: Feature(name, **row) for name, row in content["features"].items()}
+    commands = " ".join(" ".join([*feature.commands, feature.script]) for feature in features.values())
+    for name, key in OURS.items():
+        is_listed = name in features or re.search(rf"\b{name}[ =]", commands)
+        if not is_listed and not name.startswith("vllm_"):
+            features |= make_key_features(name, key, content["shared"]["key"])
     return features, content["shared"]
+
+
+def other_values(key: Key) -> list[Any]:
+    """Return values of a key that are not its default: all choices, the other truth, or a near number."""
+    if key.choices:
+        return [choice for choice in key.choices if choice != key.default]
+    if bool in key.types:
+        return [not key.default]
+    if float in key.types:
+        return [key.default / 2 if key.default else 0.5]
+    if int in key.types:
+        return [(key.default or 0) + 1]
+    return []  # a text: a feature of the list
+
+
+def needed_options(key: Key) -> str:
+    """Return the options of what a key requires, if that is another key of ours: the first of several."""
+    if key.needs is None:
+        return ""
+    name, _, value = key.needs.names.split(" or ")[0].partition(": ")
+    if name not in OURS:
+        return ""  # the command of all keys has it
+    needed = OURS[name]
+    return f"{needed_options(needed)} --{name} {value or other_values(needed)[0]}"
+
+
+def make_key_features(name: str, key: Key, command: str) -> dict[str, Feature]:
+    """Return a feature for each other value of a key: it acts, and gives the columns that need it."""
+    features = {}
+    for value in other_values(key):
+        columns = [column for column, row in METRICS.items() if row.when in (f"`{name}`", f"`{name}: {value}`")]
+        see = f"config[{name!r}] == {value!r} and 'no effect' not in printed and has('grad_norm', *{columns})"
+        feature = f"{name}-{value}"
+        features[feature] = Feature(feature, see, f"{command} {needed_options(key)} --{name} {value}")
+    return features
 
 
 def select(features: dict[str, Feature], names: Iterable[str]) -> list[Feature]:

@@ -29,8 +29,8 @@ from scipy import stats
 
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.eval.analysis.statistics import holm, t_interval
+from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import checkpoint_points
-from trl_prorl.eval.samples.run_samples import HeldOut
 from trl_prorl.tasks.instructions import tokens
 
 
@@ -204,7 +204,7 @@ def smollm2_models(output: Path, test: HeldOut, prompts: int) -> dict:
     """Return a run's end, its starting model, and the checkpoint that validation chooses, if it kept checkpoints."""
     validation = HeldOut(output, "validation", prompts)
     models = {"": test.trained, "base_": test.base}
-    before = checkpoint_points(output, test.config, ["all"]) if any(output.glob("checkpoint-*")) else []
+    before = checkpoint_points(output, ["all"]) if any(output.glob("checkpoint-*")) else []
     if before:
         candidates = [*before, test.trained]
         models["stopped_"] = max(candidates, key=lambda model: strict(validation, model, 2))

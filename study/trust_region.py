@@ -20,7 +20,7 @@ from protocol5 import append, tested
 
 from trl_prorl.cli.recipe import parse_recipe
 from trl_prorl.eval.analysis.statistics import holm
-from trl_prorl.eval.samples.run_samples import HeldOut
+from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.train import build, train
 
 

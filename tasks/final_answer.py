@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
-from trl_prorl.tasks.math_answers import Unread, read
+from trl_prorl.tasks.isolated.latex import number, tokens
+from trl_prorl.tasks.isolated.units import split_unit
 
 
 # An opening \boxed{, any escaped character, or a brace.
@@ -66,10 +67,4 @@ def as_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_LENGTH:
         return None
-    try:
-        node = read(TAG.sub(" ", text).strip(EMPHASIS))
-    except Unread:
-        return None
-    if node[0] in ("%", "q"):
-        node = node[1]
-    return Fraction(node[1]) if node[0] == "n" else None
+    return number(split_unit(tokens(TAG.sub(" ", text).strip(EMPHASIS)))[0])

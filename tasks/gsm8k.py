@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from trl_prorl.tasks.base import Task
 from trl_prorl.tasks.final_answer import DENIAL, MAX_LENGTH, TAG, as_number, question_of
+from trl_prorl.tasks.isolated.units import known
 from trl_prorl.tasks.loaded import FILES, LoadedTask, Problem, need, parse_rows, split_training_file
-from trl_prorl.tasks.units import known
 
 
 if TYPE_CHECKING:

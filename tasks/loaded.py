@@ -44,7 +44,7 @@ def read_jsonl(file: Path) -> list[dict]:
     Return the objects of a JSON Lines file; empty lines are skipped.
 
     Raises:
-        `ValueError`: If the file is missing or empty, or a line is not a JSON object.
+        `ValueError`: If the file is missing, or a line is not JSON.
     """
     if not file.is_file():
         raise ValueError(f"path={str(file)!r}: there is no such file. Use a JSON Lines file, one object per line")
@@ -55,35 +55,27 @@ def read_jsonl(file: Path) -> list[dict]:
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
+            rows.append(parse_json(line))
         except ValueError as error:
-            raise ValueError(
-                f"path={str(file)!r}, line {number} cannot be read as JSON Lines: {error}. Put one object on each line"
-            ) from error
-        if not isinstance(row, dict):
-            raise ValueError(f"path={str(file)!r}, line {number} is not an object: {line.strip()[:40]!r}")
-        rows.append(row)
-    if not rows:
-        raise ValueError(f"path={str(file)!r} has no rows. Put one object on each line")
+            raise ValueError(f"path={str(file)!r}, line {number} is not JSON: {error}") from error
     return rows
 
 
 def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
     """
-    Return the value of the first of `keys` that exists in the row.
+    Return the value of the first of `keys` that the row has.
 
     Raises:
         `ValueError`: If none exists, or if the value has another type or is empty.
     """
-    wanted = " or ".join(map(repr, keys))
-    kinds = " or ".join(KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
-    expected = f"Every row needs {wanted} as {kinds}, not empty"
-    key = next((key for key in keys if row.get(key) is not None), None)
-    if key is None:
-        raise ValueError(f"{source}: {wanted} is missing (keys: {', '.join(row) or 'none'}). {expected}")
-    if not isinstance(row[key], kind) or row[key] in ("", [], {}):
-        raise ValueError(f"{source}: {key!r} is {short(row[key])}. {expected}")
-    return row[key]
+    value = next((row[key] for key in keys if row.get(key) is not None), None)
+    if not isinstance(value, kind) or value in ("", []):
+        names = " or ".join(map(repr, keys))
+        state = "missing" if value is None else short(value)
+        types = kind if isinstance(kind, tuple) else (kind,)
+        expected = " or ".join(KINDS[type_] for type_ in types)
+        raise ValueError(f"{source}: {names} is {state}. Every row needs {names} as {expected}, not empty")
+    return value
 
 
 def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, list[Problem]]:

@@ -4,26 +4,21 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from trl_prorl.tasks.final_answer import as_number, boxed, question_of
-from trl_prorl.tasks.latex import plain_text
+from trl_prorl.tasks.final_answer import boxed, question_of
+from trl_prorl.tasks.isolated.latex import number, plain_text, tokens
+from trl_prorl.tasks.isolated.units import split_unit
 from trl_prorl.tasks.loaded import LoadedTask, Problem, need
-from trl_prorl.tasks.math_answers import MAX_LENGTH, Unread, read
 from trl_prorl.tasks.worker import Worker
 
 
 SECONDS = 5.0
 WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS)
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
-# Names before a value in an answer: x, x_1, f(2), AB, \theta, \text{Area}.
-VARIABLE = re.compile(
-    r"\s*(?:\\(?:angle|triangle)\s*)?(?:\\text\{[A-Za-z ]+\}|\\?[A-Za-z]+)(?:_\{?\w+\}?)?(?:\([\w, ]*\))?\s*=(?!=)"
-)
+MAX_LENGTH = 1000  # characters
 MAX_BOXES = 4  # different contents of boxes; each may take SECONDS
 BLANK = re.compile(r"\.*|\\[lc]?dots")
 IGNORED = re.compile(r"\s|\\[,;:! ]|\\(?:left|right)(?![A-Za-z])|\\?\$|\.$")
-FRACTION = re.compile(r"\\frac(\{[^{}]*\}|\w)(\{[^{}]*\}|\w)")
-# Signs of a calculation, formula or list, in contrast to a name or a letter from the question.
-FORMULA = re.compile(r"[-+*/^,]|\\[A-Za-z]")
+FRACTION = re.compile(r"\\frac \{ ([^{}]*) \} \{ ([^{}]*) \}")
 
 
 def parse_problem(row: Mapping, source: str) -> Problem:
@@ -53,14 +48,6 @@ def normalise(answer: str) -> str:
     return IGNORED.sub("", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip())
 
 
-def value_of(answer: str) -> list | None:
-    """Read an answer; `None` if it is not read whole."""
-    try:
-        return read(answer)
-    except Unread:
-        return None
-
-
 def is_answer(answer: str, gold: str) -> bool:
     """
     Return whether an answer equals the reference answer: as text, or as a value of a class that both are read as.
@@ -75,20 +62,16 @@ def is_answer(answer: str, gold: str) -> bool:
         return True
     if max(len(gold), len(answer)) > MAX_LENGTH:
         return False
-    if plain_text(gold) == plain_text(answer):
+    gold_tokens = tokens(gold)
+    answer_tokens = tokens(answer)
+    if plain_text(gold_tokens) == plain_text(answer_tokens):
         return True
-    wanted, given = value_of(gold), value_of(answer)
-    if wanted is None or given is None:
-        return False
-    if wanted[0] == given[0] == "n":
-        return wanted == given
-    reply = WORKER.ask({"gold": wanted, "answer": given})
+    value = number(gold_tokens)
+    answer_value = number(answer_tokens)
+    if value is not None and answer_value is not None:
+        return value == answer_value
+    reply = WORKER.ask({"gold": gold_tokens, "answer": answer_tokens})
     return reply is not None and reply.get("equal", False)
-
-
-def spelled(text: str) -> str:
-    """Normalise a text, with one spelling: `1/2` for `\\frac{1}{2}`, and `\\sqrt2` for `\\sqrt{2}`."""
-    return re.sub("[{}]", "", FRACTION.sub(r"\1/\2", normalise(text)))
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:
@@ -96,12 +79,20 @@ def repeats(answer: str, gold: str, question: str) -> bool:
     Return whether an answer is a formula, a list or a fraction copied from the question, and the question lacks the
     reference answer.
     """
-    question = spelled(question)
-    value = VARIABLE.sub("", answer, count=1)
-    formula = spelled(value)
-    if FORMULA.search(formula) is None or (as_number(value) is not None and "/" not in formula):
+    value = tokens(answer)
+    if "=" in value:
+        value = value[value.index("=") + 1 :]
+    is_fraction = "/" in value or r"\frac" in value
+    amount = number(split_unit(value)[0])
+    if len(value) < 2 or (amount is not None and not is_fraction):
         return False
-    return formula in question and spelled(gold) not in question
+    text = spelled(tokens(question))
+    return spelled(value) in text and spelled(tokens(gold)) not in text
+
+
+def spelled(parts: list[str]) -> str:
+    """Return tokens as a text with one spelling of fractions: `1/2` for `\\frac{1}{2}`."""
+    return FRACTION.sub(r"\1 / \2", f" {plain_text(parts)} ")
 
 
 def filled_boxes(completion: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Several tasks in one run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trl_prorl.tasks.base import Task, check_request
@@ -27,24 +27,7 @@ def shares(weights: Sequence[float], n: int) -> list[int]:
     return places
 
 
-def call_member(name: str) -> Callable:
-    """
-    Return a method of a mixture that calls the same method of the row's member. The row is the last argument.
-    """
-
-    def method(self, *arguments):
-        member = self.members[arguments[-1]["task"]]
-        return getattr(member, name)(*arguments)
-
-    return method
-
-
-# The methods of a task with an argument `row`.
-METHODS_OF_ROW = [name for name, method in vars(Task).items() if "row" in getattr(method, "__annotations__", ())]
-OfMembers = type(Task)("OfMembers", (Task,), {name: call_member(name) for name in METHODS_OF_ROW})
-
-
-class Mixture(OfMembers):
+class Mixture(Task):
     """
     Several tasks in given proportions; every row belongs to one task, which verifies and rewards it.
 
@@ -102,6 +85,21 @@ class Mixture(OfMembers):
         rows = [{**next(parts[place]), "task": names[place]} for place in places]
         columns = list(dict.fromkeys(column for row in rows for column in row))
         return Dataset.from_dict({column: [row.get(column) for row in rows] for column in columns})
+
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        return self.members[row["task"]].answer_of(completion, row)
+
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        return self.members[row["task"]].has_answer(completion, row)
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        return self.members[row["task"]].verify(completion, row)
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        return self.members[row["task"]].reward(completion, row)
+
+    def gold(self, row: Mapping) -> str:
+        return self.members[row["task"]].gold(row)
 
     def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
         return self._by_member("verify_many", completions, rows)

@@ -43,19 +43,12 @@ def load_plugin(file: str, may_have_rows: bool = False) -> None:
         raise InputError(f"--plugin {file}: a module called {path.stem} is already loaded. Rename the file")
     before = registry.TASKS | registry.PREFIXES
     module = _run(file, path)
-    entries = registry.TASKS | registry.PREFIXES
-    added = {name: place for name, place in entries.items() if before.get(name) != place}
     has_rows = may_have_rows and hasattr(module, ROWS)
-    if not added and not has_rows:
+    if registry.TASKS | registry.PREFIXES == before and not has_rows:
         cure = f"Add TASKS['NAME'] = '{path.stem}:CLASS'"
         if may_have_rows:
             cure += f" or, to evaluate a script's run, the functions {ROWS}() and {VERIFY}(completion, row)"
         raise InputError(f"--plugin {file} registers no task. {cure}")
-    for name, place in added.items():
-        try:
-            registry.class_at(name, place)
-        except ValueError as error:
-            raise InputError(f"--plugin {file}: {error}") from error
     if has_rows:
         HELD_OUT[path] = module
     registry.PLUGINS.append(path)

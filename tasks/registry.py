@@ -1,7 +1,6 @@
 """The list of all tasks."""
 
 import inspect
-import re
 from importlib import import_module
 
 from trl_prorl.tasks.base import Task
@@ -12,7 +11,6 @@ from trl_prorl.text import nearest
 TASKS = {
     "bracket_matching": "trl_prorl.tasks.bracket_matching:BracketMatching",
     "code": "trl_prorl.tasks.code:Code",
-    "constrained": "trl_prorl.tasks.constrained:Constrained",
     "digit_checksum": "trl_prorl.tasks.digit_checksum:DigitChecksum",
     "gsm8k": "trl_prorl.tasks.gsm8k:GSM8K",
     "instructions": "trl_prorl.tasks.instructions:Instructions",
@@ -34,40 +32,13 @@ def task_names() -> list[str]:
     return sorted(TASKS)
 
 
-def task_class(name: str) -> type[Task]:
+def check_name(name: str) -> str:
     """
-    Return the class of a task.
+    Return the registry entry of a task, without importing it.
 
     Raises:
-        `ValueError`: If there is no such task, or its registry entry is wrong.
+        `ValueError`: If there is no such task.
     """
-    return class_at(name, _place(name))
-
-
-def class_at(name: str, place: object) -> type[Task]:
-    """
-    Return the class of a registry entry, `"module:Class"`.
-
-    Raises:
-        `ValueError`: If the entry does not name a complete task class.
-    """
-    entry = f"task {name!r}: the registry entry {place!r}"
-    if not isinstance(place, str) or not re.fullmatch(r"[\w.]+:\w+", place):
-        raise ValueError(f"{entry} is not of the form 'module:Class'. Write it like 'own:Roman'")
-    module, _, attribute = place.partition(":")
-    try:
-        found = getattr(import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{entry} cannot be imported: {error}") from error
-    if not inspect.isclass(found) or not issubclass(found, Task):
-        raise ValueError(f"{entry} must name a class that is derived from trl_prorl.tasks.Task, not {found!r}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ValueError(f"{entry} names an abstract class. Implement {missing}")
-    return found
-
-
-def _place(name: str) -> str:
     prefix, colon, _ = name.partition(":")
     place = PREFIXES.get(prefix) if colon else TASKS.get(name)
     if place is None:
@@ -78,9 +49,10 @@ def _place(name: str) -> str:
     return place
 
 
-def check_name(name: str) -> None:
-    """Raise the `ValueError` of [`get_task`] if there is no such task, without importing it."""
-    _place(str(name))
+def task_class(name: str) -> type[Task]:
+    """Return the class of a task. Raises the `ValueError` of [`check_name`]."""
+    module, _, attribute = check_name(name).partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def option_names(name: str) -> list[str]:
@@ -102,8 +74,7 @@ def get_task(name: str, **options) -> Task:
         [`~trl_prorl.tasks.Task`]: The task.
 
     Raises:
-        `ValueError`: There is no such task or option, an option has an impossible value, or a class that you
-            registered lacks a method of [`Task`].
+        `ValueError`: There is no such task or option, or an option has an impossible value.
 
     Example:
 
@@ -129,11 +100,7 @@ def get_task(name: str, **options) -> Task:
                 f"{option}={value!r} is not an option of the task {name!r}{nearest(option, known)}. Options: "
                 f"{', '.join(known) or 'none'}"
             )
-    task = cls(*first, **options)
-    own = getattr(task, "name", None)
-    if not isinstance(own, str) or not own:
-        raise ValueError(f"{cls.__qualname__}.name={own!r} must be a non-empty string: the name of the task")
-    return task
+    return cls(*first, **options)
 
 
 def task_of_recipe(name: str, level: int | None = None, options: dict | None = None, path: str | None = None) -> Task:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from run_record import read_rows
 from safetensors.torch import load_file
-from slow import slow_but
 
 
 @pytest.fixture
@@ -79,29 +79,6 @@ def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, bat
         assert rank["reward"] == 1.0  # of 0, 1 and 2
 
 
-@pytest.mark.parametrize("tokens, calls", slow_but([(None, 2), (60, 4)], (60, 4)))
-def test_processes_join_micro_batches_and_train_as_without(forks, tiny_model, tmp_path, tokens, calls):
-    """Whose tokens differ: the number of forwards is that of the process that needs more."""
-    log = tmp_path / "log"
-    keys = {"steps_per_generation": 4, "gradient_accumulation_steps": 4, "per_device_train_batch_size": 2}
-    keys |= {"pack_groups": "on", "beta": 0.1, "num_iterations": 2, "loss_type": "grpo", "max_steps": 4}
-    keys |= {"ddp_find_unused_parameters": False, "optim": "sgd", "learning_rate": 0.1}
-    found = {}
-    for name, more in (("apart", {}), ("joined", {"merge_micro_batches": "on", "merge_tokens": tokens})):
-        out = tmp_path / name
-        spec = {"model": tiny_model, "out": str(out), "lora": True, "prompts": 8, "keys": keys | more}
-        forks.start(run="training", log=str(log), ranks=2, **spec)
-        assert forks.status() == 0, log.read_text()[-3000:]
-        found[name] = (read_rows(out), load_file(out / "adapter_model.safetensors"))
-    (rows, weights), (joined_rows, joined_weights) = found["apart"], found["joined"]
-    assert [row["policy_forward_calls"] for row in rows] == [8] * 4
-    assert [row["policy_forward_calls"] for row in joined_rows] == [calls] * 4
-    for mine, theirs in zip(joined_rows, rows, strict=True):
-        for name in ("loss", "grad_norm", "kl_ref", "entropy"):
-            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6)
-    assert max((weights[name] - joined_weights[name]).abs().max() for name in weights) < 1e-6
-
-
 def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp_path):
     """Each has a group of two a step, of one token: its rewards are often equal. Then it computes one row."""
     keys = {"fast": True, "compact_generation": "off", "max_completion_length": 1, "num_iterations": 2}
@@ -120,3 +97,22 @@ def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp
         assert mine["policy_forward_calls"] == 2
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4, abs=1e-6)
     assert max((weights[name] - trained[name]).abs().max() for name in weights) < 1e-6
+
+
+def test_fsdp_trains_saves_and_resumes_as_with_trl_s_trainer(forks, tiny_model, tmp_path):
+    """With all our keys off, and a reference that TRL moves."""
+    log = tmp_path / "log"
+    results = {}
+    for kind in ("TRL", "ours"):
+        out = tmp_path / kind
+        logs = []
+        for resume in ("", str(out / "checkpoint-2")):
+            argv = [kind, tiny_model, str(out), resume]
+            forks.start(run=str(Path(__file__).with_name("sharded_worker.py")), argv=argv, ranks=2, log=str(log))
+            assert forks.status() == 0, log.read_text()[-4000:]
+            logs.append(json.loads((out / "logs.txt").read_text()))
+        results[kind] = (logs, load_file(out / "model.safetensors"))
+    (trl_logs, trl_weights), (logs, weights) = results.values()
+    assert logs == trl_logs
+    assert weights.keys() == trl_weights.keys()
+    assert all(torch.equal(weights[name], trl_weights[name]) for name in weights)

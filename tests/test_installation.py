@@ -189,11 +189,11 @@ def test_the_first_steps_of_the_demo_without_a_checkout(shown, users):
 
 WHERE = """
 import sys
-import eval, eval.command, tasks, tasks.registry, trl_prorl.eval.command, trl_prorl.tasks
+import eval, eval.command_lines, tasks, tasks.registry, trl_prorl.eval.command_lines, trl_prorl.tasks
 from trl_prorl.cli.shipped_recipes import recipe_file
 
 assert tasks.Task is trl_prorl.tasks.Task and tasks.registry is trl_prorl.tasks.registry
-mine = (eval, eval.command, tasks, trl_prorl, trl_prorl.eval.command, trl_prorl.tasks)
+mine = (eval, eval.command_lines, tasks, trl_prorl, trl_prorl.eval.command_lines, trl_prorl.tasks)
 print(*(module.__file__ for module in mine), recipe_file("tiny/variantA"), sep="\\n")
 """
 

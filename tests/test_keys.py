@@ -87,7 +87,7 @@ def test_no_row_is_skipped_that_a_trigger_of_a_script_may_watch():
 
 
 def test_skipping_is_a_change_even_alone():
-    off = {"reuse_old_logps": False, "pack_groups": "off", "merge_micro_batches": "off", "compact_generation": "off"}
+    off = {"reuse_old_logps": False, "pack_groups": "off", "compact_generation": "off"}
     assert not ProRLConfig(**BASE, fast=True, **off).is_trl
     assert ProRLConfig(**BASE, fast=True, skip_zero_rows=False, **off).is_trl
 
@@ -131,7 +131,7 @@ UNUSED = [
         "trust_region trust_region_threshold",
     ),
     ({"loss_mode": "no_ratio", "epsilon": 0.3}, "epsilon"),  # TRL's
-    ({"pack_max_tokens": 50}, "pack_max_tokens"),
+    ({"compact_max_rows": 50}, "compact_max_rows"),
 ]
 
 

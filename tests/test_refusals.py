@@ -47,7 +47,6 @@ CUT = {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterati
 SUM_LATER = {"multi_objective_aggregation": "normalize_then_sum"}
 SYNCED = {"beta": 0.1, "sync_ref_model": True, "ref_compute": "naive_epoch", "num_iterations": 2}
 REGION = {"trust_region": "dppo_tv", "num_iterations": 2}
-MERGED = {"merge_micro_batches": "on", "gradient_accumulation_steps": 2}
 RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
 # Keys that contradict one another, and one of them left out or changed so that they do not.
 CONTRADICTIONS = [
@@ -74,12 +73,6 @@ CONTRADICTIONS = [
     (ROUNDS | {"use_vllm": True}, {"vllm_importance_sampling_correction": False}),
     (IN_VLLM | {"vllm_mode": "server"}, {"vllm_mode": "colocate"}),
     (IN_VLLM | {"vllm_enable_sleep_mode": True}, {"vllm_enable_sleep_mode": False}),
-    (MERGED | {"loss_type": "bnpo"}, {"loss_type": "dapo"}),
-    (MERGED | {"trust_region": "m2po", "num_iterations": 2}, {"trust_region": "ipo"}),
-    (MERGED | {"entropy_coef": 0.1}, {"entropy_coef": 0.0}),
-    (MERGED | {"top_entropy_quantile": 0.5}, {"merge_micro_batches": "auto"}),
-    (MERGED | {"gradient_accumulation_steps": 1}, {"gradient_accumulation_steps": 2}),
-    (MERGED | {"steps_per_generation": 1}, {"steps_per_generation": 2}),
     ({"loss_mode": "unclipped", "loss_type": "cispo"}, {"loss_type": "dapo"}),
     (REGION | {"loss_type": "cispo"}, {"loss_type": "grpo"}),
     (REGION | {"loss_mode": "clipped"}, {"loss_mode": None}),
@@ -95,7 +88,7 @@ CONTRADICTIONS = [
     (EVALUATED | {"stop_stall": 2, "save_strategy": "no"}, {"save_strategy": "best"}),
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),
     (EVALUATED | {"stop_stall": 2, "metric_for_best_model": "pass@1"}, {"ref_reset_metric": "eval_pass@1"}),
-    (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"ref_reset_metric_mode": "min"}),
+    (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"greater_is_better": None}),
 ]
 
 
@@ -121,7 +114,7 @@ USELESS = [
     ({"ref_reset_every": 100, "beta": 0.0}, {"beta": 0.1}),
     ({"ref_reset_every": 100, "beta": 0.0, "ref_reset_mix": 0.0}, {"optimizer_reset": "hard"}),
     ({"ref_reset_kl": 0.1, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, {"beta": 0.1}),
-    ({"ref_reset_metric_mode": "min"}, {"stop_stall": 2, **EVALUATED}),
+    ({"ref_reset_min_delta": 0.1}, {"stop_stall": 2, **EVALUATED}),
     ({"optimizer_reset_schedule": "restart", **RESTARTED, "lr_scheduler_type": "constant"}, {"warmup_steps": 5}),
     ({"trust_region": "dppo_tv"}, {"num_iterations": 2}),
     ({"trust_region_threshold": 0.1}, {"trust_region": "ipo", "num_iterations": 2}),
@@ -129,7 +122,7 @@ USELESS = [
     ({"epsilon": 0.3, "loss_mode": "no_ratio"}, {"loss_mode": None}),
     ({"epsilon_high": 0.28} | REGION, {"trust_region": None}),
     ({"scale_rewards": "batch", "advantage_estimator": "rloo"}, {"advantage_estimator": None}),
-    ({"pack_max_tokens": 8192}, {"pack_groups": "auto"}),
+    ({"compact_max_rows": 8}, {"compact_generation": "auto"}),
     ({"guard_gap_action": "stop"}, {"guard_gap": 0.1}),
 ]
 CHANGED = {"optimizer_reset_schedule": {"lr_scheduler_type": "constant_with_warmup"}}
@@ -179,7 +172,6 @@ BOUNDS = [
     ("loss_mode", [None, "clipped"], ["evil"]),
     ("trust_region_threshold", [None, 1e-30], [0.0, INF]),
     ("fast", [True], [1, "true", None]),
-    ("dynamic_sampling_rewards", [None, ["a"]], [[], ["a", 1], "a"]),
     ("task_options", [None, "{}", {}], [1]),
 ]
 

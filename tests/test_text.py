@@ -11,10 +11,10 @@ from markdown_it import MarkdownIt
 from run_record import write_run
 
 from trl_prorl.eval import report
-from trl_prorl.eval.pages.document import Report, Section, bullets, to_markdown
+from trl_prorl.eval.pages.page import Section, to_html
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.hub.card import model_card
-from trl_prorl.run.provenance import evaluation_options, passk_command
+from trl_prorl.run.provenance import passk_command
 from trl_prorl.text import shell_quote, shell_words, visible, without_html
 
 
@@ -42,13 +42,13 @@ STRANGE = st.lists(PIECES, max_size=8).map("".join)
 @example(["` a", "<script> `"])
 @example(["a", "\\``<script>`<script>`"])
 @example(["``` <script> ``", "`a\\|<script>`"])
-def test_a_report_of_any_texts_has_no_tag_and_no_link(texts):
-    table = Table(f"{texts[0]} title", texts, [texts, [f"`{text}`" for text in texts]], texts, texts)
-    report = Report("title", texts, [Section("section", [bullets(texts), table])])
-    tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(to_markdown(report))
-    inner = [child for token in tokens for child in token.children or []]
-    acting = {"html_inline", "html_block", "link_open", "image"}
-    assert acting.isdisjoint(token.type for token in [*tokens, *inner])
+def test_a_page_of_any_texts_has_no_tag_of_theirs(texts):
+    def tags(words):
+        table = Table(f"{words[0]} title", words, [words, [f"`{word}`" for word in words]], words, words)
+        html = to_html(words[0], words, [Section("section", text=words[0], tables=[table], lines=words)])
+        return re.findall("<[a-z/!][^>]*>", re.sub('aria-label="[^"]*"', "", html))
+
+    assert tags(texts) == tags(["a", "b"])
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the word")
@@ -103,19 +103,6 @@ def test_words_that_are_spelt_are_read_again(words):
     assert shell_words(" ".join(map(shell_quote, words))) == words
 
 
-ACTING = "8 ; touch PWNED #"
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the line")
-@pytest.mark.parametrize("key", ["prompts", "n", "k", "split", "max_new_tokens", "seed"])
-def test_no_setting_out_of_an_evaluation_acts_on_bash(key, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    passk = {"prompts": 2, "n": 2, "k": [1], "split": "test", "temperature": 1.0, "max_new_tokens": 8, "seed": 0}
-    passk[key] = [ACTING] if key == "k" else ACTING
-    assert ACTING in bash_words(f"trl-prorl{evaluation_options({'task': 't'}, passk)}")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the lines")
 def test_no_word_of_a_stranger_acts_in_the_commands_of_the_card(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -138,8 +125,6 @@ def test_nothing_of_a_hostile_run_acts_on_page_and_card(tmp_path, capsys):
     rows = [{"step": step, "reward": 0.5} for step in range(1, 5)]
     write_run(folder, {"task": "parity", "model_name_or_path": EVIL}, rows, env=env, passk=passk)
     assert report.main(["--runs", str(folder), "--out", str(tmp_path)]) == 0
-    page, markdown = ((tmp_path / name).read_text() for name in ("report.html", "report.md"))
-    for text in (page, markdown, str(model_card(folder)), capsys.readouterr().out):
+    page = (tmp_path / "report.html").read_text()
+    for text in (page, str(model_card(folder)), capsys.readouterr().out):
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text)
-    assert r"--split $'t;rm\x1b'" in markdown
-    assert r"--plugin $'a\x01;rm'" in markdown

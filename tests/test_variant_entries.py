@@ -11,12 +11,10 @@ from run_record import write_run
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
-from trl_prorl.eval.analysis.configurations import group_labels
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.pairs import pair_notes
-from trl_prorl.eval.pages.caveats import lead
+from trl_prorl.eval.pages.comparison import limits
 from trl_prorl.eval.pages.plotting import colour_of
-from trl_prorl.eval.pages.runs import learned
+from trl_prorl.eval.pages.runs import overview_table
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
 
@@ -77,9 +75,9 @@ def test_report_and_card_know_it(name, tmp_path):
     config = {"task": "parity", "model_name_or_path": "tiny"}
     run = load_run(write_run(tmp_path, config, [{"step": 1}], env={"variant": name, "seed": 0}))
     entry = VARIANTS[name]
-    assert colour_of(Frame([run]).groups[0]) == entry.colour
-    (table,) = learned(Frame([run])).blocks
-    assert dict(zip(table.header, table.rows[0], strict=True))["anchor"] == entry.anchor
+    assert colour_of(Frame([run]).groups[0]) == entry.colour.lower()
+    table = overview_table(Frame([run]))
+    assert dict(zip(table.header, table.rows[0], strict=True))["variant"] == entry.label
     card = model_card(tmp_path)
     assert entry.description in card.text
     assert (DIFFERENT_OBJECTIVE in card.text) is entry.different_objective is (name == "B")
@@ -117,11 +115,5 @@ def test_compare_and_report_say_it(tmp_path, steps, resets):
     a = load_run(path)
     control = load_run(folder(tmp_path, "other", "control", 4))
     said = None if resets else NEVER_RESET if steps == 4 else "has not been reset yet"
-    pages = {
-        "compare": " ".join(pair_notes(a, control)),
-        "lead": " ".join(lead([a, control])),
-    }
-    for page, text in pages.items():
-        assert (said in text) if said else ("not been reset" not in text), (page, text)
-    label = group_labels([[a], [control]])[0]
-    assert ("never reset" in label) == (said == NEVER_RESET)
+    text = " ".join(limits([a, control]))
+    assert (said in text) if said else ("not been reset" not in text)

@@ -1,4 +1,4 @@
-"""Every weight comes from its file, and every tensor of the file is used; else one line names file and keys."""
+"""No missing weight stays random, and no adapter is loaded in part: one line names the file and the keys."""
 
 import json
 import shutil
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tiny_run import BEST, LORA, QUESTIONS, load_with_new_adapter, logits, set_evaluations
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Qwen2Config,
@@ -33,6 +34,7 @@ from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import identity, load_base_model, load_point, trained_point
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
+from trl_prorl.upstream.vocabulary import load_tokenizer
 from trl_prorl.upstream.weights import copy_tensors, load_checkpoint
 
 
@@ -105,7 +107,7 @@ def adapter_of(**keys):
 def loaded(trainer, model):
     """The trained model of a run, from its files."""
     config = {"model_name_or_path": model}
-    return load_point(trained_point(Path(trainer.args.output_dir), config), config).eval()
+    return load_point(trained_point(Path(trainer.args.output_dir)), config).eval()
 
 
 def in_memory(trainer):
@@ -157,7 +159,7 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
     began, plain = (logits(AutoModelForCausalLM.from_pretrained(model, **keys).eval()) for keys in (rope, {}))
     assert (began - plain).abs().max() > 1e-2
     assert torch.equal(logits(load_base_model(config).eval()), began)
-    assert torch.equal(logits(load_point(trained_point(folder, config), config).eval()), logits(in_memory(trainer)))
+    assert torch.equal(logits(load_point(trained_point(folder), config).eval()), logits(in_memory(trainer)))
     assert identity(None, config) != identity(None, {"model_name_or_path": model})
     held_out = TrainerHeldOut(trainer, trainer.train_dataset, None, "own")
     with held_out.scored(held_out.base) as base:
@@ -212,17 +214,6 @@ def add(tensors):
     return tensors | {name.replace("layers.1", "layers.7"): tensors[name].clone()}
 
 
-def rename(tensors):
-    return {name.replace("model.layers", "model.language_model.layers"): tensors[name] for name in tensors}
-
-
-def narrow(tensors):
-    return {
-        name: value[:, :-1].contiguous() if "q_proj" in name and value.dim() == 2 else value
-        for name, value in tensors.items()
-    }
-
-
 def nothing(tensors):
     return {}
 
@@ -232,11 +223,11 @@ def change_file(file, change):
     save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
 
-FAULTS = [(drop, "down_proj"), (add, r"layers\.7"), (narrow, "q_proj"), (nothing, "missing")]
+MISSING = [(drop, "down_proj"), (nothing, "missing")]
 
 
-@pytest.mark.parametrize("change, named", FAULTS)
-def test_an_adapter_that_does_not_fit_is_one_line(change, named, tiny_model, tmp_path):
+@pytest.mark.parametrize("change, named", [*MISSING, (add, r"layers\.7")])
+def test_an_adapter_that_would_be_loaded_in_part_is_one_line(change, named, tiny_model, tmp_path):
     load_with_new_adapter(tiny_model).save_pretrained(tmp_path)
     change_file(tmp_path / "adapter_model.safetensors", change)
     with pytest.raises(InputError, match=named) as refused:
@@ -244,8 +235,8 @@ def test_an_adapter_that_does_not_fit_is_one_line(change, named, tiny_model, tmp
     assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("change, named", FAULTS)
-def test_a_model_that_does_not_fit_is_one_line(change, named, tiny_model, tmp_path, run):
+@pytest.mark.parametrize("change, named", MISSING)
+def test_a_model_with_a_random_weight_is_one_line(change, named, tiny_model, tmp_path, run):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     change_file(folder / "model.safetensors", change)
     for load in (load_model, lambda name: run(model=str(name))):
@@ -254,24 +245,15 @@ def test_a_model_that_does_not_fit_is_one_line(change, named, tiny_model, tmp_pa
         assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("fault", ["no shard", "half a shard", "not in the index"])
-def test_a_model_in_shards_that_is_not_whole_is_one_line(fault, tiny_model, tmp_path):
-    model = load_model(tiny_model)
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
+def test_a_shard_that_the_index_does_not_name_is_missed(tiny_model, tmp_path):
+    load_model(tiny_model).save_pretrained(tmp_path, max_shard_size="20KB")
     *_, shard = sorted(tmp_path.glob("model-*.safetensors"))
     index = tmp_path / "model.safetensors.index.json"
-    if fault == "no shard":
-        shard.unlink()
-    elif fault == "half a shard":
-        shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
-    else:
-        content = json.loads(index.read_text())
-        content["weight_map"] = {name: file for name, file in content["weight_map"].items() if file != shard.name}
-        index.write_text(json.dumps(content))
-    with pytest.raises(InputError) as refused:
+    content = json.loads(index.read_text())
+    content["weight_map"] = {name: file for name, file in content["weight_map"].items() if file != shard.name}
+    index.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="missing"):
         load_model(tmp_path)
-    assert str(tmp_path) in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +278,7 @@ def test_more_than_factors_is_missed_too(keys, tiny_model, tmp_path):
     policy = get_peft_model(model, LoraConfig(**LORA, **keys))
     policy.save_pretrained(tmp_path)
     assert load_model(tiny_model, tmp_path).active_adapters == ["default"]
-    words = ("magnitude", "lm_head", "bias")
+    words = ("magnitude", "lm_head")
     change_file(
         tmp_path / "adapter_model.safetensors",
         lambda tensors: {name: tensors[name] for name in tensors if not any(word in name for word in words)},
@@ -309,9 +291,21 @@ def test_more_than_factors_is_missed_too(keys, tiny_model, tmp_path):
 def test_tensors_are_copied_all_or_none(tmp_path, saved):
     save_file(saved, tmp_path / "x.safetensors")
     tensors = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    with pytest.raises(InputError, match="x.safetensors.* b"):
+    with pytest.raises(InputError, match="x.safetensors"):
         copy_tensors(tmp_path / "x.safetensors", tensors)
     assert not any(tensor.any() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "LlamaTokenizer"])
+def test_a_tokenizer_without_its_vocabulary_is_refused(kind, tmp_path):
+    """transformers makes one of special tokens in its place, by which a prompt has no text."""
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"tokenizer_class": kind}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert AutoTokenizer.from_pretrained(tmp_path)("hello").input_ids == []
+    with pytest.raises(InputError, match="tokenizer.json"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):

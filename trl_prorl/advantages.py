@@ -62,10 +62,10 @@ def rloo(groups: torch.Tensor) -> torch.Tensor:
 
 def all_equal(groups: torch.Tensor) -> torch.Tensor:
     """Return whether rewards `(N / G, G)` of a group are equal up to rounding, or all missing: `(N / G,)`."""
-    least = groups.nan_to_num(nan=torch.inf).amin(dim=1)
-    greatest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)
-    # −∞ − ∞ if no reward was given
-    return greatest - least <= ROUNDING * torch.maximum(least.abs(), greatest.abs())
+    lowest = groups.nan_to_num(nan=torch.inf).amin(dim=1)
+    highest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)
+    # Without any reward the difference is −∞ − ∞ = −∞, and the comparison true.
+    return highest - lowest <= ROUNDING * torch.maximum(lowest.abs(), highest.abs())
 
 
 def best_over_mean(groups: torch.Tensor) -> torch.Tensor:
@@ -75,16 +75,16 @@ def best_over_mean(groups: torch.Tensor) -> torch.Tensor:
 
 
 def best_of_group(groups: torch.Tensor) -> torch.Tensor:
-    known = groups.nan_to_num(nan=-math.inf)
-    others = known.unsqueeze(1).repeat(1, groups.size(1), 1)
-    others.diagonal(dim1=1, dim2=2).fill_(-math.inf)
-    best = known.amax(dim=1, keepdim=True)
-    best_of_others = others.amax(dim=2)
+    scored = groups.nan_to_num(nan=-math.inf)
+    without_self = scored.unsqueeze(1).repeat(1, groups.size(1), 1)  # (N / G, G, G)
+    without_self.diagonal(dim1=1, dim2=2).fill_(-math.inf)
+    best = scored.amax(dim=1, keepdim=True)
+    best_of_others = without_self.amax(dim=2)
     # A single completion has no other to compare with.
     return torch.where(groups.isnan() | best_of_others.isinf(), math.nan, best - best_of_others)
 
 
-FUNCTIONS = (
+FUNCTIONS = (  # in the order of `ADVANTAGES`
     raw,
     centered,
     group_normalized,

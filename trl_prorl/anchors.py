@@ -31,7 +31,6 @@ class Anchor:
         measured_when (`str`), never_scored (`str`): When its KL is logged, and when its forwards are 0.
         scored_at (`str`): `"sampling"` (as TRL requests it), `"batch"` (finished) or `"loss"`.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
-        copies_policy (`bool`): Whether it keeps a copy of the starting policy.
         coefficient (`float`): Current value; 0 means no KL term.
         model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Its model.
     """
@@ -45,7 +44,6 @@ class Anchor:
     never_scored: str
     scored_at: str = "batch"
     works_in_reward = True
-    copies_policy = False
 
     def __init__(self, args):
         self.args = args
@@ -123,7 +121,7 @@ class OldPolicyAnchor(Anchor):
     works_in_reward = False  # the KL is 0 when a batch is sampled
 
     def make_model(self, models):
-        return models.policy_itself()  # before the first update on its samples
+        return models.make_policy()  # before the first update on its samples
 
     def needs_scoring(self, generation: int) -> bool:
         return self.args.old_logps_source == "forward"
@@ -136,8 +134,8 @@ class OldPolicyAnchor(Anchor):
 
     def logps(self, batch, policy_logps):
         """Without the column no update was done, so the policy is π_old."""
-        kept = batch.get(self.column)
-        return policy_logps.detach() if kept is None else kept
+        old_logps = batch.get(self.column)
+        return policy_logps.detach() if old_logps is None else old_logps
 
 
 class BaseAnchor(Anchor):
@@ -150,10 +148,9 @@ class BaseAnchor(Anchor):
     kl_key = "kl_base"
     measured_when = "`beta_base`, on the batches it scores"
     never_scored = "without `beta_base`"
-    copies_policy = True
 
     def make_model(self, models):
-        return models.initial_policy(self.name) if self.is_on else None
+        return models.make_initial_policy(self.name) if self.is_on else None
 
     def needs_scoring(self, generation: int) -> bool:
         return self.model is not None and generation % self.args.base_anchor_every == 0

@@ -12,7 +12,7 @@ from .cli.fp32_head import prepare_head
 from .cli.model_defaults import describe_unused
 from .cli.plan import Plan
 from .cli.prompt_rows import check_images
-from .extras.dynamic_sampling import DynamicSampling, SignalWatch, find_functions
+from .extras.dynamic_sampling import DynamicSampling, SignalWatch
 from .extras.elastic import ElasticResets
 from .extras.growth import Growth
 from .extras.prompt_pool import PromptPool
@@ -64,14 +64,14 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module) -> Acceleration
 
 def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
     """Log and return a line of the model's generation settings that rollouts do not use."""
-    own = getattr(policy, "generation_config", None)
-    if own is None:
+    model_config = getattr(policy, "generation_config", None)
+    if model_config is None:
         return None
-    run = getattr(trainer, "generation_config", None)
-    if run is None:  # vLLM samples
+    run_config = getattr(trainer, "generation_config", None)
+    if run_config is None:  # vLLM samples
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        run = GenerationConfig(do_sample=True, **{name: getattr(trainer, name) for name in names})
-    unused = describe_unused(own, run)
+        run_config = GenerationConfig(do_sample=True, **{name: getattr(trainer, name) for name in names})
+    unused = describe_unused(model_config, run_config)
     if unused and trainer.is_world_process_zero():
         logger.warning("%s", unused)
     return unused
@@ -86,18 +86,20 @@ def make_dynamic_sampling(trainer) -> DynamicSampling | None:
         trainer.rows_to_sample,
         trainer.num_generations,
         trainer.text_tokenizer.pad_token_id,
-        trainer.reward_func_names,
         trainer.reward_weights,
     )
 
 
 def make_prompt_pool(trainer) -> PromptPool | None:
-    args = trainer.args
-    if not args.prompt_pool:
+    if not trainer.args.prompt_pool:
         return None
-    weights = trainer.reward_weights
-    functions = find_functions(args.dynamic_sampling_rewards, trainer.reward_func_names, weights.tolist())
-    return PromptPool(args, trainer.accelerator, trainer.rows_to_sample, trainer.num_generations, weights, functions)
+    return PromptPool(
+        trainer.args,
+        trainer.accelerator,
+        trainer.rows_to_sample,
+        trainer.num_generations,
+        trainer.reward_weights,
+    )
 
 
 def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:

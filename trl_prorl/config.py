@@ -87,7 +87,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             refuse(self)
         if self.stop_stall:  # the best checkpoint is the best by the watched metric
             self.metric_for_best_model = self.ref_reset_metric
-            self.greater_is_better = self.ref_reset_metric_mode == "max"
+            self.greater_is_better = True
         bias = gradient_bias(
             self.kl_estimator,
             self.use_bias_correction_kl,
@@ -235,20 +235,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         if self.top_entropy_quantile < 1.0:
             return f"top_entropy_quantile={self.top_entropy_quantile}"
         return None
-
-    @property
-    def merge_obstacle(self) -> str | None:
-        """Why `merge_micro_batches` is not possible; `None` if it is."""
-        if self.compares_tokens is not None:
-            return f"{self.compares_tokens} averages or ranks the tokens of each micro-batch."
-        if not self.merges_any:
-            return f"no two micro-batches of a generation are in one update with {self.schedule}."
-        return None
-
-    @property
-    def merges_any(self) -> bool:
-        """Whether an update has two micro-batches of one generation batch."""
-        return self.gradient_accumulation_steps > 1 and self.steps_per_generation > 1
 
     @property
     def on_policy(self) -> bool:

@@ -1,5 +1,6 @@
 """
-Evaluations during training: metrics over all rows, and pass@k.
+Evaluations during training: rewards and entropy over all rows, and pass@k. Triggers and the best checkpoint read
+these; TRL's log has TRL's means over batches.
 
 A reward function's attribute `batch_verifier` is called with `prompts`, `completions` and the rows' columns, and with
 `completion_ids`, `environments` and `trainer_state` if it names them. It returns one bool per completion: whether it
@@ -8,34 +9,23 @@ is correct.
 
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from transformers.trainer_utils import has_length
 from trl.trainer.utils import nanstd
 
 from .cli.dropout import own_random_state
-from .errors import EvaluationError, InputError, RewardError
+from .errors import EvaluationError, InputError
 from .guards.rewards import VERIFIERS, guard_reward
-from .kl import Penalty, completion_mask, zero_masked
+from .kl import completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
-from .rollout import EQUAL_GROUPS, RolloutResult, groups_without_signal, weighted_sum
+from .rollout import RolloutResult, groups_without_signal, weighted_sum
 from .run.meter import Means, StageTimer
-from .run.record import take, token_means
-from .supported import TOKEN_LOSSES
 from .text import last_text
-
-
-def count_rows(dataset: Any, n: int) -> int | None:
-    """
-    Count completions, `n` per prompt; `None` without a length. With several processes the last batch is filled with
-    prompts from the beginning, which must not count twice.
-    """
-    return len(dataset) * n if has_length(dataset) else None
 
 
 def measure_rewards(
@@ -56,12 +46,45 @@ def measure_rewards(
     return {name: value.item() for name, value in measured.items()}
 
 
-def find_verifier(functions: Iterable[Any]) -> Callable | None:
-    """Return the verifier of reward functions. Raises `InputError`: several, and their order would choose one."""
+def pass_k_values(n: int) -> list[int]:
+    return [1 << power for power in range(n.bit_length())]
+
+
+def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
+    """
+    Compute mean pass@k over prompts for k = 1, 2, 4 … `n`, and per task if there are several. `correct` and `tasks`:
+    per completion, `n` per prompt.
+    """
+    if not correct:
+        return {}
+    counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
+    measured = _mean_pass_at_k(counts, n)
+    names = sorted({task for task in tasks if task is not None})
+    if len(names) > 1:
+        for name in names:
+            counts_of_task = [count for count, task in zip(counts, tasks[::n], strict=True) if task == name]
+            measured |= _mean_pass_at_k(counts_of_task, n, suffix=f"/{name}")
+    return measured
+
+
+def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
+    means = {k: sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in pass_k_values(n)}
+    return {f"pass@{k}{suffix}": mean for k, mean in means.items()}
+
+
+# Verdicts.
+
+
+def find_verifier(functions: Iterable[Any], verify: Callable | None = None) -> Callable | None:
+    """
+    Return a `batch_verifier`: that of the reward functions, unless `verify(completion, row)` takes its place. Raises
+    `InputError`: several functions have one, and their order would choose.
+    """
+    if verify is not None:
+        return verify_each(verify)
     verifiers = []
     for function in functions:
-        candidates = [getattr(function, name, None) for name in VERIFIERS]
-        verifier = next(filter(callable, candidates), None)
+        verifier = next((getattr(function, name) for name in VERIFIERS if hasattr(function, name)), None)
         if verifier is not None and verifier not in verifiers:
             verifiers.append(verifier)
     if len(verifiers) > 1:
@@ -72,24 +95,18 @@ def find_verifier(functions: Iterable[Any]) -> Callable | None:
     return verifiers[0] if verifiers else None
 
 
-class OneByOne:
-    """Wraps `verify(completion, row) -> bool` as a `batch_verifier`."""
+def verify_each(verify: Callable) -> Callable:
+    """Make a `batch_verifier` from `verify(completion, row) -> bool`."""
 
-    def __init__(self, verify: Callable):
-        self.verify = verify
-
-    def batch_verifier(self, prompts: list, completions: list, **columns: list) -> list[bool]:
+    def batch_verifier(prompts: list, completions: list, **columns: list) -> list[bool]:
         verdicts = []
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = completion if isinstance(completion, str) else last_text(completion)
             row = {name: values[place] for name, values in columns.items()}
-            verdicts.append(self.verify(text, {"prompt": prompt, **row}))
+            verdicts.append(verify(text, {"prompt": prompt, **row}))
         return verdicts
 
-
-def judges(verify: Callable | None, functions: Iterable[Any]) -> list:
-    """Return the objects that may have a `batch_verifier`: the reward functions, unless `verify` takes their place."""
-    return [*functions] if verify is None else [OneByOne(verify)]
+    return batch_verifier
 
 
 def beside_rows(trainer, completion_ids: list[list[int]]) -> dict[str, Any]:
@@ -100,227 +117,113 @@ def beside_rows(trainer, completion_ids: list[list[int]]) -> dict[str, Any]:
     return more
 
 
-def named_by(function: Callable) -> Collection[str]:
-    """Return the names of a function's parameters; none if it does not tell them, as a compiled one may not."""
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
-
-
-def pass_k_values(n: int) -> list[int]:
-    return [1 << power for power in range(n.bit_length())]
-
-
-def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
-    """
-    Compute mean pass@k over prompts for k = 1, 2, 4 … `n`, and per task if there are several. `correct` and `tasks`:
-    per completion, `n` per prompt.
-    """
-    counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
-    measured = _mean_pass_at_k(counts, n)
-    known = sorted({task for task in tasks if task is not None})
-    if len(known) > 1:
-        task_of_prompt = tasks[::n]
-        for task in known:
-            of_task = [count for count, its_task in zip(counts, task_of_prompt, strict=True) if its_task == task]
-            measured |= _mean_pass_at_k(of_task, n, suffix=f"/{task}")
-    return measured
-
-
-def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
-    if not counts:
-        return {}
-    means = {k: sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in pass_k_values(n)}
-    return {f"pass@{k}{suffix}": mean for k, mean in means.items()}
-
-
 class Verdicts:
-    """
-    Gathers an evaluation's verdicts; none without a `batch_verifier`. `n`: completions per prompt; `seconds`: the
-    verifier's time limit per batch.
-    """
+    """Calls a `batch_verifier`, with a time limit in seconds per batch. Without one there are no verdicts."""
 
-    def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
-        self.n = n
-        verifier = find_verifier(functions)
-        self.name = getattr(verifier, "__qualname__", "batch_verifier")
-        self._verify = None
+    def __init__(self, verifier: Callable | None, seconds: float | None):
+        self.verify = None
         if verifier is not None:
-            self._verify = guard_reward(verifier, self.name, seconds, "stop")
-            self._names = named_by(verifier)
-        self.begin()
-
-    def begin(self) -> None:
-        self._correct: list[bool] = []
-        self._tasks: list[str | None] = []
+            self.name = getattr(verifier, "__qualname__", VERIFIERS[0])
+            self.parameters = inspect.signature(verifier).parameters
+            self.verify = guard_reward(verifier, self.name, seconds, "stop")
 
     def judge(self, examples: list[Mapping], prompts: list, completions: list, more: Mapping[str, Any]) -> list[bool]:
         """
         Judge this process's completions; returns all processes' verdicts. `more`: [`beside_rows`]. Raises
         [`RewardError`]: the verifier fails, exceeds its time, or returns no bools.
         """
-        if self._verify is None:
+        if self.verify is None:
             return []
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
         columns = {key: [example[key] for example in examples] for key in keys}
-        columns |= {name: value for name, value in more.items() if name in self._names}
-        verdicts = self._verify(prompts=prompts, completions=completions, **columns)
+        columns |= {name: value for name, value in more.items() if name in self.parameters}
+        verdicts = self.verify(prompts=prompts, completions=completions, **columns)
         return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
-
-    def add(self, correct: list[bool], tasks: list[str | None]) -> None:
-        self._correct += correct
-        self._tasks += tasks
-
-    def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
-        if self._verify is None:
-            return {}
-        end = count_rows(rows, self.n)
-        measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
-        return {f"{prefix}_{name}": value for name, value in measured.items()}
-
-
-class EvaluatedRows:
-    """
-    Computes an evaluation's metrics over all rows.
-
-    With several processes the last batch may be filled with prompts from the beginning. Rewards, entropy and KL
-    exclude them; TRL's own metrics and the loss, means over batches, include them.
-    """
-
-    def __init__(self, names: Sequence[str], weights: torch.Tensor, aggregation: str):
-        self.names = names
-        self.weights = weights
-        self.aggregation = aggregation
-        self.begin()
-
-    def begin(self) -> None:
-        self.means = Means()
-        self._rewards: list[torch.Tensor] = []  # (N, F) of each batch
-        self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)  # over the tokens of each row
-        self._tokens: list[torch.Tensor] = []  # per row
-
-    def add_samples(self, result: RolloutResult) -> None:
-        self._rewards.append(result.rewards.detach().cpu().float())
-        self.means.merge(result.means(result.of_trl))
-
-    def add_losses(
-        self, of_trl: Mapping[str, float], tokens: torch.Tensor, sums: Mapping[str, torch.Tensor], level: str
-    ) -> None:
-        """Add TRL's metrics of a batch, and token counts and sums by row."""
-        self._tokens.append(tokens)
-        for name, of_rows in sums.items():
-            self._sums[name].append(of_rows)
-        of_tokens = token_means(level)
-        for name, value in of_trl.items():
-            weight = tokens.sum().item() if name in of_tokens else len(tokens)
-            if weight:
-                self.means.add(name, value, weight)
-
-    def metrics(self, rows: int | None, group_size: int) -> dict[str, float]:
-        metrics = self.means.values_by_name()
-        if self.means.is_plain("loss"):
-            del metrics["loss"]  # Trainer's excludes rows that fill up a batch
-        if self._rewards:
-            rewards = torch.cat(self._rewards)[:rows]
-            metrics.pop(EQUAL_GROUPS, None)
-            metrics |= measure_rewards(rewards, self.names, self.weights, group_size, self.aggregation)
-        if self._tokens:
-            tokens = torch.cat(self._tokens)[:rows].sum().item()
-            for name, of_rows in self._sums.items():
-                if tokens:
-                    metrics[name] = torch.cat(of_rows)[:rows].double().sum().item() / tokens
-        return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 class EvaluationMixin:
     """The part of [`ProRLTrainer`] for evaluations, in their order."""
+
+    _evaluated: list[RolloutResult]  # by batch
+    _entropies: list[torch.Tensor]  # by batch, (2, N): sum over the tokens of each completion, and their number
 
     @property
     def _evaluates_as_trl(self) -> bool:
         """Whether evaluations use the training's random numbers."""
         return self.args.is_trl and not self.resets.possible
 
-    def evaluate(self, *args, **kwargs):
-        """Evaluate with separate random numbers: the number of evaluations must not change the training."""
-        with nullcontext() if self._evaluates_as_trl else own_random_state():
-            try:
-                return super().evaluate(*args, **kwargs)
-            except RewardError as error:
-                # Its cause keeps the relevant frames.
-                raise error.with_traceback(None)  # noqa: B904
-
-    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        """Add pass@k, the share of training prompts, and metrics over all rows instead of means over batches."""
-        self.verdicts.begin()
-        self.evaluated.begin()
-        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        take(self._metrics["eval"], self.evaluated.means)  # a subclass's
-        output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
-        share = self.share_in_training(dataloader.dataset)
-        if share:
-            output.metrics[f"{metric_key_prefix}_in_training"] = share
-        rows = count_rows(dataloader.dataset, self.num_generations_eval)
-        measured = self.evaluated.metrics(rows, self.num_generations_eval)
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
-        return output
-
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
-        """Write the evaluation's row, and check the watched metrics."""
+        """Write the evaluation's row, and check the metrics that triggers watch."""
         # `eval_on_start`, the only caller that skips the scheduler, evaluates at each `train`; a resume has done it.
         if skip_scheduler and self._resume is not None:
             return {}
         timer = StageTimer(self.accelerator.device)
         with timer.stage("eval"):
             metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
-        watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
-        best = self.args.metric_for_best_model
-        if best is not None:
-            key = "ref_reset_metric" if self.args.stop_stall else "metric_for_best_model"
-            watched[f"eval_{best.removeprefix('eval_')}"] = key
-        for name, key in watched.items():
-            if name not in metrics:
-                known = ", ".join(sorted(metrics))
-                raise EvaluationError(f"{key}={name!r} is not a metric of the evaluation; it has: {known}.")
-        self.recorder.evaluation(self.state.global_step, metrics, timer.seconds["eval"])
+        for callback in self.resets.callbacks:
+            for name in callback.metrics():
+                if name not in metrics:
+                    names = ", ".join(sorted(metrics))
+                    raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation: {names}.")
+        self.recorder.write_evaluation(self.state.global_step, metrics, timer.seconds["eval"])
         return metrics
 
-    def _determine_best_metric(self, metrics, trial):
-        """Add `stop_stall`, and keep a save that was requested before."""
-        # Trainer calls this after each evaluation except `eval_on_start`. `save_strategy: best` saves if it returns
-        # true, also for an earlier stop's request.
-        stop = self.stall_stop
-        if stop is None:
-            return super()._determine_best_metric(metrics, trial) or self.control.should_save
-        (metrics,) = broadcast_object_list([metrics])  # all processes stop, or none
-        if stop.best is None:  # first evaluation, or a new key
-            if self.state.best_model_checkpoint is None:
-                self.state.best_metric = None
-            stop.best = self.state.best_metric
-        saves = super()._determine_best_metric(metrics, trial) or self.control.should_save
-        event = stop.fire(self.state.global_step, metrics)
-        if event is not None:
-            self.parts["end"].ended_by = event["event"]
-            saves = True
-            self.control.should_training_stop = True
-            best = {"checkpoint": f"checkpoint-{self.state.best_global_step}", "best": self.state.best_metric}
-            self._event({**event, **best})
-        self.control.should_save = saves
-        return saves  # for `save_strategy: best`
+    def evaluate(self, *args, **kwargs):
+        """Evaluate with separate random numbers: the number of evaluations must not change the training."""
+        with nullcontext() if self._evaluates_as_trl else own_random_state():
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+        """Add TRL's metrics, with rewards and entropy over all rows, pass@k, and the share of training prompts."""
+        self._evaluated = []
+        self._entropies = []
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        means = Means()
+        for name, values in self._metrics["eval"].items():
+            for value in values:
+                means.add(name, float(value))
+        measured = means.values_by_name() | self._measure_evaluation(dataloader.dataset)
+        share = self.share_in_training(dataloader.dataset)
+        if share:
+            measured["in_training"] = share
+        named = {f"{metric_key_prefix}_{name}": value for name, value in measured.items() if not math.isnan(value)}
+        output.metrics.update(named)
+        return output
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
         batch, result = self._sample_as_trl(inputs)
-        self.evaluated.add_samples(result)
+        self._evaluated.append(result)
         return batch
 
-    def _keep_evaluated(self, inputs, loss: torch.Tensor, entropies, penalty: Penalty | None, of_trl) -> None:
+    def _record_evaluated(self, inputs, entropies: torch.Tensor) -> None:
         mask = completion_mask(inputs)
-        sums = {"entropy": (zero_masked(entropies, mask) * mask).sum(dim=1)}
-        if penalty is not None and self.args.adds_penalty and penalty.primary is not None:
-            sums["kl"] = (penalty.primary.detach() * mask).sum(dim=1)
-        tokens = self.accelerator.gather(mask.sum(dim=1))
-        of_rows = {name: self.accelerator.gather(values) for name, values in sums.items()}
-        of_trl = {name: value for name, value in of_trl.items() if name not in sums}
-        self.evaluated.add_losses(of_trl, tokens, of_rows, self.importance_sampling_level)
-        weight = tokens.sum().item() if self.loss_type in TOKEN_LOSSES else len(tokens)
-        self.evaluated.means.add("loss", self.accelerator.gather(loss.detach()).mean().item(), weight)
+        sums = (zero_masked(entropies, mask) * mask).sum(dim=1)
+        self._entropies.append(torch.stack([self.accelerator.gather(sums), self.accelerator.gather(mask.sum(dim=1))]))
+
+    def _measure_evaluation(self, dataset) -> dict[str, float]:
+        group_size = self.num_generations_eval
+        # With several processes the last batch is filled with prompts from the beginning, which must not count twice.
+        end = len(dataset) * group_size if has_length(dataset) else None
+        rewards = torch.cat([result.rewards.cpu() for result in self._evaluated])[:end]
+        correct = [verdict for result in self._evaluated for verdict in result.correct][:end]
+        tasks = [task for result in self._evaluated for task in result.tasks][:end]
+        measured = measure_rewards(
+            rewards, self.reward_func_names, self.reward_weights, group_size, self.multi_objective_aggregation
+        )
+        sums, tokens = torch.cat(self._entropies, dim=1)[:, :end].double().sum(dim=1).tolist()
+        if tokens:
+            measured["entropy"] = sums / tokens
+        return measured | measure_pass_at_k(correct, tasks, group_size)
+
+    def _determine_best_metric(self, metrics, trial):
+        """Pass an evaluation to the parts once the best one is known; one may stop the run, with a checkpoint."""
+        is_best = super()._determine_best_metric(metrics, trial)
+        if is_best and self.args.stop_stall:  # it keeps the best checkpoint, also between `save_steps`
+            self.control.should_save = True
+        best = {"checkpoint": f"checkpoint-{self.state.best_global_step}", "best": self.state.best_metric}
+        for part in self.parts.values():
+            event = part.on_evaluation(self.state.global_step, metrics)
+            if event is not None:
+                self._event({**event, **best})
+                self._stop(event)
+        return is_best or self.control.should_save  # with `save_strategy: best` whether to save

@@ -271,8 +271,7 @@ class ProlongedKeys:
         kl_clamp (`float`, *optional*):
             Bound on the KL estimate of each token, in nats, before the ratio of `use_bias_correction_kl`. Tokens
             beyond it get no KL gradient, and `kl_clamped` counts them. Logged KLs, `ref_reset_kl` and `kl_target` use
-            the KL without bound; a logged KL that overflows is omitted and does not trigger `nonfinite`. `None`: no
-            bound.
+            the KL without bound; a logged KL that overflows is omitted. `None`: no bound.
         kl_in (`str`, *optional*, defaults to `"loss"`):
             Place of the KL to the reference and to the starting model. `"loss"`: a term of the loss, in every update.
             `"reward"`: coefficient · Σ (log π_old − log π_ref) over its tokens is subtracted from each completion's
@@ -306,8 +305,6 @@ class ProlongedKeys:
             Evaluation metric of `ref_reset_stall`, `ref_reset_drop` and `stop_stall`: `eval_reward`; `eval_pass@1`,
             `eval_pass@2`, `eval_pass@4` … up to the number of completions per prompt, by the task's `verify`;
             `eval_pass@1/TASK` for one of several tasks; or any other evaluation metric.
-        ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
-            `"max"` if larger values of the metric are better, or `"min"`.
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
             Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
@@ -355,8 +352,8 @@ class ProlongedKeys:
 
         fast (`bool`, *optional*, defaults to `False`):
             Switch on every acceleration that changes results only by rounding, or that samples from the same
-            distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto`, `merge_micro_batches:
-            auto` and `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
+            distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto` and
+            `compact_generation: auto`. A key that you set yourself keeps its value, even its default. (TRL's
             `TrlParser` passes all keys, so with it only other values are kept.) Accelerations that a run does not
             support are skipped; a line at startup and `env.json` give the reason. It also skips rows without gradient
             (`skip_zero_rows`), so `entropy` is a mean over the other rows.
@@ -365,42 +362,22 @@ class ProlongedKeys:
             pass stays, with the reason in `env.json`, if an update comes before the end of that pass
             (`gradient_accumulation_steps` is no multiple of `steps_per_generation`), or if `kl_in: reward` or a
             correction for vLLM needs it earlier.
-        fast_models (`list[str]`, *optional*):
-            Families of models (`model_type`), in addition to those of docs/supported.md, for which `pack_groups` and
-            `compact_generation` are tried on a tiny model of the same class. `trl-prorl preflight` makes the same
-            trial. `None`: only listed ones.
         pack_groups (`str`, *optional*, defaults to `"off"`):
             `"on"`: every scoring forward pass computes each prompt once for all its completions, without padding. Each
-            update uses the same rows as in TRL; rows of a group are moved into one micro-batch as far as possible. At
-            the first batch a row's score is compared with the policy's own forward. A difference, or a model
-            (docs/supported.md) or task that cannot be packed, raises an error. `"auto"`: TRL's computation instead,
-            with the reason in `env.json`.
-        pack_max_tokens (`int`, *optional*):
-            Maximum tokens per packed forward pass, to limit memory; at least the longest prompt plus
-            `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
-        merge_micro_batches (`str`, *optional*, defaults to `"off"`):
-            `"on"`: the micro-batches of an update are computed in one forward and one backward pass, if they are of
-            one generation batch and fit into `merge_tokens`. The gradient is the same, up to rounding. A loss that
-            averages over the tokens of each micro-batch raises an error. `"auto"`: only on a CUDA GPU, and only as
-            many as need no more memory than one of TRL's; else TRL's computation, with the reason in `env.json`.
-        merge_tokens (`int`, *optional*):
-            Maximum tokens of a forward pass over merged micro-batches: of their packed row, or without `pack_groups`
-            of their padded rows. A larger micro-batch is computed alone. It changes results by rounding. `None`: no
-            limit with `merge_micro_batches: "on"`; with `auto` 0.75 of the padded positions of one micro-batch, or all
-            with `gradient_checkpointing`.
+            update uses the same rows as in TRL; rows of a group are moved into one micro-batch as far as possible.
+            Before the first batch the scores of some rows are compared with the policy's own forward. A difference, or
+            a model (docs/supported.md) or task that cannot be packed, raises an error. `"auto"`: TRL's computation
+            instead, with the reason in `env.json`.
         compact_generation (`str`, *optional*, defaults to `"off"`):
             `"on"`: generation computes each prompt once for all its completions, drops finished completions, and
-            samples from a copy of the policy with LoRA merged. At the first batch the log-probabilities of a prompt's
-            completions are compared with the policy's own forward. A difference, or a model (docs/supported.md) or
-            setting that does not support it, raises an error. `"auto"`: transformers' `generate` instead, with the
-            reason in `env.json`.
+            samples from a copy of the policy with LoRA merged, which is not possible for quantised weights, nor for
+            experts with adapters of two parameters (as by `target_modules: all-linear`). Before the first batch the
+            log-probabilities of some samples are compared with the policy's own forward. A difference, or a model
+            (docs/supported.md) or setting that does not support it, raises an error. `"auto"`: transformers'
+            `generate` instead, with the reason in `env.json`.
         compact_max_rows (`int`, *optional*):
             Maximum completions that are decoded at once, to limit memory; groups that fit stay together. Sampled
             tokens depend on it. `trl-prorl preflight --all` prints how many fit. `None`: the whole generation batch.
-        compact_merge (`bool`, *optional*, defaults to `True`):
-            `False`: sample from the policy and its adapter without merging. That is slower, and saves a copy of the
-            weights that LoRA changes. Quantised weights, and experts with adapters of two parameters (as by
-            `target_modules: all-linear`), are never merged.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
             Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: all weights are sent,
             with the adapter merged.
@@ -420,16 +397,13 @@ class ProlongedKeys:
 
         dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
             Replace groups with equal task rewards, which give no gradient, by groups of further prompts, in at most
-            this many rounds (DAPO, arXiv 2503.14476). Further prompts come in a shuffled order of their own, so a
-            prompt can occur twice in a batch (not with `prompt_pool`). Generated tokens include replaced groups;
-            logged rewards are those of the first round. 0: off.
-        dynamic_sampling_rewards (`list[str]`, *optional*):
-            Names of the reward functions that decide, by their weighted sum, whether all rewards of a group are equal.
-            `None`: the first function with a weight and a reward for the group, in a recipe the task's. A length
-            reward differs for any two lengths, so it does not decide.
+            this many rounds (DAPO, arXiv 2503.14476). The task's reward is the first function with a weight and a
+            reward for the group; list length rewards, which differ for any two lengths, after it. Further prompts come
+            in a shuffled order of their own, so a prompt can occur twice in a batch (not with `prompt_pool`).
+            Generated tokens include replaced groups; logged rewards are those of the first round. 0: off.
         prompt_pool (`bool`, *optional*, defaults to `False`):
             Select the prompts of each generation batch by their earlier results: unseen prompts first, then those that
-            wait longest. A prompt rests if its group had equal task rewards (see `dynamic_sampling_rewards`), or if
+            wait longest. A prompt rests if its group had equal task rewards (see `dynamic_sampling_rounds`), or if
             its pass rate has reached `prompt_pool_retire`: for as many groups as there are prompts, twice as long each
             consecutive time, up to 8 times as long.
         prompt_pool_retire (`float`, *optional*, defaults to `0.9`):
@@ -481,7 +455,7 @@ class ProlongedKeys:
             `ref_reset_stall` a reset comes first: evaluations count from the first reset after the last improvement.
             0: never.
         nonfinite (`str`, *optional*, defaults to `"stop"`):
-            Action at NaN or infinity in a reward, the loss, a KL or a gradient. `"stop"`: end the run before the next
+            Action at NaN or infinity in a reward, the loss or a gradient. `"stop"`: end the run before the next
             checkpoint. `"skip"`: skip that optimizer step (it still counts, and the learning-rate schedule advances)
             and count it in `nonfinite_skips`. Weights that are not finite always stop the run.
         reward_timeout (`float`, *optional*, defaults to `600.0`):
@@ -517,7 +491,6 @@ class ProlongedKeys:
     ref_reset_stall: Annotated[int, Key(ge=0, changes=Effect.RESET, label="stall {}")] = 0
     ref_reset_drop: Annotated[float | None, Key(gt=0, changes=Effect.RESET, label="drop {}")] = None
     ref_reset_metric: Annotated[str, Key(needs=AN_EVALUATION, label="of {}")] = "eval_reward"
-    ref_reset_metric_mode: Annotated[str, Key(("max", "min"), needs=AN_EVALUATION)] = "max"
     ref_reset_min_delta: Annotated[float, Key(ge=0, needs=AN_EVALUATION)] = 0.0
     ref_reset_cooldown: Annotated[int, Key(ge=0, needs=A_RESET, label="cooldown {}")] = 0
     ref_reset_mix: Annotated[float, Key(ge=0, le=1, needs=A_RESET, label="mix {}")] = 1.0
@@ -548,22 +521,14 @@ class ProlongedKeys:
 
     fast: Annotated[bool, Key()] = False
     reuse_old_logps: Annotated[bool, Key(changes=Effect.STEP, fast=True)] = False
-    fast_models: Annotated[list[str] | None, Key(needs=needs("pack_groups", "compact_generation"))] = None
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
-    pack_max_tokens: Annotated[int | None, Key(ge=1, needs=needs("pack_groups"))] = None
-    merge_micro_batches: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
-    merge_tokens: Annotated[int | None, Key(ge=1, needs=needs("merge_micro_batches"))] = None
     compact_generation: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
     compact_max_rows: Annotated[int | None, Key(ge=1, needs=needs("compact_generation"))] = None
-    compact_merge: Annotated[bool, Key(needs=needs("compact_generation"))] = True
     vllm_enable_lora: Annotated[bool, Key(needs=needs("use_vllm"))] = False
     skip_zero_rows: Annotated[bool | None, Key(changes=Effect.STEP)] = None
     drop_zero_rows: Annotated[bool, Key(changes=Effect.KL, needs=AN_ANCHOR)] = False
 
     dynamic_sampling_rounds: Annotated[int, Key(ge=0, changes=Effect.STEP)] = 0
-    dynamic_sampling_rewards: Annotated[
-        list[str] | None, Key(needs=needs("dynamic_sampling_rounds", "prompt_pool"))
-    ] = None
     prompt_pool: Annotated[bool, Key(changes=Effect.STEP)] = False
     prompt_pool_retire: Annotated[float, Key(gt=0, le=1, needs=needs("prompt_pool"))] = 0.9
     advantage_estimator: Annotated[str | None, Key(tuple(ADVANTAGES), changes=Effect.STEP)] = None

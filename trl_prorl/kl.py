@@ -1,7 +1,6 @@
 """KL terms of a loss: estimators, loss weights, the anchors' penalties and the adaptation to `kl_target`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from .anchors import ANCHORS, Anchor, OldPolicyAnchor
 from .keys import switched_off
 from .parts import Part, Row
-from .supported import IMPORTANCE_LEVELS, KL_ESTIMATORS, LOSS_TYPES
+from .supported import LOSS_TYPES
 
 
 Batch = Mapping[str, torch.Tensor]  # tensors of a batch, by name
@@ -36,14 +35,19 @@ def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# KL estimators: values and, through autograd, gradients of the per-token reverse KL at the visited states, KL(π_θ(·|s)
-# ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator contains it. In a
-# loss the *gradient* matters. With samples from π_old and the per-token ratio r = exp(logπ_θ − logπ_old): | estimator
-# | in the loss alone | multiplied by r ("bias correction") | |---|---|---| | k1 | zero expected gradient on-policy:
-# refused | exact per token, on- and off-policy | | k2 | exact on-policy, biased off-policy | biased | | k3 | biased |
-# exact per token, on- and off-policy | With a sequence-level ratio no estimator is exact. `kl_clamp` removes the
-# gradient of the tokens beyond it. Values: J. Schulman, "Approximating KL Divergence" (2020,
-# http://joschu.net/blog/kl-approx.html). `tests/objective/test_kl.py` checks gradients by enumerating all completions.
+# KL estimators: values and, through autograd, gradients of the per-token reverse KL at the visited states,
+# KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator contains
+# it. In a loss the *gradient* matters. With samples from π_old and the per-token ratio r = exp(logπ_θ − logπ_old):
+#
+# | estimator | in the loss alone | multiplied by r ("bias correction") |
+# |---|---|---|
+# | k1 | zero expected gradient on-policy: refused | exact per token, on- and off-policy |
+# | k2 | exact on-policy, biased off-policy | biased |
+# | k3 | biased | exact per token, on- and off-policy |
+#
+# With a sequence-level ratio no estimator is exact. `kl_clamp` removes the gradient of the tokens beyond it. Values:
+# J. Schulman, "Approximating KL Divergence" (2020, http://joschu.net/blog/kl-approx.html).
+# `tests/objective/test_kl.py` checks gradients by enumerating all completions.
 
 
 def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
@@ -58,18 +62,15 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
 
     Returns `torch.Tensor` of shape `(B, T)`: In nats.
     """
-    if logps.shape != anchor_logps.shape:
-        raise ValueError(f"logps {tuple(logps.shape)} and anchor_logps {tuple(anchor_logps.shape)} differ in shape.")
-    if estimator == "k3":
-        reverse = anchor_logps - logps
-        # TRL's order of operations, for bit-identical results
-        return torch.exp(reverse) - reverse - 1
     log_ratio = logps - anchor_logps
-    if estimator == "k1":
-        return log_ratio
-    if estimator == "k2":
-        return 0.5 * log_ratio.square()
-    raise ValueError(f"kl_estimator={estimator!r} is not one of {', '.join(KL_ESTIMATORS)}.")
+    match estimator:
+        case "k1":
+            return log_ratio
+        case "k2":
+            return 0.5 * log_ratio.square()
+        case "k3":
+            reverse = anchor_logps - logps
+            return torch.exp(reverse) - reverse - 1  # in TRL's order of operations, for the same bits
 
 
 def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
@@ -122,13 +123,13 @@ def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.T
     (GSPO, arXiv 2507.18071), with gradient in θ. All arguments have shape `(B, T)`.
     """
     log_ratio = logps - old_logps.detach()
-    if level == "token":
-        return torch.exp(log_ratio)
-    if level == "sequence":
-        tokens = mask.sum(-1, keepdim=True).clamp(min=1.0)
-        mean = (log_ratio * mask).sum(-1, keepdim=True) / tokens
-        return torch.exp(mean)
-    raise ValueError(f"importance_sampling_level={level!r} is not one of {', '.join(IMPORTANCE_LEVELS)}.")
+    match level:
+        case "token":
+            return torch.exp(log_ratio)
+        case "sequence":
+            tokens = mask.sum(-1, keepdim=True).clamp(min=1.0)
+            mean = (log_ratio * mask).sum(-1, keepdim=True) / tokens
+            return torch.exp(mean)
 
 
 def gradient_bias(
@@ -164,20 +165,17 @@ class Aggregation:
     def weights(self, batch: Batch, accumulation: float | None) -> torch.Tensor:
         """Return the [`token_weights`] `(B, T)` of a micro-batch."""
         args = self.args
+        # As in TRL: tokens of the whole generation batch, scaled to the micro-batches of one optimizer step.
         window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
             window = window * accumulation / args.steps_per_generation
         mask = completion_mask(batch)
         return token_weights(mask, args.loss_type, accumulation or 1.0, args.max_completion_length, window)
 
-    def factor(self, number: int) -> int:
-        """Return the factor on the joint loss of `number` micro-batches that makes it the sum of their losses."""
-        return 1 if LOSS_TYPES[self.args.loss_type].aggregation == "window" else number
-
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
-        """Convert a scalar term of the loss to the scale of TRL's log."""
-        by_itself = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
-        return term * accumulation if by_itself else term
+        """Convert a scalar term of the loss to TRL's `policy_loss`: not yet divided by the accumulation."""
+        is_divided = accumulation is not None and LOSS_TYPES[self.args.loss_type].aggregation != "window"
+        return term * accumulation if is_divided else term
 
 
 def token_weights(
@@ -239,14 +237,6 @@ def next_coefficient(coefficient: float, kl: float, target: float, steps: int, h
     return coefficient * max(1.0 + error * steps / horizon, 0.5)
 
 
-@dataclass(frozen=True)
-class Penalty:
-    """The primary anchor's KL `(B, T)`, if it acts, and the scalar that enters the loss."""
-
-    primary: torch.Tensor | None
-    loss: torch.Tensor
-
-
 class Anchors(Part):
     """All anchors of a run, in the order in which the primary one is chosen."""
 
@@ -276,7 +266,7 @@ class Anchors(Part):
 
     @property
     def primary(self) -> Anchor | None:
-        """Return the first anchor with a coefficient, which is logged and adapted."""
+        """The first anchor with a coefficient, which is logged and adapted."""
         for anchor in self:
             if anchor.is_on:
                 return anchor
@@ -311,35 +301,36 @@ class Anchors(Part):
             beyond |= beyond_clamp(logps, anchor.logps(batch, logps), self.args.kl_estimator, self.args.kl_clamp)
         return beyond
 
-    def penalty(self, batch: Batch, logps: torch.Tensor, level: str, weights: torch.Tensor) -> Penalty | None:
+    def kls(self, batch: Batch, logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
         """
-        Compute Σ coefficient · KL · weight over anchors and tokens; `None` if no anchor acts.
+        Compute the KL to each anchor that acts, as it enters the loss: `(B, T)` by the anchor's name.
 
         Args:
             batch (`Batch`): Advantages `(B,)`, masks and the anchors' log-probabilities `(B, T)`.
             logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
             level (`str`): TRL's `importance_sampling_level`.
-            weights (`torch.Tensor` of shape `(B, T)`): The tokens' weights in the loss.
         """
         active = self.active(batch)
         if not active:
-            return None
+            return {}
         args = self.args
         mask = completion_mask(batch)  # (B, T)
         if args.drop_zero_rows:
             mask = mask * has_advantage(batch).unsqueeze(1)
-        mask = mask.bool()
         policy_logps = zero_masked(logps, mask)  # (B, T)
         ratio = None
         if args.use_bias_correction_kl:
             old_logps = zero_masked(self["old"].logps(batch, logps), mask)  # (B, T)
-            ratio = importance_ratio(policy_logps, old_logps, mask, level)  # (B, T) or (B, 1)
+            ratio = importance_ratio(policy_logps, old_logps, mask.bool(), level)  # (B, T) or (B, 1)
         kls = {}
         for anchor in active:
             anchor_logps = zero_masked(anchor.logps(batch, logps), mask)  # (B, T)
             kls[anchor.name] = kl_penalty(policy_logps, anchor_logps, args.kl_estimator, ratio, args.kl_clamp)
-        weighted = sum(anchor.coefficient * kls[anchor.name] for anchor in active)  # (B, T)
-        return Penalty(kls.get(self.primary.name), (weighted * weights).sum())
+        return kls
+
+    def weighted_sum(self, kls: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return Σ coefficient · KL over anchors, `(B, T)`."""
+        return sum(self[name].coefficient * kl for name, kl in kls.items())
 
     def on_row(self, step: int, row: Row) -> None:
         primary = self.primary

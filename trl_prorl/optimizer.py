@@ -1,5 +1,5 @@
 """
-Optimizer treatment at a reset as pure functions on one parameter's state, and the learning rate after it.
+Optimizer treatment at a reset: factors on the state of each parameter; and the learning rate after it.
 
 | optimizer | first moment | second moment |
 |---|---|---|
@@ -43,31 +43,31 @@ STEP = "step"
 ResetPlan = list[tuple[dict[str, Any], dict[str, float]]]  # every parameter's state, with its factors
 
 
-def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
+def find_factors(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
     Return a treatment's factors other than 1 on one parameter's state, by key. Raises `ValueError`: an unknown entry.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for key, value in state.items():
         if value is None:
             continue
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:  # its scale is in `absmax`
             continue
         if key in FIRST_MOMENTS:
-            found[key] = treatment.effect_on("first", alpha)
+            factors[key] = treatment.effect_on("first", alpha)
         elif key in SECOND_MOMENTS:
-            found[key] = treatment.effect_on("second", alpha)
+            factors[key] = treatment.effect_on("second", alpha)
         elif key == STEP and treatment.clears_step:
-            found[key] = 0.0
-    return {key: factor for key, factor in found.items() if factor != 1.0}
+            factors[key] = 0.0
+    return {key: factor for key, factor in factors.items() if factor != 1.0}
 
 
 @torch.no_grad()
-def apply_changes(state: dict[str, Any], by_key: Mapping[str, float]) -> None:
+def apply_factors(state: dict[str, Any], factors: Mapping[str, float]) -> None:
     """Multiply entries of a state in place: tensors keep their storage."""
-    for key, factor in by_key.items():
+    for key, factor in factors.items():
         value = state[key]
         if key == MOMENTUM and factor == 0.0:
             del state[key]  # as in a new SGD; its first update applies no dampening
@@ -91,12 +91,12 @@ def check_optimizer_class(cls: type, momentum: float, beta1: float | None, mode:
     treatment = treatment_of(mode)
     name = full_name(cls)
     forgets = find_optimizer(cls).endswith("Adafactor") and treatment.clears_step and treatment.second != 0.0
-    if forgets or treatment.changes and not treatment.changes & memory:
+    if forgets or (treatment.changes and not treatment.changes & memory):
         what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
         why = f"but {name} has none, so nothing would be reset"
         if forgets:
             why = f"but {name} forgets its second moment when the step count is 0, as with hard"
-        useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
+        useful = [key for key, candidate in TREATMENTS.items() if candidate.changes & memory]
         raise ValueError(
             f"optimizer_reset={mode!r} resets {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
             "use Adam (optim: adamw_torch)."
@@ -112,8 +112,8 @@ def memory_of(cls: type, momentum: float, beta1: float | None) -> set[str]:
             f"{', '.join(OPTIMIZERS)} (optim: adamw_torch, adafactor, adamw_8bit, …)."
         )
     memory = set(OPTIMIZERS[name].memory)
-    given = {"momentum": momentum, "beta1": beta1}
-    if not given.get(OPTIMIZERS[name].first_needs, True):
+    settings = {"momentum": momentum, "beta1": beta1}
+    if not settings.get(OPTIMIZERS[name].first_needs, True):
         memory.remove("first")
     if not memory:
         raise ValueError(
@@ -150,12 +150,12 @@ def plan_reset(optimizer: torch.optim.Optimizer, mode: str, alpha: float) -> Res
     if mode == "keep":
         return []
     inner = inner_of(optimizer)
-    return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
+    return [(state, find_factors(state, mode, alpha)) for state in inner.state.values()]
 
 
 def apply_reset(plan: ResetPlan) -> None:
-    for state, by_key in plan:
-        apply_changes(state, by_key)
+    for state, factors in plan:
+        apply_factors(state, factors)
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
@@ -172,8 +172,10 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]  # of a tensor, which changes
-    return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
+    """Return the state and the learning rates of a schedule (or Accelerate's wrapper of it)."""
+    inner = getattr(scheduler, "scheduler", scheduler)
+    rates = [float(group["lr"]) for group in inner.optimizer.param_groups]  # of a tensor, which changes
+    return {"state": copy.deepcopy(inner.state_dict()), "lrs": rates}
 
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
@@ -184,9 +186,9 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     for place, group in enumerate(inner.optimizer.param_groups):
         rate = start["lrs"][place]
         if base_rates is not None:
-            base_rate_then = inner.base_lrs[place]
-            if base_rate_then:
-                rate *= base_rates[place] / base_rate_then
+            start_base_rate = inner.base_lrs[place]
+            if start_base_rate:
+                rate *= base_rates[place] / start_base_rate
         group["lr"] = rate
     if base_rates is not None:
         inner.base_lrs = base_rates

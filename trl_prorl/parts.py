@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from .kl import Penalty
-
 
 Event = dict[str, Any]  # a line of `events.jsonl`
 Row = Mapping[str, float]  # of `metrics.jsonl`
@@ -28,11 +26,12 @@ class MicroBatch:
         logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
         entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The computed rows; `None` means all.
-        penalty ([`~trl_prorl.kl.Penalty`], *optional*): The anchors' KL.
-        of_trl (`Mapping[str, float]`): TRL's metrics of this loss.
-        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): The sampled model's, in the first pass, if it is
-            not bit-identical to the policy.
-        number (`int`): TRL's micro-batches in it (`merge_micro_batches`).
+        kls (`Mapping[str, torch.Tensor]`): KL to each anchor that acts, as the loss has it, `(B, T)` by the anchor's
+            name.
+        kl_loss (`torch.Tensor`, *optional*): Their weighted sum, a scalar; `None` if no anchor acts.
+        trl_metrics (`Mapping[str, float]`): TRL's metrics of this loss.
+        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Those of the model that sampled, if it is not
+            bit-identical to the policy; with compact generation in the first pass alone.
     """
 
     batch: Mapping[str, "torch.Tensor"]
@@ -40,10 +39,10 @@ class MicroBatch:
     logps: "torch.Tensor"
     entropies: "torch.Tensor"
     rows: "torch.Tensor | None" = None
-    penalty: "Penalty | None" = None
-    of_trl: Mapping[str, float] = field(default_factory=dict)
+    kls: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
+    kl_loss: "torch.Tensor | None" = None
+    trl_metrics: Mapping[str, float] = field(default_factory=dict)
     sampler_logps: "torch.Tensor | None" = None
-    number: int = 1
 
 
 def make_event(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> Event:
@@ -75,7 +74,7 @@ class Part:
         """Called when the optimizer exists, without Accelerate's wrapper."""
 
     def schedule_made(self, schedule: Any) -> None:
-        """Called when the learning-rate schedule exists, without Accelerate's wrapper."""
+        """Called when the learning-rate schedule exists, maybe in Accelerate's wrapper."""
 
     # A step, in this order.
 
@@ -118,6 +117,12 @@ class Part:
         ends the run.
         """
 
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> Event | None:
+        """
+        Called after each evaluation, with its metrics by name. It returns `None`, or an event that ends the run with a
+        checkpoint.
+        """
+
     def on_event(self, event: Event) -> None:
         """Called for every event that a part returned. The recorder completes and writes it."""
 
@@ -133,7 +138,7 @@ class Part:
 
         Args:
             state (`Mapping[str, Any]`): Its result.
-            changed (`Mapping[str, Any]`): Keys with another value than then, `[then, now]`.
+            changed (`Mapping[str, Any]`): Keys with another value than in that process, `[before, now]`.
         """
         for name in self.remembers:
             setattr(self, name, state[name])

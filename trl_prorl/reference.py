@@ -42,8 +42,8 @@ from .upstream.weights import copy_tensors, settings_of
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE = "reference.safetensors"
-# Anchors that are scored from token ids alone, and the key without which they are not.
-TEXT_ONLY = {"ref": "ref_compute: cached", "old": "kl_in: loss", "base": "beta_base: 0"}
+# What to set for batches with images, by anchor: it is scored from token ids alone.
+IMAGE_CURES = {"ref": "ref_compute: cached", "old": "kl_in: loss", "base": "beta_base: 0"}
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a tensor of the reference, and the policy's
 
 
@@ -71,21 +71,18 @@ def check_active_adapter(policy: PeftModel) -> None:
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters of the model itself, which disabling the adapter does not change."""
     marks = [f".{name}." for name in policy.peft_config]
-    prefix = getattr(policy.base_model, "prefix", None)  # of an unnamed adapter, such as `adaption_`
-    if prefix:
-        marks.append(f".{prefix}")
-    of_adapters = re.compile("|".join(map(re.escape, marks)))
+    pattern = re.compile("|".join(map(re.escape, marks)))
     outside = {}
     for name, param in policy.named_parameters():
-        if param.requires_grad and not of_adapters.search(f".{name}."):
+        if param.requires_grad and not pattern.search(f".{name}."):
             outside[name] = param
     return outside
 
 
-def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
+def check_trained(policy: torch.nn.Module, anchor_keys: list[str]) -> None:
     """
     Raise `ValueError` for trained parameters outside the adapter that a checkpoint would lack, or that would move a
-    reference or starting model (`anchors`: their keys) on the same base.
+    reference or starting model (`anchor_keys`: of their coefficients) on the same base.
     """
     if not isinstance(policy, PeftModel):
         return
@@ -100,11 +97,11 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
             f"{lost[0]} is trained outside the adapter {adapter!r}, and no adapter file contains it. Add its module "
             "to modules_to_save of the peft_config, or freeze it: requires_grad_(False)."
         )
-    if anchors:
+    if anchor_keys:
         raise ValueError(
             f"{next(iter(outside))} is trained outside the adapter {adapter!r} and shared with the models of "
-            f"{' and '.join(anchors)}, so their KL would be to a model that moves with the policy. Add its module to "
-            f"modules_to_save of the peft_config, or set {' and '.join(f'{key}=0' for key in anchors)}."
+            f"{' and '.join(anchor_keys)}, so their KL would be to a model that moves with the policy. Add its module "
+            f"to modules_to_save of the peft_config, or set {' and '.join(f'{key}=0' for key in anchor_keys)}."
         )
 
 
@@ -147,10 +144,10 @@ def has_settings_of(policy: torch.nn.Module, reference: torch.nn.Module) -> bool
 
 def warn_of_another(policy: torch.nn.Module, reference: torch.nn.Module, path: str) -> None:
     """Warn if the policy differs from the model at its path, TRL's reference."""
-    own = unique_tensors(policy)
+    starting = unique_tensors(policy)
     loaded = unique_tensors(reference)
-    is_alike = own.keys() == loaded.keys() and has_settings_of(policy, reference)
-    if is_alike and all(torch.equal(loaded[name].to(own[name]), own[name]) for name in own):
+    is_alike = starting.keys() == loaded.keys() and has_settings_of(policy, reference)
+    if is_alike and all(torch.equal(loaded[name].to(starting[name]), starting[name]) for name in starting):
         return
     logger.warning(
         "The policy is not the model of %s, which TRL loads as the fixed reference: it was changed in memory. For a "
@@ -188,10 +185,10 @@ class AnchorModels:
         self.fresh_adapter = fresh_adapter
         self.wrapped_by_trl = wrapped_by_trl
 
-    def of_adapter(self, name: str | None) -> "AdapterReference":
+    def make_adapter_reference(self, name: str | None) -> "AdapterReference":
         return AdapterReference(self.policy, name, self.trainer.modules.all)
 
-    def policy_itself(self) -> "Policy":
+    def make_policy(self) -> "Policy":
         return Policy()
 
     def make_reference(self) -> "AdapterReference | SnapshotReference":
@@ -199,20 +196,20 @@ class AnchorModels:
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
-            is_other = type(reference.ref_model) is not type(self.policy)
-            computes_alike = not is_other and has_settings_of(self.policy, reference.ref_model)
+            is_same_class = type(reference.ref_model) is type(self.policy)
+            computes_alike = is_same_class and has_settings_of(self.policy, reference.ref_model)
             if self.moves and not computes_alike:
                 # TRL uses class and settings of the path's config; a script's policy may have others.
                 prepared = trainer.accelerator._models  # which would keep TRL's in memory
                 prepared[:] = [model for model in prepared if model is not trainer.ref_model]
                 del trainer.ref_model, reference
-                reference = self.copy_of_policy("ref")
+                reference = self.copy_policy("ref")
                 trainer.ref_model = reference.ref_model
             # TRL loads from the path, but the policy may have been changed in memory.
             if self.moves:
                 warn_of_rounded(reference.ref_model, trainer.args.ref_reset_mix)
                 reference.move(1.0)
-            elif not is_other and not is_sharded(trainer.accelerator):
+            elif is_same_class and not is_sharded(trainer.accelerator):
                 warn_of_another(self.policy, reference.ref_model, self.policy.config._name_or_path)
             return reference
         if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
@@ -221,22 +218,22 @@ class AnchorModels:
         if self.wrapped_by_trl and self.moves:  # TRL's own would be the base model
             frozen_adapter(self.policy, "ref")
         if "ref" not in self.policy.peft_config:
-            return self.of_adapter(None)
-        reference = self.of_adapter("ref")
+            return self.make_adapter_reference(None)
+        reference = self.make_adapter_reference("ref")
         reference.move(1.0)  # TRL's copy lacks the factors of embeddings
         if self.moves and trainer.args.ref_reset_mix == 1.0:  # an average in bf16 would lose small steps
             reference.take_dtypes()
         return reference
 
-    def initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
+    def make_initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         """Return a model that scores as the policy does now: the base model if the adapter has no effect yet."""
         if is_peft_model(self.policy) and self.fresh_adapter:
-            return self.of_adapter(None)
-        return self.copy_of_policy(name)
+            return self.make_adapter_reference(None)
+        return self.copy_policy(name)
 
-    def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
+    def copy_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         if is_peft_model(self.policy):
-            copy = self.of_adapter(frozen_adapter(self.policy, name))
+            copy = self.make_adapter_reference(frozen_adapter(self.policy, name))
             copy.take_dtypes()
             return copy
         copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
@@ -382,18 +379,18 @@ class InitialAdapter:
     def __init__(self, policy: PeftModel, is_trained: bool):
         self.policy = policy
         self.is_trained = is_trained
-        held = trained_outside_adapters(policy)
+        changing = trained_outside_adapters(policy)
         if is_trained:
-            held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
-        self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
+            changing = {name: param for name, param in policy.named_parameters() if param.requires_grad}
+        self.values = {name: param.detach().to("cpu", copy=True) for name, param in changing.items()}
         # A copy: growth changes the policy's.
         self.config = deepcopy(policy.peft_config.get("default")) if is_trained else None
 
     @contextmanager
     def as_initial_policy(self) -> Iterator[None]:
-        trained = dict(self.policy.named_parameters())
-        now = {name: trained[name].data for name in self.values}
-        self._set(trained, {name: value.to(now[name].device) for name, value in self.values.items()})
+        parameters = dict(self.policy.named_parameters())
+        trained = {name: parameters[name].data for name in self.values}
+        self._set(parameters, {name: value.to(trained[name].device) for name, value in self.values.items()})
         try:
             with ExitStack() as stack:
                 if not self.is_trained:
@@ -402,7 +399,7 @@ class InitialAdapter:
                         stack.enter_context(self.policy.disable_adapter())
                 yield
         finally:
-            self._set(trained, now)
+            self._set(parameters, trained)
 
     def _set(self, parameters: Parameters, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():
@@ -416,13 +413,13 @@ class InitialAdapter:
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
         configs = self.policy.peft_config
-        now = configs["default"]
+        trained_config = configs["default"]
         configs["default"] = self.config
         try:
             with self.as_initial_policy():
                 self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
         finally:
-            configs["default"] = now
+            configs["default"] = trained_config
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -444,6 +441,7 @@ class PolicyPass:
         plan_key (`torch.Tensor`, *optional*): Key of the micro-batch's packing plan, and its lifetime.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for skipped rows.
         batch (`dict`, *optional*): TRL's copy of the micro-batch; a trust region masks its advantages.
+        leaves_kl (`bool`): Whether TRL's loss leaves the KL to the reference to us.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result.
         outside (`torch.Tensor` of shape `(B, T)`, *optional*): Whether a token is outside the trust region.
     """
@@ -453,6 +451,7 @@ class PolicyPass:
     plan_key: torch.Tensor | None = None
     fill: torch.Tensor | None = None
     batch: dict[str, Any] | None = None
+    leaves_kl: bool = False
     logps: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
     outside: torch.Tensor | None = None
@@ -477,8 +476,8 @@ class Scorer:
         """
         Answer TRL's request for log-probabilities of π_old or the reference: three times `None` if they come later.
         """
-        reference = self.anchors["ref"]
         anchor = self.anchors["old"]
+        reference = self.anchors["ref"]
         if reference.model is not None and reference.model.scores_as(model):
             anchor = reference
         if self.comes_later(anchor):
@@ -512,27 +511,26 @@ class Scorer:
         """Score as TRL does, uncounted: for an evaluation or a script."""
         return (self.acceleration.score or trl_score)(model, *args, **kwargs)
 
-    def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
-        packed = self.acceleration.score
-        return trl_score if packed is None else partial(packed, plan_key=plan_key)
-
     def score_policy(
-        self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
+        self, policy_pass: PolicyPass, is_counted: bool, trl_score: Callable, model: Callable, *args, **kwargs
     ) -> tuple:
         """
         Score a micro-batch by the policy, and keep the result in its [`PolicyPass`]. Returns log-probabilities and
-        entropies `(B, T)`, and the load-balancing loss. Raises `ValueError`: TRL's loss scores a part of the
-        micro-batch, or scores it twice.
+        entropies `(B, T)`, and the load-balancing loss. Raises `ValueError`: a `_compute_loss` scores a part of the
+        micro-batch, or scores it twice, and the KL would be of one of them.
         """
         score = self._with_plan(trl_score, policy_pass.plan_key)
-        if counts:
+        if is_counted:
             model = self.meter.counted(model, "policy")
         if policy_pass.rows is None:
             logps, entropies, aux_loss = score(model, *args, **kwargs)
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
         if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
-            raise InputError("TRL's loss scores a micro-batch in parts: install trl 1.16.")
+            raise InputError(
+                "_compute_loss scores a micro-batch twice, or a part of it. Score it again in compute_loss, after "
+                "super().compute_loss."
+            )
         logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies
@@ -567,7 +565,7 @@ class Scorer:
         all). Raises `ValueError`: the batch has images.
         """
         if "num_images" in batch or "pixel_values" in batch:
-            raise InputError(f"a KL to {anchor.words} is scored without images here. Set {TEXT_ONLY[anchor.name]}.")
+            raise InputError(f"a KL to {anchor.words} is scored without images here. Set {IMAGE_CURES[anchor.name]}.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)
@@ -589,6 +587,11 @@ class Scorer:
         score = self._with_plan(trl_score, plan_key)
         with self.meter.timer.stage(anchor.name):
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)
+
+    def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
+        """Return the function that scores: packed, with the plan of `plan_key`, or TRL's."""
+        packed = self.acceleration.score
+        return trl_score if packed is None else partial(packed, plan_key=plan_key)
 
 
 def rows_with_gradient(batch: Batch) -> torch.Tensor:

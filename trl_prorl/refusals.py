@@ -178,10 +178,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
     - `trust_region` with vLLM and `top_p`, `top_k` or `min_p`: its log-probabilities are then not the policy's.
     - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
     - `skip_zero_rows` with `kl_in: reward` and `kl_target` or `ref_reset_kl`, which act on the mean KL of all rows.
-    - `merge_micro_batches: "on"` with `loss_type: bnpo`, `trust_region: m2po`, an entropy bonus or
-      `top_entropy_quantile` below 1: they average or rank the tokens of each micro-batch.
-    - `merge_micro_batches: "on"` with `gradient_accumulation_steps` or `steps_per_generation` 1: there is nothing to
-      merge.
     - `nonfinite: skip` with fp16, whose loss scaler already skips steps.
     - `guard_gap` with `prompt_pool`: accuracy also falls without reward hacking.
     """
@@ -201,11 +197,6 @@ def refuse_losses(args: "ProRLConfig") -> None:
         raise ValueError(
             f"skip_zero_rows=True is not supported: {args.zero_rows_obstacle} Set skip_zero_rows: false, or "
             "top_entropy_quantile: 1.0."
-        )
-    if args.merge_micro_batches == "on" and args.merge_obstacle is not None:
-        raise ValueError(
-            f"merge_micro_batches='on' is not supported: {args.merge_obstacle} Set merge_micro_batches: auto, or "
-            '"off".'
         )
     if args.nonfinite == "skip" and args.fp16:
         raise ValueError(
@@ -244,8 +235,8 @@ def refuse_stop(args: "ProRLConfig") -> None:
     - `stop_stall` with `save_strategy: "no"`: the best checkpoint would not be saved.
     - `stop_stall` with `save_total_limit: 1`: the checkpoint of the stop would be removed, and a resume would train on
       from the best one.
-    - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or another `greater_is_better` than
-      `ref_reset_metric_mode`: another checkpoint would be kept.
+    - `stop_stall` with another `metric_for_best_model` than `ref_reset_metric`, or with `greater_is_better: false`:
+      another checkpoint would be kept.
     """
     if args.enable_jit_checkpoint:
         raise ValueError(
@@ -271,11 +262,10 @@ def refuse_stop(args: "ProRLConfig") -> None:
             f"stop_stall={args.stop_stall} watches ref_reset_metric={watched!r}, but the checkpoint that is kept is "
             f"the best by metric_for_best_model={best!r}. Set both to the same, or remove metric_for_best_model."
         )
-    mode = args.ref_reset_metric_mode
-    if args.greater_is_better not in (None, mode == "max"):
+    if args.greater_is_better is False:
         raise ValueError(
-            f"greater_is_better={args.greater_is_better} contradicts ref_reset_metric_mode={mode!r} of stop_stall="
-            f"{args.stop_stall}. Remove greater_is_better, or change ref_reset_metric_mode."
+            f"greater_is_better=False contradicts stop_stall={args.stop_stall}, which takes larger values of "
+            "ref_reset_metric for better. Remove one of the two."
         )
 
 

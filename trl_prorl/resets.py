@@ -23,6 +23,7 @@ from .parts import Event, Part, Row, make_event
 from .run.columns import check_metric
 from .run.log_files import RESET
 from .treatments import treatment_of
+from .upstream.modules import is_sharded
 from .watch import Reason, Trigger, configured_triggers
 
 
@@ -99,10 +100,10 @@ class ReferenceResetCallback(TrainerCallback):
         self.last_reset = state["last_reset"]
         saved = list(state["triggers"])
         for trigger in self.triggers:
-            of_kind = [pair for pair in saved if pair[0] == trigger.kind]
-            if of_kind:
-                saved.remove(of_kind[0])
-                trigger.load_state_dict(of_kind[0][1])
+            same_kind = [pair for pair in saved if pair[0] == trigger.kind]
+            if same_kind:
+                saved.remove(same_kind[0])
+                trigger.load_state_dict(same_kind[0][1])
 
 
 def check_one_value(metric: str, eval_dataset) -> None:
@@ -141,7 +142,7 @@ class Resets(Part):
         self.rewarmup = Rewarmup(args.optimizer_reset_rewarmup_steps)
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
-        self.configured: ReferenceResetCallback | None = None
+        self.configured: ReferenceResetCallback | None = None  # made from the keys
         self._has_moved = False
         self.requests: list[Reason] = []  # of all callbacks, of alarms and of the user
 
@@ -149,7 +150,7 @@ class Resets(Part):
     def callbacks(self) -> list[ReferenceResetCallback]:
         return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
 
-    def _own_callbacks(self) -> list[ReferenceResetCallback]:
+    def _script_callbacks(self) -> list[ReferenceResetCallback]:
         """Return a script's callbacks."""
         return [callback for callback in self.callbacks if callback is not self.configured]
 
@@ -244,17 +245,18 @@ class Resets(Part):
         event["seconds_sync"] = sync.seconds
         return event
 
-    # Hooks of a part.
+    # Checkpoints.
 
     @property
     def _saves_reference(self) -> bool:
-        return self.reference is not None and (self.possible or self.args.sync_ref_model)
+        is_synced = self.args.sync_ref_model and not is_sharded(self.accelerator)  # TRL saves none of its own
+        return self.reference is not None and (self.possible or is_synced)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "moved": self._has_moved,
             "requests": [request.to_dict() for request in self.requests],
-            "callbacks": [callback.state_dict() for callback in self._own_callbacks()],
+            "callbacks": [callback.state_dict() for callback in self._script_callbacks()],
             "configured": self.configured.state_dict() if self.configured is not None else None,
             "updates_since_reset": self.rewarmup.updates,
         }
@@ -270,8 +272,8 @@ class Resets(Part):
         self.requests.clear()
         if self.possible:
             self.requests += [Reason(**request) for request in state["requests"]]
-        for callback, its_state in zip(self._own_callbacks(), state["callbacks"], strict=False):
-            callback.load_state_dict(its_state)
+        for callback, callback_state in zip(self._script_callbacks(), state["callbacks"], strict=False):
+            callback.load_state_dict(callback_state)
         # The configured callback may be new or gone since the checkpoint.
         if self.configured is not None and state["configured"] is not None:
             self.configured.load_state_dict(state["configured"])

@@ -28,20 +28,27 @@ class SamplingCall:
 
     Attributes:
         in_training (`bool`): False in an evaluation.
+        reference_comes_later (`bool`): Whether the reference scores the finished batch, or in the loss.
         asks (`bool`): Whether TRL may ask for log-probabilities: not while a rollout or reward function runs.
         tool_masks (`list[list[int]]`, *optional*): 0 for tokens that no model sampled.
         result ([`RolloutResult`], *optional*): The result, once the rewards are computed.
     """
 
     in_training: bool
+    reference_comes_later: bool
     asks: bool = True
     tool_masks: list[list[int]] | None = None
     result: "RolloutResult | None" = None
 
     @property
     def scores(self) -> bool:
-        """Whether log-probabilities that are asked for now are those of an anchor, for the batch."""
+        """Whether TRL's request for log-probabilities is for an anchor of the batch."""
         return self.in_training and self.asks
+
+    @property
+    def leaves_kl(self) -> bool:
+        """Whether TRL need not score the reference."""
+        return self.scores and self.reference_comes_later
 
 
 @dataclass
@@ -62,7 +69,7 @@ class RolloutResult:
         correct (`list[bool]`): Verdicts by completion; empty without a verifier.
         seconds (`float`): Time of all reward functions.
         measured (`dict[str, float]`): Its entries in `metrics.jsonl`.
-        of_trl (`dict[str, float]`): TRL's metrics of the batch.
+        trl_metrics (`dict[str, float]`): TRL's metrics of the batch.
         counts (`dict[str, int]`): Rows in one of these means, if not all.
     """
 
@@ -75,7 +82,7 @@ class RolloutResult:
     correct: list[bool] = field(default_factory=list)
     seconds: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
-    of_trl: dict[str, float] = field(default_factory=dict)
+    trl_metrics: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -112,7 +119,7 @@ class RolloutResult:
         return result
 
     def join(
-        self, others: "Sequence[RolloutResult]", rewards: torch.Tensor, measured: Mapping[str, float]
+        self, further: "Sequence[RolloutResult]", rewards: torch.Tensor, measured: Mapping[str, float]
     ) -> "RolloutResult":
         """
         Join further rounds of dynamic sampling to this first one.
@@ -121,25 +128,25 @@ class RolloutResult:
         selected by their rewards.
 
         Args:
-            others (`Sequence[RolloutResult]`): The further rounds.
+            further (`Sequence[RolloutResult]`): The further rounds.
             rewards (`torch.Tensor` of shape `(N, F)`): Rewards of the batch, after groups were replaced.
             measured (`Mapping[str, float]`): Entries of `metrics.jsonl` in addition to those of the first round.
         """
-        rounds = [self, *others]
+        rounds = [self, *further]
         return replace(
             self,
             rewards=rewards,
-            rounds=[each for one in rounds for each in one.rounds],
-            tokens=sum(one.tokens for one in rounds),
-            seconds=sum(one.seconds for one in rounds),
+            rounds=[batch for result in rounds for batch in result.rounds],
+            tokens=sum(result.tokens for result in rounds),
+            seconds=sum(result.seconds for result in rounds),
             measured=self.measured | measured,
-            of_trl=self.of_trl | {TOKENS_SO_FAR: rounds[-1].of_trl[TOKENS_SO_FAR]},
+            trl_metrics=self.trl_metrics | {TOKENS_SO_FAR: rounds[-1].trl_metrics[TOKENS_SO_FAR]},
         )
 
     def measurements(self) -> dict[str, float]:
         """
         Return entries of `metrics.jsonl`. Without a verifier, a completion with a reward of 1 by the first function
-        is correct. A task that the first function leaves to another has no entry.
+        is correct. A task that the first function leaves to another has no `reward/TASK`.
         """
         first = self.rewards[:, 0]
         values = {}
@@ -160,23 +167,23 @@ class RolloutResult:
             values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
         return values
 
-    def keep_metrics(self, of_trl: dict[str, float], weights: torch.Tensor, aggregation: str) -> None:
+    def keep_metrics(self, trl_metrics: dict[str, float], weights: torch.Tensor, aggregation: str) -> None:
         """
         Keep TRL's metrics, and count the rows of its means.
 
         TRL's share of equal groups is replaced: unless `scale_rewards` is `"group"` or `"none"`, it compares standard
         deviations of the batch.
         """
-        self.of_trl = {name: value for name, value in of_trl.items() if name != EQUAL_GROUPS}
+        self.trl_metrics = {name: value for name, value in trl_metrics.items() if name != EQUAL_GROUPS}
         if self.group_size > 1:
             groups = groups_without_signal(self.rewards, self.group_size, weights, aggregation)
-            self.of_trl[EQUAL_GROUPS] = groups.float().mean().item()
+            self.trl_metrics[EQUAL_GROUPS] = groups.float().mean().item()
         rows = len(self.rewards)
-        ended = round(rows * (1.0 - of_trl.get("completions/clipped_ratio", 0.0)))
+        ended = round(rows * (1.0 - trl_metrics.get("completions/clipped_ratio", 0.0)))
         for kind in ("mean", "min", "max"):
             self.counts[f"completions/{kind}_terminated_length"] = ended
-        if "tools/call_frequency" in of_trl:
-            self.counts["tools/failure_frequency"] = round(rows * of_trl["tools/call_frequency"])
+        if "tools/call_frequency" in trl_metrics:
+            self.counts["tools/failure_frequency"] = round(rows * trl_metrics["tools/call_frequency"])
 
     def means(self, values: Mapping[str, float]) -> Means:
         """Return values as means, each over its number of rows."""
@@ -187,13 +194,15 @@ class RolloutResult:
 
     def count_scored(self, names: Sequence[str]) -> None:
         missing = self.rewards.isnan()
-        every, *each = torch.cat([missing.all(dim=1, keepdim=True), missing], dim=1).sum(dim=0).tolist()
+        unscored, *missing_by_function = (
+            torch.cat([missing.all(dim=1, keepdim=True), missing], dim=1).sum(dim=0).tolist()
+        )
         total = len(self.rewards)
-        self.counts["reward"] = self.counts["reward_std"] = total - every
-        for name, number in zip(names, each, strict=True):
-            self.counts[f"rewards/{name}/mean"] = self.counts[f"rewards/{name}/std"] = total - number
+        self.counts["reward"] = self.counts["reward_std"] = total - unscored
+        for name, count in zip(names, missing_by_function, strict=True):
+            self.counts[f"rewards/{name}/mean"] = self.counts[f"rewards/{name}/std"] = total - count
 
-    def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
+    def columns(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
         Return columns to shuffle with one process's batch: `rewards` `(count, F)` and `group` `(count,)`, numbered
         over all processes.
@@ -265,8 +274,8 @@ def set_advantages(
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
         process (`int`): Index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
-        penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, subtracted from the rewards.
         logged (`collections.deque`): Those of TRL's table of completions, newest last; also replaced.
+        penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, subtracted from the rewards.
     """
     count = len(advantages)
     estimator = args.advantage_estimator
@@ -276,7 +285,7 @@ def set_advantages(
         advantages.copy_(select_own_rows(estimates, process, count))
         replace_logged(logged, result, weights, estimator, rewards, penalties)
     if args.drop_zero_rows and estimator not in UNGROUPED:
-        # TRL's advantage is then only nearly 0.
+        # TRL's advantage in a group of equal rewards is only nearly 0.
         equal = groups_without_signal(result.rewards, result.group_size, weights, args.multi_objective_aggregation)
         equal = equal.repeat_interleave(result.group_size)
         advantages.masked_fill_(select_own_rows(equal, process, count), 0.0)
@@ -310,10 +319,10 @@ def replace_logged(
     Replace the newest advantages in TRL's table, which has the rows of all rounds of dynamic sampling. `batch`: the
     batch's rewards, with which an estimator compares.
     """
-    of_rounds = torch.cat(result.rounds)
-    if penalties is not None and len(penalties) != len(of_rounds):
-        penalties = None  # penalties of the batch alone
-    newest = combined_rewards(of_rounds, weights, penalties)[-logged.maxlen :]
+    rewards = torch.cat(result.rounds)
+    if penalties is not None and len(penalties) != len(rewards):
+        penalties = None  # they are of the batch alone, without the rows of other rounds
+    newest = combined_rewards(rewards, weights, penalties)[-logged.maxlen :]
     for _ in range(min(len(logged), len(newest))):
         logged.pop()
     logged.extend(estimate(newest, result.group_size, estimator, batch).tolist())

@@ -62,7 +62,7 @@ def build(
     if model_args.attn_implementation:
         init["attn_implementation"] = model_args.attn_implementation
     args.model_init_kwargs = init | (args.model_init_kwargs or {})
-    resume = check_folder(args, (task_args, model_args))
+    on_main_process(args.process_index == 0, lambda: check_start(args, (task_args, model_args)))
     model = find_model(model_args.model_name_or_path, init=args.model_init_kwargs)
     place = {"revision": args.model_init_kwargs["revision"], "trust_remote_code": args.trust_remote_code}
     tokenizer = load_tokenizer(model, padding_side="left", truncation_side="left", **place)
@@ -79,7 +79,7 @@ def build(
         rollout_func=make_rollout(task_args, args, tokenizer),
     )
     trainer.recipe = (task_args, model_args)
-    return trainer, resume
+    return trainer, args.resume_from_checkpoint
 
 
 def rows_of(task, split: str, key: str, task_args: TaskArguments):
@@ -101,23 +101,24 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
     trainer.terminal.say_next()
 
 
-def check_folder(args: ProRLConfig, recipe: tuple) -> str | None:
+def check_start(args: ProRLConfig, recipe: tuple) -> None:
+    """As [`check_folder`], and no other run uses the folder."""
+    folder = RunFolder(args.output_dir)
+    with folder.held() if folder.path.is_dir() else nullcontext():  # a check makes no folder
+        check_folder(args, recipe)
+
+
+def check_folder(args: ProRLConfig, recipe: tuple) -> None:
     """
-    Return the `resume_from_checkpoint` of the training, before a model is loaded. Raises `ValueError`: a new run
-    cannot use the folder, or a resume would not continue the same run.
+    Raise `ValueError` if a new run cannot use the folder, or a resume would not continue the same run. Nothing is
+    written, and no weights are read.
     """
+    folder = RunFolder(args.output_dir)
     resume_from = args.resume_from_checkpoint
+    identity = changing_keys(args, *recipe)
+    checkpoint, _ = find_start(folder, resume_from, identity, args.allow_config_change, content=False)
     base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
-
-    def look() -> None:
-        folder = RunFolder(args.output_dir)
-        identity = changing_keys(args, *recipe)
-        with folder.held() if folder.path.is_dir() else nullcontext():  # a check makes no folder
-            checkpoint, _ = find_start(folder, resume_from, identity, args.allow_config_change)
-            folder.check_room(checkpoint, args.overwrite or resume_from == AUTO_RESUME, base)
-
-    on_main_process(args.process_index == 0, look)
-    return resume_from
+    folder.check_room(checkpoint, args.overwrite or resume_from == AUTO_RESUME, base)
 
 
 def run(

@@ -1,15 +1,15 @@
 """
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and log files.
 
-TRL's overrides are in the order of a step; checkpoint.py has those of a checkpoint, evaluation.py those of an
+TRL's overrides are in the order of a step; run/checkpoint.py has those of a checkpoint, evaluation.py those of an
 evaluation.
 
     a generation batch   `on_generation` of every part: resets.py moves the reference, optimizer.py treats Adam's state
-                         TRL samples and rewards (rollout.py, rewards.py)
-                         reference.py scores the batch under its missing anchors; advantages.py
-    a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py)
+                         TRL samples and rewards (rollout.py, guards/rewards.py)
+                         reference.py scores the batch under its missing anchors; advantages.py; `on_batch`
+    a micro-batch        TRL's loss, and the KL terms that it does not support (anchors.py, kl.py); `on_loss`
     an update            `on_backward`, `on_pre_optimizer_step` and `on_step_end` of every part
-    its row              record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
+    its row              run/record.py; then `on_row` of every part: watch.py may request a reset at the next boundary
 """
 
 import logging
@@ -23,10 +23,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
@@ -40,17 +37,16 @@ from .assembly import (
 )
 from .cli.ending import describe_saved_state, print_interrupted
 from .cli.model_defaults import plain_generation_config
-from .cli.plan import Plan, choose_best_metric
+from .cli.plan import Plan, choose_best_metric, stops_early
 from .cli.prompt_rows import has_images, prompts_of
 from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
 from .errors import InputError
-from .evaluation import EvaluatedRows, EvaluationMixin, Verdicts, beside_rows, judges
+from .evaluation import EvaluationMixin, Verdicts, beside_rows, find_verifier
 from .extras.vllm import keep_weights
 from .fast.acceleration import describe_unsupported
-from .fast.first_batch import FirstBatch
+from .fast.comparison import HEAD, find_differences, mixed_dtype
 from .fast.generation import CompactGeneration
-from .fast.merged import Merging
 from .guards.finite import FiniteGuard
 from .guards.noise import find_noise, refuse_noise
 from .guards.rewards import guard_reward, treat_nonfinite
@@ -86,7 +82,7 @@ from .run.checkpoint import CheckpointMixin
 from .run.folder import RunFolder, first_of_processes
 from .run.identity import changing_keys, identity_of
 from .run.meter import Means, Meter
-from .run.record import Recorder, take
+from .run.record import MetricReader, Recorder
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
@@ -172,9 +168,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     # ------------------------------------------------------------------------------------------------ assembly
 
-    def __init__(self, model, reward_funcs=None, args=None, *others, **named):
-        self.verify = named.pop("verify", None)
-        plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
+    def __init__(self, model, reward_funcs=None, args=None, *positional, **keywords):
+        self.verify = keywords.pop("verify", None)
+        plan = Plan.from_arguments(self, model, reward_funcs, args, positional, keywords)
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
         self.anchors = Anchors(plan.args)
@@ -194,7 +190,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
         self._first_keys = changing_keys(args)
-        self.verdicts = Verdicts(self._judges(), self.num_generations_eval, args.reward_timeout)
+        self.verdicts = Verdicts(find_verifier(self.reward_funcs, self.verify), args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -214,41 +210,29 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.base = self.anchors["base"].model
         self._check_trained()
         self.scorer = Scorer(args, self.meter, self.anchors, self.acceleration, not has_images(self))
-        is_possible = not has_images(self)
-        self.first_batch = FirstBatch(
-            args,
-            accelerator,
-            policy,
-            self.acceleration,
-            self.temperature,
-            is_possible,
-            self._acceleration_changed,
-        )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
-        self.evaluated = EvaluatedRows(self.reward_func_names, self.reward_weights, self.multi_objective_aggregation)
+        self.trl_metrics = MetricReader(self._metrics["train"])
+        self._evaluated = []
+        self._entropies = []
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
-        self.trained_check = TrainedCheck(accelerator)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
+        self.resets.reference = self.reference
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.prompt_pool = make_prompt_pool(self)
         optional = optional_parts(self, policy)
-        self.stall_stop = optional.get("stall_stop")
-        self.resets.reference = self.reference
-        # Calling order: the recorder sums the values that the guard checks. Growth comes before a reset, which moves
-        # the reference to the grown policy. The guard of reward hacking also comes before, because it requests resets.
+        # Calling order: growth comes before a reset, which moves the reference to the grown policy. The guard of
+        # reward hacking also comes before, because it requests resets.
         parts = {
             "anchors": self.anchors,
             "recorder": self.recorder,
             "guard": self.guard,
-            "trained_check": self.trained_check,  # after the guard, which may skip an update
+            "trained_check": TrainedCheck(accelerator),  # after the guard, which may skip an update
             **optional,
             "resets": self.resets,
             "dynamic_sampling": self.dynamic_sampling,
             "prompt_pool": self.prompt_pool,
             "generation": self.compact,
-            "first_batch": self.first_batch,
-            "merging": self.merging,
             "modules": self.modules,
         }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
@@ -259,26 +243,18 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
 
-    def _judges(self) -> list:
-        return judges(self.verify, self.reward_funcs)
-
     @cached_property
     def training_prompts(self) -> TrainingPrompts:
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
-
-    def _trl_score(self, model, *rows, **kwargs) -> tuple:
-        if self._learns_positions:
-            model = with_positions(model)
-        return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
 
     def add_callback(self, callback):
         """Add a callback. Reset triggers get their resets; early stopping gets the metric of the best checkpoint."""
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
-        if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
-            choose_best_metric(self.args, self._judges(), [EarlyStoppingCallback()])
+        if stops_early(callback):
+            choose_best_metric(self.args, find_verifier(self.reward_funcs, self.verify), [callback])
         super().add_callback(callback)
 
     @property
@@ -287,34 +263,16 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return self.acceleration.compact
 
     @property
-    def merging(self) -> Merging | None:
-        """Joins the micro-batches of an update, if that is on."""
-        return self.acceleration.merge
-
-    @property
     def beta(self) -> float:
-        """
-        Coefficient of the KL to the reference, from which TRL decides whether to build and score a reference. It is 0
-        while TRL computes a loss with our KL terms, or samples a batch that the reference scores later.
-        """
-        reference = self.anchors["ref"]
-        call = self._call
-        if isinstance(call, PolicyPass) and self.args.adds_penalty:
+        """Coefficient of the KL to the reference. TRL reads 0, and computes no KL, where we compute it."""
+        if self._call is not None and self._call.leaves_kl:
             return 0.0
-        if isinstance(call, SamplingCall) and call.scores and self.scorer.comes_later(reference):
-            return 0.0
-        return reference.coefficient
+        return self.anchors["ref"].coefficient
 
     @beta.setter
     def beta(self, value: float) -> None:
-        """TRL sets the configured value once; a user may set another. Raises `ValueError`: there is no reference."""
-        anchor = self.anchors["ref"]
-        if value != 0.0 and anchor.args.beta == 0.0 and not anchor.args.is_trl:
-            raise ValueError(
-                f"trainer.beta={value} needs a reference, but the trainer was made with beta=0. Make it with beta > 0 "
-                "and set trainer.beta = 0.0 before train."
-            )
-        anchor.set(value)
+        """TRL sets the configured value once; a user may set another."""
+        self.anchors["ref"].set(value)
 
     @property
     def reward_weights(self) -> torch.Tensor:
@@ -340,8 +298,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         check_not_loading()
         if not self.args.is_trl:
             self.check_own_scores()  # a script may have set methods since the trainer was made
-        self.acceleration.check_merging(self)
         try:
+            if not self.args.is_trl:
+                self._compare_scores()
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
             if not self.recipe and self.is_world_process_zero():  # a recipe's command line prints its own
@@ -349,14 +308,34 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
                 print_interrupted(describe_saved_state(self.args.output_dir, self.has_started, go_on))
             raise error.with_traceback(None)  # noqa: B904  the frames of an interrupted loop are not informative
 
+    def _compare_scores(self) -> None:
+        """
+        Compare TRL's score, packed rows and compact samples with the policy's own forward. It decides equally in each
+        start of a run, because a checkpoint is loaded later.
+
+        Raises [`InputError`]: TRL's score differs, or an acceleration does whose key is `"on"`.
+        """
+        device = next(self._policy.parameters()).device
+        if has_images(self) or device.type != self.accelerator.device.type:  # it comes later with `bf16_full_eval`
+            return
+        differences = find_differences(
+            self._policy, self.acceleration, self._trl_score, self.temperature, mixed_dtype(self.accelerator)
+        )
+        differences = first_of_processes(differences or None) or {}
+        if HEAD in differences:
+            raise InputError(differences[HEAD])
+        self._switch_off(differences)
+
+    def _switch_off(self, reasons: dict[str, str]) -> bool:
+        """Switch off accelerations for reasons by key, with a warning. Returns whether one was on."""
+        off = self.acceleration.switch_off(self.args, reasons)
+        if off and self.is_world_process_zero():
+            logger.warning("%s", describe_unsupported(off))
+        return bool(off)
+
     def create_optimizer(self, *args, **kwargs):
-        """Check that something is trained."""
-        if not any(param.requires_grad for param in self.model.parameters()):
-            raise ValueError(
-                "the model has no trainable parameter. Load an adapter for training: "
-                "PeftModel.from_pretrained(model, folder, is_trainable=True)."
-            )
-        self._check_trained()  # a script may have changed the trained parameters
+        """Check the trained parameters again: a script may have changed them."""
+        self._check_trained()
         return super().create_optimizer(*args, **kwargs)
 
     def _check_trained(self) -> None:
@@ -379,6 +358,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _pass_made(self) -> None:
         """Pass optimizer and schedule to the parts once they exist: a subclass may have made them."""
         optimizer = inner_of(self.optimizer)
+        # `resets`, a part itself, has those that were passed last.
         if self.resets.optimizer is not optimizer:
             for part in self.parts.values():
                 part.optimizer_made(optimizer)
@@ -432,61 +412,65 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if noise is None:
             return
         args.disable_fast_unless(refuse_noise, noise)
-        keys = ("pack_groups", "compact_generation", "merge_micro_batches")
-        off = self.acceleration.switch_off(dict.fromkeys(keys, noise))
-        if self.is_world_process_zero():
-            logger.warning("%s", describe_unsupported(off) if off else noise)
-        if off:
-            self._acceleration_changed()
-
-    def _prepare_inputs(self, generation_batch):
-        """Return `None` for micro-batches that are computed with a later one of their update."""
-        inputs = super()._prepare_inputs(generation_batch)
-        if self.merging is None or not self.model.training:
-            return inputs
-        place = self._step % self.args.steps_per_generation
-        return self.merging.take(self._buffered_inputs, place, self.accelerator.sync_gradients)
+        keys = ("pack_groups", "compact_generation")
+        is_changed = self._switch_off(dict.fromkeys(keys, noise))
+        if not self.is_world_process_zero():
+            return
+        if is_changed:
+            self.write_env()
+        else:
+            logger.warning("%s", noise)
 
     def _generate_and_score_completions(self, inputs):
-        """Add a check of the rows, hooks of the parts, the anchors' scores and our advantages."""
+        """Add what comes before a generation batch (resets), and after it: the anchors' scores and our advantages."""
         if not self.model.training:
             return self._sample_evaluated(inputs)
-        step = self.state.global_step
-        for part in self.parts.values():
-            event = part.on_generation(step)
-            if event is not None:
-                self._event(event)
-                self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
+        self._cross_boundary(self.state.global_step)
         with self.meter.timer.stage("rollout"):
-            sample = self._sample
-            if self.prompt_pool is not None:
-                sample = partial(self.prompt_pool.sample, self._sample)
-            if self.dynamic_sampling is not None:
-                batch, result = self.dynamic_sampling.sample(inputs, sample)
-            else:
-                batch, result = sample(inputs)
+            batch, result = self._sample_rounds(inputs)
             for anchor in self.anchors.to_score(batch, self._generations):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
-        process = self.accelerator.process_index
-        kl_in_reward = self.anchors.in_reward(batch)
-        if kl_in_reward is not None:
-            kl_in_reward = self.accelerator.gather(kl_in_reward)
-        logged = self._logs["advantages"]
-        set_advantages(batch["advantages"], result, self.reward_weights, process, self.args, logged, kl_in_reward)
-        batch.update(result.rows(process, len(batch["advantages"])))
         self._generations += 1
-        self.recorder.generation(result, batch["advantages"])
+        self._set_advantages(batch, result)
+        self.recorder.add_generation(result, batch["advantages"])
         for part in self.parts.values():
             part.on_batch(batch)
         # A subclass may add values in the order of `inputs`, or look at groups.
         is_seen = self.first_own("_generate_and_score_completions", "_prepare_inputs") is not None
         return self._keep_groups_together(batch) if self.acceleration.packs and not is_seen else batch
 
+    def _cross_boundary(self, step: int) -> None:
+        """Let the parts act between two generation batches: no cached log-probability survives this point."""
+        for part in self.parts.values():
+            event = part.on_generation(step)
+            if event is not None:
+                self._event(event)
+                self._last_loaded_step = -1  # an evaluation at this step may have sent older weights to vLLM
+
+    def _sample_rounds(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
+        """Sample a batch, by the prompt pool and in several rounds, if they are on."""
+        sample = self._sample
+        if self.prompt_pool is not None:
+            sample = partial(self.prompt_pool.sample, self._sample)
+        if self.dynamic_sampling is not None:
+            return self.dynamic_sampling.sample(inputs, sample)
+        return sample(inputs)
+
+    def _set_advantages(self, batch: dict[str, torch.Tensor], result: RolloutResult) -> None:
+        """Set the advantages `(B,)` as configured, and add the columns `rewards` and `group`."""
+        advantages = batch["advantages"]
+        process = self.accelerator.process_index
+        kl_in_reward = self.anchors.in_reward(batch)
+        if kl_in_reward is not None:
+            kl_in_reward = self.accelerator.gather(kl_in_reward)
+        logged = self._logs["advantages"]
+        set_advantages(advantages, result, self.reward_weights, process, self.args, logged, kl_in_reward)
+        batch.update(result.columns(process, len(advantages)))
+
     def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """
-        Reorder a generation batch so that TRL's next shuffle keeps the rows of a group together.
-
-        Rows are exchanged only if no update's gradient depends on it.
+        Reorder a generation batch so that TRL's next shuffle keeps the rows of a group together, within shares whose
+        order changes no update's gradient.
         """
         number = len(batch["advantages"])
         with torch.random.fork_rng(devices=[]):
@@ -494,8 +478,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             shuffle = torch.randperm(number)
         # An own loss may average or rank the rows of each micro-batch.
         micro_batches = 1 if self.own_method is not None else self.args.exchangeable_micro_batches
-        share = number // self.args.steps_per_generation * micro_batches
-        order = keep_groups_together(shuffle, self.num_generations, share)
+        rows_per_share = number // self.args.steps_per_generation * micro_batches
+        order = keep_groups_together(shuffle, self.num_generations, rows_per_share)  # (B,)
+        # `value[places][shuffle]`, which TRL computes, is `value[order]`.
         places = order[shuffle.argsort()].to(batch["advantages"].device)
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
@@ -505,21 +490,15 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, *args, **kwargs):
-        """Generate as TRL does, or compactly, without the model's own generation config."""
+        """Generate as TRL does, or compactly."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and does not cast them back.
             casts_weights = self.use_transformers_continuous_batching and not is_sharded(self.accelerator)
             with keep_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         with profiling_context(self, "transformers.generate"):
-            sample = self.compact.sample
             settings = (self.generation_config, self.eos_token_ids, self.pad_to_multiple_of)
-            completions, logps = self.first_batch.sample(
-                prompt_ids, lambda logps_at: sample(self._policy, prompt_ids, *settings, logps_at)
-            )
-        if completions is not None:
-            return completions, logps
-        return self._generate_by_keys(prompt_ids, *args, **kwargs)
+            return self.compact.sample(self._policy, prompt_ids, *settings)
 
     def _generate(self, prompts):
         """Keep the masks of tokens that tools wrote."""
@@ -531,45 +510,40 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             call.asks = True
             # In the batch, `mask_truncated_completions` clears those of truncated ones.
             call.tool_masks = generated[2]
-        self.first_batch.compare_score(*generated[:2])
         return generated
 
-    def _acceleration_changed(self) -> None:
-        if self.is_in_train and self.is_world_process_zero():
-            self.write_env()
-
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """Call TRL's method, during which `_keep_rewards` keeps the result."""
-        self._keep_others()
-        calling = self._calling(SamplingCall(self.model.training))
-        with calling as call, self._keeping_rewards(), checkpointing_off(self.modules.all()):
+        """Call TRL's method, and return its batch and what `_record_rewards` has recorded."""
+        self._note_metrics()
+        call = SamplingCall(self.model.training, self.scorer.comes_later(self.anchors["ref"]))
+        with self._calling(call), self._recording_rewards(), checkpointing_off(self.modules.all()):
             batch = super()._generate_and_score_completions(inputs)
-        call.result.keep_metrics(self._take_metrics(), self.reward_weights, self.multi_objective_aggregation)
+        call.result.keep_metrics(self._new_metrics(), self.reward_weights, self.multi_objective_aggregation)
         return batch, call.result
 
     @contextmanager
-    def _calling(self, call: SamplingCall | PolicyPass) -> Iterator[SamplingCall | PolicyPass]:
+    def _calling(self, call: SamplingCall | PolicyPass) -> Iterator[None]:
         """Let the methods that TRL calls see what it computes."""
         self._call = call
         try:
-            yield call
+            yield
         finally:
             self._call = None
 
-    def _take_metrics(self) -> dict[str, float]:
+    def _note_metrics(self) -> None:
+        """Note what a subclass has appended to TRL's lists, before a method of TRL appends more."""
+        if self.model.training:
+            self.trl_metrics.read(self.recorder.subclass_metrics)
+
+    def _new_metrics(self) -> dict[str, float]:
+        """Return what a method of TRL has appended to its lists in training; an evaluation reads them at its end."""
         means = Means()
-        take(self._metrics["train" if self.model.training else "eval"], means)
+        if self.model.training:
+            self.trl_metrics.read(means)
         return means.values_by_name()
 
-    def _keep_others(self) -> None:
-        """Keep what a subclass has appended to TRL's lists, before a method of TRL appends more."""
-        if self.model.training:
-            take(self._metrics["train"], self.recorder.others)
-        else:
-            take(self._metrics["eval"], self.evaluated.means)
-
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], RolloutResult]:
-        """Sample a batch by TRL's method, `again` in a further round of dynamic sampling."""
+        """Sample a batch by TRL's method. `again` is for the prompt pool, which is called in the same way."""
         with self.guard.sampling(inputs, self.state.global_step + 1):
             return self._sample_as_trl(inputs)
 
@@ -580,33 +554,34 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return treat_nonfinite(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
 
     @contextmanager
-    def _keeping_rewards(self) -> Iterator[None]:
-        """Keep the rewards that TRL gets: a subclass may change those that our method returns to it."""
-        before = vars(self).get("_calculate_rewards")
-        self._calculate_rewards = partial(self._keep_rewards, self._calculate_rewards)
+    def _recording_rewards(self) -> Iterator[None]:
+        """
+        Record the rewards that TRL gets: a subclass or a script may change those that our method returns. TRL's own
+        table of completions lacks rows of a large evaluation batch, and joins reward functions of the same name.
+        """
+        calculate = self._calculate_rewards
+        is_set = "_calculate_rewards" in vars(self)  # by a script
+        self._calculate_rewards = partial(self._record_rewards, calculate)
         try:
             yield
         finally:
             del self._calculate_rewards
-            if before is not None:
-                self._calculate_rewards = before
+            if is_set:
+                self._calculate_rewards = calculate
 
-    def _keep_rewards(self, calculate: Callable, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        """Keep rewards, verdicts and times."""
-        self._call.asks = False
-        began = time.perf_counter()
+    def _record_rewards(self, calculate: Callable, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+        """Calculate rewards, and record them with verdicts and times."""
+        call = self._call
+        call.asks = False  # TRL has asked for all log-probabilities, and a reward function may score
+        start = time.perf_counter()
         rewards = calculate(inputs, prompts, completions, completion_ids_list)
-        seconds = time.perf_counter() - began
-        training = self.model.training
+        seconds = time.perf_counter() - start
         correct = self.verdicts.judge(inputs, prompts, completions, beside_rows(self, completion_ids_list))
-        size = self.num_generations if training else self.num_generations_eval
-        result = RolloutResult.from_rewards(
-            rewards, size, inputs, completion_ids_list, self._call.tool_masks, correct, seconds
+        group_size = self.num_generations if call.in_training else self.num_generations_eval
+        call.result = RolloutResult.from_rewards(
+            rewards, group_size, inputs, completion_ids_list, call.tool_masks, correct, seconds
         )
-        result.count_scored(self.reward_func_names)
-        if not training:
-            self.verdicts.add(correct, result.tasks)
-        self._call.result = result
+        call.result.count_scored(self.reward_func_names)
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring
@@ -619,11 +594,6 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         rows = (input_ids, attention_mask, logits_to_keep)
         call = self._call
         if isinstance(call, PolicyPass):
-            if call.logps is not None and self.first_own("_compute_loss") is not None:
-                raise InputError(
-                    f"{type(self).__name__} has its own _compute_loss, which scores a micro-batch twice. Score it "
-                    "again in compute_loss, after super().compute_loss."
-                )
             is_counted = self.model.training
             scored = self.scorer.score_policy(call, is_counted, trl_score, model, *rows, **kwargs)
             if call.batch is not None:
@@ -632,6 +602,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         if isinstance(call, SamplingCall) and call.scores:
             return self.scorer.score_for_trl(trl_score, model, *rows, **kwargs)
         return self.scorer.score(trl_score, model, *rows, **kwargs)
+
+    def _trl_score(self, model, *rows, **kwargs) -> tuple:
+        if self._learns_positions:
+            model = with_positions(model)
+        return super()._get_per_token_logps_and_entropies(model, *rows, **kwargs)
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
         """Return log-probabilities `(B, T)` under an anchor, scored in chunks of `batch_size` rows."""
@@ -642,80 +617,72 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """
-        Compute TRL's loss of a micro-batch, and the KL terms that TRL does not support.
+        Compute the loss of a micro-batch: B completions of T tokens, with advantages A `(B,)`.
 
-            inputs          tokens, masks, advantages, the anchors' log-probabilities
-              ↓
-            policy_pass     the rows that the policy computes
-              ↓
-            trl_loss        TRL's method, with `beta` 0 if the penalty is ours; it requests the policy's
-                            log-probabilities, which `policy_pass` keeps
-              ↓
-            penalty         Σ coefficient · KL(policy ‖ anchor), over anchors and tokens
-              ↓
-            loss            trl_loss + penalty; a `MicroBatch` of all this goes to the parts
+            r       = π / π_old                  of each token, or of each sequence: `importance_sampling_level`
+            policy  = −min(r · A, clip(r, 1 − ε_low, 1 + ε_high) · A)    `grpo`, `dapo`, …; others: `loss_type`
+            KL_a    = KL(π ‖ π_a)                by `kl_estimator`; π_a is the reference, π_old or the starting model
+            loss    = Σ w · (policy + Σ_a β_a · KL_a) − c · H     w: 1 / tokens, … by `loss_type`; H: entropy
+
+        `kl_target` moves β_a between generation batches; with `kl_in: reward` the KL is in A. With a `trust_region`
+        A is 0 outside of it, and nothing is clipped. TRL computes the policy term and c · H, and the KL if it is k3
+        to the reference alone.
         """
-        if inputs is None:  # held back
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         args = self.args
-        adds_penalty = args.adds_penalty
         training = self.model.training
-        number = self.merging.number_in(inputs) if self.merging is not None else 1
-        factor = self.aggregation.factor(number)
-        accumulation = self.current_gradient_accumulation_steps / factor if training else None
+        level = self.importance_sampling_level
+        accumulation = self.current_gradient_accumulation_steps if training else None
 
-        self._complete_anchors(inputs)
-        sampler_logps = self._take_sampler_logps(inputs)
-        policy_pass = self._plan_policy_pass(inputs)
-        self._keep_others()
-        trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
-        if factor > 1:
-            trl_loss = trl_loss * factor
+        self._complete_anchors(inputs)  # log π_a of each anchor, (B, T)
+        sampler_logps = self._take_sampler_logps(inputs)  # (B, T), if another model than π has sampled
+        policy_pass = self._plan_policy_pass(inputs)  # rows that π computes, (R,)
 
-        penalty = None
-        if args.anchored and (training or adds_penalty):
-            # A penalty within TRL's loss is computed only for `metrics.jsonl`.
-            with torch.set_grad_enabled(torch.is_grad_enabled() and adds_penalty):
-                weights = self.aggregation.weights(inputs, accumulation)
-                penalty = self.anchors.penalty(inputs, policy_pass.logps, self.importance_sampling_level, weights)
-        loss = trl_loss
-        if adds_penalty and penalty is not None:
-            loss = trl_loss + penalty.loss
-        of_trl = self._take_metrics()
+        policy_loss = self._compute_trl_loss(policy_pass, model, inputs)  # Σ w · policy − c · H, and TRL's own KL
+        logps = policy_pass.logps  # log π, (B, T)
+        if training and args.old_logps_source == "first_pass":
+            inputs.setdefault(OldPolicyAnchor.column, logps.detach())  # log π_old of the next passes, (B, T)
+
+        kls = self.anchors.kls(inputs, logps, level)  # KL_a of each anchor that acts, (B, T)
+        kl_loss = None
+        if kls:
+            kl = self.anchors.weighted_sum(kls)  # Σ_a β_a · KL_a, (B, T)
+            weights = self.aggregation.weights(inputs, accumulation)  # w, (B, T)
+            kl_loss = (kl * weights).sum()
+
+        loss = policy_loss
+        if args.adds_penalty and kl_loss is not None:  # else TRL's loss has it
+            loss = policy_loss + kl_loss
+        self._record_loss(inputs, policy_pass, loss, kls, kl_loss, sampler_logps)
+        return loss
+
+    def _record_loss(self, inputs, policy_pass: PolicyPass, loss, kls, kl_loss, sampler_logps) -> None:
+        """Give a micro-batch to the parts, or to the evaluation; changes nothing of the loss."""
+        if not self.model.training:
+            self._record_evaluated(inputs, policy_pass.entropies)
+            return
+        trl_metrics = self._new_metrics()
         if policy_pass.outside is not None:
             counts = torch.stack([policy_pass.outside.sum(), policy_pass.mask.sum()])
             outside, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
-            of_trl["clip_ratio/region_mean"] = outside / max(tokens, 1)
-        if adds_penalty and penalty is not None and "policy_loss" in of_trl:
-            # TRL logs the loss without its entropy bonus.
-            share = self.aggregation.logged(penalty.loss.detach(), accumulation)
-            of_trl["policy_loss"] += self.accelerator.gather(share).nanmean().item()
-
-        if training:
-            self.trained_check.watch(policy_pass.logps)
-            logps = policy_pass.logps.detach()
-            if args.old_logps_source == "first_pass":
-                # The buffer returns the same dict in the next inner pass.
-                inputs.setdefault(OldPolicyAnchor.column, logps)
-            micro_batch = MicroBatch(
-                batch=inputs,
-                loss=loss,
-                logps=logps,
-                entropies=policy_pass.entropies,
-                rows=policy_pass.rows,
-                penalty=penalty,
-                of_trl=of_trl,
-                sampler_logps=sampler_logps,
-                number=number,
-            )
-            if self.merging is not None:
-                self.merging.write_back(inputs)
-            with self.meter.timer.stage("meter"), torch.no_grad():
-                for part in self.parts.values():
-                    part.on_loss(micro_batch)
-        else:
-            self._keep_evaluated(inputs, loss, policy_pass.entropies, penalty, of_trl)
-        return loss
+            trl_metrics["clip_ratio/region_mean"] = outside / max(tokens, 1)
+        if self.args.adds_penalty and kl_loss is not None and "policy_loss" in trl_metrics:
+            # TRL's is the loss without its entropy bonus.
+            logged = self.aggregation.logged(kl_loss.detach(), self.current_gradient_accumulation_steps)
+            trl_metrics["policy_loss"] += self.accelerator.gather(logged).nanmean().item()
+        micro_batch = MicroBatch(
+            batch=inputs,
+            loss=loss,
+            logps=policy_pass.logps.detach(),
+            entropies=policy_pass.entropies,
+            rows=policy_pass.rows,
+            kls=kls,
+            kl_loss=kl_loss,
+            trl_metrics=trl_metrics,
+            sampler_logps=sampler_logps,
+        )
+        with self.meter.timer.stage("meter"), torch.no_grad():
+            for part in self.parts.values():
+                part.on_loss(micro_batch)
 
     def _complete_anchors(self, inputs) -> None:
         """Score a reference that every pass scores, and set the anchors to 0 at masked tokens."""
@@ -734,7 +701,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self.compact.take_logps(inputs)
         return None
 
-    def rows_to_compute(self, inputs) -> torch.Tensor | None:
+    def _choose_rows(self, inputs) -> torch.Tensor | None:
         """Choose the rows `(R,)` of a training micro-batch that the policy computes; `None` means all."""
         # An adaptive entropy bonus and a load-balancing loss need all rows, with any coefficient.
         needs_all = self.args.has_entropy_bonus or self.aux_loss_enabled
@@ -745,27 +712,26 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return self.scorer.rows_to_score(inputs, needs_all)
 
     def _plan_policy_pass(self, inputs) -> PolicyPass:
-        rows = None
-        fill = None
-        if self.model.training:
-            rows = self.rows_to_compute(inputs)
-        if rows is not None:
-            fill = inputs.get(OldPolicyAnchor.column)
+        rows = self._choose_rows(inputs) if self.model.training else None
+        fill = None if rows is None else inputs.get(OldPolicyAnchor.column)
         if self.model.training and self.args.skips_zero_rows:
             advantages = inputs["advantages"]
             skipped = 0 if rows is None else len(advantages) - len(rows)
             self.meter.add_count("rows_skipped", advantages.new_full((), skipped, dtype=torch.long))
         plan_key = inputs["completion_mask"] if rows is None else rows
-        return PolicyPass(completion_mask(inputs), rows, plan_key, fill)
+        return PolicyPass(completion_mask(inputs), rows, plan_key, fill, leaves_kl=self.args.adds_penalty)
 
-    def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs, *others) -> torch.Tensor:
+    def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs) -> torch.Tensor:
+        """Call TRL's method. It asks for the policy's log-probabilities, which `policy_pass` keeps."""
+        self._note_metrics()
         if self.args.loss_mode == "no_ratio":
             inputs = without_ratio(inputs)
         if self.args.trust_region is not None:
+            # `_apply_trust_region` changes this copy between the policy's forward and TRL's loss.
             inputs = dict(inputs)
             policy_pass.batch = inputs
         with self._calling(policy_pass):
-            return super().compute_loss(model, inputs, *others)
+            return super().compute_loss(model, inputs)
 
     def _apply_trust_region(self, policy_pass: PolicyPass) -> None:
         """Set the advantages of tokens outside the region to 0. TRL reads them after it has called the policy."""
@@ -819,7 +785,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
             part.on_step_end(step, self.modules.parameters())
-        take(self._metrics["train"], self.recorder.others)
+        self.trl_metrics.read(self.recorder.subclass_metrics)
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
             event = part.on_row(step, row)
@@ -836,9 +802,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # --------------------------------------------------------------------------------------- outside a step
 
     def log(self, logs, start_time=None):
-        """Show the means of the rows since the last log."""
+        """Add our values to a log of the training. To one of an evaluation TRL adds its means over batches."""
         if self.model.training or "loss" in logs:  # a callback may have evaluated since the last step
             logs.update(self.recorder.take_log())
+        else:
+            logs = dict(logs)  # the caller's, over all rows, are read by triggers, and choose the best checkpoint
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------- for users and rollouts

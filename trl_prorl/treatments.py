@@ -79,7 +79,7 @@ def _scale(name: str) -> Treatment | None:
     try:
         first = float(match["first"])
         second = float(match["second"])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # no match, or a factor such as 0.1.2
         return None
     if first > 1.0 or second > 1.0:
         return None
@@ -98,8 +98,3 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
     if treatment.uses_alpha and not 0.0 < alpha <= 1.0:
         raise ValueError(f"optimizer_reset_alpha={alpha} is outside (0, 1].")
     return treatment
-
-
-def factors(name: str, alpha: float) -> tuple[float, float, bool]:
-    treatment = treatment_of(name, alpha)
-    return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

@@ -23,10 +23,10 @@ import torch
 
 def bernoulli_kl(sampler_logps: torch.Tensor, logps: torch.Tensor) -> torch.Tensor:
     """Compute the KL of the event that a token is sampled, under μ and under π, shape `(B, T)`, in nats."""
-    other_of_sampler = torch.expm1(sampler_logps).abs()
-    other = torch.expm1(logps).abs()
+    sampler_rest = torch.expm1(sampler_logps).abs()  # 1 − μ
+    rest = torch.expm1(logps).abs()  # 1 − π
     sampled = sampler_logps.exp() * (sampler_logps - logps)
-    return sampled + torch.xlogy(other_of_sampler, other_of_sampler / other)  # `xlogy`: 0 log 0 = 0
+    return sampled + torch.xlogy(sampler_rest, sampler_rest / rest)  # `xlogy`: 0 log 0 = 0
 
 
 def beyond_mean(values: torch.Tensor, tokens: torch.Tensor, threshold: float) -> torch.Tensor:

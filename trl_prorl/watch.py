@@ -1,7 +1,7 @@
 """
 Watches: rules on the numbers of a run.
 
-`configured_triggers` request a reset; an [`Alarm`] writes an event and may stop the run. Watches ignore `None` (not
+A [`Trigger`] requests a reset; an [`Alarm`] writes an event and may stop the run. Watches ignore `None` (not
 measured) and NaN. Their state is JSON, and in every checkpoint.
 """
 
@@ -121,22 +121,75 @@ class Trigger:
             setattr(self, name, state[name])
 
 
-@dataclass(eq=False)
-class Watch(Trigger):
+class Watch:
     """
-    A rule on the mean of a metric's last `window` values, compared with `bound` or with the best mean so far.
+    A rule on the metrics of steps or evaluations. Values that were not measured are `None`.
+
+    Attributes:
+        remembers (`tuple[str, ...]`): Names of the attributes in its state, which have JSON values.
+        last_good (`int`): Optimizer steps at the last value without trouble.
+    """
+
+    remembers: tuple[str, ...] = ()
+    last_good = 0
+
+    def observe(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
+        """Add the values of a step or an evaluation. Returns a [`Reason`] if the rule fires."""
+        raise NotImplementedError
+
+    def resume_with(self, changed: Mapping[str, Any]) -> None:
+        """Called after a resume, with the keys that were changed."""
+
+
+@dataclass(eq=False)
+class FloorWatch(Watch):
+    """
+    Fires when a metric has been below a floor `patience` times in a row, and again only after a value at or above it.
 
     Args:
-        name (`str`): Name of the reason; with `drop` it is `"drop"`.
-        watches (`str`, *optional*, defaults to `"kl_ref"`): Name of the metric.
-        bound (`float`, *optional*): Worse means than this one count.
-        patience (`int`, *optional*, defaults to `0`): Fires after so many consecutive means that are worse than
-            `bound`, or no better than the best one. 0: never.
-        once (`bool`, *optional*, defaults to `False`): Fires by `patience` once, and again only after a better mean.
-        drop (`float`, *optional*): Fires when a mean is worse than the best one by more than this.
-        unless_falls (`str`, *optional*): `drop` fires only if this metric's mean is no lower than it was at the best
-            one. After firing, the best one is searched again.
-        window (`int`, *optional*, defaults to `1`): Number of values; the watch does not fire with fewer.
+        name (`str`): Name of the reason.
+        metric (`str`): Name of the metric.
+        floor (`float`), patience (`int`): The rule.
+    """
+
+    name: str
+    metric: str
+    floor: float
+    patience: int
+
+    remembers = ("streak", "last_good")
+
+    def __post_init__(self):
+        self.streak = 0  # values below the floor in a row
+
+    def observe(self, step, metrics):
+        value = metrics.get(self.metric)
+        if value is None or math.isnan(value):
+            return None
+        if value >= self.floor:
+            self.streak = 0
+            self.last_good = step
+            return None
+        self.streak += 1
+        if self.streak != self.patience:
+            return None
+        return Reason(self.name, value, self.floor, step)
+
+    def resume_with(self, changed):
+        if changed:  # the same streak may now stop the run
+            self.streak = 0
+
+
+@dataclass(eq=False)
+class BestWatch(Watch):
+    """
+    Fires when a metric does not improve on its best value (reason `name`), or falls below it (reason `drop`).
+
+    Args:
+        name (`str`): Name of the reason.
+        metric (`str`): Name of the metric.
+        patience (`int`, *optional*, defaults to `0`): Values in a row without improvement. 0: never.
+        drop (`float`, *optional*): A value that is worse than the best by more than this. `None`: never.
         sign (`float`, *optional*, defaults to `1.0`): -1 if smaller values are better.
         min_delta (`float`, *optional*, defaults to `0.0`): Differences up to this are no improvement.
         waits_for_reset (`bool`, *optional*, defaults to `False`): `patience` counts from the first reset after the
@@ -144,72 +197,93 @@ class Watch(Trigger):
     """
 
     name: str
-    watches: str = "kl_ref"
-    bound: float | None = None
+    metric: str
     patience: int = 0
-    once: bool = False
     drop: float | None = None
-    unless_falls: str | None = None
-    window: int = 1
     sign: float = 1.0
     min_delta: float = 0.0
     waits_for_reset: bool = False
 
-    remembers = ("values", "best", "best_step", "other_at_best", "streak", "counts")
+    remembers = ("best", "streak", "counts")
 
     def __post_init__(self):
-        self.values: list[list[float]] = []  # of the metric, and of the one in `unless_falls`
         self.best: float | None = None
-        self.best_step = 0
-        self.other_at_best = 0.0
         self.restart()
 
     def restart(self) -> None:
-        self.streak = 0  # means in a row that count for `patience`
-        self.counts = not self.waits_for_reset
+        self.streak = 0  # values in a row without improvement
+        self.counts = not self.waits_for_reset  # whether the streak counts for `patience`
 
-    def observe(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
-        """Add the values of a step or an evaluation."""
-        value = metrics.get(self.watches)
-        other = 0.0 if self.unless_falls is None else metrics.get(self.unless_falls)
-        if value is None or other is None or math.isnan(value):
+    def observe(self, step, metrics):
+        value = metrics.get(self.metric)
+        if value is None or not math.isfinite(value):  # nothing could improve on an infinite best
             return None
-        if self.bound is None and math.isinf(value):  # nothing could improve on an infinite best
-            return None
-        self.values = [*self.values, [value, other]][-self.window :]
-        if len(self.values) < self.window:
-            return None
-        mean, other = (sum(column) / self.window for column in zip(*self.values, strict=True))
-        reference = self.best if self.bound is None else self.bound
-        fall = -math.inf if reference is None else self.sign * (reference - mean)
-        if self.bound is None and self.unless_falls is None:
-            is_worse = fall >= -self.min_delta
-        else:
-            is_worse = fall > 0.0
-        if not is_worse:
-            self.best = mean
-            self.best_step = step
-            self.other_at_best = other
+        gain = math.inf if self.best is None else self.sign * (value - self.best)
+        if gain > self.min_delta:
+            self.best = value
             self.restart()
             return None
         self.streak += 1
-        if self.drop is not None and fall > self.drop and other >= self.other_at_best:
-            if self.unless_falls is None:
-                return Reason("drop", mean, reference - self.sign * self.drop, step)
-            self.best = mean
-            self.other_at_best = other
-            return Reason("drop", fall, self.drop, step)
-        is_due = self.streak == self.patience if self.once else self.streak >= self.patience
-        if self.patience and self.counts and is_due:
-            return Reason(self.name, mean, reference, step)
+        if self.drop is not None and -gain > self.drop:
+            return Reason("drop", value, self.best - self.sign * self.drop, step)
+        if self.patience and self.counts and self.streak >= self.patience:
+            return Reason(self.name, value, self.best, step)
         return None
 
     def applied(self, step):
-        if self.waits_for_reset and self.counts:  # only the first reset after an improvement counts
-            return
-        self.values = []
-        self.streak = 0
-        self.counts = True
+        is_later = self.waits_for_reset and self.counts  # only the first reset after an improvement counts
+        if not is_later:
+            self.streak = 0
+            self.counts = True
+
+    def resume_with(self, changed):
+        if "ref_reset_stall" in changed:  # a reset comes first from now on, or no longer
+            self.restart()
+
+
+@dataclass(eq=False)
+class GapWatch(Watch):
+    """
+    Fires when a metric falls by more than `drop` below its best mean, and another one does not fall.
+
+    Args:
+        metric (`str`): The metric that falls.
+        steady (`str`): The metric whose mean is no lower than it was at the best mean of the first.
+        drop (`float`): A fall by more than this. After firing, the best mean is searched again.
+        window (`int`): Number of values in a mean; it does not fire with fewer.
+    """
+
+    metric: str
+    steady: str
+    drop: float
+    window: int
+
+    remembers = ("values", "best", "steady_at_best", "last_good")
+
+    def __post_init__(self):
+        self.values: list[list[float]] = []  # of both metrics
+        self.best: float | None = None
+        self.steady_at_best = 0.0
+
+    def observe(self, step, metrics):
+        values = [metrics.get(self.metric), metrics.get(self.steady)]
+        if not all(value is not None and math.isfinite(value) for value in values):
+            return None
+        self.values = [*self.values, values][-self.window :]
+        if len(self.values) < self.window:
+            return None
+        mean, steady_mean = (sum(column) / self.window for column in zip(*self.values, strict=True))
+        if self.best is None or mean >= self.best:
+            self.best = mean
+            self.steady_at_best = steady_mean
+            self.last_good = step
+            return None
+        fall = self.best - mean
+        if fall <= self.drop or steady_mean < self.steady_at_best:
+            return None
+        self.best = mean
+        self.steady_at_best = steady_mean
+        return Reason("drop", fall, self.drop, step)
 
 
 class Periodic(Trigger):
@@ -240,7 +314,7 @@ class Periodic(Trigger):
         return None
 
 
-class KLSpike(Watch):
+class KLSpike(Trigger):
     """
     Fires when the KL to the reference, averaged over the last `window` steps, exceeds `threshold` (keys
     `ref_reset_kl`, `ref_reset_kl_window`).
@@ -264,15 +338,29 @@ class KLSpike(Watch):
     """
 
     reasons = ("kl_spike",)
+    remembers = ("values",)
 
     def __init__(self, threshold: float, window: int = 1):
-        super().__init__("kl_spike", bound=threshold, patience=1, window=window, sign=-1.0)
+        self.threshold = threshold
+        self.window = window
+        self.values: list[float] = []
 
     def observe_step(self, step, kl_ref=None):
-        return self.observe(step, {"kl_ref": kl_ref})
+        if kl_ref is None or math.isnan(kl_ref):
+            return None
+        self.values = [*self.values, kl_ref][-self.window :]
+        if len(self.values) < self.window:
+            return None
+        mean = sum(self.values) / self.window
+        if mean <= self.threshold:
+            return None
+        return Reason("kl_spike", mean, self.threshold, step)
+
+    def applied(self, step):
+        self.values = []
 
 
-class Stall(Watch):
+class Stall(BestWatch, Trigger):
     """
     Fires when a validation metric stops improving (reason `stall`, key `ref_reset_stall`) or falls (reason `drop`, key
     `ref_reset_drop`).
@@ -305,8 +393,7 @@ class Stall(Watch):
     def __init__(
         self, metric: str, patience: int = 0, drop: float | None = None, mode: str = "max", min_delta: float = 0.0
     ):
-        super().__init__("stall", metric, patience=patience, drop=drop, sign=SIGNS[mode], min_delta=min_delta)
-        self.metric = metric
+        super().__init__("stall", metric, patience, drop, SIGNS[mode], min_delta)
 
     @property
     def kind(self):
@@ -330,8 +417,7 @@ def configured_triggers(args) -> list[Trigger]:
             args.ref_reset_metric,
             args.ref_reset_stall,
             args.ref_reset_drop,
-            args.ref_reset_metric_mode,
-            args.ref_reset_min_delta,
+            min_delta=args.ref_reset_min_delta,
         )
         triggers.append(stall)
     return triggers
@@ -342,29 +428,34 @@ def configured_triggers(args) -> list[Trigger]:
 
 
 @dataclass(eq=False)
-class Alarm(Watch, Part):
+class Alarm(Part):
     """
-    A watch that writes an event of the kind `name`. `request` requests a reset for a [`Reason`].
+    A watch that writes an event.
 
     Args:
+        name (`str`): Kind of the event.
+        watch ([`Watch`]): The rule.
         reason (`str`): The event's reason.
         action (`str`): `"stop"` ends the run, `"reset"` requests a reset; others only write the event.
         warning (`str`, *optional*): Beginning of a warning, such as `"Entropy collapse"`.
+        request (`Callable`, *optional*): Requests a reset for a [`Reason`].
         key (`str`): Key to change if a run that it has stopped is to train on.
     """
 
-    reason: str = ""
-    action: str = ""
+    name: str
+    watch: Watch
+    reason: str
+    action: str
     warning: str = ""
     request: Callable[[Reason], None] | None = None
     key: str = field(kw_only=True)
 
     def on_row(self, step: int, row: Row) -> Event | None:
         event = self.fire(step, row)
-        return None if event is None else {**event, "last_good": self.best_step}
+        return None if event is None else {**event, "last_good": self.watch.last_good}
 
     def fire(self, step: int, metrics: Mapping[str, float]) -> Event | None:
-        fired = self.observe(step, metrics)
+        fired = self.watch.observe(step, metrics)
         if fired is None:
             return None
         if self.warning:
@@ -375,27 +466,37 @@ class Alarm(Watch, Part):
         event = make_event(self.name, step, step, self.reason, fired.value, fired.threshold)
         return {**event, "action": self.action}
 
-    def on_event(self, event: Event) -> None:
-        if event["event"] == RESET and self.waits_for_reset:
-            self.applied(event["step_applied"])
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self.watch, name) for name in self.watch.remembers}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        # The same streak may now stop the run, or count from another evaluation on.
-        if (self.once and changed) or "ref_reset_stall" in changed:
-            self.restart()
+        for name in self.watch.remembers:
+            setattr(self.watch, name, state[name])
+        self.watch.resume_with(changed)
+
+
+class StallStop(Alarm):
+    """
+    Ends the run after evaluations without a gain; with `waits_for_reset` a reset comes first. A row of a step, which
+    an [`Alarm`] also observes, has no metric of an evaluation.
+    """
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> Event | None:
+        return self.fire(step, metrics)
+
+    def on_event(self, event: Event) -> None:
+        if event["event"] == RESET and self.watch.waits_for_reset:
+            self.watch.applied(event["step_applied"])
 
 
 def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alarm]:
     """Make the alarms of the keys, by part name. `request` requests a reset."""
     alarms = {}
     if args.entropy_floor is not None:
+        watch = FloorWatch(ENTROPY_COLLAPSE, "entropy", args.entropy_floor, args.entropy_patience)
         alarms["entropy_watch"] = Alarm(
             ENTROPY_COLLAPSE,
-            "entropy",
-            bound=args.entropy_floor,
-            patience=args.entropy_patience,
-            once=True,
+            watch,
             reason=f"entropy below entropy_floor for {args.entropy_patience} steps",
             action="stop" if args.entropy_stop else "log",
             warning="Entropy collapse",
@@ -404,10 +505,7 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
     if args.guard_gap is not None:
         alarms["guard_gap"] = Alarm(
             GUARD_GAP,
-            "accuracy",
-            drop=args.guard_gap,
-            unless_falls="reward",
-            window=GUARD_WINDOW,
+            GapWatch("accuracy", "reward", args.guard_gap, GUARD_WINDOW),
             reason="accuracy fell, the reward did not",
             action=args.guard_gap_action,
             warning="Possible reward hacking",
@@ -415,13 +513,16 @@ def configured_alarms(args, request: Callable[[Reason], None]) -> dict[str, Alar
             key="guard_gap_action",
         )
     if args.stop_stall:
-        alarms["stall_stop"] = Alarm(
+        watch = BestWatch(
             STALL,
             args.ref_reset_metric,
-            patience=args.stop_stall,
-            sign=SIGNS[args.ref_reset_metric_mode],
+            args.stop_stall,
             min_delta=args.ref_reset_min_delta,
             waits_for_reset=args.ref_reset_stall > 0,
+        )
+        alarms["stall_stop"] = StallStop(
+            STALL,
+            watch,
             reason=f"no gain in {args.stop_stall} evaluations of {args.ref_reset_metric}",
             action="stop",
             key="stop_stall",

@@ -120,9 +120,9 @@ def rates(result: dict) -> list[ConstantRate]:
     """Return the fits to the checkpoints of a `passk.json` at its smallest and its largest k, as far as possible."""
     points = sorted(result.get("checkpoints", []), key=lambda point: point["step"])
     steps = np.array([0, *(point["step"] for point in points)], dtype=float)
-    found = []
+    fits = []
     for k in ends(result["k"]):
         scores = [per_prompt(result, "base", k)]
         scores += [pass_at_k_per_prompt(point["correct"], result["n"], k) for point in points]
-        found.append(check_rate(k, steps, np.array(scores)))
-    return [rate for rate in found if rate is not None]
+        fits.append(check_rate(k, steps, np.array(scores)))
+    return [rate for rate in fits if rate is not None]

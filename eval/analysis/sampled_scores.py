@@ -1,22 +1,12 @@
-"""pass@k from verdicts and counts: for both sides, over k, checkpoints and tasks; and how to extend a result."""
+"""pass@k from verdicts and counts: for both sides, over k, checkpoints and tasks."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, paired_difference, pass_at_k_per_prompt, prompt_interval
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.run.log_files import SIDES
-from trl_prorl.text import shell_quote
-
-
-# Settings of the samples in `passk.json`, by the names of the options of `passk`. If one differs, two runs differ in
-# more than the model.
-SAMPLING = ("n", "temperature", "max_new_tokens")
-EVALUATION = ("split", "prompts", *SAMPLING)
 
 
 def correct_by_prompt(samples: pd.DataFrame) -> list[int]:
@@ -72,7 +62,7 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], n: int, ks: list[int], nam
         number = int(level) if isinstance(level, float) and level.is_integer() else level
         part = {"task": name if task is None else task, "level": number}
         for side, samples in sides.items():
-            is_part = [one == (task, level) for one in parts[side]]
+            is_part = [name == (task, level) for name in parts[side]]
             counts = correct_by_prompt(samples[is_part])
             part["prompts"] = len(counts)
             part[side] = summarise_counts(counts, n, ks)
@@ -163,62 +153,3 @@ def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
 def ends(ks: Iterable[int]) -> list[int]:
     """Return the smallest and the largest k, once if they are equal."""
     return sorted({min(ks), max(ks)})
-
-
-def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
-    """
-    Return the earlier result, at `path`, if it has these settings; [`complete_result`] then adds to it.
-
-    Raises:
-        InputError: If it has other settings, and would be overwritten.
-    """
-    differing = [key for key, value in settings.items() if earlier.get(key) != value]
-    if not differing:
-        return earlier
-    named = [key for key in differing if key != "prompt_ids"]
-    what = ", ".join(f"{key} {earlier.get(key)} (now: {settings[key]})" for key in named) or "other prompts"
-    extend = ""
-    if named and set(named) <= {*EVALUATION, "seed"}:
-        options = " ".join(f"--{key.replace('_', '-')} {shell_quote(str(earlier[key]))}" for key in named)
-        extend = f"extend it with {options}, or "
-    raise InputError(f"'{path}' has other settings: {what}; {extend}overwrite it with --replace")
-
-
-def complete_result(earlier: dict, result: dict, versions: Mapping[str, object]) -> dict | None:
-    """
-    Return the new content of `passk.json`, with the parts that only the earlier one has (`k` already includes its
-    values); `None` if the earlier one has other `versions` of weights, grader or precision than `result`.
-    """
-    if earlier.get("step") != result["step"]:
-        return None
-    if any(earlier.get(key, version) != version for key, version in versions.items()):
-        return None
-    if any(earlier[side]["correct"] != result[side]["correct"] for side in SIDES):
-        return None
-    ks = result["k"]
-    result = dict(result)
-    if "greedy" in earlier:
-        result.setdefault("greedy", earlier["greedy"])
-    points = {point["step"]: _with_ks(point, result["n"], ks) for point in earlier.get("checkpoints", [])}
-    points |= {point["step"]: point for point in result.get("checkpoints", [])}
-    if points:
-        result["checkpoints"] = [points[step] for step in sorted(points)]
-    others = {name: _other_with_ks(other, ks) for name, other in earlier.get("others", {}).items()}
-    others |= result.get("others", {})
-    if others:
-        result["others"] = others
-    return result
-
-
-def _with_ks(summary: dict, n: int, ks: list[int]) -> dict:
-    """Return a summary with pass@k for every k, from its counts."""
-    return {**summary, **summarise_counts(summary["correct"], n, ks)}
-
-
-def _other_with_ks(other: dict, ks: list[int]) -> dict:
-    return {
-        **other,
-        "k": ks,
-        **{side: _with_ks(other[side], other["n"], ks) for side in SIDES},
-        "gain": {f"pass@{k}": list(gain(other, k)) for k in ks},
-    }

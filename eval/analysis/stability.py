@@ -1,5 +1,6 @@
 """Smoothed and combined series over steps; stability of a run: collapse, drops, spikes of KL, entropy, gradient."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,10 @@ COLLAPSE_SHARE = 0.5  # of the best
 def end_by_best(values: pd.Series) -> float | None:
     """
     Return the mean of the last 10 % of the values (one per step), at least 10, over the best mean of 10; `None` if
-    there is none, or the best is not positive.
+    there is none, or the best is not positive, or a value is negative: then no share of the best has a meaning.
     """
     best = values.rolling(SMOOTHING_STEPS).mean().max()
-    if not best > 0:  # also if NaN
+    if not best > 0 or values.min() < 0:  # also if NaN
         return None
     steps = max(SMOOTHING_STEPS, round(LAST_SHARE * len(values)))
     return float(values.iloc[-steps:].mean() / best)
@@ -65,11 +66,11 @@ def band(series: list[pd.Series]) -> pd.DataFrame:
 
     Beyond the end of the shortest series, the mean would be over fewer series and would jump.
     """
-    steps = np.unique(np.concatenate([one.index for one in series]))
-    first = max(one.index[0] for one in series)
-    last = min(one.index[-1] for one in series)
+    steps = np.unique(np.concatenate([line.index for line in series]))
+    first = max(line.index[0] for line in series)
+    last = min(line.index[-1] for line in series)
     steps = steps[(steps >= first) & (steps <= last)]
-    values = np.array([np.interp(steps, one.index, one) for one in series])
+    values = np.array([np.interp(steps, line.index, line) for line in series])
     columns = {"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}
     return pd.DataFrame(columns, index=steps)
 
@@ -94,8 +95,8 @@ def neighbour_medians(values: pd.Series) -> pd.Series:
     Return the median of the 10 neighbours on either side of each value, without the value itself, from one value per
     step (NaN if not measured); NaN with fewer than 5 neighbours.
 
-    Values on both sides count, so a metric that grows fast, or restarts at 0 after a reset, is no spike. Values of 0
-    and below and NaN do not count, because the KL to the sampling policy is exactly 0 in the first pass over a batch.
+    Values on both sides count, so a metric that grows fast is no spike. Values of 0 and below and NaN do not count,
+    because the KL to the sampling policy is exactly 0 in the first pass over a batch.
     """
     positive = values.where(values > 0)
     places = [place for place in range(-NEIGHBOURS, NEIGHBOURS + 1) if place != 0]
@@ -103,13 +104,14 @@ def neighbour_medians(values: pd.Series) -> pd.Series:
     return around.median(axis=1).where(around.count(axis=1) >= MIN_NEIGHBOURS)
 
 
-def find_spikes(values: pd.Series, rule: SpikeRule) -> pd.Series:
+def find_spikes(values: pd.Series, rule: SpikeRule, resets: Sequence[int] = ()) -> pd.Series:
     """
     Find the spikes of a metric over the steps of a run: the step of the highest value of each, with that value / the
     median of its neighbours. Consecutive high steps are one spike; steps without a positive value between them are
-    ignored.
+    ignored. Neighbours are on the same side of every reset: a KL that grows again after one is no spike.
     """
-    medians = neighbour_medians(values)
+    interval = np.searchsorted(sorted(resets), values.index)  # the number of resets before a step
+    medians = pd.concat([neighbour_medians(part) for _, part in values.groupby(interval)])
     known = medians.notna() & (values > 0)
     values = values[known]
     medians = medians[known]
@@ -122,14 +124,14 @@ def find_spikes(values: pd.Series, rule: SpikeRule) -> pd.Series:
 def spikes(run: RecordedRun, key: str, rule: SpikeRule) -> pd.Series | None:
     """Return the spikes of a metric of a run, as [`find_spikes`]; `None` if it was not measured."""
     values = run.measured(key)
-    return None if values is None else find_spikes(values, rule)
+    return None if values is None else find_spikes(values, rule, run.reset_steps() or [])
 
 
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
     Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
-    smoothed reward, or a value was not finite; `None` if neither is known. If the best reward is not positive, or one
-    of [`~trl_prorl.keys.LOWER_THE_REWARD`] is set, only non-finite values count.
+    smoothed reward, or a value was not finite; `None` if neither is known. If a reward is negative, or one of
+    [`~trl_prorl.keys.LOWER_THE_REWARD`] is set, only non-finite values count.
     """
     if run.event_steps(NONFINITE):
         return True

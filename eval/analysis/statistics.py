@@ -13,9 +13,7 @@ from trl_prorl.pass_at_k import pass_at_k
 MIN_PROMPTS = 20
 ERROR_RATE = 0.05
 RESAMPLES = 2000
-METHOD = "percentile bootstrap"  # of `prompt_interval`, as a report says it
 NO_INTERVAL = (math.nan, math.nan)
-NO_INTERVAL_NOTE = f"n/a: no interval with fewer than {MIN_PROMPTS} prompts, because it would be unreliable."
 
 
 class Estimate(NamedTuple):

@@ -17,7 +17,7 @@ from trl_prorl.eval.analysis.stability import (
     largest_drop,
     spikes,
 )
-from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.page import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, mean_cell, table_of
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 from trl_prorl.keys import LOWER_THE_REWARD
@@ -50,9 +50,9 @@ def _collapsed_cell(group: RunGroup) -> str:
 
 def _spikes_cell(group: RunGroup, key: str, rule: SpikeRule) -> str:
     """Return the mean number per run, and the largest over all runs: `1.5 (× 32)`."""
-    found = group.values(lambda row: spikes(row.run, key, rule))
-    count = mean_cell([len(each) for each in found], ".3g")
-    largest = max((each.max() for each in found if len(each)), default=None)
+    per_run = group.values(lambda row: spikes(row.run, key, rule))
+    count = mean_cell([len(highest) for highest in per_run], ".3g")
+    largest = max((highest.max() for highest in per_run if len(highest)), default=None)
     return count if largest is None else f"{count} (× {largest:,.3g})"
 
 
@@ -61,7 +61,7 @@ COLUMNS = [
     Column(
         "variant",
         lambda group: group.label,
-        "**variant**: the folder of a run, or the common part of the folders of its seeds. In parentheses: the "
+        "variant: the folder of a run, or the common part of the folders of its seeds. In parentheses: the "
         "variant, if the folder's name does not contain it, and the settings that differ from other runs of that "
         "variant and task. ★: its held-out pass@1 is significantly higher than that of base and of every other "
         "variant with the same task, starting model, length and learning rate.",
@@ -69,20 +69,20 @@ COLUMNS = [
     Column(
         "seeds",
         lambda group: str(len(group.rows)),
-        "**seeds**: number of runs that differ only in the seeds of base and training, in paths, and in keys that "
+        "seeds: number of runs that differ only in the seeds of base and training, in paths, and in keys that "
         "change no number; they share a row.",
     ),
     Column(
         "pass@1",
         lambda group: interval_cell(group.sides["trained"], ".3f"),
-        "**pass@1**, **pass@k**: held-out scores of the trained model; pass@k at the largest evaluated k.",
+        "pass@1, pass@k: held-out scores of the trained model; pass@k at the largest evaluated k.",
         PERFORMANCE,
     ),
     Column("pass@k", _pass_k_cell, group=PERFORMANCE),
     Column(
         "gain",
         lambda group: interval_cell(group.gain(), "+.3f"),
-        "**gain**: pass@1 of the trained model − base. 95 % intervals in brackets: over prompts; with "
+        "gain: pass@1 of the trained model − base. 95 % intervals in brackets: over prompts; with "
         "several seeds, the hull of that interval (seeds averaged) and of a t-interval over seeds, which is wide with "
         "few seeds.",
         PERFORMANCE,
@@ -90,7 +90,7 @@ COLUMNS = [
     Column(
         "collapsed",
         _collapsed_cell,
-        f"**collapsed**: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
+        f"collapsed: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
         f"is below {COLLAPSE_SHARE:g} of the best mean over {SMOOTHING_STEPS} steps, or with a loss or gradient that "
         "was not finite; of the runs that measured it. Keys that lower the reward by themselves "
         f"({', '.join(LOWER_THE_REWARD)}) leave it open.",
@@ -99,7 +99,7 @@ COLUMNS = [
     Column(
         "KL spikes",
         lambda group: _spikes_cell(group, OWN_KL, KL_SPIKE),
-        "**KL spikes**, **entropy spikes**, **gradient spikes**: mean number per run; in parentheses the largest "
+        "KL spikes, entropy spikes, gradient spikes: mean number per run; in parentheses the largest "
         "spike of all seeds, as a multiple of the median. A spike is a positive value of at least "
         f"{KL_SPIKE.factor:g} times (KL to its reference; B: to the old policy), {ENTROPY_SPIKE.factor:g} times "
         f"(entropy) or {GRADIENT_SPIKE.factor:g} times (gradient norm before clipping) the median of the "
@@ -113,14 +113,14 @@ COLUMNS = [
     Column(
         "largest drop",
         lambda group: cell(_worst(group, largest_drop), ".3f"),
-        f"**largest drop**: largest drop of the training reward (mean over {SMOOTHING_STEPS} steps) below its best so "
+        f"largest drop: largest drop of the training reward (mean over {SMOOTHING_STEPS} steps) below its best so "
         "far; worst seed.",
         STABILITY,
     ),
     Column(
         "step time / control",
         lambda group: mean_cell(group.values(lambda row: row.over_control), ".2f"),
-        "**step time / control**: mean seconds per optimizer step, including validation during training, divided by "
+        "step time / control: mean seconds per optimizer step, including validation during training, divided by "
         "those of the control of the same seed, or else of another with the same task, model and settings; mean "
         "over seeds.",
         COST,
@@ -128,38 +128,34 @@ COLUMNS = [
     Column(
         "tokens / s",
         lambda group: mean_cell(group.values(lambda row: row.throughput), ",.0f"),
-        "**tokens / s**: completion tokens in the loss, counted in every pass, per second of step time; mean over "
-        "seeds.",
+        "tokens / s: completion tokens in the loss, counted in every pass, per second of step time; mean over seeds.",
         COST,
     ),
     Column(
         "reference calls",
         lambda group: mean_cell(group.values(lambda row: row.reference_calls), ",.0f"),
-        "**reference calls**: forward passes of the reference per run; mean over seeds.",
+        "reference calls: forward passes of the reference per run; mean over seeds.",
         COST,
     ),
     Column(
         "reference share (%)",
         lambda group: mean_cell([100 * share for share in group.values(lambda row: row.reference_share)], ".1f"),
-        "**reference share**: share of the step time spent on them, without validation.",
+        "reference share: share of the step time spent on them, without validation.",
         COST,
     ),
     Column(
         "peak memory (GiB)",
         lambda group: cell(_worst(group, _peak_memory), ".1f"),
-        "**peak memory**: largest GPU allocation in any step; worst seed.",
+        "peak memory: largest GPU allocation in any step; worst seed.",
         COST,
     ),
 ]
-DASH = (
-    f"{NOT_MEASURED} means not measured, or not defined: a ratio without a control, or the step time of a run that "
-    "trained in parallel with another one."
-)
 
 
 def result_matrix(frame: Frame) -> Table:
     """Return performance, stability and cost of every variant."""
-    table = table_of("Result matrix", COLUMNS, frame.groups, definitions=[DASH])
+    dash = f"{NOT_MEASURED} means not measured, or not defined: a ratio without a control."
+    table = table_of("Result matrix", COLUMNS, frame.groups, definitions=[dash])
     best = {verdict.best for verdict in verdicts(frame) if verdict.is_significant}
     for group, cells in zip(frame.groups, table.rows, strict=True):
         if group in best:
@@ -168,4 +164,4 @@ def result_matrix(frame: Frame) -> Table:
 
 
 def section(frame: Frame) -> Section:
-    return Section("Result matrix", [result_matrix(frame)], open=True)
+    return Section("Result matrix", tables=[result_matrix(frame)], open=True)

@@ -1,7 +1,6 @@
 """Reward, KL and gradient norm around the resets of a variant, aligned; and the effect of resets on the reward."""
 
 import math
-from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
@@ -21,8 +20,8 @@ from trl_prorl.eval.analysis.around_resets import (
     reset_responses,
 )
 from trl_prorl.eval.analysis.frame import Frame, RunGroup
-from trl_prorl.eval.pages.document import Section, table_section
-from trl_prorl.eval.pages.plotting import Panel, Picture, colour_of, curve_sheets, label_steps, style_of
+from trl_prorl.eval.pages.page import Section
+from trl_prorl.eval.pages.plotting import Panel, colour_of, label_steps, sheets, style_of
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, cell, table_of
 from trl_prorl.eval.run_folder.run import OWN_KL, RecordedRun
 
@@ -60,32 +59,16 @@ def draw_around_resets(axes, groups: list[RunGroup], key: str, title: str, unit:
     label_steps(axes, title, unit, "steps after the reset (0: last step before it)")
 
 
-def reset_panels(sheet: str, groups: list[RunGroup]) -> list[Panel]:
-    """Return the panels of variants with resets, with titles that begin with `sheet`."""
+def reset_panels(frame: Frame) -> list[Panel]:
+    """Return the panels of variants with resets; none if no run was reset."""
     panels = []
-    for key, name, unit in PANELS:
-        if any(len(aligned_metric(group, key)) for group in groups):
-            title = f"{sheet}{name} around a reset"
-            draw = partial(draw_around_resets, groups=groups, key=key, title=title, unit=unit)
-            panels.append(Panel(f"{title}, mean over resets", draw, legend=not panels))
+    for sheet, groups in sheets(frame):
+        for key, name, unit in PANELS:
+            if any(len(aligned_metric(group, key)) for group in groups):
+                title = f"{sheet}{name} around a reset"
+                draw = partial(draw_around_resets, groups=groups, key=key, title=title, unit=unit)
+                panels.append(Panel(f"{title}, mean over resets", draw))
     return panels
-
-
-def around(frame: Frame) -> Section | None:
-    """Return the section; `None` if no run was reset."""
-    panels = []
-    for sheet, groups in curve_sheets(frame):
-        panels += reset_panels(sheet, [group for group in groups if any(run.reset_steps() for run in group.runs)])
-    if not panels:
-        return None
-    low, high = MIDDLE
-    text = (
-        f"The {AROUND[0]} steps before and the {AROUND[1]} steps after each reset, up to the neighbouring reset. "
-        f"Line: mean over all resets and runs of a variant, at steps where {100 * MIN_SHARE:.0f} % or more of the "
-        f"resets have a value. Band: {low}th to {high}th percentile over resets."
-    )
-    picture = Picture("around_resets.png", "Reward, KL and gradient norm around a reset", text, panels, 3)
-    return Section("Around a reset", [picture], open=True)
 
 
 class ResetEffects(NamedTuple):
@@ -108,51 +91,44 @@ def reset_effects(group: RunGroup) -> ResetEffects:
         resets = row.run.reset_steps() or []
         effects.own.extend(_responses(row.run, resets))
         if row.own_control is not None:  # at the same steps; the control resets nothing
-            effects.control.extend(_responses(row.own_control.run, resets))
+            effects.control.extend(_responses(row.own_control, resets))
     return effects
 
 
-def _reasons(group: RunGroup) -> str:
-    reasons = (reason.split("+") for run in group.runs for _, reason in run.reset_reasons())
-    counts = Counter(part.replace("_", " ") for parts in reasons for part in parts if part)
-    return ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) or NOT_MEASURED
-
-
-def _reconvergence_cell(found: list[Response]) -> str:
+def _reconvergence_cell(responses: list[Response]) -> str:
     """Return the median, with the number that did not recover: `4 (3 of 25 not back)`."""
-    median = median_reconvergence(found)
+    median = median_reconvergence(responses)
     if median is None:
         return NOT_MEASURED
-    out = sum(response.censored for response in found)
+    out = sum(response.censored for response in responses)
     text = "more than half not back" if math.isinf(median) else f"{median:g}"
-    return f"{text} ({out} of {len(found)} not back)" if out else text
+    return f"{text} ({out} of {len(responses)} not back)" if out else text
 
 
 RESET_COLUMNS = [
     Column("variant", lambda row: row.group.label),
     Column(
         "resets",
-        lambda row: str(sum(row.group.values(lambda one: one.resets))),
-        "**resets**, **reasons**: counts over all seeds; a reset with several reasons counts for each.",
+        lambda row: str(sum(row.group.values(lambda run_row: run_row.resets))),
+        "resets: over all seeds.",
     ),
-    Column("reasons", lambda row: _reasons(row.group)),
     Column(
         "dip",
         lambda row: cell(mean_dip(row.own), ".3f"),
-        f"**dip**: mean training reward of the {BEFORE} steps before a reset, minus the lowest mean over {AFTER} "
+        f"dip: mean training reward of the {BEFORE} steps before a reset, minus the lowest mean over {AFTER} "
         "consecutive steps before the next reset; at least 0. Mean over the resets.",
     ),
     Column(
         "control's dip",
         lambda row: cell(mean_dip(row.control), ".3f"),
-        "**control's dip**, **control's steps**: the same for the control with the same base and training seed at the "
+        "control's dip, control's steps: the same for the control with the same base and training seed at the "
         "same steps, where it resets nothing. The lowest of many means is below the earlier level by chance alone, so "
         "a reset costs reward only if its dip is deeper than the control's.",
     ),
     Column(
         "steps to reconverge",
         lambda row: _reconvergence_cell(row.own),
-        f"**steps to reconverge**: steps from a reset to the first {AFTER} consecutive steps after it whose mean "
+        f"steps to reconverge: steps from a reset to the first {AFTER} consecutive steps after it whose mean "
         f"reward reaches the mean of the {BEFORE} steps before it; 0 if the first {AFTER} do. Not back: not before "
         "the next reset or the end of the run. The median is the Kaplan–Meier estimate, which treats these as "
         "censored.",
@@ -161,7 +137,17 @@ RESET_COLUMNS = [
 ]
 
 
-def effects(frame: Frame) -> Section | None:
-    """Return dip and reconvergence of every variant with resets; `None` if there is none."""
+def section(frame: Frame) -> Section | None:
+    """Return panels around a reset, dip and reconvergence of every variant with resets; `None` if there is none."""
+    panels = reset_panels(frame)
     rows = [row for row in map(reset_effects, frame.groups) if row.own]
-    return table_section(table_of("Reward dip and reconvergence after resets", RESET_COLUMNS, rows))
+    if not panels:
+        return None
+    low, high = MIDDLE
+    text = (
+        f"The {AROUND[0]} steps before and the {AROUND[1]} steps after each reset, up to the neighbouring reset. "
+        f"Line: mean over all resets and runs of a variant, at steps where {100 * MIN_SHARE:.0f} % or more of the "
+        f"resets have a value. Band: {low}th to {high}th percentile over resets."
+    )
+    table = table_of("Reward dip and reconvergence after resets", RESET_COLUMNS, rows)
+    return Section("Around a reset", panels, text, [table] if rows else [], open=True)

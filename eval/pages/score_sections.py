@@ -1,7 +1,5 @@
 """pass@k: over checkpoints, against k, per task, on other tasks; and the tables of one evaluation on a terminal."""
 
-import math
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,32 +14,33 @@ from trl_prorl.eval.analysis.sampled_scores import (
     gain,
     k_curve,
     pass_k_values,
-    per_prompt,
     summary_score,
 )
-from trl_prorl.eval.analysis.statistics import Estimate, pass_at_k_bound
-from trl_prorl.eval.pages.document import Section, table_section
+from trl_prorl.eval.analysis.statistics import Estimate, mcnemar_p_value, pass_at_k_bound
+from trl_prorl.eval.pages.page import Section
 from trl_prorl.eval.pages.plotting import (
+    CAPTION,
     TRAINED_COLOUR,
     Panel,
-    Picture,
-    caption,
     draw_points,
     label_axes,
     label_steps,
     sheets,
     steps_panel,
     style_of,
+    write_png,
 )
-from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
+from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
 from trl_prorl.run.log_files import SIDES, training_note
-from trl_prorl.text import visible
 
 
 BASE_STYLE = {"marker": "s", "color": UNKNOWN_COLOUR, "linestyle": ":"}
 TRAINED_STYLE = {"color": TRAINED_COLOUR}
-LABEL_SHARE = 0.09  # of the width of the axes, for a label
+RATE_NOTE = (
+    "Fit: pass@k = 1 - (1 - p0) e^(-alpha t), t in optimizer steps, p0 measured on the starting model. 95 % intervals "
+    "and p come from resampled prompts. The curve holds if p > 0.05: no significant deviation."
+)
 
 
 def draw_checkpoints(axes, groups: list[RunGroup], k: int) -> None:
@@ -53,43 +52,32 @@ def draw_checkpoints(axes, groups: list[RunGroup], k: int) -> None:
             draw_points(axes, curves, group.legend, style_of(group))
 
 
-def _at(place):
-    """Return a function that makes the cell of one checkpoint, chosen by `place`."""
-
-    def text(row):
-        trained = row[2].drop(index=0)
-        step = place(trained)
-        return f"at {step}: {interval_cell(trained.loc[step], '.3f')}"
-
-    return text
-
-
-CHECKPOINT_COLUMNS = [
-    Column("run", lambda row: row[0].name),
-    Column("k", lambda row: str(row[1])),
-    Column("base", lambda row: cell(row[2]["mean"][0], ".3f")),
-    Column("best, at step …", _at(lambda trained: trained["mean"].idxmax())),
-    Column("last, at step …", _at(lambda trained: trained.index[-1])),
-]
-
-
 RATE_COLUMNS = [
     Column("run", lambda row: row[0]),
     Column("k", lambda row: str(row[1].k)),
     Column("base → last", lambda row: f"{row[1].p0:.3f} → {row[1].last:.3f}"),
     Column("1000 alpha", lambda row: interval_cell(Estimate(*(1000 * part for part in row[1].alpha)), ".2f")),
     Column("p", lambda row: f"{row[1].p_value:.2g}"),
-    Column("holds?", lambda row: "yes" if row[1].holds else "no"),
 ]
 
 
 def rate_table(rows: list[tuple[str, ConstantRate]]) -> Table:
     """Return a row per run, by its name, and k: first and last value, the rate, and whether the curve fits."""
-    notes = [
-        "Fit: pass@k = 1 - (1 - p0) e^(-alpha t), t in optimizer steps, p0 measured on the starting model. 95 % "
-        "intervals and p come from resampled prompts. holds: no significant deviation from the curve (p > 0.05)."
-    ]
-    return table_of("Does 1 - pass@k shrink at a constant rate?", RATE_COLUMNS, rows, notes)
+    return table_of("Does 1 - pass@k shrink at a constant rate?", RATE_COLUMNS, rows, [RATE_NOTE])
+
+
+def checkpoints(frame: Frame) -> Section | None:
+    """Return pass@k over checkpoints with the fitted rate; `None` without checkpoints."""
+    ks = checkpoint_ks(frame.runs)
+    if not ks:
+        return None
+    panels = [steps_panel(f"Held-out pass@{k}", frame.groups, partial(draw_checkpoints, k=k), f"pass@{k}") for k in ks]
+    rated = [(run.name, rate) for run in frame.runs if run.passk for rate in rates(run.passk)]
+    text = (
+        "Starting model at step 0. Bands of a single run: 95 % over prompts. A checkpoint that is chosen on these "
+        f"prompts has a score that is biased upwards. {CAPTION}"
+    )
+    return Section("Held-out pass@k over checkpoints", panels, text, [rate_table(rated)] if rated else [])
 
 
 def draw_against_k(axes, groups: list[RunGroup], title: str) -> None:
@@ -98,79 +86,15 @@ def draw_against_k(axes, groups: list[RunGroup], title: str) -> None:
     draw_points(axes, [k_curve(run.passk, "base") for run in runs], "starting model", BASE_STYLE)
     for group in groups:
         curves = [k_curve(run.passk, "trained") for run in group.evaluated]
-        draw_points(axes, curves, group.evaluated_legend, style_of(group))
+        draw_points(axes, curves, group.legend, style_of(group))
     label_k(axes, max(run.passk["n"] for run in runs), title)
 
 
 def label_k(axes, n: int, title: str) -> None:
-    """Set up axes of pass@k over k, up to n. A k that is too close to n has a tick without a label."""
-    ks = pass_k_values(n)
+    """Set up axes of pass@k over k, up to n."""
     axes.set_xscale("log", base=2)
-    labels = [str(k) if k == n or math.log(n / k) > LABEL_SHARE * math.log(n) else "" for k in ks]
-    axes.set_xticks(ks, labels)
+    axes.set_xticks(pass_k_values(n), pass_k_values(n))
     label_axes(axes, title, "k (samples per prompt)", "held-out pass@k", ylim=(0, 1.02))
-
-
-PART_COLUMNS = [
-    Column("run", lambda row: row[0].name),
-    Column("task", lambda row: str(row[1]["task"])),
-    Column("level", lambda row: "" if row[1]["level"] is None else str(row[1]["level"])),
-    Column("prompts", lambda row: str(row[1]["prompts"])),
-]
-
-
-SIDES_COLUMN = Column(
-    "pass@1, base → trained [95 %]",
-    lambda row: sides_cell(*(summary_score(row[1][side], 1) for side in SIDES), ".3f"),
-)
-
-
-def by_task(frame: Frame) -> Section | None:
-    """Return held-out pass@1 per task and level, a row each per run; `None` if there is only one."""
-    rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by", [])]
-    notes = ["95 % intervals over the prompts of each task and level."]
-    return table_section(table_of("Per task and level", [*PART_COLUMNS, SIDES_COLUMN], rows, notes))
-
-
-FORGETTING_COLUMNS = [
-    *PART_COLUMNS,
-    Column(
-        "pass@1, base → trained",
-        lambda row: " → ".join(f"{per_prompt(row[1], side).mean():.3f}" for side in SIDES),
-    ),
-    Column("change [95 %]", lambda row: interval_cell(gain(row[1], 1), "+.3f")),
-]
-
-
-def forgetting(frame: Frame) -> Section | None:
-    """Return base, trained and change on other tasks, paired over prompts; `None` if none was evaluated."""
-    rows = [(run, other) for run in frame.runs for other in (run.passk or {}).get("others", {}).values()]
-    notes = ["The change is paired over prompts. If its interval includes 0, there is no significant change."]
-    return table_section(table_of("Forgetting: tasks that were not trained", FORGETTING_COLUMNS, rows, notes))
-
-
-def checkpoints(frame: Frame) -> Section | None:
-    """Return pass@k over checkpoints, with best and last of each run and the fitted rate; `None` without one."""
-    ks = checkpoint_ks(frame.runs)
-    measured = [(run, k, checkpoint_curve(run.passk, k)) for run in frame.runs for k in ks]
-    rows = [row for row in measured if row[2] is not None]
-    if not rows:
-        return None
-    title = "Held-out pass@k over checkpoints"
-    panels = []
-    for k in ks:
-        draw = partial(draw_checkpoints, k=k)
-        panels.append(steps_panel(f"Held-out pass@{k}", frame.groups, draw, f"pass@{k}", legend=k == ks[0]))
-    text = caption(frame, "Starting model at step 0. Bands of a single run: 95 % over prompts.")
-    notes = [
-        "95 % intervals over prompts. The best checkpoint was selected on the same prompts, so its score is biased "
-        "upwards."
-    ]
-    blocks = [Picture("checkpoints.png", title, text, panels), table_of(title, CHECKPOINT_COLUMNS, rows, notes)]
-    rated = [(run.name, rate) for run in frame.runs if run.passk for rate in rates(run.passk)]
-    if rated:
-        blocks.append(rate_table(rated))
-    return Section(title, blocks)
 
 
 def against_k(frame: Frame) -> Section | None:
@@ -186,65 +110,86 @@ def against_k(frame: Frame) -> Section | None:
         "Dotted: starting model, over all runs. Bands: 95 % intervals over prompts for a single run, lowest to "
         "highest run if there are several. Log-2 axis for k."
     )
-    picture = Picture("passk.png", "Held-out pass@k against k", text, panels, 3)
-    return Section("pass@k against k", [picture]) if panels else None
+    return Section("pass@k against k", panels, text) if panels else None
 
 
-def _side_by_side(what: str, title: str, rows: list[tuple[str, list[Estimate], Estimate]], digits: int = 3) -> Table:
-    """Return a table of base, trained and gain."""
+def side_by_side(title: str, what: str, rows: list[tuple[str, list[Estimate], Estimate]]) -> Table:
+    """Return a table of base, trained and gain, each with its interval."""
     cells = [
-        [name, *(interval_cell(side, f".{digits}f") for side in sides), interval_cell(change, f"+.{digits}f")]
+        [name, *(interval_cell(side, ".3f") for side in sides), interval_cell(change, "+.3f")]
         for name, sides, change in rows
     ]
     return Table(title, [what, *SIDES, "gain"], cells)
 
 
-def _row(name: str, result: dict, k: int) -> tuple[str, list[Estimate], Estimate]:
+def row_of(name: str, result: dict, k: int = 1) -> tuple[str, list[Estimate], Estimate]:
     return name, [summary_score(result[side], k) for side in SIDES], gain(result, k)
 
 
-def result_table(run_dir: Path, result: dict) -> Table:
-    """Return base, trained and gain: a row per k and one for greedy decoding, with 95 % intervals over prompts."""
+def part_rows(result: dict) -> list[tuple]:
+    """Return pass@1 for every task and level of the prompts, and on tasks that were not trained."""
+    rows = []
+    for part in result.get("by", []):
+        level = "" if part["level"] is None else f"@{part['level']}"
+        rows.append(row_of(f"{part['task']}{level}", {**part, "n": result["n"]}))
+    return rows + [row_of(f"{name}, not trained", other) for name, other in result.get("others", {}).items()]
+
+
+def by_task(frame: Frame) -> Section | None:
+    """Return scores per task and level, and on tasks that were not trained: forgetting. `None` without either."""
+    rows = []
+    for run in frame.runs:
+        rows += [(f"{run.name}: {name}", *scores) for name, *scores in (part_rows(run.passk) if run.passk else [])]
+    title = "Per task, and forgetting"
+    return Section(title, tables=[side_by_side(f"{title}: pass@1", "run: task", rows)]) if rows else None
+
+
+def result_tables(run_dir: Path, result: dict, fitted: list[ConstantRate]) -> list[Table]:
+    """Return the tables of one evaluation: a row per k and one for greedy decoding; tasks; checkpoints; the fit."""
     title = (
         f"{run_dir}: {result['task']}, {result['split']} split{training_note(result)}, {result['prompts']} prompts × "
         f"{result['n']} samples, temperature {result['temperature']:g}"
     )
-    rows = [_row(f"pass@{k}", result, k) for k in result["k"]]
+    rows = [row_of(f"pass@{k}", result, k) for k in result["k"]]
     greedy = result.get("greedy")
     if greedy:
         sides = [Estimate(greedy[side]["accuracy"], *greedy[side]["interval"]) for side in SIDES]
         rows.append(("greedy", sides, Estimate(*greedy["gain"])))
-    return _side_by_side("outcome", title, rows)
+    tables = [side_by_side(title, "outcome", rows)]
+    if part_rows(result):
+        tables.append(side_by_side("pass@1 by task", "task", part_rows(result)))
+    if "checkpoints" in result:
+        columns = [Column("step", lambda point: str(point["step"]))]
+        for k in result["k"]:
+            columns.append(Column(f"pass@{k}", lambda point, k=k: interval_cell(summary_score(point, k), ".3f")))
+        points = [{"step": 0, **result["base"]}, *result["checkpoints"]]
+        tables.append(table_of("pass@k over training (step 0: starting model)", columns, points))
+    if fitted:
+        tables.append(rate_table([(run_dir.name, rate) for rate in fitted]))
+    return tables
 
 
-def parts_table(result: dict) -> Table | None:
-    """
-    Return pass@k at the smallest k for every task and level of the prompts, and for the tasks that were not trained;
-    `None` without either.
-    """
-    k = result["k"][0]
-    rows = []
-    for part in result.get("by", []):
-        level = "" if part["level"] is None else f"@{part['level']}"
-        name = visible(f"{part['task']}{level}")
-        rows.append(_row(name, {**part, "n": result["n"]}, k))
-    for name, other in result.get("others", {}).items():
-        rows.append(_row(f"{visible(name)},\nnot trained", other, k))
-    return _side_by_side("task", f"pass@{k} by task", rows, digits=2) if rows else None
-
-
-def checkpoint_table(result: dict) -> Table:
-    """Return pass@k of base and every checkpoint, a row each."""
-    columns = [Column("step", lambda point: str(point["step"]))]
-    for k in result["k"]:
-        columns.append(Column(f"pass@{k}", lambda point, k=k: interval_cell(summary_score(point, k), ".3f")))
-    columns.append(Column("tokens", lambda point: f"{point['mean_tokens']:.0f}"))
-    points = [{"step": 0, **result["base"]}, *result["checkpoints"]]
-    return table_of("pass@k over training (step 0: starting model)", columns, points)
+def result_notes(result: dict) -> list[str]:
+    """Return how many prompts are newly solved or lost, and the estimated bound of pass@k at the largest k above 2."""
+    base, trained = (np.array(result[side]["correct"]) for side in SIDES)
+    newly, lost = ((base == 0) & (trained > 0)).sum(), ((base > 0) & (trained == 0)).sum()
+    p_value = mcnemar_p_value(trained > 0, base > 0)
+    lines = [
+        f"{newly} prompts newly solved (no correct base sample, some trained ones), {lost} lost (the reverse); "
+        f"p = {p_value:.2g} (exact McNemar test; sampling noise changes prompts in both directions)."
+    ]
+    k = max(result["k"])
+    if k > 2:  # there it is pass@k itself
+        bounds = [f"{side} {pass_at_k_bound(result[side]['correct'], result['n'], k):.3f}" for side in SIDES]
+        lines.append(
+            f"Bound of pass@{k} by mean and variance of pass@1 (Jensen), estimated: {', '.join(bounds)}. The measured "
+            "value can be higher."
+        )
+    return lines
 
 
 def draw_boundary(axes, result: dict) -> None:
-    """Draw pass@k of both sides of one evaluation over k."""
+    """Draw pass@k of both sides of one evaluation over k, with their estimated bounds."""
     for side, name, style in (("base", "starting model", BASE_STYLE), ("trained", "trained", TRAINED_STYLE)):
         draw_points(axes, [k_curve(result, side)], name, style)
         bounds = [pass_at_k_bound(result[side]["correct"], result["n"], k) for k in result["k"]]
@@ -252,19 +197,7 @@ def draw_boundary(axes, result: dict) -> None:
     label_k(axes, result["n"], "Bands: 95 % over prompts")
 
 
-def bound_note(result: dict) -> list[str]:
-    """Return a line with the estimated bound of pass@k at the largest k; none up to 2: there it is pass@k itself."""
-    k = max(result["k"])
-    if k <= 2:
-        return []
-    base, trained = (pass_at_k_bound(result[side]["correct"], result["n"], k) for side in SIDES)
-    return [
-        f"Bound of pass@{k} by mean and variance of pass@1 (Jensen), estimated: base {base:.3f}, trained "
-        f"{trained:.3f}. The measured value can be higher."
-    ]
-
-
-def draw_trajectory(axes, result: dict, k: int, fitted: Sequence[ConstantRate]) -> None:
+def draw_trajectory(axes, result: dict, k: int, fitted: list[ConstantRate]) -> None:
     """Draw pass@k of one evaluation over training, with its fit if there is one for this k."""
     points = checkpoint_curve(result, k)
     draw_points(axes, [points], "measured, 95 % over prompts", TRAINED_STYLE)
@@ -276,14 +209,10 @@ def draw_trajectory(axes, result: dict, k: int, fitted: Sequence[ConstantRate]) 
     label_steps(axes, f"Held-out pass@{k}", f"pass@{k}", ylim=(0, 1.02))
 
 
-def write_pictures(run_dir: Path, result: dict, fitted: Sequence[ConstantRate]) -> list[Path]:
-    """Write pass@k against k, and over the checkpoints if there are some; return the files."""
+def write_picture(run_dir: Path, result: dict, fitted: list[ConstantRate]) -> Path:
+    """Write pass@k against k, and over the checkpoints if there are some; return the file."""
     panels = [Panel("Held-out pass@k against k", partial(draw_boundary, result=result))]
-    files = [Picture("boundary.png", "", "", panels).write_png(run_dir)]
-    if "checkpoints" in result:
-        panels = []
-        for k in ends(result["k"]):
-            draw = partial(draw_trajectory, result=result, k=k, fitted=fitted)
-            panels.append(Panel(f"Held-out pass@{k} over optimizer steps", draw))
-        files.append(Picture("trajectory.png", "", "", panels).write_png(run_dir))
-    return files
+    for k in ends(result["k"]) if "checkpoints" in result else []:
+        draw = partial(draw_trajectory, result=result, k=k, fitted=fitted)
+        panels.append(Panel(f"Held-out pass@{k} over steps", draw))
+    return write_png(panels, run_dir / "passk.png")

@@ -1,41 +1,36 @@
-"""A table for the terminal, for markdown and for the page: its columns, and numbers as cells."""
+"""A table for the terminal and for the page: its columns, and numbers as cells."""
 
 import io
 import math
-import shutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.text import visible, without_html
+from trl_prorl.text import visible
 
 
 NOT_MEASURED = "–"
 PIPED = 100  # columns without a terminal
-POWER = "80 % power"  # of a detectable difference
 
 
 def terminal() -> Console:
     """Return a console as wide as the terminal, or of 100 columns without one."""
-    return Console(width=_columns())
+    return Console(width=None if sys.stdout.isatty() else PIPED)
 
 
 def printed(show: Callable[[Console], None]) -> str:
-    """Return what a function prints on such a console."""
-    console = Console(file=io.StringIO(), width=_columns(), force_jupyter=False)
+    """Return what a function prints on a console of 100 columns."""
+    console = Console(file=io.StringIO(), width=PIPED, force_jupyter=False)
     show(console)
     return console.file.getvalue().rstrip()
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size((PIPED, 24)).columns
 
 
 def cell(value: float | None, spec: str) -> str:
@@ -81,13 +76,13 @@ def print_bullets(console: Console, lines: Iterable[str]) -> None:
 @dataclass
 class Table:
     """
-    A table of text cells, rendered as GitHub markdown and HTML in the report and by rich in the terminal.
+    A table of text cells, for the page and for the terminal.
 
     Attributes:
         title, header, rows: The title, the headings and the cells.
         notes (`list[str]`): Paragraphs below the table.
-        definitions (`list[str]`): Meanings of the columns: a list below the table, folded in HTML.
-        groups (`list[tuple[str, int]]`): Headings above the header, each with its number of columns; HTML only.
+        definitions (`list[str]`): Meanings of the columns: a list below the table, folded in the page.
+        groups (`list[tuple[str, int]]`): Headings above the header, each with its number of columns; page only.
     """
 
     title: str
@@ -97,35 +92,15 @@ class Table:
     definitions: list[str] = field(default_factory=list)
     groups: list[tuple[str, int]] = field(default_factory=list)
 
-    def to_markdown(self) -> str:
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        # A pipe ends a cell, even within code; behind a backslash of the text it could not be escaped.
-        cells = [
-            [without_html(visible(cell).replace("\\|", "\\ |")).replace("|", "\\|") for cell in line] for line in lines
-        ]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
-        definitions = "\n".join(f"- {without_html(visible(line))}" for line in self.definitions)
-        notes = [without_html(visible(note)) for note in self.notes]
-        return "\n\n".join(filter(None, [table, *notes, definitions]))
-
-    def to_rich(self, narrow: bool = False) -> RichTable:
-        """
-        Return the table for the terminal. With `narrow` it fits 80 columns: no frame, right-aligned, and only the
-        first column wraps.
-        """
+    def to_rich(self) -> RichTable:
+        """Return the table for the terminal."""
         caption = escape(visible(" ".join(self.notes))) or None
-        title = visible(self.title)
-        whole = len(title) <= _columns()
-        title = Text(title, "table.title", no_wrap=whole, overflow="ignore" if whole else None)
-        table = RichTable(title=title, caption=caption, caption_justify="left")
-        if narrow:
-            table.show_edge = table.pad_edge = False
+        title = escape(visible(self.title))
+        table = RichTable(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for place, name in enumerate(self.header):
-            layout = {"overflow": "fold"} if place == 0 else {"no_wrap": narrow}  # two long names differ at their ends
-            table.add_column(escape(visible(name)), justify="right" if narrow else "left", **layout)
+            table.add_column(escape(visible(name)), justify="right" if place else "left", overflow="fold")
         for row in self.rows:
-            cells = [text.split("\n") if narrow else [text] for text in row]
-            table.add_row(*("\n".join(escape(visible(line)) for line in lines) for lines in cells))
+            table.add_row(*(escape(visible(text)) for text in row))
         return table
 
 
@@ -135,18 +110,16 @@ class Column:
     One column of a table.
 
     Attributes:
-        heading (`str` or `Callable`): Its heading, or a function of the rows that returns it.
+        heading (`str`): Its heading.
         cell (`Callable`): Returns the cell of a row.
         definition (`str`): Its meaning, for the list below the table.
         group (`str`): Heading above it and its neighbours of the same group.
-        applies (`Callable`): Returns whether the table has this column for the given rows.
     """
 
-    heading: str | Callable[[Sequence], str]
+    heading: str
     cell: Callable[[Any], str]
     definition: str = ""
     group: str = ""
-    applies: Callable[[Sequence], bool] = lambda rows: True
 
 
 def table_of(
@@ -155,19 +128,34 @@ def table_of(
     """
     Return the table that these columns make of any rows; further definitions follow those of the columns.
     """
-    shown = [column for column in columns if column.applies(rows)]
-    header = []
-    all_definitions = []
-    for column in shown:
-        heading = column.heading
-        if callable(heading):
-            heading = heading(rows)
-        header.append(heading)
-        if column.definition:
-            all_definitions.append(column.definition)
-    all_definitions += definitions
-    cells = [[column.cell(row) for column in shown] for row in rows]
-    groups = [(name, len(list(members))) for name, members in groupby(shown, key=lambda column: column.group)]
-    if not any(name for name, _ in groups):
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    definitions = [*(column.definition for column in columns if column.definition), *definitions]
+    groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]
+    if len(groups) == 1:
         groups = []
-    return Table(title, header, cells, list(notes), all_definitions, groups)
+    return Table(title, [column.heading for column in columns], cells, list(notes), definitions, groups)
+
+
+class Measured(dict):
+    """
+    The result of an evaluation: the content of the file that it wrote, displayed as tables.
+
+    Args:
+        content (`dict`): JSON values.
+        tables (`Sequence[Table]`): Its tables, for the terminal.
+        notes (`Sequence[str]`): Lines below the tables.
+    """
+
+    def __init__(self, content: dict, tables: Sequence[Table], notes: Sequence[str] = ()):
+        super().__init__(content)
+        self.tables = list(tables)
+        self.notes = list(notes)
+
+    def print(self, console: Console) -> None:
+        """Print the tables on a console, and the notes."""
+        for table in self.tables:
+            console.print(table.to_rich())
+        print_bullets(console, self.notes)
+
+    def __repr__(self) -> str:
+        return printed(self.print)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
+from contextlib import suppress
 from statistics import fmean
 
 import torch
@@ -20,9 +20,10 @@ from trl_prorl.rollout import weighted_sum
 
 MAX_ACCEPTED = 0.1  # share of other rows' answers that may be correct by chance, as in tasks with few answers
 NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as separate arguments
-GOLD_REWARD = "reward of gold answers, of other rows'"
+GOLD_VERIFIES = "reference answers that the verifier accepts"
+GOLD_REWARD = "mean reward of reference answers, of answers to other prompts"
 NO_ANSWERS = "a wrong reward function looks like a weak starting model: these questions have no reference answer"
-HELD_OUT = 128  # rows of a task's validation and test that are compared with training
+HELD_OUT = 128  # rows of a task's test that are compared with training
 
 
 def check_gold_answers(
@@ -39,7 +40,7 @@ def check_gold_answers(
     """
     rows = answered(rows)
     if not rows:
-        return [Finding("gold answers verify", NOT_MEASURED, NO_ANSWERS)], None
+        return [Finding(GOLD_VERIFIES, NOT_MEASURED, NO_ANSWERS)], None
     golds = [task.gold(row) for row in rows]
     other_golds = []
     other_rows = []  # the rows that `other_golds` are checked against
@@ -94,14 +95,13 @@ def verdict_findings(verified: list[bool], accepted: list[bool]) -> list[Finding
     else:
         level = LOOK
         cure = "the verifier rejects reference answers: fix it, or drop these rows"
-    what = "gold answers verify"
     number = f"{correct} of {total}"
-    findings = [make_finding(what, number, correct < total, cure, level, rows=total, verified=correct)]
+    findings = [make_finding(GOLD_VERIFIES, number, correct < total, cure, level, rows=total, verified=correct)]
     if accepted:
         wrong = sum(accepted)
         of = len(accepted)
         cure = "the verifier accepts wrong answers: fix it"
-        what = "other rows' answers that verify"
+        what = "answers to other prompts that the verifier accepts"
         number = f"{wrong} of {of}"
         findings.append(make_finding(what, number, wrong > MAX_ACCEPTED * of, cure, rows=of, accepted=wrong))
     return findings
@@ -166,54 +166,29 @@ def text_tokenizer(trainer):
 
 
 def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
-    """
-    Return the prompts that a run does not train on, by the name of their set: the run's own evaluation set or `dict`
-    of sets, and the test rows of its task, drawn with its seed. Without an evaluation set, also the validation rows of
-    its task.
-    """
-    if isinstance(evaluation, Mapping):
-        sets = {f"eval_{name}": rows for name, rows in evaluation.items()}
-    else:
-        sets = {"validation": evaluation}
-    found = {
+    """Return the prompts that a run does not train on: of its evaluation set or sets, and the task's test rows."""
+    sets = evaluation if isinstance(evaluation, Mapping) else {"validation": evaluation}
+    prompts = {
         name: read_prompts(rows)
         for name, rows in sets.items()
         if isinstance(rows, Dataset) and "prompt" in rows.column_names
     }
-    if task is None:
-        return found
-    splits = ["test"] if found else ["validation", "test"]
-    for split in splits:
-        prompts = _prompts_of_task(task, split, seed)
-        if prompts is not None:
-            found[split] = prompts
-    return found
+    if task is not None:
+        with suppress(ValueError, TypeError, KeyError, OSError, NotImplementedError):  # it has none, or fewer
+            prompts["test"] = list(task.rows("test", HELD_OUT, seed=seed)["prompt"])
+    return prompts
 
 
-def _prompts_of_task(task, split: str, seed: int) -> list | None:
-    """
-    Return the prompts of a split: `HELD_OUT` of them, or all if there are fewer; `None` if the task has none.
-    """
-    for count in (HELD_OUT, None):
-        try:
-            return list(task.rows(split, count, seed=seed)["prompt"])
-        except (ValueError, TypeError, KeyError, OSError, NotImplementedError):
-            continue
-    return None
-
-
-def split_findings(prompts: Mapping[str, Sequence]) -> list[Finding]:
-    """Return a finding about shared prompts for each pair of splits; prompts are chat messages or text."""
-    texts = {split: {prompt_key(prompt) for prompt in of_split} for split, of_split in prompts.items()}
+def split_findings(train: Sequence, held_out: Mapping[str, Sequence]) -> list[Finding]:
+    """Return a finding about shared prompts for each held-out set; prompts are chat messages or text."""
+    known = set(map(prompt_key, train))
     findings = []
-    for first, second in combinations(texts, 2):
-        shared = len(texts[first] & texts[second])
-        of = len(texts[second])
-        cure = f"scores on {second} would be inflated by memorised answers: drop these prompts from {first}"
-        number = f"{shared} of {of}"
-        findings.append(
-            make_finding(f"prompts of {second} in {first}", number, shared > 0, cure, shared=shared, of=of)
-        )
+    for name, prompts in held_out.items():
+        texts = set(map(prompt_key, prompts))
+        shared = len(texts & known)
+        cure = f"scores on {name} would be inflated by memorised answers: drop these prompts from train"
+        number = f"{shared} of {len(texts)}"
+        findings.append(make_finding(f"prompts of {name} in train", number, shared > 0, cure, shared=shared))
     return findings
 
 
@@ -234,7 +209,7 @@ def length_findings(
     findings = [make_finding(what, number, too_long, cure, prompt=longest, needed=needed, context=context)]
     if golds and most is not None:
         room = sum(length < most for length in golds)  # one token more, for the end
-        what = "gold answers that fit max_completion_length"
+        what = "reference answers that fit max_completion_length"
         number = f"{room} of {len(golds)} (longest {max(golds)} of {most} tokens)"
         cure = f"correct answers are truncated: set max_completion_length: {max(golds) + 1} or more"
         findings.append(make_finding(what, number, room < len(golds), cure, fit=room, longest=max(golds), limit=most))

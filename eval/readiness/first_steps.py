@@ -1,9 +1,8 @@
 """The first optimizer steps of a run, done in a temporary folder, and the findings about them."""
 
-import functools
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,15 +12,13 @@ from trl_prorl import kl
 from trl_prorl.cli.terminal import LORA_RATES
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB
-from trl_prorl.eval.readiness.samples_of import TIMED, watch
+from trl_prorl.eval.readiness.samples_of import SAMPLING, watch
 from trl_prorl.kl import completion_mask
 from trl_prorl.run.log_files import METRICS_FILE, read_log
 from trl_prorl.run.recorder import RunRecorder
 
 
 STEPS = 2
-MIN_ENTROPY = 0.05  # nats per token
-MAX_CLIPPED = 0.2  # share of tokens
 # Nats per token. Two updates move the embedded models by less than 0.01 with the shipped recipes, by 0.07 at ten times
 # their learning rate (learns, and collapses slowly), by 0.11 to 0.4 at twenty times (reward 0 within 20 steps), and by
 # 0.5 to 5 above that.
@@ -35,35 +32,30 @@ class StopAfter(TrainerCallback):
 
     Attributes:
         rows (`list[dict]`): By step, numbers that the log files of TRL's trainer lack: memory, and the seconds of
-            sampling and of reward functions.
-        reached (`set[str]`): The parameters that got a gradient.
+            sampling.
     """
 
     def __init__(self, steps: int, report: Callable[[str], None]):
         self.steps = steps
         self.report = report
         self.rows: list[dict[str, float]] = []
-        self.reached: set[str] = set()
-        self._seconds = dict.fromkeys(TIMED.values(), 0.0)
+        self.seconds = 0.0
 
-    def add_seconds(self, name: str, call: Callable, *args):
-        """Call a method, and add its seconds to a column."""
+    def add_seconds(self, call: Callable, *args):
+        """Call a method that samples, and add its seconds."""
         began = time.perf_counter()
         result = call(*args)
-        self._seconds[name] += time.perf_counter() - began
+        self.seconds += time.perf_counter() - began
         return result
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self._seconds = dict.fromkeys(TIMED.values(), 0.0)
+        self.seconds = 0.0
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.reached |= {name for name, param in model.named_parameters() if param.grad is not None}
-
     def on_step_end(self, args, state, control, **kwargs):
         self.report(f"step {state.global_step} of {self.steps} is done")
-        row = dict(self._seconds)
+        row = {"time_rollout": self.seconds}
         if torch.cuda.is_available():
             row["peak_memory_gib"] = torch.cuda.max_memory_allocated() / GIB
         self.rows.append(row)
@@ -71,38 +63,19 @@ class StopAfter(TrainerCallback):
             control.should_training_stop = True
 
 
-def first_steps(trainer, report: Callable[[str], None]) -> tuple[list[dict], Finding]:
+def first_steps(trainer, report: Callable[[str], None]) -> list[dict]:
     """
-    Train the first [`STEPS`], and return their rows of `metrics.jsonl`, and the finding about trained parameters;
-    `report` gets a line after each step. The trainer neither saves nor evaluates, and the caller deletes its
-    `output_dir`.
+    Train the first [`STEPS`], and return their rows of `metrics.jsonl`; `report` gets a line after each step. The
+    trainer neither saves nor evaluates, and the caller deletes its `output_dir`.
     """
     stop = StopAfter(STEPS, report)
     trainer.add_callback(stop)
     if not hasattr(trainer, "run_dir"):  # TRL's, which writes no log files
         trainer.add_callback(RunRecorder())
-        for name, column in TIMED.items():
-            watch(trainer, name, functools.partial(stop.add_seconds, column))
+        watch(trainer, SAMPLING, stop.add_seconds)
     trainer.train()
     rows = read_log(Path(trainer.args.output_dir), METRICS_FILE)
-    trained = trained_finding(trainer.accelerator.unwrap_model(trainer.model), stop.reached)
-    return [measured | row for measured, row in zip(stop.rows, rows, strict=True)], trained
-
-
-def trained_finding(model: torch.nn.Module, reached: Collection[str]) -> Finding:
-    """Return how much of a model is trained, and whether a gradient `reached` all of it."""
-    sizes = {name: param.numel() for name, param in model.named_parameters()}
-    trained = {name: sizes[name] for name, param in model.named_parameters() if param.requires_grad}
-    missed = [name for name in trained if name not in reached]
-    share = sum(trained.values()) / sum(sizes.values())
-    number = f"{sum(trained.values()):,} of {sum(sizes.values()):,} ({100 * share:.2g} %)"
-    first = missed[0] if missed else ""
-    change = (
-        f"no gradient reaches {len(missed)} of {len(trained)} trained tensors, the first {first}: activate that "
-        "adapter, or freeze them"
-    )
-    values = {"trained": sum(trained.values()), "parameters": sum(sizes.values()), "missed": missed}
-    return make_finding("trained parameters", number, bool(missed), change, **values)
+    return [measured | row for measured, row in zip(stop.rows, rows, strict=True)]
 
 
 def rate_findings(rate: float | None, lora: bool) -> list[Finding]:
@@ -130,7 +103,7 @@ def kl_finding(
         batch (`Mapping[str, torch.Tensor]`): The samples, with their masks.
         rates (`Sequence[float]`): The updates' learning rates, low in a warm-up.
     """
-    what = f"KL to the policy before the first {len(rates)} updates"
+    what = f"KL between the policies before and after the first {len(rates)} updates"
     mask = completion_mask(batch)
     if not mask.any():  # by mask_truncated_completions
         return Finding(what, f"{NOT_MEASURED}: every completion of the first batch was truncated")
@@ -145,27 +118,3 @@ def kl_finding(
         kl=distance if math.isfinite(distance) else None,
         lr=list(rates),
     )
-
-
-def update_findings(rows: Sequence[Mapping[str, float]], level: str = "token") -> list[Finding]:
-    """
-    Return the findings about the first update, from the first one or two rows of `metrics.jsonl`. In the first row
-    every ratio is 1, unless it contains samples of several updates. The second row shows the effect of the first
-    update. With `level="sequence"` (GSPO) the clip's range is 1000 times narrower, and clips many by intent.
-    """
-    findings = []
-    entropy = rows[0].get("entropy")
-    if entropy is not None:
-        cure = "completions of a prompt will be nearly equal: raise temperature, or use a model with higher entropy"
-        number = f"{entropy:.3f} nats per token"
-        findings.append(
-            make_finding("entropy at the first update", number, entropy < MIN_ENTROPY, cure, entropy=entropy)
-        )
-    clipped = [row["clip_region_mean"] for row in rows if "clip_region_mean" in row]
-    if clipped:
-        cure = "one update leaves the clip range: lower learning_rate or num_iterations"
-        share = clipped[-1]
-        number = f"{100 * share:.1f} %"
-        wrong = level == "token" and share > MAX_CLIPPED
-        findings.append(make_finding("tokens clipped after it", number, wrong, cure, clip_ratio=share, rows=len(rows)))
-    return findings

@@ -1,19 +1,17 @@
 """Prompts in tokens, samples and log-probabilities of a trainer, ours or TRL's."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from trl_prorl.evaluation import Verdicts, beside_rows, judges
-from trl_prorl.extras.length_rewards import LENGTH_NAMES
-from trl_prorl.guards.rewards import own_copy
+from trl_prorl.evaluation import Verdicts, beside_rows, find_verifier
 from trl_prorl.rollout import compared_rewards, weighted_sum
 
 
-# Columns of `metrics.jsonl` by the method that takes the time.
-TIMED = {"_generate_and_score_completions": "time_rollout", "_calculate_rewards": "time_reward"}
+SAMPLING = "_generate_and_score_completions"  # TRL's method
 
 
 @dataclass(frozen=True)
@@ -23,24 +21,20 @@ class SampledRows:
 
     Attributes:
         completions (`list`): As reward functions get them: texts, or lists of messages.
-        ids (`list[list[int]]`): Their tokens, the end token included.
         lengths (`list[int]`): Tokens that the model has sampled: without those of tools and environments.
         truncated (`list[bool]`): Whether each was truncated at the greatest length instead of ending.
         rewards (`torch.Tensor` of shape `(N, F)`): By reward function; NaN if it does not apply.
         total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN if none applies.
-        for_answers (`torch.Tensor` of shape `(N,)`): The same without length rewards.
         compared (`torch.Tensor` of shape `(N,)`): What `multi_objective_aggregation` compares within a group.
         correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
         batch (`dict[str, torch.Tensor]`): As a step would train on it.
     """
 
     completions: list
-    ids: list[list[int]]
     lengths: list[int]
     truncated: list[bool]
     rewards: torch.Tensor
     total: torch.Tensor
-    for_answers: torch.Tensor
     compared: torch.Tensor
     correct: list[bool]
     batch: dict[str, torch.Tensor]
@@ -79,7 +73,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
 
     def see(call, inputs, prompts, completions, ids):
         rewards = call(inputs, prompts, completions, ids)
-        seen[:] = rewards, inputs, prompts, completions, [[*map(int, one)] for one in ids]
+        seen[:] = rewards, inputs, prompts, completions, [[*map(int, tokens)] for tokens in ids]
         return rewards
 
     def see_masks(call, prompts):
@@ -89,7 +83,7 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
 
     trainer.model.train()  # rollouts of a step are drawn so
     # Own copies: an environment may change its row's lists.
-    inputs = [own_copy(row) for row in sampled_columns(trainer, rows) for _ in range(trainer.num_generations)]
+    inputs = [copy.deepcopy(row) for row in sampled_columns(trainer, rows) for _ in range(trainer.num_generations)]
     watch(trainer, "_calculate_rewards", see)
     watch(trainer, "_generate", see_masks)
     try:
@@ -101,19 +95,16 @@ def sample_rows(trainer, rows: Sequence[dict], verify: Callable | None = None) -
         del trainer._calculate_rewards
         del trainer._generate
     rewards, inputs, prompts, completions, ids = seen
-    verdicts = Verdicts(judges(verify, trainer.reward_funcs), 1, None)
+    verdicts = Verdicts(find_verifier(trainer.reward_funcs, verify), None)
     weights = trainer.reward_weights
     aggregation = trainer.args.multi_objective_aggregation
-    is_length = torch.tensor([name in LENGTH_NAMES for name in trainer.reward_func_names])
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     return SampledRows(
         completions=completions,
-        ids=ids,
         lengths=[int(sum(mask)) for mask in masks] or [len(tokens) for tokens in ids],
         truncated=[not tokens or tokens[-1] not in ends for tokens in ids],
         rewards=rewards.cpu(),
         total=weighted_sum(rewards, weights).cpu(),
-        for_answers=weighted_sum(rewards[:, ~is_length], weights[~is_length]).cpu(),
         compared=compared_rewards(rewards, trainer.num_generations, weights, aggregation).cpu(),
         correct=verdicts.judge(inputs, prompts, completions, beside_rows(trainer, ids)),
         batch=batch,
@@ -130,4 +121,9 @@ def policy_logps(trainer, batch: dict[str, torch.Tensor]) -> torch.Tensor | None
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     length = batch["completion_ids"].shape[1]
     size = trainer.args.per_device_train_batch_size
-    return trainer._get_per_token_logps_and_entropies(trainer.model, tokens, mask, length, batch_size=size)[0]
+    return score_rows(trainer, tokens, mask, length, batch_size=size)[0]
+
+
+def score_rows(trainer, ids: torch.Tensor, mask: torch.Tensor, length: int, **options) -> tuple:
+    """Score rows by the policy, as a step does: log-probabilities and entropies `(N, T)`, and a MoE's loss."""
+    return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, length, **options)

@@ -11,7 +11,7 @@ import pandas as pd
 from trl_prorl.cli.variants import VARIANTS, Variant, describe_missing_reset
 from trl_prorl.errors import InputError
 from trl_prorl.keys import LOWER_THE_REWARD
-from trl_prorl.run.log_files import has_weights_of, step_of_evaluation
+from trl_prorl.run.log_files import RESETS, RESUME, has_weights_of, step_of_evaluation
 from trl_prorl.run.provenance import describe_evaluation
 from trl_prorl.text import visible
 
@@ -20,13 +20,6 @@ UNKNOWN_COLOUR = "#7F7F7F"  # of an unknown variant
 # TRL's defaults, for keys that a recipe does not set.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_MAX_COMPLETION_LENGTH = 512
-# The counter of each stage in metrics.jsonl. It distinguishes a stage that did not run from one that was not timed.
-STAGE_COUNTERS = {
-    "rollout": "tokens_generated",
-    "old": "old_forward_calls",
-    "ref": "ref_forward_calls",
-    "update": "policy_forward_calls",
-}
 MODEL = "model_name_or_path"
 OWN_KL = "kl"  # stands for the key of the KL to a run's own anchor
 # Settings that define the problem of a run: variants are compared if they agree in these.
@@ -87,11 +80,6 @@ class RecordedRun:
         return VARIANTS.get(name, unknown)
 
     @property
-    def can_be_evaluated(self) -> bool:
-        """Whether `passk` finds the task in `config.yaml`; the run of a script has none, and needs a plugin."""
-        return bool(self.config.get("task"))
-
-    @property
     def lowers_reward(self) -> bool:
         """Whether one of its keys lowers the reward, also of a policy that is no worse."""
         return any(self.config.get(key) for key in LOWER_THE_REWARD)
@@ -120,23 +108,17 @@ class RecordedRun:
         """Its seeds, which distinguish runs of a configuration: the seed of its base, and the training seed."""
         return self.base[1], str(self.seed)
 
-    @cached_property
-    def _series(self) -> dict[str, pd.Series | None]:
-        return {}
-
     def measured(self, key: str) -> pd.Series | None:
         """
         Return the measured values of a metric, or of `OWN_KL`, indexed by step; `None` if it was never measured.
         """
         if key == OWN_KL:
             key = self.kind.kl
-        if key not in self._series:
-            rows = self.evaluations if key.startswith("eval_") else self.metrics
-            values = None
-            if rows is not None and key in rows:
-                values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key, dtype=float).dropna()
-            self._series[key] = None if values is None or values.empty else values
-        return self._series[key]
+        rows = self.evaluations if key.startswith("eval_") else self.metrics
+        if rows is None or key not in rows:
+            return None
+        values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key, dtype=float).dropna()
+        return None if values.empty else values
 
     def total(self, key: str) -> float | None:
         """Return the sum of a metric over the steps; `None` if it was never measured."""
@@ -150,50 +132,33 @@ class RecordedRun:
             return 0.0
         return float(self.evaluations["time_eval"].sum())
 
-    def stage_total(self, stage: str) -> float | None:
-        """
-        Return the seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not
-        timed.
-
-        A step that never entered a stage records no time for it. So a run without any time of a stage, but with a
-        count of 0 calls, spent 0 seconds there.
-        """
-        seconds = self.total(f"time_{stage}")
-        if seconds is None and self.total(STAGE_COUNTERS[stage]) == 0:
-            return 0.0
-        return seconds
-
-    @cached_property
-    def _events(self) -> list[tuple[str, int, str]]:
-        """Event, step and reason of each line of `events.jsonl`; the reason is `""` if there is none."""
-        return [(row["event"], int(row["step_applied"]), row.get("reason") or "") for row in self.events or []]
-
-    def reset_reasons(self) -> list[tuple[int, str]]:
-        """Return step and reason of each reset: `periodic`, `kl_spike+stall`; `""` if there is none."""
-        return [(step, reason) for event, step, reason in self._events if "reset" in event]
+    def event_steps(self, *events: str) -> list[int]:
+        """Return the optimizer steps of some kinds of events, such as `growth`."""
+        return [int(row["step_applied"]) for row in self.events or [] if row["event"] in events]
 
     def reset_steps(self) -> list[int] | None:
         """Return the optimizer steps at which a reset was applied; `None` without `events.jsonl`."""
-        return None if self.events is None else [step for step, _ in self.reset_reasons()]
+        return None if self.events is None else self.event_steps(*RESETS)
 
-    def event_steps(self, event: str) -> list[int]:
-        """Return the optimizer steps of another event: `growth`, `guard_gap`."""
-        return [step for found, step, _ in self._events if found == event]
+    @cached_property
+    def changes(self) -> dict[str, int]:
+        """The keys that a resume changed, and the step from which the new value holds."""
+        resumes = [row for row in self.events or [] if row["event"] == RESUME]
+        return {key: int(row["step_applied"]) for row in resumes for key in row.get("changed") or {}}
 
     @property
     def last_step(self) -> int:
         return int(self.metrics["step"].max())
 
-    @property
-    def step_of_evaluation(self) -> int | None:
-        """The last step on record when it was evaluated; `None` if this is unknown, or if it was not evaluated."""
-        return None if self.passk is None else step_of_evaluation(self.passk)
-
     @cached_property
-    def has_changed_weights(self) -> bool:
-        """Whether an evaluation measured other weights than those in the folder."""
-        evaluations = [one for one in (self.passk, self.drift) if one is not None]
-        return any(has_weights_of(one, self.path) is False for one in evaluations)
+    def has_old_scores(self) -> bool:
+        """Whether its held-out scores are those of another step, or of other weights than those in the folder."""
+        if self.passk is None:
+            return False
+        return (
+            step_of_evaluation(self.passk) not in (None, self.last_step)
+            or has_weights_of(self.passk, self.path) is False
+        )
 
     @property
     def without_reset(self) -> str | None:

@@ -1,14 +1,12 @@
 """The models of a run: base, checkpoints and final model; the identity of their weights; loading them."""
 
-import filecmp
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoProcessor,
@@ -20,14 +18,16 @@ from transformers.utils import PROCESSOR_NAME, cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl.cli.environment import cpu_computes_bf16
+from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
 from trl_prorl.errors import InputError
-from trl_prorl.run.files import file_sha256
+from trl_prorl.eval.run_folder.reading import read_env
+from trl_prorl.run.files import check_contents, file_sha256
 from trl_prorl.run.folder import steps_of
 from trl_prorl.run.log_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
-from trl_prorl.run.provenance import hub_commit
+from trl_prorl.run.provenance import fingerprint, hub_commit
 from trl_prorl.text import short
 from trl_prorl.upstream import vocabulary
-from trl_prorl.upstream.weights import NO_SETTINGS, find_kernel, load_model, named_class, refuse_code
+from trl_prorl.upstream.weights import NO_SETTINGS, find_kernel, load_model, refuse_code
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,41 @@ def kind_of_model(folder: Path) -> str | None:
     return "full" if (folder / "config.json").is_file() else None
 
 
-def check_trained_model(run_dir: Path, config: dict) -> None:
+def check_trained_model(run_dir: Path) -> None:
+    """Raise `InputError` for a run folder without a trained model."""
+    if not kind_of_model(run_dir):
+        raise InputError(
+            f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); let the run "
+            "finish, a script with trainer.save_model(), or copy a checkpoint's files there"
+        )
+
+
+def with_base_model(run_dir: Path, config: dict) -> dict:
     """
-    Raise an error for a run folder without a trained model.
+    Return a run's configuration with the folder or Hub name of its starting model, its Hub commit and its
+    quantization, as `env.json` has noted them.
 
     Raises:
-        InputError: If there is none.
+        InputError: The folder has other weights now.
     """
-    if not kind_of_model(run_dir):
-        finish = "let the run finish" if config.get("task") else "let the script end with trainer.save_model()"
-        raise InputError(
-            f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); {finish}, or copy "
-            "a checkpoint's files there"
-        )
+    env = read_env(run_dir)
+    noted = env.get("base_model") or {}
+    name = config.get("model_name_or_path") or noted.get("name")
+    if not name:
+        raise InputError(f"'{run_dir}' has no record of the starting model; add model_name_or_path to its config.yaml")
+    init = config.get("model_init_kwargs") or {}
+    revision = noted.get("commit") or init.get("revision") or config.get("model_revision") or "main"
+    base = {"model_name_or_path": name, "revision": revision, "quantization": env.get("quantization")}
+    weights = None
+    if is_embedded(name):
+        base["model_name_or_path"] = embedded_model(name)
+        weights = weights_sha256(base["model_name_or_path"])
+    elif Path(name).is_dir():
+        check_contents(name)
+        weights = fingerprint(name)
+    if weights is not None and noted.get("sha256") not in (None, weights):
+        raise InputError(f"'{run_dir}' started from other weights than those of {name} now (SHA-256 in env.json)")
+    return config | base
 
 
 def base_point(run_dir: Path) -> Point:
@@ -79,97 +101,42 @@ def last_step(run_dir: Path) -> int | None:
     return max((row["step"] for row in read_log(run_dir, METRICS_FILE)), default=None)
 
 
-def trained_point(run_dir: Path, config: dict) -> Point:
-    """
-    Return the trained model of a run. If its weights are those of a checkpoint (the best one, or one that was copied
-    there after the run was killed), it has that step. Else its step is the one saved with the weights (a run that was
-    resumed and killed leaves older ones than its log files); without one, the last in `metrics.jsonl`.
-    """
-    check_trained_model(run_dir, config)
-    found = checkpoints(run_dir)
-    same = [step for step, path in found.items() if same_weights(path, run_dir)]
-    if same:
-        return Point("trained", max(same), run_dir)
+def trained_point(run_dir: Path) -> Point:
+    """Return the trained model of a run, with the step that was saved with it, else the last in `metrics.jsonl`."""
+    check_trained_model(run_dir)
     step = saved_step(run_dir)
     return Point("trained", last_step(run_dir) if step is None else step, run_dir)
 
 
-def checkpoints(run_dir: Path) -> dict[int, Path]:
-    """Return the checkpoints with weights in a run folder, by step."""
-    steps = steps_of(run_dir)
-    return {step: path for path, step in steps.items() if kind_of_model(path) and weight_files(path)}
-
-
-def same_weights(checkpoint: Path, folder: Path) -> bool:
-    """Return whether a checkpoint has the same weights as a folder, byte by byte."""
-    names = [path.name for path in weight_files(folder)]
-    same, _, _ = filecmp.cmpfiles(checkpoint, folder, names, shallow=False)
-    return bool(names) and same == names
-
-
-def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Point]:
+def checkpoint_points(run_dir: Path, wanted: list[str]) -> list[Point]:
     """
     Return the wanted checkpoints, given by step or as `all`, without the last step, which is the trained model.
 
     Raises:
-        InputError: If one is missing, or if `all` are wanted and there are none.
+        InputError: If one is missing.
     """
     if not wanted:
         return []
-    trained = trained_point(run_dir, config)
-    found = checkpoints(run_dir)
-    steps = sorted(found)
-    if wanted != ["all"]:
-        for step in wanted:
-            if step not in map(str, found):
-                raise InputError(
-                    f"--checkpoints {step}: '{run_dir}' has no such checkpoint; it has "
-                    f"{', '.join(map(str, steps)) or 'none'}. Give one of these, or all"
-                )
-        steps = sorted(set(map(int, wanted)))
-    elif not steps:
-        raise InputError(
-            f"--checkpoints all: '{run_dir}' has no checkpoint; train with save_strategy: steps, save_steps: N "
-            "and a save_total_limit that keeps them (save_only_model: true keeps them small)"
-        )
-    return [Point(f"step-{step}", step, found[step]) for step in steps if step != trained.step]
+    saved = {step: path for path, step in steps_of(run_dir).items() if kind_of_model(path) and weight_files(path)}
+    steps = saved if wanted == ["all"] else set(map(int, wanted))
+    missing = sorted(set(steps) - set(saved))
+    if missing or not saved:
+        raise InputError(f"--checkpoints: '{run_dir}' has the checkpoints {sorted(saved)}, not {missing or 'any'}")
+    trained = trained_point(run_dir)
+    return [Point(f"step-{step}", step, saved[step]) for step in sorted(steps) if step != trained.step]
 
 
-@contextmanager
-def base_model_errors(base: str):
-    """Turn an error of the Hub, or of transformers, about a base model into an [`InputError`]."""
-    try:
-        with refuse_code(f"model_name_or_path: {base} in config.yaml"):
-            yield
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"model_name_or_path: {base} in config.yaml cannot be loaded: {error}") from error
-    except OSError as error:
-        if Path(base).is_dir():
-            raise
-        raise InputError(
-            f"model_name_or_path: {base} in config.yaml is no folder here, and cannot be loaded from the Hub "
-            f"({error}); run the command where the run was trained, or change it to where the starting model is now"
-        ) from error
-
-
-def revision_of_base(config: dict) -> str:
-    return init_of_base(config).get("revision") or config.get("model_revision") or "main"
+def read_base_config(config: dict) -> PreTrainedConfig:
+    """Return the configuration of a run's base model, as in its files, which it downloads."""
+    base = config["model_name_or_path"]
+    place = {"revision": config.get("revision", "main"), "subfolder": init_of_base(config).get("subfolder") or ""}
+    with refuse_code(base):
+        return AutoConfig.from_pretrained(base, trust_remote_code=False, **place)
 
 
 def init_of_base(config: dict) -> dict:
     """Return the `model_init_kwargs` of a run."""
-    init = config.get("model_init_kwargs")
-    return init if isinstance(init, dict) else {}
-
-
-def read_base_config(config: dict) -> PreTrainedConfig:
-    """Return the configuration of a run's base model, as in its files."""
-    base = config["model_name_or_path"]
-    place = {"revision": revision_of_base(config), "subfolder": init_of_base(config).get("subfolder") or ""}
-    with base_model_errors(base):
-        return AutoConfig.from_pretrained(base, trust_remote_code=False, **place)
+    return config.get("model_init_kwargs") or {}
 
 
 def settings_of_base(config: dict) -> dict:
@@ -202,34 +169,24 @@ def quantization_of_base(config: dict) -> dict:
 
 def identity(folder: Path | None, config: dict) -> dict:
     """
-    Return the identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit;
-    `None` is the base model that the configuration names.
+    Return the identity of a model, in JSON values: hashes of the files in its folder, or the Hub's commit; `None` is
+    the base model that the configuration names.
     """
     if folder is None:
         base = config["model_name_or_path"]
-        settings = settings_of_base(config)
-        own = {"settings": settings} if settings else {}
-        if config.get("quantization"):
-            own["quantization"] = config["quantization"]
+        content = {"settings": settings_of_base(config), "quantization": config.get("quantization")}
         if Path(base).is_dir():
-            return {"weights": model_hashes(Path(base)), **own}
+            return {**model_hashes(Path(base)), **content}
         read_base_config(config)  # updates the cache
-        return {"name": base, "commit": hub_commit(base, revision_of_base(config)), **own}
-    own = {"weights": model_hashes(folder)}
-    if kind_of_model(folder) == "adapter":
-        own["base"] = identity(None, config)
-        kind = read_base_config(config)
-        if named_class(kind) is not MODEL_FOR_CAUSAL_LM_MAPPING.get(type(kind), None):
-            own["class"] = named_class(kind).__name__  # older samples, without it, may not have used the adapter
-    return own
+        return {"name": base, "commit": hub_commit(base, config.get("revision", "main")), **content}
+    content = model_hashes(folder)
+    return {**content, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else content
 
 
 def model_hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every weight file in a folder, and of an adapter's configuration, which scales them."""
-    found = weight_hashes(folder)
-    if kind_of_model(folder) == "adapter":
-        found["adapter_config.json"] = file_sha256(folder / "adapter_config.json")
-    return found
+    """Return the SHA-256 of every weight file in a folder, and of the files that say how they are used."""
+    files = [folder / name for name in ("config.json", "generation_config.json", "adapter_config.json")]
+    return weight_hashes(folder) | {file.name: file_sha256(file) for file in files if file.is_file()}
 
 
 def evaluation_dtype(config: Mapping) -> torch.dtype:
@@ -237,9 +194,7 @@ def evaluation_dtype(config: Mapping) -> torch.dtype:
     Return the precision in which the models of a run are evaluated: bfloat16 on a GPU, and on a CPU with bf16
     instructions if the run computed in bf16; else float32.
     """
-    if torch.cuda.is_available():
-        return torch.bfloat16
-    if config.get("bf16") is True and cpu_computes_bf16():
+    if torch.cuda.is_available() or (config.get("bf16") is True and cpu_computes_bf16()):
         return torch.bfloat16
     return torch.float32
 
@@ -254,46 +209,34 @@ def load_saved(path, config: dict, adapter: Path | None = None, kind: type | Non
 
 def load_base_model(config: dict, adapter: Path | None = None):
     """
-    Load the starting model of a run, and an adapter on it. If a script trained the adapter on a causal language model
-    that it extracted from a larger model, the adapter's keys fit the class of that model.
-
-    Raises:
-        InputError: If the adapter's weights fit neither class.
+    Load the starting model of a run, and an adapter on it. If the adapter was trained on a causal language model that
+    is a part of a larger model, its keys fit the class of that part.
     """
     name = config["model_name_or_path"]
-    with base_model_errors(name):
-        init = {"revision": revision_of_base(config), **settings_of_base(config), **quantization_of_base(config)}
-        try:
-            return load_saved(name, config, adapter, **init)
-        except InputError:
-            if adapter is None:
-                raise
-            with suppress(InputError):
-                return load_saved(name, config, adapter, AutoModelForCausalLM, **init)
+    init = {"revision": config.get("revision", "main"), **settings_of_base(config), **quantization_of_base(config)}
+    try:
+        return load_saved(name, config, adapter, **init)
+    except InputError:
+        if adapter is None:
             raise
+        with suppress(InputError):
+            return load_saved(name, config, adapter, AutoModelForCausalLM, **init)
+        raise
 
 
 def load_point(point: Point, config: dict):
     """Load a model of a run: base, a full model, or a PEFT adapter on base."""
-    if point.folder is None:
-        return load_base_model(config)
-    if kind_of_model(point.folder) == "adapter":
+    if point.folder is None or kind_of_model(point.folder) == "adapter":
         return load_base_model(config, point.folder)
     return load_saved(point.folder, config)
 
 
-def load_tokenizer(folder: Path):
-    """
-    Load a run's tokenizer; without a padding token, the end-of-sequence token is used.
-
-    Raises:
-        InputError: It has code of its own, or is not whole.
-    """
+def load_tokenizer(folder: Path | str):
+    """Load a run's tokenizer; without a padding token, the end-of-sequence token is used."""
     with refuse_code(folder):
         tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        tokenizer.pad({"input_ids": [[0]]})
     return tokenizer
 
 
@@ -301,9 +244,6 @@ def load_processor(folder: Path | str, tokenizer) -> ProcessorMixin | None:
     """
     Load the processor that TRL trains a model with, from a folder or a Hub name; `None`: there is none, so TRL trains
     with the tokenizer.
-
-    Raises:
-        InputError: It has code of its own, or is not whole.
     """
     if cached_file(folder, PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return None
@@ -313,17 +253,3 @@ def load_processor(folder: Path | str, tokenizer) -> ProcessorMixin | None:
         return None
     processor.tokenizer = tokenizer
     return processor
-
-
-@torch.no_grad()
-def check_computes(model, source: Path | str) -> None:
-    """
-    Compute the logits of one token.
-
-    Raises:
-        InputError: The model cannot compute them, or they are not finite.
-    """
-    with refuse_code(source):
-        logits = model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device)).logits
-    if not torch.isfinite(logits).all():
-        raise InputError(f"the model in {source} computes NaN or infinity: save or download it again.")

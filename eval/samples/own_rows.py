@@ -1,8 +1,6 @@
 """A user's held-out rows and verifier in place of a task: from a script, or from the two functions of a plugin."""
 
-import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
@@ -12,9 +10,6 @@ from trl_prorl.eval.samples.store import distinct
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import Task
-
-
-TRIED = ("", "42")  # texts to test a verifier with: a completion may be empty
 
 
 def has_image(row: Mapping) -> bool:
@@ -34,7 +29,6 @@ class OwnRows(Task):
             Rows that equal an earlier one are left out.
         verifier (`Callable`, *optional*): `verifier(completion, row) -> bool` for the text of a completion. Without
             one, completions have no verdict.
-        rows_name (`str`, *optional*), verifier_name (`str`, *optional*): Their names in messages.
 
     Raises:
         InputError: If the rows have no prompts, or if the verifier fails on the first one.
@@ -43,84 +37,43 @@ class OwnRows(Task):
     name = plugin.OWN
     level = None
 
-    def __init__(
-        self, rows: Dataset, verifier: Callable | None, rows_name: str = "rows", verifier_name: str = "verifier"
-    ):
+    def __init__(self, rows: Dataset, verifier: Callable | None):
         self.verifier = verifier
-        self.rows_name = rows_name
-        self.verifier_name = verifier_name
         if not isinstance(rows, Dataset) or "prompt" not in rows.column_names:
-            columns = getattr(rows, "column_names", type(rows).__name__)
-            raise InputError(f"{rows_name} must be a datasets.Dataset with a column prompt, not {columns}")
-        seen = next((place for place, row in enumerate(rows) if has_image(row)), None)
-        if seen is not None:
-            raise InputError(
-                f"{rows_name}[{seen}] has an image, and held-out evaluations read text alone; leave such rows out, or "
-                "pass them as eval_dataset and set eval_strategy"
-            )
-        rows = self.all_rows = rows.select(distinct(rows, rows_name))
-        if len(rows) < 2:
-            raise InputError(
-                f"{rows_name} has {len(rows)} different rows; at least 2 are needed, and 20 for an interval"
-            )
+            raise InputError("rows must be a datasets.Dataset with a column prompt")
+        if any(map(has_image, rows)):
+            raise InputError("rows have images, and held-out evaluations read text alone: pass them as eval_dataset")
+        self.all_rows = rows.select(distinct(rows, "rows"))
         if verifier is not None:
-            check_verifier(verifier, rows[0], verifier_name)
+            check_verifier(verifier, rows[0], "verifier")
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        if split != "test":
-            raise ValueError(f"{self.rows_name} has no splits; leave out --split")
-        if n is None:
-            return self.all_rows
-        if n > len(self.all_rows):
-            raise ValueError(f"{self.rows_name} has only {len(self.all_rows)} rows; lower --prompts, or leave it out")
-        return self.all_rows.select(range(n))
+        if n is not None and n > len(self.all_rows):
+            raise ValueError(f"there are {len(self.all_rows)} rows")
+        return self.all_rows if n is None else self.all_rows.select(range(n))
 
     def verify(self, completion: str, row: Mapping) -> bool | None:
         if self.verifier is None:
             return None
         try:
-            verdict = self.verifier(completion, row)
+            return as_verdict(self.verifier(completion, row), "verifier")
         except Exception as error:
-            raise RunError(
-                f"{self.verifier_name} raised {type(error).__name__}: {error}, on the completion {completion[:80]!r}; "
-                "it must accept any text"
-            ) from error
-        return as_verdict(verdict, f"{self.verifier_name}, on the completion {completion[:80]!r},")
+            raise RunError(f"the verifier failed on {completion[:80]!r}, and must accept any text: {error}") from error
 
 
 def check_verifier(verifier: Callable, row: Mapping, name: str) -> None:
     """
-    Test a verifier on a row, with texts that no model sampled.
+    Test a verifier on a row, with a text that no model sampled.
 
     Raises:
-        InputError: If it fails, in one line.
+        InputError: It does not return a verdict.
     """
-    form = f"write it as {name}(completion, row): it gets the text of one completion and returns True or False"
-    if not callable(verifier):
-        raise InputError(f"{name}={verifier!r} is not a function; {form}")
-    for text in TRIED:
-        try:
-            verdict = verifier(text, row)
-        except Exception as error:
-            raise InputError(
-                f"{name}({text!r}, row) raised {type(error).__name__}: {error}; the row has the columns "
-                f"{', '.join(row)}, and a completion can be any text, even an empty one; {form}"
-            ) from error
-        if not isinstance(verdict, bool | np.bool_):
-            raise InputError(f"{name}({text!r}, row) returned {verdict!r}, a {type(verdict).__name__}; {form}")
-
-
-@functools.cache
-def _rows_of(path: Path) -> OwnRows:
-    """Return the rows of a plugin, loaded once."""
-    module = plugin.HELD_OUT[path]
-    rows_name = f"{plugin.ROWS}() of {path.name}"
     try:
-        rows = getattr(module, plugin.ROWS)()
+        verdict = verifier("", row)
     except Exception as error:
-        raise InputError(f"{rows_name} raised {type(error).__name__}: {error}") from error
-    verifier_name = f"{plugin.VERIFY} of {path.name}"
-    return OwnRows(rows, getattr(module, plugin.VERIFY, None), rows_name, verifier_name)
+        raise InputError(f"{name}('', row) raised {type(error).__name__}: {error}; it must accept any text") from error
+    if not isinstance(verdict, bool | np.bool_):
+        raise InputError(f"{name}(completion, row) returned {verdict!r}, and must return True or False")
 
 
 def plugin_rows() -> OwnRows:
@@ -130,10 +83,7 @@ def plugin_rows() -> OwnRows:
     Raises:
         InputError: If no plugin or several have them, or they cannot be used.
     """
-    if not plugin.HELD_OUT:
-        raise InputError(f"give --plugin FILE.py, a file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row)")
-    if len(plugin.HELD_OUT) > 1:
-        names = " and ".join(path.name for path in plugin.HELD_OUT)
-        raise InputError(f"--plugin: both {names} have {plugin.ROWS}(); give only one of them")
-    (path,) = plugin.HELD_OUT
-    return _rows_of(path)
+    if len(plugin.HELD_OUT) != 1:
+        raise InputError(f"give one --plugin FILE.py with {plugin.ROWS}() and {plugin.VERIFY}(completion, row)")
+    (module,) = plugin.HELD_OUT.values()
+    return OwnRows(getattr(module, plugin.ROWS)(), getattr(module, plugin.VERIFY, None))

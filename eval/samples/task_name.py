@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from trl_prorl import tasks
 from trl_prorl.errors import InputError
 from trl_prorl.tasks import plugin
-from trl_prorl.text import one_line
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,12 @@ class TaskName:
         )
 
     @classmethod
-    def parse(cls, text: str, option: str = "--others") -> "TaskName":
+    def parse(cls, text: str) -> "TaskName":
         """Parse `NAME` or `NAME@LEVEL`, optionally followed by `=PATH`."""
         match = re.fullmatch(r"([^@=]+)(?:@(\d+))?(?:=(.+))?", text)
         if match is None:
-            raise InputError(f"{option} {text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
-        try:
-            tasks.registry.check_name(match[1])
-        except ValueError as error:
-            raise InputError(f"{option} {text}: {error}") from error
-        level = int(match[2]) if match[2] else None
-        return cls(match[1], level, path=match[3])
+            raise InputError(f"{text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
+        return cls(match[1], int(match[2]) if match[2] else None, path=match[3])
 
     def make(self):
         """
@@ -57,10 +51,7 @@ class TaskName:
             from trl_prorl.eval.samples.own_rows import plugin_rows  # imports datasets, which parsing does not need
 
             return plugin_rows()
-        given = {"level": self.level, "options": self.options, "path": self.path}
         try:
-            return tasks.task_of_recipe(self.task, **given)
+            return tasks.task_of_recipe(self.task, level=self.level, options=self.options, path=self.path)
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"task '{self.task}' with {given}: {one_line(error)}; correct config.yaml, --task or --others"
-            ) from error
+            raise InputError(f"task '{self.task}': {error}") from error

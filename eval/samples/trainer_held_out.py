@@ -1,30 +1,31 @@
 """The models of a trainer in memory, with a user's rows and verifier."""
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from types import SimpleNamespace
 
+import pandas as pd
 import torch
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel
 
 from trl_prorl.cli.dropout import evaluation_mode
 from trl_prorl.cli.training_prompts import TrainingPrompts
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import Point, identity, load_base_model
+from trl_prorl.eval.samples.held_out import HeldOut, default_folder, plan
+from trl_prorl.eval.samples.models import Point, load_base_model, load_processor, load_tokenizer, with_base_model
 from trl_prorl.eval.samples.own_rows import OwnRows
-from trl_prorl.eval.samples.run_samples import HeldOut, split_of
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
-from trl_prorl.eval.samples.store import content_ids
+from trl_prorl.eval.samples.store import SAMPLES_FOLDER, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.run.files import check_contents, json_sha256
-from trl_prorl.run.identity import base_parameters, weights_hash
-from trl_prorl.run.provenance import as_plain
+from trl_prorl.run.files import check_contents
+from trl_prorl.run.identity import weights_hash
+from trl_prorl.run.log_files import PASSK_FILE, read_json
 from trl_prorl.text import shell_quote
-from trl_prorl.upstream.weights import settings_of
 
 
 POLICY = "policy"  # in `passk.json`
@@ -33,11 +34,14 @@ POLICY = "policy"  # in `passk.json`
 class TrainerHeldOut(HeldOut):
     """
     A trainer's models on a user's rows. Trained is the policy in memory. Base is the policy without its adapter, or
-    with the trained adapter from which the run started; after full fine-tuning, the starting model is loaded.
+    with the trained adapter from which the run started; after full fine-tuning, the starting model is loaded. Samples
+    are kept while this object lives, and written into `samples/` to be read.
 
     Raises:
         InputError: If the trainer cannot be evaluated, or if the verifier fails on the first row.
     """
+
+    grader = None  # a verifier in memory has no version
 
     def __init__(
         self,
@@ -51,38 +55,34 @@ class TrainerHeldOut(HeldOut):
         temperature: float | None = None,
         max_new_tokens: int | None = None,
     ):
-        processes = trainer.accelerator.num_processes
-        if processes > 1:
-            raise InputError(
-                f"evaluate and drift need one process, and this run has {processes}; evaluate it with "
-                "`trl-prorl passk --plugin FILE.py` after training"
-            )
+        if trainer.accelerator.num_processes > 1:
+            raise InputError("evaluate and drift need one process: use `trl-prorl passk --plugin FILE.py`")
         ways = {
             "environment_factory": trainer.environment_factories,
             "tools": trainer.tools,
             "rollout_func": trainer.rollout_func,
         }
-        for name_of_way, way in ways.items():
+        for key, way in ways.items():
             if way:
                 raise InputError(
-                    f"{name_of_way} is not supported by evaluate and drift, which sample one turn of the model; pass "
+                    f"{key} is not supported by evaluate and drift, which sample one turn of the model; pass "
                     "eval_dataset and set eval_strategy, which evaluate as the run samples"
                 )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(getattr(trainer, "run_dir", trainer.args.output_dir))
         self.run_dir.mkdir(parents=True, exist_ok=True)
         check_contents(self.run_dir)
-        self.seed = seed
-        self.batch_size = batch_size
+        self.seed = operator.index(seed)  # NumPy's integers, too: a result is written as JSON
+        self.batch_size = operator.index(batch_size)
         self.name = TaskName(name, is_own=True)
         self.rows = list(self.task.all_rows)
         self.prompt_ids = content_ids(self.rows)
         trained_on = getattr(trainer, "training_prompts", None) or TrainingPrompts(trainer.train_dataset)
         self.in_training = trained_on.count(row["prompt"] for row in self.rows)
-        self.split = split_of(self.in_training, len(self.rows))
+        self.split = "train" if self.in_training == len(self.rows) else "test"
+        if max_new_tokens is not None:
+            max_new_tokens = operator.index(max_new_tokens)
         self.sampling = SamplingSettings.of_run(vars(trainer.args), temperature, max_new_tokens)
-        # A verifier has no version, so stored samples are graded again.
-        self.grader = None if verifier is None else uuid4().hex[:12]
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         if self.tokenizer is not trainer.processing_class:
             self.processor = trainer.processing_class
@@ -91,63 +91,41 @@ class TrainerHeldOut(HeldOut):
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
         self.initial_adapter = getattr(trainer, "initial_adapter", None)
-        noted = read_env(self.run_dir).get("base_model") or {}
-        if not hasattr(trainer, "run_dir"):  # TRL's: its model knows its name
-            noted = {"name": self.policy.config._name_or_path} | noted
-        self.config = {
-            "model_name_or_path": noted.get("name"),
-            "model_init_kwargs": {**(trainer.args.model_init_kwargs or {}), "revision": noted.get("commit")},
-            "bf16": trainer.args.bf16,
-        }
-        if not self.base_below and not noted.get("name"):
-            raise InputError("env.json has no starting model to compare with: call evaluate or drift after training")
+        self.config = {"bf16": trainer.args.bf16, "model_init_kwargs": trainer.args.model_init_kwargs}
         if not self.base_below:
-            self.config = with_local_paths(self.run_dir, self.config)
+            noted = read_env(self.run_dir).get("base_model") or {}
+            name = noted.get("name") or self.policy.config._name_or_path
+            self.config = with_base_model(self.run_dir, self.config | {"model_name_or_path": name})
+        self._drawn: dict[tuple, pd.DataFrame] = {}
+
+    def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
+        sampling = self.sampling
+        if temperature is not None:
+            sampling = replace(sampling, temperature=temperature)
+        if (point, n, temperature) not in self._drawn:
+            batches = plan(dict.fromkeys(range(len(self.rows)), n), self.batch_size)
+            drawn = self._draw(point, batches, [0] * len(self.rows), sampling)
+            frame = pd.DataFrame([record for records in drawn for record in records])
+            frame = frame.sort_values("sample", kind="stable").set_index("prompt_id", drop=False)
+            frame = frame.loc[self.prompt_ids].reset_index(drop=True)
+            folder = self.run_dir / SAMPLES_FOLDER
+            folder.mkdir(exist_ok=True)
+            frame.to_parquet(folder / f"{point.label}-script{'' if sampling.temperature else '-greedy'}.parquet")
+            self._drawn[point, n, temperature] = frame
+        return self._drawn[point, n, temperature]
 
     def versions(self) -> dict:
         """
         Return the precision, and a hash of the weights of a model that no trainer has: the policy may not be saved,
         and a verifier in memory has no version.
         """
-        found = {"dtype": self._dtype(self.trained)}
+        versions = {"dtype": self._dtype()}
         if self.trained.step is None:
-            found[POLICY] = json_sha256(self._identity(self.trained))
-        return found
+            versions[POLICY] = weights_hash(list(self.policy.named_parameters()), whole=True)
+        return versions
 
-    def _identity(self, point: Point) -> dict:
-        if point is self.base and not self.base_below:
-            return identity(None, self.config)
-        named = base_parameters(self.policy)
-        below = {id(param) for _, param in named}
-        if point is self.base and self.initial_adapter is not None and self.initial_adapter.is_trained:
-            named = [*named, *self.initial_adapter.values.items()]
-        with self.as_point(point):
-            found = {"weights": weights_hash(named, whole=True)}
-            if point is not self.base:
-                # PEFT loads adapters that are not trained, and marks them as trained when they are switched on again.
-                adapters = [(name, param) for name, param in self.policy.named_parameters() if id(param) not in below]
-                found["adapters"] = weights_hash(adapters, whole=True)
-        return found
-
-    def _declared_end(self, point: Point) -> int | list[int] | None:
-        if point is self.base and not self.base_below:
-            return super()._declared_end(point)
-        return self.policy.generation_config.eos_token_id
-
-    def _model_config(self, point: Point) -> dict:
-        """Return that of the policy in memory, with the adapter's scaling, which a script may have changed."""
-        if point is self.base and not self.base_below:
-            return super()._model_config(point)
-        config = settings_of(self.policy.config.to_diff_dict())
-        if point is self.base and not getattr(self.initial_adapter, "is_trained", False):
-            return config
-        layers = {name: module for name, module in self.policy.named_modules() if isinstance(module, BaseTunerLayer)}
-        return {**config, "scaling": {name: as_plain(getattr(layer, "scaling", {})) for name, layer in layers.items()}}
-
-    def _dtype(self, point: Point) -> str:
+    def _dtype(self) -> str:
         """Return the precision in which the policy computes; a command may load it in another precision."""
-        if point is self.base and not self.base_below:
-            return super()._dtype(point)
         if self.config["bf16"] and not self.base_below:
             return "bfloat16"  # from accelerate's autocast, which wraps a full model's forward
         return str(next(self.policy.parameters()).dtype).removeprefix("torch.")
@@ -173,9 +151,9 @@ class TrainerHeldOut(HeldOut):
 
     def _check_differs(self, base) -> None:
         """Raise `InputError` for a model that was loaded from its own folder, not from the one that it began with."""
-        then = dict(base.named_parameters())
-        now = dict(self.policy.named_parameters())
-        if then.keys() == now.keys() and all(torch.equal(then[name].to(now[name]), now[name]) for name in now):
+        before = dict(base.named_parameters())
+        after = dict(self.policy.named_parameters())
+        if all(torch.equal(before[name].to(after[name]), after[name]) for name in after):
             name = self.config["model_name_or_path"]
             raise InputError(
                 f"the model has the weights of {name}, from which it was loaded, so there is no other to compare it "
@@ -193,6 +171,35 @@ class TrainerHeldOut(HeldOut):
             as_base = self.initial_adapter.as_initial_policy()
         with as_base:
             yield
+
+
+def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
+    """
+    Return, for a model in memory, the attributes that [`TrainerHeldOut`] reads of a trainer. The tokenizer is that of
+    the folder or the Hub name from which the model was loaded.
+    """
+    name = model.config._name_or_path
+    folder = output_dir or default_folder(name)
+    tokenizer = load_tokenizer(name)
+    return SimpleNamespace(
+        model=model,
+        accelerator=SimpleNamespace(num_processes=1, unwrap_model=lambda model: model),
+        args=SimpleNamespace(output_dir=folder, bf16=False, model_init_kwargs=None),
+        processing_class=load_processor(name, tokenizer) or tokenizer,
+        train_dataset=None,
+        environment_factories=None,
+        tools=None,
+        rollout_func=None,
+        state=SimpleNamespace(global_step=None),
+    )
+
+
+def check_is_of(held_out: TrainerHeldOut) -> None:
+    """Raise `InputError`: the default folder has the result of another model of the same name."""
+    path = held_out.run_dir / PASSK_FILE
+    earlier = read_json(path) if path.is_file() else {}
+    if earlier.get(POLICY) not in (None, held_out.versions()[POLICY]):
+        raise InputError(f"'{path}' is of other weights than this model; give another folder with output_dir=")
 
 
 def step_of_weights(trainer) -> int | None:

@@ -1,245 +1,295 @@
-"""
-Compare two answers that `tasks/math_answers.py` has read. Values of one class are equal if they are so exactly. Values
-of different classes are equal only by [`same`].
+r"""
+Compare two answers, as tokens of LaTeX. An answer is one of a few classes, or is not read: a quantity, an equation, or
+several answers (a list, tuple, interval, set, union or matrix). It equals answers of its own class, value for value.
 """
 
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import NamedTuple
+
+import sympy
 from answering import answer_lines
-from exact import POINT_BITS, points, same_expression, same_number
-from formulas import formula
-from regions import KINDS, same_region
-from sympy import MatrixBase, Rational, fraction, re, together
+from exact import is_multiple, same_expression
+from formulas import CONSTANTS, FUNCTIONS, Unread, formula
+from latex import CLOSING, OPENING, number
+from units import split_unit
 
 
-EXPRESSIONS = {"n", "v", "c", "+", "*", "/", "^", "-", "f", "apply", "matrix"}
-STATEMENTS = {"named", "=", "order", "in"}
-# An answer without variables must not leave these to the reader, unless the reference answer does so.
-CALCULATED = {"factorial", "binomial", "floor", "ceiling"}
-COORDINATES = ["x", "y", "z"]
+WORDS = {'"and': "and", "and": "and", '"or': "or", "or": "or"}
+JOINTS = {",": ",", ";": ",", **WORDS}
+ORDER = {"<": "()", r"\le": "[]"}  # the brackets of an interval
+TURNED = {">": "<", r"\ge": r"\le"}
+RELATIONS = {*ORDER, *TURNED, "=", r"\in"}
+MATRICES = ("pmatrix", "bmatrix")
+LISTS = {",", "and", "or", r"\{\}"}
+UNORDERED = {*LISTS, r"\cup"}
+PERCENT = "percent"
+# Before an equals sign: x, x_1, AB, f(2), \angle ABC, \text{Area}, (x, y).
+NAME = re.compile(
+    r"""
+    \( \ \w (?:\ ,\ \w)+ \ \)
+    | (?:\\(?:angle|triangle)\ )?
+      (?: \\?[A-Za-z]+ | "[A-Za-z]+(?:\ "[A-Za-z]+)* | \\(?:vec|bar|overline)\ \{\ \w+\ \} ) (?:\ ')*
+      (?:\ _\ (?: "?\w+ | \{[^{}]*\} ))? (?:\ \^\ \{\ -\ 1\ \})? (?:\ \([\w ,.=<>\\]*\))?
+    """,
+    re.VERBOSE,
+)
+
+
+class Quantity(NamedTuple):
+    """
+    A number or an expression, with its unit.
+
+    Attributes:
+        tokens (`list[str]`): of the value.
+        size (`Fraction`), unit (`Counter`): see [`split_unit`].
+    """
+
+    tokens: list[str]
+    size: Fraction
+    unit: Counter
+
+
+class Equation(NamedTuple):
+    """`left = right`, or an interval as the values of a variable. `name` is `left` if it is a name."""
+
+    left: list[str]
+    right: list[str]
+    name: str | None
+
+
+class Several(NamedTuple):
+    """
+    Several answers. `kind` is what joins or encloses them: a comma, `and`, `or`, a union sign, brackets, `row` or
+    `matrix`.
+    """
+
+    kind: str
+    values: list
+
+
+def split(tokens: list[str], signs) -> tuple[list[list[str]], list[str]]:
+    """Return the parts between the signs outside all brackets, and the signs. No part is empty."""
+    parts = [[]]
+    between = []
+    depth = 0
+    for token in tokens:
+        depth += (token in OPENING) - (token in CLOSING)
+        if depth < 0:
+            raise Unread
+        if depth == 0 and token in signs:
+            between.append(token)
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    if not all(parts):
+        raise Unread
+    return parts, between
+
+
+def read(tokens: list[str]) -> Quantity | Equation | Several:
+    """Read one or several answers. Raises [`Unread`]."""
+    following = [*tokens[1:], None]
+    # `1, 2, and 3` is `1, 2 and 3`.
+    tokens = [token for token, after in zip(tokens, following, strict=True) if token != "," or after not in WORDS]
+    parts, joints = split(tokens, JOINTS)
+    values = read_each(parts)
+    if len(values) == 1:
+        return values[0]
+    kinds = {JOINTS[sign] for sign in joints} - {","}
+    if len(kinds) > 1:
+        raise Unread
+    first = values[0]
+    if isinstance(first, Equation) and first.name and not any(isinstance(value, Equation) for value in values[1:]):
+        values = [first, *(first._replace(right=part) for part in parts[1:])]  # x = 1, 2
+    return Several(kinds.pop() if kinds else ",", values)
+
+
+def read_each(parts: list[list[str]]) -> list:
+    r"""Read answers, each once for both signs of its `\pm`."""
+    return [read_one(variant) for part in parts for variant in variants(part)]
+
+
+def variants(tokens: list[str]) -> list[list[str]]:
+    if r"\pm" not in tokens or tokens[0] == r"\{":
+        return [tokens]
+    place = tokens.index(r"\pm")
+    return [[*tokens[:place], sign, *tokens[place + 1 :]] for sign in "+-"]
+
+
+def read_one(tokens: list[str]) -> Quantity | Equation | Several:
+    sides, relations = split(tokens, RELATIONS)
+    if relations:
+        return read_statement(sides, relations)
+    parts, unions = split(tokens, {r"\cup"})
+    if unions:
+        return Several(r"\cup", [read_one(part) for part in parts])
+    if tokens[0] in OPENING - {"{", r"\begin"} and tokens[-1] in CLOSING and is_enclosed(tokens):
+        return read_brackets(tokens[0] + tokens[-1], tokens[1:-1])
+    if tokens[0] == r"\begin" and tokens[2] in MATRICES and tokens[-4:] == [r"\end", *tokens[1:4]]:
+        return read_matrix(tokens[4:-4])
+    return Quantity(*split_unit(tokens))
+
+
+def is_enclosed(tokens: list[str]) -> bool:
+    """Return whether the first bracket closes at the end, unlike in (1)(2)."""
+    depth = 0
+    for token in tokens[:-1]:
+        depth += (token in OPENING) - (token in CLOSING)
+        if depth == 0:
+            return False
+    return True
+
+
+def read_brackets(kind: str, inside: list[str]) -> Quantity | Equation | Several:
+    parts, _ = split(inside, {",", ";"})
+    if kind == r"\{\}":
+        return Several(kind, read_each(parts))
+    if len(parts) == 1 and kind == "()":
+        return read_one(inside)
+    if len(parts) != 2 and kind in ("(]", "[)"):
+        raise Unread
+    return Several(kind, [read_one(part) for part in parts])
+
+
+def read_matrix(inside: list[str]) -> Several:
+    rows = []
+    for row in split(inside, {"\\\\"})[0]:
+        entries, _ = split(row, {"&"})
+        rows.append(Several("row", [read_one(entry) for entry in entries]))
+    return Several("matrix", rows)
+
+
+def read_statement(sides: list[list[str]], relations: list[str]) -> Equation:
+    """Read an equation, or an inequality such as `x > 3` or `1 < x < 3` as `x = (1, 3)`."""
+    if relations in (["="], [r"\in"]):
+        left, right = sides
+        if relations == [r"\in"] and right[0] not in OPENING:
+            raise Unread  # of a set that only has a name
+        if name_of(left) is None and name_of(right):
+            left, right = right, left
+        within_itself = len(left) == 1 and left[0] in right  # x = 2x + 3
+        return Equation(left, right, None if within_itself else name_of(left))
+    if relations[0] in TURNED:
+        sides = sides[::-1]
+        relations = [TURNED.get(sign, sign) for sign in relations[::-1]]
+    place = next((place for place, side in enumerate(sides) if name_of(side)), None)
+    if place not in (0, 1) or len(sides) - place > 2 or not ORDER.keys() >= {*relations}:
+        raise Unread
+    low = [ORDER[relations[0]][0], *sides[0]] if place else ["(", "-", r"\infty"]
+    high = [*sides[-1], ORDER[relations[-1]][1]] if place < len(sides) - 1 else [r"\infty", ")"]
+    return Equation([], [*low, ",", *high], name_of(sides[place]))
+
+
+def name_of(tokens: list[str]) -> str | None:
+    """Return the name that may stand before an equals sign, or `None`."""
+    text = " ".join(tokens)
+    first = tokens[0].removeprefix("\\")
+    if (
+        NAME.fullmatch(text) is None
+        or text in CONSTANTS
+        or f"\\{first}" in FUNCTIONS
+        or re.fullmatch("[a-z]{2,3}", text)
+    ):
+        return None
+    return text.replace('"', "")
 
 
 def compare(request: dict) -> dict:
-    return {"equal": same(request["gold"], request["answer"])}
+    return {"equal": same(read(request["gold"]), read(request["answer"]))}
 
 
-def same(gold: list, answer: list, within: bool = False) -> bool:
+def same(gold, answer, within: bool = False) -> bool:
     """
     Return whether an answer equals the reference.
 
     Args:
-        within (`bool`): whether they are elements of lists; these do not lose their names.
+        within (`bool`): whether they are elements of several; these do not lose their names.
     """
-    if gold == answer:
+    if isinstance(gold, Equation) or isinstance(answer, Equation):
+        return same_equation(gold, answer, within)
+    if type(gold) is not type(answer):
+        return False
+    return same_quantity(gold, answer) if isinstance(gold, Quantity) else same_values(gold, answer)
+
+
+def same_equation(gold, answer, within: bool) -> bool:
+    """Compare `x = 5` with `5`, and equations: one must be a multiple of the other, after fractions are cleared."""
+    values = []
+    for side in (gold, answer):
+        values.append(read(side.right) if isinstance(side, Equation) and side.name else side)
+    if not (isinstance(gold, Equation) and isinstance(answer, Equation)):
+        return not within and Equation not in map(type, values) and same(*values)
+    if gold.name and gold.name == answer.name and same(*values):
         return True
-    kinds = {gold[0], answer[0]}
-    if "named" in kinds or kinds == {"="}:
-        return same_statement(gold, answer, within)
-    if kinds & {"q", "%"}:
-        return same_quantity(gold, answer, within)
-    if kinds <= EXPRESSIONS:
-        return same_formula(gold, answer)
-    if gold[0] == answer[0] and gold[0] in SAME:
-        return SAME[gold[0]](gold, answer)
-    if kinds == {"list", "set"}:
-        return same_elements(gold, answer)
-    if kinds == {"list", "seq"}:
-        return same_coordinates(gold, answer)
-    if kinds in ({"\\cup"}, {"\\cap"}) and is_match(operands(gold), operands(answer), same):
-        return True
-    if kinds <= KINDS:
-        return is_region_pair(gold, answer) and same_region(gold, answer)
-    return False
+    if not (gold.left and answer.left):
+        return False  # an inequality
+    return is_multiple(formula(gold.left) - formula(gold.right), formula(answer.left) - formula(answer.right))
 
 
-def operands(node: list) -> list:
-    """Return A, B, C of `A ∪ B ∪ C`."""
-    return [*operands(node[1]), node[2]] if node[1][0] == node[0] else node[1:]
-
-
-def same_statement(gold: list, answer: list, within: bool) -> bool:
-    """Compare `x = 5` with `5`, and equations with equations."""
-    values = [node[2] if node[0] == "named" else node for node in (gold, answer)]
-    equations = [node[3] if node[0] == "named" else node for node in (gold, answer)]
-    if gold[0] == answer[0] == "named":
-        if gold[1] == answer[1] and same(*values):
-            return True
-    elif "=" not in (gold[0], answer[0]):
-        return not within and same(*values)
-    if equations[0] is None or equations[1] is None:
+def same_values(gold: Several, answer: Several) -> bool:
+    """Compare several answers: in order between brackets, else in any. A comma may be `and`, `or` or a set."""
+    if len(gold.values) != len(answer.values):
         return False
-    return same_equation(equations[0], equations[1])
-
-
-def same_quantity(gold: list, answer: list, within: bool) -> bool:
-    """Compare values with units or percent signs. A unit that only one of them names is not compared."""
-    if gold[0] == answer[0] == "%":
-        return same(gold[1], answer[1])
-    if gold[0] == answer[0] == "q":
-        return gold[3] == answer[3] and same(times(gold[1], gold[2]), times(answer[1], answer[2]))
-    if {gold[0], answer[0]} == {"q", "%"}:
+    kinds = {gold.kind, answer.kind}
+    if len(kinds) == 1 and gold.kind not in UNORDERED:
+        return all(same(*pair, within=True) for pair in zip(gold.values, answer.values, strict=True))
+    if len(kinds) > 1 and not (kinds <= LISTS and "," in kinds):
         return False
-    if gold[0] == "%":
-        return same(times(gold[1], "1/100"), answer)
-    if answer[0] == "%":
-        bare = answer[1][0] != "n" or abs(Rational(answer[1][1])) >= 1  # 0.5% is hardly meant as 0.5
-        return bare and same(gold, answer[1]) or same(gold, times(answer[1], "1/100"))
-    return same(gold[1], answer) if gold[0] == "q" else same(gold, answer[1])
-
-
-def times(node: list, factor: str) -> list:
-    if node[0] == "n":
-        return ["n", str(Rational(node[1]) * Rational(factor))]
-    return ["*", node, ["n", factor]]
-
-
-def functions(node: list) -> set[str]:
-    found = {node[1]} if node[0] == "f" else set()
-    return found.union(*(functions(part) for part in node if isinstance(part, list)))
-
-
-def same_formula(gold: list, answer: list) -> bool:
-    """Compare expressions. If the reference is a number, the answer must be one, not a calculation."""
-    if gold[0] == "n":
-        return answer[0] == "n" and Rational(gold[1]) == Rational(answer[1])
-    values = formula(gold), formula(answer)
-    if isinstance(values[0], MatrixBase) or isinstance(values[1], MatrixBase):
-        return same_matrix(*values)
-    left = (functions(answer) - functions(gold)) & CALCULATED
-    return not (left and not values[1].free_symbols) and same_expression(*values)
-
-
-def same_matrix(*values: MatrixBase) -> bool:
-    if not all(isinstance(value, MatrixBase) for value in values) or values[0].shape != values[1].shape:
+    names = {common_name(gold), common_name(answer)} - {None}
+    if len(names) > 1:
         return False
-    return all(map(same_expression, values[0].flat(), values[1].flat()))
-
-
-def same_equation(gold: list, answer: list) -> bool:
-    """Compare equations: one must be a multiple of the other, after fractions are cleared."""
-    differences = [fraction(together(formula(left) - formula(right)))[0] for _, left, right in (gold, answer)]
-    return is_multiple(*differences) is not None
-
-
-def is_multiple(first, second) -> int | None:
-    """Return the sign of a constant c with first = c · second, or 0 if it has none; `None` if there is no such c."""
-    symbols = first.free_symbols
-    if not symbols or symbols != second.free_symbols:
-        return None
-    base = None
-    for point in points(symbols):
-        values = first.xreplace(point), second.xreplace(point)
-        if base is None and same_number(values[1], 0 * values[1], POINT_BITS) is False:
-            base = values
-    if base is None:
-        return None
-    for point in points(symbols):
-        crossed = first.xreplace(point) * base[1], second.xreplace(point) * base[0]
-        if same_number(*crossed, POINT_BITS) is not True:
-            return None
-    ratio = base[0] / base[1]
-    if ratio == 0:
-        return None
-    return (1 if ratio.evalf() > 0 else -1) if re(ratio) == ratio else 0
-
-
-def same_order(gold: list, answer: list) -> bool:
-    """Compare inequalities as sets of numbers, or two with several variables as differences."""
-    try:
-        return same_region(gold, answer)
-    except (ValueError, NotImplementedError):
-        return same_step(*gold[1:], *answer[1:]) if len(gold) == len(answer) == 4 else False
-
-
-def same_step(signs: list, left: list, right: list, others: list, low: list, high: list) -> bool:
-    """Compare `left < right` with `low < high`, or with `high > low`."""
-    turned = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(others[0], others[0])
-    sign = is_multiple(formula(left) - formula(right), formula(low) - formula(high))
-    if signs[0] == "\\ne":
-        return others == signs and sign is not None
-    return (sign == 1 and signs == others) or (sign == -1 and signs[0] == turned)
-
-
-def is_match(gold: list, answer: list, equal) -> bool:
-    """Return whether the elements are the same, in any order."""
-    if len(gold) != len(answer):
-        return False
-    left = list(answer)
-    for element in gold:
-        place = next((n for n, other in enumerate(left) if equal(element, other)), None)
+    expected = without_name(gold)
+    remaining = without_name(answer)
+    if "," in kinds and "or" in kinds and any(map(is_statement, expected + remaining)):
+        return False  # x = 1, y = 2 are both
+    for element in expected:
+        place = next((place for place, value in enumerate(remaining) if same(element, value, within=True)), None)
         if place is None:
             return False
-        del left[place]
+        del remaining[place]
     return True
 
 
-def same_within(gold: list, answer: list) -> bool:
-    return same(gold, answer, within=True)
+def common_name(several: Several) -> str | None:
+    """Return the name of `x = 1, x = 2`; `None` for different names, and for inequalities."""
+    names = {value.name if isinstance(value, Equation) and value.left else None for value in several.values}
+    return names.pop() if len(names) == 1 else None
 
 
-def distinct(elements: list) -> list:
-    found = []
-    for element in elements:
-        if not any(same_within(element, other) for other in found):
-            found.append(element)
-    return found
+def without_name(several: Several) -> list:
+    if common_name(several) is None:
+        return list(several.values)
+    return [read(value.right) for value in several.values]
 
 
-def same_elements(gold: list, answer: list) -> bool:
-    """Compare sets, or a set with a list of all its elements. A list of numbers may have one name for all."""
-    gold, answer = (nameless(node) for node in (gold, answer))
-    elements = [distinct(node[1:]) if node[0] == "set" else node[2:] for node in (gold, answer)]
-    return is_match(*elements, same_within)
+def is_statement(value) -> bool:
+    return isinstance(value, Equation) or isinstance(value, Quantity) and name_of(value.tokens) is not None
 
 
-def nameless(node: list) -> list:
-    names = {part[1] if part[0] == "named" else None for part in node[2:]}
-    if node[0] != "list" or len(names) != 1 or names == {None}:
-        return node
-    return [*node[:2], *(part[2] for part in node[2:])]
+def same_quantity(gold: Quantity, answer: Quantity) -> bool:
+    """Compare values with units or percent signs. A unit that only one of them names is not compared."""
+    if gold.unit and answer.unit:
+        return gold.unit == answer.unit and same_value(gold.tokens, answer.tokens, answer.size / gold.size)
+    if PERCENT in gold.unit:
+        return same_value(gold.tokens, answer.tokens, 100)
+    if PERCENT not in answer.unit:
+        return same_value(gold.tokens, answer.tokens)
+    value = number(answer.tokens)
+    is_bare = value is None or abs(value) >= 1  # 0.5% is hardly meant as 0.5
+    if is_bare and same_value(gold.tokens, answer.tokens):
+        return True
+    return same_value(gold.tokens, answer.tokens, Fraction(1, 100))
 
 
-def same_list(gold: list, answer: list) -> bool:
-    """Compare several answers, in any order. A comma may be 'or' between values, and is 'and' between statements."""
-    joints = {gold[1], answer[1]} - {","}
-    plain = nameless(gold), nameless(answer)
-    if "or" in joints and (len(joints) > 1 or gold[1] != answer[1]):
-        if any(part[0] in STATEMENTS or part[0] == "v" for node in plain for part in node[2:]):
-            return False
-        if len(joints) > 1:
-            return False
-    names = [{part[1] for part in node[2:] if part[0] == "named"} for node in (gold, answer)]
-    if names[0] and names[1] and names[0] != names[1]:
-        return False
-    return is_match(plain[0][2:], plain[1][2:], same_within)
-
-
-def same_coordinates(gold: list, answer: list) -> bool:
-    """Compare `(1, 2)` with `x = 1, y = 2`."""
-    listed, sequence = (gold, answer) if gold[0] == "list" else (answer, gold)
-    named = sorted(listed[2:], key=lambda part: str(part[1]))
-    names = [part[1] for part in named if part[0] == "named"]
-    if sequence[1] != "()" or len(names) != len(sequence) - 2 or listed[1] == "or" or len(names) < len(listed) - 2:
-        return is_region_pair(gold, answer)
-    return names == COORDINATES[: len(names)] and all(map(same, [part[2] for part in named], sequence[2:]))
-
-
-def same_sequence(gold: list, answer: list) -> bool:
-    return gold[1] == answer[1] and len(gold) == len(answer) and all(map(same_within, gold[2:], answer[2:]))
-
-
-def is_region_pair(gold: list, answer: list) -> bool:
-    """Return whether both are sets of numbers that can be compared, and the same."""
-    try:
-        return same_region(gold, answer)
-    except (ValueError, NotImplementedError):
-        return False
-
-
-SAME = {
-    "list": same_list,
-    "set": same_elements,
-    "seq": same_sequence,
-    "order": same_order,
-}
+def same_value(gold: list[str], answer: list[str], factor: Fraction | int = 1) -> bool:
+    """Return whether gold = factor · answer. If the reference is a number, so must be the answer: no calculation."""
+    value = number(gold)
+    if value is not None:
+        answer_value = number(answer)
+        return answer_value is not None and value == factor * answer_value
+    return same_expression(formula(gold), sympy.Rational(factor) * formula(answer))
 
 
 if __name__ == "__main__":

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from run_record import hash_files, read_events, read_rows, without_times
+from run_record import hash_files, modification_times, read_events, read_rows, without_times
 from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_prorl import evaluate
 from trl_prorl.errors import CheckpointError, InputError
+from trl_prorl.eval.preflight import folder_findings
 from trl_prorl.run.checkpoint import completions_to_json
 from trl_prorl.run.files import file_sha256
 from trl_prorl.run.folder import MANIFEST_FILE, RunFolder, incomplete_reason, unusable_reason
 from trl_prorl.run.log_files import RUN_ID_FILE, recorded_run_id
+from trl_prorl.train import check_start
 
 
 def write(folder, step, resumable=True, **files):
@@ -57,7 +59,7 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
         lambda c: (c / "weights").write_text("w" * 9 + "x"),
         lambda c: (c / MANIFEST_FILE).unlink(),
         lambda c: (c / MANIFEST_FILE).write_text(""),
-        lambda c: (c / MANIFEST_FILE).write_text('{"layout": 3, "files": {"wei'),
+        lambda c: (c / MANIFEST_FILE).write_text('{"layout": 4, "files": {"wei'),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_refused_if_named(tmp_path, harm):
@@ -94,7 +96,7 @@ def list_again(checkpoint, file):
 
 def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trainer, tmp_path):
     given = Path(run(**KEYS).args.output_dir, "checkpoint-2")
-    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "buffer-0.pt", "training_args.bin"):
         mark = tmp_path / f"mark of {file}"
         checkpoint = shutil.copytree(given, tmp_path / file / given.name)
         torch.save(Bomb(mark), checkpoint / file)
@@ -147,6 +149,17 @@ def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
         assert sorted(int(path.name[11:]) for path in tmp_path.glob("checkpoint-*")) == steps, limit
     RunFolder(tmp_path).remove_oldest(8, 1, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-8"]
+
+
+def test_a_checkpoint_with_a_file_that_no_run_wrote_is_not_removed(tmp_path):
+    for step in (2, 4, 6, 8):
+        write(tmp_path, step)
+    (tmp_path / "checkpoint-4" / "notes.txt").write_text("mine")
+    RunFolder(tmp_path).remove_oldest(8, 2, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6", "checkpoint-8"]
+    write(tmp_path, 4, weights="new")  # a second save of the step
+    assert (tmp_path / "checkpoint-4/weights").read_text() == "new"
+    assert (tmp_path / "abandoned-checkpoint-4/notes.txt").read_text() == "mine"
 
 
 def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch):
@@ -214,6 +227,34 @@ def test_a_run_goes_on_from_a_checkpoint_that_a_kill_left_without_its_name(run, 
     make_trainer(output_dir=str(out), **KEYS).train(resume_from_checkpoint=True)
     assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-4"]
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_preflight_of_a_resume_reads_a_checkpoint_without_its_name_and_leaves_the_folder(run, tmp_path):
+    trainer = run(**KEYS)
+    out = Path(trainer.args.output_dir)
+    shutil.rmtree(out / "checkpoint-2")
+    (out / "_writing-4").mkdir()
+    (out / "checkpoint-4").rename(out / "_writing-4" / "checkpoint-4")
+    trainer.args.resume_from_checkpoint = "True"
+    before = hash_files(out), modification_times(out.parent)
+    assert folder_findings(trainer.args, ()) == []
+    assert (hash_files(out), modification_times(out.parent)) == before
+
+
+def test_a_resume_hashes_a_checkpoint_once(run, make_trainer, monkeypatch):
+    out = Path(run(**KEYS).args.output_dir)
+    hashed = []
+
+    def count(path):
+        hashed.append(path.relative_to(out).as_posix())
+        return file_sha256(path)
+
+    monkeypatch.setattr("trl_prorl.run.folder.file_sha256", count)
+    again = make_trainer(output_dir=str(out), **KEYS)
+    again.args.resume_from_checkpoint = "True"
+    check_start(again.args, ())
+    again.train(resume_from_checkpoint="True")
+    assert hashed.count("checkpoint-4/optimizer.pt") == 1
 
 
 def test_a_resume_catches_up_on_removals(run, make_trainer):
@@ -316,7 +357,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
         "eval_strategy": "epoch",
         "per_device_eval_batch_size": 4,
         "ref_reset_stall": 1,
-        "ref_reset_metric_mode": "min",
+        "ref_reset_min_delta": 9.0,
         "trainer_kwargs": QUESTIONS,
     }
     whole = run(**keys)

@@ -194,9 +194,9 @@ def compare(tmp_path):
 
     def check(then, now, allowed=True, half_used=False):
         (tmp_path / IDENTITY_FILE).write_text(json.dumps(then))
-        (tmp_path / "buffer-0.safetensors").unlink(missing_ok=True)
+        (tmp_path / "buffer-0.pt").unlink(missing_ok=True)
         if half_used:
-            (tmp_path / "buffer-0.safetensors").touch()
+            (tmp_path / "buffer-0.pt").touch()
         return check_same_run(tmp_path, now, allowed)
 
     return check

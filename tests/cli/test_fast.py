@@ -17,10 +17,9 @@ from trl_prorl.train import TaskArguments
 
 
 BASE = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4}
-MERGED = {"merge_micro_batches": "auto"}  # on a GPU alone
-BY_HAND = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"} | MERGED
-FAST = {"reuse_old_logps": True, "pack_groups": "auto", "compact_generation": "auto"} | MERGED
-OFF = {"reuse_old_logps": False, "pack_groups": "off", "compact_generation": "off", "merge_micro_batches": "off"}
+BY_HAND = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
+FAST = {"reuse_old_logps": True, "pack_groups": "auto", "compact_generation": "auto"}
+OFF = {"reuse_old_logps": False, "pack_groups": "off", "compact_generation": "off"}
 
 
 def of(args):

@@ -48,7 +48,7 @@ def test_prompts_that_a_transform_makes_of_another_column_train_as_with_trl(run,
     numbers = Dataset.from_dict({"n": [*range(16)]})
     given = {"train_dataset": numbers.with_transform(ask)}
     assert largest_difference(run(trainer_kwargs=given), run(GRPOTrainer, trainer_kwargs=given)) == 0.0
-    assert make_trainer(trainer_kwargs=given, pack_groups="auto", pack_max_tokens=60).acceleration.packs
+    assert make_trainer(trainer_kwargs=given, pack_groups="auto").acceleration.packs
     trainer = run(trainer_kwargs=given, prompt_pool=True, max_steps=1)
     assert len(trainer.prompt_pool.state_dict()["prompts"]) == 2
 

@@ -149,7 +149,6 @@ NOTATIONS = [
     lambda key, value: yaml.safe_dump({key: json.dumps(value).replace("_", "\\u005f")}),
     lambda key, value: yaml.safe_dump({key: f"\n [0, {json.dumps(value)}]"}),
     lambda key, value: yaml.safe_dump({key: {"dtype": json.dumps({"a": json.dumps([value])})}}),
-    lambda key, value: f"{key}: &a {{dtype: [*a, {json.dumps(value)}]}}\n",  # a mapping in itself
 ]
 
 

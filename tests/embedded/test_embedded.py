@@ -24,7 +24,7 @@ from trl_prorl.embedded.shipped import (
     weights_sha256,
 )
 from trl_prorl.errors import InputError
-from trl_prorl.eval.samples.local_paths import with_local_paths
+from trl_prorl.eval.samples.models import with_base_model
 from trl_prorl.hub.card import model_card
 from trl_prorl.run.provenance import identify
 from trl_prorl.tasks import get_task
@@ -135,8 +135,8 @@ def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_pa
     assert config["model_name_or_path"] == "embedded"
     assert f"`{DEFAULT}`" in model_card(run).text
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing is made or cached where one happens to be
-    assert with_local_paths(run, config)["model_name_or_path"] == embedded_model()
+    assert with_base_model(run, config)["model_name_or_path"] == embedded_model()
     env["base_model"]["sha256"] = "0123456789abcdef" * 4
     (run / "env.json").write_text(json.dumps(env))
-    with pytest.raises(InputError, match="SHA-256 0123456789ab"):
-        with_local_paths(run, config)
+    with pytest.raises(InputError, match="SHA-256"):
+        with_base_model(run, config)

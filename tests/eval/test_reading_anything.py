@@ -2,7 +2,6 @@
 
 import json
 
-import pandas as pd
 import pytest
 import yaml
 
@@ -86,8 +85,6 @@ def replace(folders, file, content):
         ("passk.json", b"{"),
         ("drift.json", b"[]"),
         ("env.json", b"\xff"),
-        ("env.json", None),
-        ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n'),
         ("metrics.jsonl", b""),
         ("config.yaml", b"a: ["),
         ("config.yaml", b"- a list"),
@@ -108,35 +105,23 @@ def test_a_number_too_large_to_be_squared_is_not_measured(folders, number):
     replace(folders, "metrics.jsonl", written("metrics.jsonl", rows))
     run = load_run(folders / "damaged")
     assert list(run.measured("time_step").index) == [1, 3, 4]
-    build_report(Frame([run, load_run(folders / "sound")]), "report")
-
-
-def test_a_key_of_a_row_writes_nothing_to_the_terminal(folders, caplog):
-    rows = [{**row, "\x1b]0;\x07\u202e": float("inf")} for row in FILES["metrics.jsonl"]]
-    replace(folders, "metrics.jsonl", written("metrics.jsonl", rows))
-    load_run(folders / "damaged")
-    assert "infinite or huge" in caplog.text
-    assert all(record.getMessage().isprintable() for record in caplog.records)
+    build_report(Frame([run, load_run(folders / "sound")]))
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("damage", ["file", "bug", "samples"])
+@pytest.mark.parametrize("damage", ["file", "bug"])
 def test_one_damaged_run_does_not_hide_the_others(folders, monkeypatch, capsys, damage):
-    """A file that is no JSON; an error that nobody foresaw; samples of other columns, which alone are left out."""
+    """A file that is no JSON; an error that nobody foresaw."""
     run = folders / "damaged"
     if damage == "file":
         (run / "passk.json").write_text("{")
-    elif damage == "bug":
+    else:
         known = reading.read_env
         monkeypatch.setattr(reading, "read_env", lambda path: 1 / 0 if path.name == "damaged" else known(path))
-    else:
-        (run / "samples" / "base-1").mkdir(parents=True)
-        (run / "samples" / "base-1" / "_settings.json").write_text("{}")
-        pd.DataFrame({"a": [1]}).to_parquet(run / "samples" / "base-1" / "x.parquet")
     assert report.main(["--runs", str(folders), "--out", str(folders / "page.html")]) == 0
     written_text = capsys.readouterr().out
     assert "control" in written_text
-    assert (f"`{run}`isleftout" in "".join(written_text.split())) == (damage != "samples")  # wherever it is wrapped
+    assert f"{run}isleftout" in "".join(written_text.split())  # wherever it is wrapped
 
 
 def test_a_log_that_a_kill_cuts_anywhere_loses_its_last_line(tmp_path):
@@ -160,14 +145,6 @@ def test_absent_is_not_zero_and_steps_are_sorted(make_run):
     assert list(run.measured("reward").items()) == [(1, 0.5), (2, 0.0)]
     assert run.measured("kl_ref").to_dict() == {2: 0.1}
     assert run.measured("entropy") is run.total("entropy") is None
-
-
-def test_stage_totals(make_run, read_run):
-    cached = [{"step": 1, "time_ref": 2.0, "ref_forward_calls": 1}, {"step": 2, "ref_forward_calls": 0}]
-    assert load_run(make_run("A", "A", cached)).stage_total("ref") == 2.0
-    assert read_run("B", ref_forward_calls=0).stage_total("ref") == 0.0
-    # Calls that were counted but not timed took time nobody knows.
-    assert read_run("C", ref_forward_calls=2).stage_total("ref") is read_run("plain").stage_total("ref") is None
 
 
 def test_resets_are_told_from_other_events(read_run):

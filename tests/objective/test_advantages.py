@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from run_record import read_rows
 from tiny_run import MovedEveryGeneration
 from trl import GRPOTrainer
 
@@ -200,7 +201,7 @@ def test_fresh_samples_know_no_difference(run, largest_difference):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss_type):
+def test_the_policy_loss_of_a_row_has_the_penalty_in_it(run, trained_adapter, loss_type):
     """Beside an entropy bonus, too, B is TRL with a KL to a reference that moves before every generation."""
     keys = {
         "lora": False,
@@ -214,10 +215,11 @@ def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss
     }
     b = run(model=trained_adapter(), beta_old=2.0, **keys)
     control = run(MovedEveryGeneration, model=trained_adapter(), beta=2.0, **keys)
-    ours, theirs = ([entry for entry in one.state.log_history if "policy_loss" in entry] for one in (b, control))
-    assert [entry["policy_loss"] for entry in ours] == pytest.approx([e["policy_loss"] for e in theirs], abs=1e-5)
-    assert len(ours) == 4
-    assert max(entry["kl"] for entry in ours) > 1e-3  # so that the penalty is no rounding
+    rows = read_rows(b)
+    logged = [entry["policy_loss"] for entry in control.state.log_history if "policy_loss" in entry]
+    assert [row["policy_loss"] for row in rows] == pytest.approx(logged, abs=1e-5)
+    assert len(rows) == 4
+    assert max(row["kl"] for row in rows) > 1e-3  # so that the penalty is no rounding
 
 
 TWO_ROWS = torch.tensor([[1, 1, 0], [1, 0, 0]])

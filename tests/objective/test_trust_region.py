@@ -127,10 +127,10 @@ class Kept(Part):
     """Keep TRL's metrics of the micro-batches."""
 
     def __init__(self):
-        self.of_trl = []
+        self.trl_metrics = []
 
     def on_loss(self, micro_batch):
-        self.of_trl.append(micro_batch.of_trl)
+        self.trl_metrics.append(micro_batch.trl_metrics)
 
 
 def random_batch(longest):
@@ -172,7 +172,7 @@ def compute(trainer, batch, **others):
     loss = trainer.compute_loss(trainer.model, inputs)
     (gradient,) = torch.autograd.grad(loss, logps)
     assert torch.equal(inputs["advantages"], batch["advantages"])  # the buffer's, for the next pass
-    return loss.item(), gradient, kept.of_trl[0]["clip_ratio/region_mean"]
+    return loss.item(), gradient, kept.trl_metrics[0]["clip_ratio/region_mean"]
 
 
 @pytest.mark.parametrize("loss_type", CLIPPED_LOSSES)

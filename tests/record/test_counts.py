@@ -59,7 +59,7 @@ def test_counts_agree_with_a_hook_on_the_model(make_trainer, case, lora):
     keys = {"num_iterations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, **keys}
     trainer = make_trainer(lora=lora, max_steps=2 * iterations, **keys)
     # Forwards before the first update that compare are no scorings of the run.
-    trainer.first_batch.score = trainer.first_batch.samples = ""
+    trainer._compare_scores = lambda: None
     trainer._check_noise = lambda: None
     witness = Witness(trainer)
     trainer.train()

@@ -1,5 +1,8 @@
 """What a run did not write is neither overwritten nor deleted, whichever way the run is started."""
 
+import errno
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -340,6 +343,19 @@ def test_a_folder_that_cannot_be_renamed_stays_as_it_is(tmp_path):
     """As a mount point."""
     before = fill(tmp_path, ["run/metrics.jsonl", "run/sub/a"])
     folder = RunFolder(tmp_path / "run" / "sub" / "..")
-    with folder.held(), pytest.raises(OSError):
+    reason = re.escape(os.strerror(errno.EBUSY))
+    with folder.held(), pytest.raises(ValueError, match=f"{re.escape(folder.label)}.*{reason}.*output_dir"):
         folder.begin(None, overwrite=True)
     assert hash_files(tmp_path) == before
+
+
+def test_a_link_is_moved_aside_and_the_files_of_its_run_stay_where_they_are(by_script, tmp_path):
+    target = tmp_path / "disk" / "run"
+    link = tmp_path / "link"
+    assert by_script(target) == []
+    before = hash_files(target)
+    link.symlink_to(target)
+    assert by_script(link, overwrite=True, max_steps=1) == []
+    assert (tmp_path / "link.1").readlink() == target
+    assert hash_files(target, without=["set_aside"]) == before
+    assert not link.is_symlink() and [row["step"] for row in read_rows(link)] == [1]

@@ -11,7 +11,7 @@ import transformers
 from run_record import read_events
 from transformers.optimization import Adafactor
 
-from trl_prorl.optimizer import changes, check_optimizer, reset_optimizer, reset_scaler
+from trl_prorl.optimizer import check_optimizer, find_factors, reset_optimizer, reset_scaler
 from trl_prorl.supported import BITSANDBYTES, OPTIMIZERS
 from trl_prorl.treatments import TREATMENTS, Treatment
 
@@ -253,7 +253,7 @@ def test_a_factor_on_the_second_moment_with_the_step_count_cleared_is_refused_or
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])
 def test_alpha_outside_its_range_is_refused(alpha):
     with pytest.raises(ValueError, match="optimizer_reset_alpha"):
-        changes({}, "soft", alpha)
+        find_factors({}, "soft", alpha)
 
 
 def test_scaler_goes_back_to_its_initial_scale():

@@ -474,7 +474,7 @@ def test_triggers_of_a_script_and_of_the_keys_each_keep_their_memory(make_traine
 
     def seen_by(callback):
         """The one KL that a callback's trigger has seen."""
-        ((kl, _),) = callback.triggers[0].values
+        (kl,) = callback.triggers[0].values
         return kl
 
     def made(name):

@@ -111,7 +111,7 @@ def test_state_survives_json_in_the_middle_of_a_series():
 
 
 def test_the_keys_make_the_trigger_that_they_describe():
-    """The least loss is best: 0.6 improves on 1.0 by more than 0.3, and 0.4 on 0.6 by less."""
+    """0.8 improves on 0.4 by more than 0.3, and 1.0 on 0.8 by less."""
     args = ProRLConfig(
         use_cpu=True,
         bf16=False,
@@ -119,10 +119,9 @@ def test_the_keys_make_the_trigger_that_they_describe():
         eval_strategy="steps",
         eval_steps=1,
         ref_reset_stall=1,
-        ref_reset_metric="eval_loss",
-        ref_reset_metric_mode="min",
+        ref_reset_metric="eval_pass@1",
         ref_reset_min_delta=0.3,
     )
     (trigger,) = configured_triggers(args)
-    reasons = [trigger.observe_evaluation(step, {"eval_loss": loss}) for step, loss in enumerate((1.0, 0.6, 0.4))]
+    reasons = [trigger.observe_evaluation(step, {"eval_pass@1": share}) for step, share in enumerate((0.4, 0.8, 1.0))]
     assert [reason and reason.reason for reason in reasons] == [None, None, "stall"]

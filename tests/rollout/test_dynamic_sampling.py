@@ -30,20 +30,18 @@ def test_every_group_has_a_function_of_its_own_that_decides():
 
 DECIDED = {
     # Of two functions the first decides, though the second differs.
-    "the first": ([[0.0, 0.0], [3.0, 7.0]], [1.0, 1.0], None, [0.0, 0.0]),
-    "not without a weight": ([[0.0, 1.0], [3.0, 7.0]], [0.0, 1.0], None, [3.0, 7.0]),
-    "of those that apply": ([[NAN, NAN], [1.0, 0.0], [3.0, 7.0]], [1.0, 1.0, 1.0], None, [1.0, 0.0]),
+    "the first": ([[0.0, 0.0], [3.0, 7.0]], [1.0, 1.0], [0.0, 0.0]),
+    "not without a weight": ([[0.0, 1.0], [3.0, 7.0]], [0.0, 1.0], [3.0, 7.0]),
+    "of those that apply": ([[NAN, NAN], [1.0, 0.0], [3.0, 7.0]], [1.0, 1.0, 1.0], [1.0, 0.0]),
     # A length does not stand in for a completion that the task's function could not score.
-    "in a whole group": ([[1.0, NAN], [3.0, 7.0]], [1.0, 1.0], None, [1.0, NAN]),
-    "those named": ([[1.0, 0.0], [3.0, 7.0], [0.0, 1.0]], [1.0, 1.0, 2.0], [0, 2], [1.0, 2.0]),
-    "those named that apply": ([[1.0, NAN], [3.0, 7.0], [NAN, NAN]], [1.0, 1.0, 2.0], [0, 2], [1.0, NAN]),
+    "in a whole group": ([[1.0, NAN], [3.0, 7.0]], [1.0, 1.0], [1.0, NAN]),
 }
 
 
-@pytest.mark.parametrize("rewards, weights, functions, expected", DECIDED.values(), ids=DECIDED)
-def test_which_reward_decides_by_hand(rewards, weights, functions, expected):
-    found = deciding_rewards(torch.tensor(rewards).T, torch.tensor(weights), 2, functions)
-    assert found.tolist() == pytest.approx(expected, nan_ok=True)
+@pytest.mark.parametrize("rewards, weights, expected", DECIDED.values(), ids=DECIDED)
+def test_which_reward_decides_by_hand(rewards, weights, expected):
+    deciders = deciding_rewards(torch.tensor(rewards).T, torch.tensor(weights), 2)
+    assert deciders.tolist() == pytest.approx(expected, nan_ok=True)
 
 
 def test_groups_are_put_with_padding_on_the_right_sides():
@@ -143,29 +141,6 @@ def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decide
     assert row["grad_norm"] > 0.0
 
 
-def test_the_functions_that_decide_can_be_named(run, make_trainer):
-    keys = {
-        "reward": [hopeless, solved, LENGTH],
-        "max_steps": 1,
-        "num_iterations": 1,
-        "dynamic_sampling_rounds": 1,
-        "per_device_train_batch_size": 32,
-        **UNEVEN,
-    }
-    by = {}
-    for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]:
-        trainer = run(dynamic_sampling_rewards=list(names) or None, **keys)
-        by[names] = rows(trainer)[0]["groups_generated_again"]
-    (alone,) = rows(run(**{**keys, "reward": [solved]}))
-    assert by[()] == by[("hopeless",)] == 8
-    assert by[("cosine_length",)] == 0
-    assert by[("hopeless", "solved")] == alone["groups_generated_again"]
-    assert 0 < alone["groups_generated_again"] < 8
-    for name in ("sovled", "solved"):
-        with pytest.raises(ValueError, match=rf"dynamic_sampling_rewards=\['{name}'\]"):
-            make_trainer(dynamic_sampling_rewards=[name], reward_weights=[1.0, 0.0, 1.0], **keys)
-
-
 SUM = "sum_then_normalize"
 NORMALIZED = "normalize_then_sum"
 
@@ -215,7 +190,7 @@ def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
             correct=[True, False],
             seconds=seconds,
             measured={"accuracy": 0.5},
-            of_trl={"num_tokens": so_far, "entropy": seconds},
+            trl_metrics={"num_tokens": so_far, "entropy": seconds},
             counts={"reward": 1},
         )
 
@@ -228,7 +203,7 @@ def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
         "tokens": 12,
         "seconds": 7.0,
         "measured": {"accuracy": 0.5, "groups_replaced": 1},
-        "of_trl": {"num_tokens": 30, "entropy": 1.0},
+        "trl_metrics": {"num_tokens": 30, "entropy": 1.0},
     }
     for name in {field.name for field in fields(RolloutResult)} - {"rewards", "rounds"}:
         assert getattr(joined, name) == of_all.get(name, getattr(first, name)), name

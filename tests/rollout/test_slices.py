@@ -1,7 +1,5 @@
 """A generation batch that is decoded in slices: which rows stand together, what they draw, what is held at once."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,8 +9,6 @@ from tiny_run import LORA, load_with_new_adapter
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trl_prorl.cli.prompts import pad_left
-from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.fast import merged_copy
 from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.generation import CompactGeneration, slice_rows
 
@@ -146,20 +142,3 @@ def test_a_resume_draws_the_same_slices(run, resume, largest_difference, make_tr
         assert largest_difference(trainer, resume(trainer, step, **SLICED)) == 0.0
     with pytest.raises(ValueError, match="compact_max_rows"):
         resume(trainer, 2, **SLICED | {"compact_max_rows": 4})
-
-
-def test_without_a_merged_copy_the_policy_is_sampled_and_none_is_made(run, resume, largest_difference, monkeypatch):
-    keys = {**SLICED, "compact_max_rows": None, "compact_merge": False}
-    monkeypatch.setattr(merged_copy.MergedCopy, "__init__", lambda *args, **kwargs: pytest.fail("a copy is made"))
-    trainer = run(**keys)
-    env = read_env(Path(trainer.args.output_dir))["execution"]
-    assert (env["merged_copy"], env["merged_copy_bytes"]) == ("off: compact_merge=False", 0)
-    assert largest_difference(trainer, resume(trainer, 2, **keys)) == 0.0
-
-
-def test_a_resume_neither_makes_nor_leaves_out_the_copy_unless_that_is_allowed(run, resume):
-    without = run(**SLICED, compact_merge=False)
-    with pytest.raises(ValueError, match="compact_merge"):
-        resume(without, 2, **SLICED)
-    with_copy = resume(without, 2, **SLICED, allow_config_change=True)
-    assert with_copy.parts["generation"].copy is not None

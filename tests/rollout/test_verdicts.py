@@ -1,8 +1,6 @@
 """pass@k of evaluations during training: by hand, with rewards that differ from the verdicts."""
 
-import inspect
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -143,20 +141,6 @@ def test_a_verifier_that_names_the_columns_alone_gets_lists_of_rows_alone(run):
 
     columns = {"answer": [str(i) for i in range(16)]}
     trainer = run(reward=constant(1.0, verifier), columns=columns, num_iterations=1, max_steps=1)
-    assert read(trainer, "metrics.jsonl")[0]["accuracy"] == 1.0
-
-
-class Compiled(SimpleNamespace):
-    """Takes any names and tells none, as functions of a compiled module do."""
-
-    def __iter__(self):
-        return iter([len(self.completions) > 0] * len(self.prompts))
-
-
-def test_a_verifier_that_tells_no_names_gets_the_columns_alone(run):
-    with pytest.raises(ValueError, match="signature"):
-        inspect.signature(Compiled)
-    trainer = run(reward=constant(1.0, Compiled), num_iterations=1, max_steps=1)
     assert read(trainer, "metrics.jsonl")[0]["accuracy"] == 1.0
 
 
@@ -302,7 +286,6 @@ def test_a_task_s_verifier_is_its_verify_and_not_its_reward():
     columns = {"answer": ["1 1 2 3"] * 2, "prompt": ["sort"] * 2}
     assert reward(completions, **columns) == [1.0, 1.0]
     assert reward.batch_verifier(completions, **columns) == [False, True]
-    assert reward.verifier is reward.batch_verifier
 
 
 def test_the_earlier_name_of_batch_verifier_works_and_yields_to_it():

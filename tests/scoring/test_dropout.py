@@ -129,7 +129,7 @@ def test_with_noise_and_no_key_of_ours_weights_are_trls_to_the_bit(run, random_m
 def test_nothing_runs_with_our_keys_off(run, monkeypatch):
     for name in ("find_noise", "tokenize_prompts"):
         monkeypatch.setattr(f"trl_prorl.trainer.{'ProRLTrainer.' * (name != 'find_noise')}{name}", pytest.fail)
-    monkeypatch.setattr("trl_prorl.fast.first_batch.own_logps", pytest.fail)
+    monkeypatch.setattr("trl_prorl.trainer.find_differences", pytest.fail)
     run(num_iterations=1, max_steps=1)
 
 

@@ -15,7 +15,6 @@ from trl import GRPOTrainer
 
 from trl_prorl.cli.prompt_rows import check_images, has_images
 from trl_prorl.errors import InputError
-from trl_prorl.fast.acceleration import check_limit
 from trl_prorl.parts import Part
 from trl_prorl.reference import Scorer
 from trl_prorl.rollout import keep_groups_together
@@ -324,38 +323,6 @@ def test_a_batch_without_any_gradient_changes_nothing(run, largest_difference):
     ends = [run(pack_groups=pack, **keys) for pack in ("off", "on")]
     assert all([row["rows_skipped"] for row in rows(trainer)] == [7, 7, 7] for trainer in ends)
     assert largest_difference(*ends) == 0.0
-
-
-def test_a_forward_holds_at_most_pack_max_tokens(run, make_trainer, largest_difference):
-    keys = {"pack_groups": "on", "max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
-    whole = run(**keys)
-    bounded = run(pack_max_tokens=60, **keys)
-    assert largest_difference(whole, bounded) < 1e-5
-    for row in rows(bounded):
-        assert row["policy_forward_calls"] > 1
-        assert row["tokens_processed_policy"] <= 60 * row["policy_forward_calls"]
-
-
-def say(number, long=None):
-    """Prompts of which one, far down, is longer by 40 tokens."""
-    texts = [f"say {i % 10}" + "!" * 40 * (i == long) for i in range(number)]
-    return [[{"role": "user", "content": text}] for text in texts]
-
-
-def test_a_limit_is_refused_where_processes_would_wait_for_each_other():
-    trainer = SimpleNamespace(args=SimpleNamespace(pack_max_tokens=60), accelerator=SimpleNamespace(num_processes=2))
-    with pytest.raises(ValueError, match="pack_max_tokens=60 .* 2 processes"):
-        check_limit(trainer)
-
-
-def test_a_limit_is_refused_where_environments_extend_prompts(make_trainer, tools_model):
-    class Silent:
-        def reset(self, **row):
-            """Begin."""
-
-    given = {"environment_factory": Silent, "processing_class": AutoTokenizer.from_pretrained(tools_model)}
-    with pytest.raises(ValueError, match="pack_max_tokens=4000 .* environments"):
-        make_trainer(model=tools_model, trainer_kwargs=given, pack_groups="auto", pack_max_tokens=4000)
 
 
 def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, tiny_model):

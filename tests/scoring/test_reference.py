@@ -189,8 +189,6 @@ def test_average_and_reset_by_hand(tmp_path):
     again.load(tmp_path, {})
     assert again.average["w"].tolist() == pytest.approx([1.1, 2.2])
     assert again.initial["w"].tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError, match="elastic.safetensors"):  # a checkpoint without it is named
-        again.load(tmp_path / "none", {})
 
 
 @pytest.mark.gpu

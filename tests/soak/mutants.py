@@ -5,7 +5,6 @@ from trl_prorl.extras.dynamic_sampling import SignalWatch
 from trl_prorl.extras.growth import Growth
 from trl_prorl.reference import SnapshotReference
 from trl_prorl.resets import Resets
-from trl_prorl.run import checkpoint as mixin
 from trl_prorl.run import folder as on_disk
 from trl_prorl.run import record as recorder
 from trl_prorl.run.folder import RunFolder
@@ -15,7 +14,13 @@ from trl_prorl.watch import Alarm
 
 def buffer():
     """What was generated and not yet trained on is not read back."""
-    mixin.load_buffer = lambda path, device: None
+    load = ProRLTrainer._load_state
+
+    def forgetful(self, folder, configured):
+        load(self, folder, configured)
+        self._buffered_inputs = None
+
+    ProRLTrainer._load_state = forgetful
 
 
 def reference():

@@ -15,11 +15,10 @@ from trl_prorl.tasks.generated import GeneratedTask
 
 
 # Short enough for a byte-level model of a million parameters.
-TINY = ["bracket_matching", "constrained", "digit_checksum", "parity", "reverse_digits", "sorting", "sums"]
+TINY = ["bracket_matching", "digit_checksum", "parity", "reverse_digits", "sorting", "sums"]
 # SHA-256 of rows of every level.
 PUBLISHED = {
     "bracket_matching": "e9fa139e",
-    "constrained": "d2571e9f",
     "digit_checksum": "70c46ca2",
     "parity": "4ce92ab5",
     "reverse_digits": "2f607399",
@@ -32,7 +31,6 @@ PUBLISHED = {
 NAMES = list(PUBLISHED)
 COLUMNS = {
     "code": {"tests", "entry_point", "setup"},
-    "constrained": {"form"},
     "instructions": {"constraints"},
     "stem": {"choices"},
     "sums": {"working"},

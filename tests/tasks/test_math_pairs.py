@@ -5,7 +5,9 @@ Pairs of a reference answer and an answer, judged by hand before the task `math`
 has other kinds, each with its class; its last rows are near misses that a later version was tried with. `right` is
 what a careful teacher accepts: the same value in another notation, in another order where order has no meaning, with a
 unit that only the answer names. `wrong` is everything else: a rounded value and a calculation that was left to do are
-wrong too. On `either` careful readers differ. docs/tasks.md has what math-verify accepts and refuses, by
+wrong too. On `either` careful readers differ. What is `unread` is right, too, but of a class that the task does not
+read: congruences, unsolved inequalities, operations on sets, ratios, binomials, factorials, absolute values.
+docs/tasks.md has what math-verify accepts and refuses, by
 `verify(parse(f"${reference}$"), parse(text))`.
 """
 
@@ -18,7 +20,6 @@ from trl_prorl.tasks import get_task
 
 FILES = ("math_pairs_first.tsv", "math_pairs.tsv")
 PROBLEMS = [{"problem": f"{n} + 1?", "answer": str(n + 1)} for n in range(40)]
-REFUSED = 0.02  # share of the right answers that may be refused
 
 
 def pairs(name, judgment):
@@ -44,7 +45,5 @@ def test_no_wrong_answer_is_accepted(is_right, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_hardly_a_right_answer_is_refused(is_right, name):
-    right = pairs(name, "right")
-    refused = [pair for pair in right if not is_right(*pair)]
-    assert len(refused) <= REFUSED * len(right), refused
+def test_right_answers_are_accepted(is_right, name):
+    assert [pair for pair in pairs(name, "right") if not is_right(*pair)] == []

@@ -9,7 +9,7 @@ from run_record import error_lines
 
 from trl_prorl.errors import InputError
 from trl_prorl.run.provenance import describe_evaluation, plugin_options, spell_command
-from trl_prorl.tasks import get_task, registry
+from trl_prorl.tasks import registry
 from trl_prorl.tasks.plugin import load_plugin
 
 
@@ -53,10 +53,10 @@ def test_a_run_and_what_is_made_of_it_name_the_plugin(own, command):
     for line in (train, "report --runs run"):
         status, written = command(line)
         assert status == 0, written[-2000:]
-    page = (own / "report.md").read_text()
+    page = (own / "report.html").read_text()
     assert "trl-prorl passk --plugin own.py --run run" in page
     status, written = command("passk --run run --prompts 4 --n 2")
-    assert status == 2 and "--plugin own.py" in written, written[-2000:]
+    assert status == 2 and "--plugin FILE.py" in written, written[-2000:]
     env = (own / "run" / "env.json").read_text()
     assert "--plugin own.py" in env
     assert "secret" not in env
@@ -64,7 +64,6 @@ def test_a_run_and_what_is_made_of_it_name_the_plugin(own, command):
 
 
 TRAIN = "train tiny/variantA"
-# What a registry's value, or a class, is in the place of what it should be; the complaint.
 CLASS = """
 from datasets import Dataset
 from trl_prorl.tasks.base import Task
@@ -85,29 +84,17 @@ class Own(Task):
     def verify(self, completion, row):
         return True
 
-    {more}
 
-
-TASKS[{name}] = {place}
+TASKS["own"] = "own:Own"
 """
 ROWS = "Dataset.from_list([dict(prompt=[dict(role='user', content=str(k))], answer='a') for k in range(n)])"
 
 
-def plugin(rows=ROWS, more="pass", name="'own'", place="'own:Own'"):
-    return CLASS.format(rows=rows, more=more, name=name, place=place)
-
-
-# What a file has, and what is said of it when it is loaded, or when its task is made.
+# What a file has, and what is said of it when it is loaded.
 WRONG = [
     ("raise SystemExit(0)", "SystemExit"),
     ("def", "SyntaxError"),
     ("x = 1", "registers no task"),
-    (plugin(place="Own"), "not of the form 'module:Class'"),
-    (plugin(place="'nowhere:Own'"), "nowhere"),
-    (plugin(place="'own:Onw'"), "'own:Onw' must name a class"),
-    (plugin(place="'own:Dataset'"), "'own:Dataset' must name a class"),
-    (plugin(place="'trl_prorl.tasks:Task'"), "rows, verify"),
-    (plugin(more="name = None"), "Own.name=None"),
 ]
 
 
@@ -128,9 +115,8 @@ def load(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("content, said", WRONG)
 def test_what_is_no_task_is_refused(load, content, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(said)):
         load(content)
-        get_task("own")
 
 
 def test_what_is_no_plugin_is_refused(load):
@@ -142,7 +128,7 @@ def test_what_is_no_plugin_is_refused(load):
 @pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA"])
 def test_rows_that_are_none_are_refused_in_one_line_before_a_run_begins(tmp_path, command, begin):
     for rows, said in ((f"list({ROWS})", "returned a list"), (f"{ROWS}.remove_columns('prompt')", "'prompt'")):
-        (tmp_path / "own.py").write_text(plugin(rows))
+        (tmp_path / "own.py").write_text(CLASS.format(rows=rows))
         status, written = command(f"{begin} --plugin own.py --task own --output_dir run --report_to none")
         assert status == 2
         (line,) = error_lines(written)
@@ -150,7 +136,7 @@ def test_rows_that_are_none_are_refused_in_one_line_before_a_run_begins(tmp_path
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA", "passk --run x", "report --runs x"])
+@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA", "passk --run x", "drift --run x"])
 def test_every_command_refuses_in_one_line(tmp_path, command, begin):
     (tmp_path / "broken.py").write_text("1 / 0")
     status, written = command(f"{begin} --plugin broken.py")

@@ -20,10 +20,7 @@ def test_every_entry_is_a_task_of_that_name(name):
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        *(
-            (name, {}, "is not a task")
-            for name in ("parity:1,sums:1", "rgx:chain_sum", "rg", "parity.x", "", None, [1])
-        ),
+        *((name, {}, "is not a task") for name in ("parity:1,sums:1", "rgx:chain_sum", "rg", "parity.x", "", None)),
         ("revers_digits", {}, "'revers_digits'.*mean 'reverse_digits'"),
         ("sorting", {"levle": 2}, "levle=2 .*'sorting'.*mean 'level'"),
         ("gsm8k", {"level": 1}, "level=1 .*'gsm8k'"),  # options belong to their task

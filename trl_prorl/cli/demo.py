@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import RunError
-from ..run.files import open_own
 from .ending import DEBUG, Parser, announce, in_one_line
 
 
@@ -49,7 +48,7 @@ def train(run: Path, keys: list[str]) -> None:
     command = [*COMMAND, "train", f"tiny/{run.name}", "--output_dir", str(run), *TRAINING, *keys]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     # In files of their own: stdout is buffered, so it may be written after the error.
-    with open_own(log, "a") as output, open_own(errors, "a") as error_output:
+    with open(log, "a") as output, open(errors, "a") as error_output:
         start = error_output.tell()
         code = subprocess.run(command, stdout=output, stderr=error_output, env=env).returncode
     if code:

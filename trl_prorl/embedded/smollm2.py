@@ -113,7 +113,7 @@ def load(gguf: Path):
 
     from ..upstream.weights import refuse_keys, whole_weights
 
-    with whole_weights(gguf):
+    with whole_weights():
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
             gguf_file=gguf.name,

@@ -10,21 +10,15 @@ from datasets import Dataset
 from ..advantages import UNGROUPED, all_equal
 from ..kl import Batch, completion_mask
 from ..parts import Event, Part, Row, make_event
-from ..rollout import RolloutResult, groups_without_signal, select_own_rows, weighted_sum
+from ..rollout import RolloutResult, groups_without_signal, select_own_rows
 from ..run.log_files import NO_SIGNAL
 
 
-def deciding_rewards(
-    rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
-) -> torch.Tensor:
+def deciding_rewards(rewards: torch.Tensor, weights: torch.Tensor, group_size: int) -> torch.Tensor:
     """
-    Return the rewards `(N,)` that decide whether a group is replaced; NaN if there is none.
-
-    The weighted sum of the `functions` (indices); without them, each group's first function with a weight and a
-    reward. Rewards have shape `(N, F)`, group by group, NaN if a function does not apply.
+    Return the rewards `(N,)` that decide whether a group is replaced: of each group's first function with a weight
+    and a reward; NaN if there is none. Rewards have shape `(N, F)`, group by group, NaN if a function does not apply.
     """
-    if functions is not None:
-        return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
     groups = rewards.view(-1, group_size, rewards.size(1))
     decides = (~groups.isnan()).any(dim=1) & (weights.to(rewards.device) != 0.0)
     first = decides.int().argmax(dim=1)  # the first of equal values
@@ -32,28 +26,6 @@ def deciding_rewards(
     deciders = groups.gather(2, index).squeeze(2)
     has_none = ~decides.any(dim=1, keepdim=True)
     return deciders.masked_fill(has_none, torch.nan).flatten()
-
-
-def find_functions(wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float]) -> list[int] | None:
-    """
-    Return the indices of `dynamic_sampling_rewards`. Raises `ValueError`: a function does not exist, or all have
-    weight 0.
-    """
-    if wanted is None:
-        return None
-    unknown = [name for name in wanted if name not in names]
-    if unknown:
-        raise ValueError(
-            f"dynamic_sampling_rewards={wanted!r}: {unknown[0]!r} is not a reward function. Choose from "
-            f"{', '.join(names)}."
-        )
-    indices = [index for index, name in enumerate(names) if name in wanted]
-    if not any(weights[index] for index in indices):
-        raise ValueError(
-            f"dynamic_sampling_rewards={wanted!r} has only functions of weight 0 in "
-            f"reward_weights={list(weights)!r}. Name at least one with a weight other than 0."
-        )
-    return indices
 
 
 def replace_groups(
@@ -117,7 +89,7 @@ class DynamicSampling(Part):
 
     remembers = ("drawn",)
 
-    def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, names: Sequence[str], weights):
+    def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, weights: torch.Tensor):
         if not isinstance(dataset, Dataset):
             raise ValueError(
                 "dynamic_sampling_rounds samples additional prompts, which a streaming dataset does not support. "
@@ -137,7 +109,6 @@ class DynamicSampling(Part):
         self.group_size = group_size
         self.pad_token_id = pad_token_id
         self.weights = weights
-        self.functions = find_functions(args.dynamic_sampling_rewards, names, weights.tolist())
         self.drawn = 0  # rows, by all processes
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], RolloutResult]:
@@ -185,7 +156,7 @@ class DynamicSampling(Part):
         return batch, first.join(further, self.accelerator.gather(rewards), measured)
 
     def _find_undecided(self, rewards: torch.Tensor) -> torch.Tensor:
-        deciders = deciding_rewards(rewards, self.weights, self.group_size, self.functions)
+        deciders = deciding_rewards(rewards, self.weights, self.group_size)
         return all_equal(deciders.view(-1, self.group_size))
 
 

@@ -5,7 +5,7 @@ Sources: ScaleRL (arXiv 2510.13786) and Olmo 3 (arXiv 2512.13961) drop solved pr
 difficulty. Here a prompt is sampled again after its rest, which detects forgetting and retries hard prompts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from datasets import Dataset
 
 from ..advantages import all_equal
-from ..guards.rewards import own_copy
 from ..parts import Part
 from ..rollout import RolloutResult
 from .dynamic_sampling import deciding_rewards
@@ -60,19 +59,11 @@ def update_memory(
 
 class PromptPool(Part):
     """
-    Draws the prompts of each generation batch, the same on all processes. The reward `functions` (indices, by default
-    the task's) decide whether a group's rewards are equal. Raises `ValueError`: the dataset is streamed.
+    Draws the prompts of each generation batch, the same on all processes. Raises `ValueError`: the dataset is
+    streamed.
     """
 
-    def __init__(
-        self,
-        args,
-        accelerator,
-        dataset,
-        group_size: int,
-        weights: torch.Tensor,
-        functions: Sequence[int] | None = None,
-    ):
+    def __init__(self, args, accelerator, dataset, group_size: int, weights: torch.Tensor):
         if not isinstance(dataset, Dataset):
             raise ValueError(
                 "prompt_pool=True selects prompts of the training set, which a streaming dataset does not support. "
@@ -83,7 +74,6 @@ class PromptPool(Part):
         self.dataset = dataset
         self.group_size = group_size
         self.weights = weights
-        self.functions = functions
         order = torch.arange(len(dataset))
         if args.shuffle_dataset:
             order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
@@ -114,9 +104,8 @@ class PromptPool(Part):
         self._asked.update(prompts)
         asked = [index for index in prompts for _ in range(self.group_size)]
         own = asked[count * self.accelerator.process_index :][:count]
-        read = {index: self.dataset[index] for index in set(own)}
-        # A rollout function adds columns with a value per completion, and an environment may change its row's lists.
-        rows = [own_copy(read[index]) for index in own]
+        # Each completion has a row of its own: a rollout function adds columns, and an environment may change lists.
+        rows = [self.dataset[index] for index in own]
         batch, result = draw(rows, again=again)
         result.measured.update(self.observe(prompts, result))
         return batch, result
@@ -124,7 +113,7 @@ class PromptPool(Part):
     def observe(self, prompts: list[int], result: RolloutResult) -> dict[str, float]:
         """Remember results of all processes' prompts (indices); return columns of `metrics.jsonl`."""
         size = self.group_size
-        deciders = deciding_rewards(result.rewards, self.weights, size, self.functions)
+        deciders = deciding_rewards(result.rewards, self.weights, size)
         equal = all_equal(deciders.view(-1, size)).tolist()
         unscored = deciders.isnan().view(-1, size).all(dim=1).tolist()
         self.drawn += len(prompts)

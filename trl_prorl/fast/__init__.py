@@ -3,13 +3,11 @@ Accelerations of a step. They change numbers by rounding only, and keep the samp
 
 - **Scoring** (`pack_groups`): [`packing`] packs a batch into one row, [`prefix`] separates its sequences in every
   layer; [`head`] and [`lean_lora`] save passes over memory.
-- **Updates** (`merge_micro_batches`): [`merged`] joins the micro-batches of an update.
 - **Sampling** (`compact_generation`): [`compact`] is a loop for `generate`, [`merged_copy`] the policy with its LoRA
   merged, and [`generation`] the part that uses both.
 
-[`acceleration`] decides by lists of tested families ([`families`]), or by a trial on a tiny model ([`trial`]). Two
-comparisons with the policy's own forward confirm it at the first batch ([`first_batch`]). [`any_trainer`] gives shared
-prompts to TRL's own trainer.
+[`acceleration`] decides by lists of tested families ([`families`]). A [`comparison`] with the policy's own forward
+confirms it before the first batch. [`any_trainer`] gives shared prompts to TRL's own trainer.
 """
 
 

@@ -10,17 +10,13 @@ from accelerate.utils import is_peft_model
 from peft.tuners.lora.layer import Linear
 
 from ..cli.prompt_rows import has_images
-from ..run.folder import first_of_processes
-from ..upstream.modules import unwrap_adapter
 from .choice import Choice
-from .families import is_listed, listing_obstacle
+from .families import listing_obstacle
 from .generation import CompactGeneration, settings_obstacle
 from .head import add_frozen_head
 from .lean_lora import restore_layers, use_lean_layers
-from .merged import Merging
 from .packing import PackedScorer
 from .prefix import accept_prefixes
-from .trial import trial_obstacle
 
 
 logger = logging.getLogger(__name__)
@@ -34,20 +30,16 @@ class Acceleration:
     Attributes:
         packing (`Choice`): Whether groups are packed.
         generation (`Choice`): Whether rollouts are sampled compactly.
-        merging (`Choice`): Whether micro-batches of an update are joined.
         score (`PackedScorer`, *optional*): Scores packed groups.
         compact (`CompactGeneration`, *optional*): Samples compactly.
-        merge (`Merging`, *optional*): Joins micro-batches.
         lean (`list`): LoRA layers with another forward for packed rows.
     """
 
     packing: Choice
     generation: Choice
-    merging: Choice
     score: PackedScorer | None
     compact: CompactGeneration | None
     lean: list[Linear] = field(default_factory=list)
-    merge: Merging | None = None
 
     @property
     def packs(self) -> bool:
@@ -60,29 +52,25 @@ class Acceleration:
         `ValueError`: a key is `"on"`, and its acceleration is not supported.
         """
         args = trainer.args
-        listed = partial(family_obstacle, trainer, policy)
+        listed = partial(listing_obstacle, policy)
         packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, policy, listed))
         generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy, listed))
         on_cuda = trainer.accelerator.device.type == "cuda"
-        merging = choose(args, "merge_micro_batches", partial(find_merging_obstacle, trainer, packing))
         reasons = {
             "reuse_old_logps": args.reuse_obstacle,
             "pack_groups": None if packing.on else packing.reason,
             "compact_generation": None if generation.on else generation.reason,
-            "merge_micro_batches": merging.reason if on_cuda and args.merges_any else None,
         }
         score = None
         lean = []
         if packing.on:
             accept_prefixes(policy)
-            if args.pack_max_tokens is not None:
-                check_limit(trainer)
             if is_peft_model(policy):
                 if not (args.cast_lm_head_to_fp32 or args.has_entropy_bonus):
                     # whose entropies have no gradient, which an own loss may need
                     add_frozen_head(policy.get_base_model(), trainer.temperature, lambda: trainer.own_method is None)
                 lean = use_lean_layers(policy)
-            score = PackedScorer(args.pack_max_tokens, trainer.accelerator.autocast)
+            score = PackedScorer(trainer.accelerator.autocast)
         compact = None
         if generation.on:
             autocasts = args.bf16 or args.fp16
@@ -92,7 +80,6 @@ class Acceleration:
                 trainer.temperature,
                 autocasts,
                 args.compact_max_rows,
-                args.compact_merge,
                 Choice.unless(obstacle),
                 keeps=args.torch_empty_cache_steps is None,
             )
@@ -101,37 +88,22 @@ class Acceleration:
         unsupported = describe_unsupported(reasons)
         if trainer.is_world_process_zero() and unsupported:
             logger.warning(unsupported)
-        made = cls(packing, generation, merging, score, compact, lean)
-        if merging.on:
-            made.merge = Merging(args, trainer.accelerator, lambda: made.packs, trainer.rows_to_compute)
-        return made
+        return cls(packing, generation, score, compact, lean)
 
-    def check_merging(self, trainer) -> None:
-        """Join no micro-batches if a script has set a method since, as for a subclass's."""
-        if self.merge is None or trainer.own_method is None:
-            return
-        obstacle = partial(find_merging_obstacle, trainer, self.packing)
-        self.merging = choose(trainer.args, "merge_micro_batches", obstacle)
-        self.merge = None
-        if trainer.is_world_process_zero():
-            logger.warning(describe_unsupported({"merge_micro_batches": self.merging.reason}))
-
-    def switch_off(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Switch off accelerations. Returns the reasons of those that were on."""
+    def switch_off(self, args, reasons: Mapping[str, str]) -> dict[str, str]:
+        """
+        Switch off accelerations. Returns the reasons of those that were on. Raises `ValueError`: a key is `"on"`.
+        """
         off = {}
-        if self.packing.on and reasons["pack_groups"]:
+        if self.packing.on and "pack_groups" in reasons:
             off["pack_groups"] = reasons["pack_groups"]
-            self.packing = Choice(False, off["pack_groups"])
+            self.packing = make_choice(args, "pack_groups", off["pack_groups"])
             self.score = None
             restore_layers(self.lean)
-        if self.generation.on and reasons["compact_generation"]:
+        if self.generation.on and "compact_generation" in reasons:
             off["compact_generation"] = reasons["compact_generation"]
-            self.generation = Choice(False, off["compact_generation"])
+            self.generation = make_choice(args, "compact_generation", off["compact_generation"])
             self.compact = None
-        if self.merging.on and reasons["merge_micro_batches"]:
-            off["merge_micro_batches"] = reasons["merge_micro_batches"]
-            self.merging = Choice(False, off["merge_micro_batches"])
-            self.merge = None
         return off
 
 
@@ -145,36 +117,22 @@ def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
 
 def choose(args, key: str, find_obstacle: Callable[[], str | None]) -> Choice:
     """Decide whether an acceleration is on. Raises `ValueError`: its key is `"on"`, and it is not supported."""
-    value = getattr(args, key)
-    if value == "off":
+    if getattr(args, key) == "off":
         return Choice(False)
-    obstacle = args.disabled_reason if args.is_disabled(key) else find_obstacle()
-    if obstacle is not None and value == "on":
+    return make_choice(args, key, args.disabled_reason if args.is_disabled(key) else find_obstacle())
+
+
+def make_choice(args, key: str, obstacle: str | None) -> Choice:
+    if obstacle is not None and getattr(args, key) == "on":
         raise ValueError(f"{key}='on' is not supported here: {obstacle} Set {key}: auto to fall back, or \"off\".")
     return Choice.unless(obstacle)
-
-
-def check_limit(trainer) -> None:
-    """Raise `ValueError` if `pack_max_tokens` is not supported, or too small for a prompt."""
-    limit = trainer.args.pack_max_tokens
-    processes = trainer.accelerator.num_processes
-    if processes > 1:
-        raise ValueError(
-            f"pack_max_tokens={limit} is not supported with {processes} processes: they would run different numbers "
-            "of forward passes and deadlock. Remove pack_max_tokens, and lower per_device_train_batch_size."
-        )
-    if trainer.environment_factories is not None:
-        raise ValueError(
-            f"pack_max_tokens={limit} is not supported with environments, which extend prompts at their reset. Remove "
-            "pack_max_tokens, and lower per_device_train_batch_size."
-        )
 
 
 Listed = Callable[[str], str | None]
 
 
 def find_packing_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:
-    """Return why groups cannot be packed, or `None`. `listed` is [`family_obstacle`] of an acceleration."""
+    """Return why groups cannot be packed, or `None`. `listed` is [`listing_obstacle`] of an acceleration."""
     if has_images(trainer):
         return "the prompts have images."
     if trainer.aux_loss_enabled:
@@ -192,33 +150,3 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -
         return "the prompts have images."
     obstacle = settings_obstacle(trainer.generation_config, getattr(policy, "generation_config", None))
     return obstacle or listed("compact")
-
-
-def find_merging_obstacle(trainer, packing: Choice) -> str | None:
-    """Return why micro-batches are not joined, or `None`. With `"auto"`, also that it would not help."""
-    args = trainer.args
-    if args.merge_obstacle is not None:
-        return args.merge_obstacle
-    if args.merge_micro_batches == "auto" and trainer.accelerator.device.type != "cuda":
-        return "the model is not on a CUDA GPU."
-    if has_images(trainer):
-        return "the prompts have images."
-    if trainer.aux_loss_enabled:
-        return "the load-balancing loss averages over the tokens of each micro-batch."
-    if trainer.own_method is not None:
-        return f"{type(trainer).__name__} has its own {trainer.own_method}, which expects every micro-batch."
-    if args.merge_micro_batches == "auto" and args.merge_tokens is None and not packing.on:
-        return "without packed groups two micro-batches need twice the memory of one (merge_tokens allows it)."
-    return None
-
-
-def family_obstacle(trainer, policy: torch.nn.Module, acceleration: str) -> str | None:
-    """
-    Return why an acceleration does not support a model's family, or `None`: by the lists, or for `fast_models` by a
-    trial.
-    """
-    model = unwrap_adapter(policy)
-    kind = model.config.model_type
-    if not is_listed(model) and kind in (trainer.args.fast_models or ()):
-        return first_of_processes(trial_obstacle(acceleration, policy))
-    return listing_obstacle(model, acceleration)

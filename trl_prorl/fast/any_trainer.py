@@ -5,8 +5,8 @@ from trl import GRPOTrainer
 
 from ..cli.dropout import check_dropout
 from ..errors import InputError
+from .comparison import allowed, mean_difference, mixed_dtype
 from .families import listing_obstacle
-from .own_forward import allowed, mean_difference, mixed_dtype
 from .packing import PackedScorer
 from .prefix import accept_prefixes
 
@@ -67,7 +67,7 @@ class PackedScores:
 
     def __init__(self, trainer: GRPOTrainer):
         self.padded = trainer._get_per_token_logps_and_entropies
-        self.packed = PackedScorer(None, trainer.accelerator.autocast)
+        self.packed = PackedScorer(trainer.accelerator.autocast)
         self.accelerator = trainer.accelerator
         self.is_compared = False
 

@@ -28,7 +28,7 @@ def listing_obstacle(model: PreTrainedModel | PeftModel, acceleration: str) -> s
     kind = config.model_type
     name = f"{type(model).__name__} (model_type {kind!r})"
     if not is_listed(model):
-        return f"{name} is not listed ({PAGE}); trl-prorl preflight tries whether fast_models: [{kind}] can serve it."
+        return f"{name} is not listed ({PAGE})."
     family = FAMILIES[kind]
     attentions = getattr(family, acceleration)
     if not attentions:

@@ -11,7 +11,6 @@ from transformers.generation import GenerationMode
 
 from ..cli.model_defaults import kept_defaults
 from ..cli.prompts import cut_at_end, find_distinct, pad_left
-from ..keys import switched_on
 from ..parts import Event, Part, Row, make_event
 from ..run.log_files import UNMERGED
 from .choice import Choice
@@ -122,7 +121,6 @@ class CompactGeneration(Part):
         temperature (`float`): Temperature of log-probabilities.
         autocasts (`bool`): Whether scoring uses a lower precision than the policy's weights.
         max_rows (`int`, *optional*): Maximum completions decoded at once.
-        merges (`bool`): Whether a merged copy is allowed.
         replays (`Choice`): Whether the step of a token is recorded as a CUDA graph.
         keeps (`bool`): Whether graphs may stay in memory for the next generation.
 
@@ -138,11 +136,10 @@ class CompactGeneration(Part):
         temperature: float,
         autocasts: bool = False,
         max_rows: int | None = None,
-        merges: bool = True,
         replays: Choice = NEVER_RECORDED,
         keeps: bool = True,
     ):
-        reason = merge_obstacle(policy) if merges else "compact_merge=False"
+        reason = merge_obstacle(policy)
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
         self.replayed = replays
@@ -214,7 +211,7 @@ class CompactGeneration(Part):
             self._held = self._bytes_to_keep(next(model.parameters()).device)
         finally:
             if not self._held:
-                self._release()
+                self.release()
         return completions, None if logps_at is None else logps
 
     def _bytes_to_keep(self, device: torch.device) -> int:
@@ -224,7 +221,8 @@ class CompactGeneration(Part):
         held = self._recordings.bytes + (0 if self.copy is None else self.copy.bytes)
         return held if self._peak + held <= KEPT_SHARE * usable_bytes(device) else 0
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Free what is kept for the next generation."""
         self._held = 0
         if self._recordings is not None:
             self._recordings.clear()
@@ -262,7 +260,7 @@ class CompactGeneration(Part):
         return make_event(UNMERGED, step, step, "copy_off_policy", of_copy, self._bound)
 
     def _unmerge(self, reason: str) -> None:
-        self._release()
+        self.release()
         self.copy = None
         self.merged = Choice(False, reason)
 
@@ -291,5 +289,5 @@ class CompactGeneration(Part):
         self._by_policy = state.get("by_policy", False)
         self._bound = state["bound"]
         merged = Choice.parse(state["merged"])
-        if self.copy is not None and not merged.on and not switched_on(changed, "compact_merge"):
+        if self.copy is not None and not merged.on:
             self._unmerge(merged.reason)

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
 import torch
 
 from ..anchors import ANCHORS
 from ..errors import NonFiniteError
-from ..kl import Batch, completion_mask, zero_masked
+from ..kl import Batch, completion_mask, kl_values, zero_masked
 from ..parts import Event, MicroBatch, Part, Row
 from ..run.folder import first_of_processes
 from ..run.log_files import NONFINITE
@@ -17,8 +16,10 @@ from ..text import quoted
 from ..upstream.modules import Parameters
 
 
-# In torch's messages for NaN while sampling. A GPU reports only the assertion, and computes nothing afterwards.
-NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
+# Beginnings of torch's messages for NaN while sampling. A GPU reports only the assertion, and computes nothing
+# afterwards.
+SAMPLING_ERRORS = ("probability tensor contains", "device-side assert")
+PROBABILITIES = "next-token probabilities while sampling (or, on a GPU, an index error)"
 
 
 @torch.no_grad()
@@ -35,22 +36,9 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return math.isfinite(largest_value(tensors))
 
 
-def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
-    for name, tensor in named.items():
-        if tensor is not None and not all_finite([tensor]):
-            return name
-    return None
-
-
-class PendingCheck(NamedTuple):
-    """
-    A micro-batch on the device: `logps` `(B, T)`, the sums of its KLs, and the [`largest_value`] of loss and sums.
-    """
-
-    largest: torch.Tensor
-    batch: Batch
-    logps: torch.Tensor
-    kl_sums: dict[str, torch.Tensor]
+def first_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the name of the first tensor with NaN or infinity."""
+    return next((name for name, tensor in tensors.items() if not all_finite([tensor])), None)
 
 
 class FiniteGuard(Part):
@@ -63,16 +51,16 @@ class FiniteGuard(Part):
 
     def __init__(self, args, accelerator, meter, recorder, decoder):
         self.action = args.nonfinite
-        self.bounds_kl = args.kl_clamp is not None
         self.accelerator = accelerator
         self.meter = meter
         self.recorder = recorder
         self.decoder = decoder
         self.optimizer = None
-        self._found: dict[str, Any] | None = None
-        self._skipped: Event | None = None
-        self._pending: list[PendingCheck] = []
         self.skips = 0
+        # Of the step's micro-batches: loss, batch and log-probabilities.
+        self._micro_batches: list[tuple[torch.Tensor, Batch, torch.Tensor]] = []
+        self._finding: tuple[str, list[str]] | None = None  # tensor and prompts
+        self._skipped: Event | None = None
 
     def optimizer_made(self, optimizer) -> None:
         self.optimizer = optimizer
@@ -82,64 +70,46 @@ class FiniteGuard(Part):
         try:
             yield
         except RuntimeError as error:
-            if not any(words in str(error) for words in NO_DISTRIBUTION):
+            if not any(message in str(error) for message in SAMPLING_ERRORS):
                 raise
-            prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
-            unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index error: the GPU does not tell which)"
-            finding = {"tensor": f"next-token probabilities{unsure} while sampling,", "prompts": prompts}
-            raise self._stop(step, finding) from error
+            prompts = [quoted(example.get("prompt")) for example in examples]
+            raise self._stop(step, PROBABILITIES, list(dict.fromkeys(prompts))) from error
 
     def on_loss(self, micro_batch: MicroBatch) -> None:
         """One transfer from the device per step covers all micro-batches and the gradients."""
-        # `kl_clamp` bounds an overflowing KL; the loss still shows a log-probability that is not finite.
-        kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
-        largest = largest_value([micro_batch.loss, *kl_sums.values()])
-        self._pending.append(PendingCheck(largest, micro_batch.batch, micro_batch.logps, kl_sums))
-
-    def _name_first(self, unread: PendingCheck) -> str:
-        batch = unread.batch
-        mask = completion_mask(batch)
-        # In the order of computation.
-        tensors = {"advantages (a reward is NaN or infinite)": batch["advantages"]}
-        for anchor in ANCHORS:
-            if anchor.column in batch:
-                tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
-        tensors["log-probabilities of the policy"] = zero_masked(unread.logps, mask)
-        tensors.update(unread.kl_sums)
-        return first_nonfinite(tensors) or "loss"
+        self._micro_batches.append((micro_batch.loss.detach().double(), micro_batch.batch, micro_batch.logps))
 
     def on_backward(self, parameters: Parameters) -> None:
         """Find the first tensor of a step that is not finite, before clipping spreads NaN to all gradients."""
-        unread_before = self._pending
-        self._pending = []
-        largest = [unread.largest for unread in unread_before]
+        micro_batches = self._micro_batches
+        self._micro_batches = []
+        largest = [loss for loss, _, _ in micro_batches]
         gradients = {}
         if self.accelerator.scaler is None:
             gradients = {name: param.grad for name, param in parameters.items() if param.grad is not None}
         if gradients:
             largest.append(largest_value(gradients.values()))
-        are_finite = [math.isfinite(value) for value in torch.stack(largest).tolist()]
-        for unread, is_finite in zip(unread_before, are_finite, strict=False):
+        are_finite = torch.stack(largest).isfinite().tolist()
+        for is_finite, (_, batch, logps) in zip(are_finite, micro_batches, strict=False):
             if not is_finite:
-                self._note(self._name_first(unread), unread.batch)
+                tensor = first_nonfinite(loss_inputs(batch, logps)) or "loss"
+                prompts = self.decoder.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+                self._finding = (tensor, list(dict.fromkeys(prompts)))
                 return
-        if gradients and not are_finite[-1]:
-            self._note(f"gradient of {first_nonfinite(gradients)}")
+        if not all(are_finite):
+            self._finding = (f"gradient of {first_nonfinite(gradients)}", [])
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         """Stop before update `step`, or skip it. Raises [`~trl_prorl.errors.NonFiniteError`]."""
-        is_known = norm is not None and self.accelerator.scaler is None
-        if self._found is None and is_known and not math.isfinite(norm):
-            self._note("gradient norm")
-        finding = self._found
-        self._found = None
+        finding = self._finding
+        self._finding = None
         if self.accelerator.num_processes > 1:
             finding = first_of_processes(finding)
         if finding is None:
             return
         if self.action == "stop":
-            raise self._stop(step, finding)
-        self._skipped = self._make_event(step, "skip", finding)
+            raise self._stop(step, *finding)
+        self._skipped = make_nonfinite_event(step, "skip", *finding)
         self.skips += 1
         self.optimizer.zero_grad()  # no update without gradient, not even weight decay
 
@@ -149,34 +119,43 @@ class FiniteGuard(Part):
             trained = {name: param for name, param in parameters.items() if param.requires_grad}
             if all_finite(trained.values()):
                 return
-        finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
-        self.recorder.on_event(self._make_event(step, "stop", finding))
-        raise NonFiniteError(
-            f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops and keeps its last "
-            "checkpoint. Lower learning_rate."
-        )
-
-    def _note(self, tensor: str, batch=None) -> None:
-        ids = batch["prompt_ids"] if batch is not None else []
-        texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
-        self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
+        raise self._stop(step, f"weights {first_nonfinite(trained)}", [])
 
     def on_row(self, step: int, row: Row) -> Event | None:
         event = self._skipped
         self._skipped = None
         return event
 
-    @staticmethod
-    def _make_event(step: int, action: str, finding: dict) -> Event:
-        return {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
-
-    def _stop(self, step: int, finding: dict) -> NonFiniteError:
-        self.recorder.on_event(self._make_event(step, "stop", finding))
-        prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
-        more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""
-        batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
+    def _stop(self, step: int, tensor: str, prompts: list[str]) -> NonFiniteError:
+        self.recorder.on_event(make_nonfinite_event(step, "stop", tensor, prompts))
+        examples = ", ".join(map(quoted, prompts[:3]))
+        batch = f" in a batch with the prompts {examples}" if prompts else ""
         return NonFiniteError(
-            f"NaN or infinity at step {step}: {finding['tensor']}{batch}. The run stops before this update and keeps "
-            "its last checkpoint. Lower learning_rate or the KL coefficient, or set nonfinite: skip to skip such "
-            "updates."
+            f"NaN or infinity at step {step}: {tensor}{batch}. The run stops and keeps its last checkpoint. Lower "
+            "learning_rate or the KL coefficient, or set nonfinite: skip to skip updates whose loss or gradient is "
+            "not finite."
         )
+
+
+def loss_inputs(batch: Batch, logps: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a loss is computed from, in the order of computation, without masked tokens."""
+    mask = completion_mask(batch)
+    anchors = [anchor for anchor in ANCHORS if anchor.column in batch]
+    tensors = {"advantages (a reward is NaN or infinite)": batch["advantages"]}
+    for anchor in anchors:
+        tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
+    tensors["log-probabilities of the policy"] = zero_masked(logps, mask)
+    for anchor in anchors:
+        tensors[anchor.kl_key] = zero_masked(kl_values(logps, batch[anchor.column]), mask)
+    return tensors
+
+
+def make_nonfinite_event(step: int, action: str, tensor: str, prompts: list[str]) -> Event:
+    return {
+        "event": NONFINITE,
+        "step_requested": step,
+        "step_applied": step,
+        "action": action,
+        "tensor": tensor,
+        "prompts": prompts,
+    }

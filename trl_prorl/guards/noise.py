@@ -7,7 +7,7 @@ import torch
 
 from ..cli.dropout import WHY, find_dropout, own_random_state, training_mode
 from ..errors import InputError
-from ..fast.own_forward import coarsest_unit, mean_difference, mixed_dtype, own_logps
+from ..fast.comparison import coarsest_unit, mean_difference, mixed_dtype, own_logps
 from ..upstream.modules import checkpointing_off
 
 
@@ -28,8 +28,8 @@ def find_noise(policy: torch.nn.Module, accelerator) -> str | None:
         return dropout
     tokens = list(range(min(LENGTH, policy.get_input_embeddings().weight.size(0))))
     with own_random_state(), checkpointing_off(policy.modules()), training_mode(policy), accelerator.autocast():
-        (first,) = own_logps(policy, tokens, [tokens], 1.0)
-        (second,) = own_logps(policy, tokens, [tokens], 1.0)
+        first = own_logps(policy, tokens, tokens, 1.0)
+        second = own_logps(policy, tokens, tokens, 1.0)
     difference = mean_difference(first, second)
     limit = max(ROUNDING, coarsest_unit(policy, mixed_dtype(accelerator)))
     if not difference > limit:  # NaN is another guard's

@@ -11,40 +11,39 @@ from ..upstream.modules import Parameters, is_sharded
 
 logger = logging.getLogger(__name__)
 
-CURE = "Activate the adapter that is trained (model.set_adapter), unmerge it, or load it with is_trainable=True."
-SAMPLED = 256  # compared entries of each parameter
+SAMPLED = 8  # compared entries of each parameter
 # They update while gradients are computed, and keep none.
 UPDATE_IN_BACKWARD = ("LayerWiseDummyOptimizer", "Lomo", "AdaLomo")
 
 
 class TrainedCheck(Part):
     """
-    Checks that gradients reach the optimizer's parameters, and warns if the first update with one changes none of
-    some entries. Not with FSDP, DeepSpeed and optimizers that keep no gradients.
+    Checks that gradients reach the optimizer's parameters, and warns if the first update with one changes none of some
+    entries. Not with FSDP, DeepSpeed and optimizers that keep no gradients.
     """
 
     def __init__(self, accelerator):
         self.accelerator = accelerator
-        self.is_possible = not is_sharded(accelerator)
         self.optimizer: torch.optim.Optimizer | None = None
+        self.is_possible = False
         self.is_due = True
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameter, places, values there
 
     def optimizer_made(self, optimizer) -> None:
         self.optimizer = optimizer
-        self.is_possible = self.is_possible and type(optimizer).__name__ not in UPDATE_IN_BACKWARD
-
-    def watch(self, logps: torch.Tensor) -> None:
-        """Raise [`~trl_prorl.errors.RunError`] for log-probabilities that depend on no trained parameter."""
-        if self.is_possible and torch.is_grad_enabled() and not logps.requires_grad:
-            raise RunError(f"nothing would be trained: the forward pass uses no trainable parameter. {CURE}")
+        keeps_gradients = type(optimizer).__name__ not in UPDATE_IN_BACKWARD
+        self.is_possible = keeps_gradients and not is_sharded(self.accelerator)
 
     def _reached(self) -> list[torch.Tensor]:
         return [param for group in self.optimizer.param_groups for param in group["params"] if param.grad is not None]
 
     def on_backward(self, parameters: Parameters) -> None:
+        """Raise [`~trl_prorl.errors.RunError`] if the optimizer's parameters have no gradient."""
         if self.is_possible and not self._reached():
-            raise RunError(f"nothing is trained: no gradient reaches a parameter of the optimizer. {CURE}")
+            raise RunError(
+                "nothing is trained: no gradient reaches a parameter of the optimizer. Activate the adapter that is "
+                "trained (model.set_adapter), unmerge it, or load it with is_trainable=True."
+            )
 
     def on_pre_optimizer_step(self, step: int, norm: float | None, rate: float) -> None:
         if self.is_possible and self.is_due and norm and rate > 0.0:
@@ -65,10 +64,8 @@ class TrainedCheck(Part):
             )
 
 
-@torch.no_grad()
 def sample_entries(param: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a parameter, places in it, and their values: its largest gradient, and some evenly spaced."""
-    gradient = param.grad.reshape(-1)
-    evenly = torch.arange(0, len(gradient), max(1, len(gradient) // SAMPLED), device=gradient.device)
-    places = torch.cat([gradient.abs().argmax().reshape(1), evenly])
+    """Return a parameter, the places of its largest gradients, and its values there."""
+    sizes = param.grad.reshape(-1).abs()
+    places = sizes.topk(min(SAMPLED, len(sizes))).indices
     return param, places, param.detach().reshape(-1)[places]

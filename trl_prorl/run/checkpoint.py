@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model, patch_environment
+from accelerate.utils import is_peft_model, patch_environment, send_to_device
 from datasets import IterableDataset
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id, strip_images_from_messages
 
@@ -23,7 +22,7 @@ from ..errors import CheckpointError, RunError
 from ..extras.vllm import describe_engine
 from ..keys import AUTO_RESUME, read_resume_word
 from ..optimizer import inner_of
-from ..parts import Event, Part
+from ..parts import Event
 from ..supported import SCHEDULES
 from ..text import visible
 from ..upstream.modules import is_sharded
@@ -41,6 +40,7 @@ from .identity import (
     restore_hyperparameters,
 )
 from .log_files import BASE_ADAPTER, RESUME, TRAINER_STATE, read_json, write_run_id
+from .meter import Means
 from .provenance import as_plain, remove_secrets, write_config, write_env
 
 
@@ -53,7 +53,6 @@ class CheckpointMixin:
     """The part of [`ProRLTrainer`] that starts or resumes a run, saves it and pushes it."""
 
     initial_adapter = None  # the policy at the start of a run with an adapter, see reference.py
-    stall_stop: Part | None = None  # watch.py
     has_trained = False
     _folder: RunFolder | None = None
     _staging: Path | None = None  # of the checkpoint being written
@@ -126,8 +125,8 @@ class CheckpointMixin:
             raise ValueError(
                 "dataloader_persistent_workers=True has no exact resume. Set it to false and allow_config_change."
             )
-        self.folder.begin(checkpoint, args.overwrite or resume_from == AUTO_RESUME, self.base_name())
-        return checkpoint, changed
+        overwrite = args.overwrite or resume_from == AUTO_RESUME
+        return self.folder.begin(checkpoint, overwrite, self.base_name()), changed
 
     def _keys_set_later(self) -> dict[str, Any]:
         """Return the keys that the trainer has chosen, and those that a script has set since it was made."""
@@ -151,7 +150,7 @@ class CheckpointMixin:
         return (
             self._evaluates_as_trl
             or self.args.load_best_model_at_end
-            or self.stall_stop is not None
+            or self.args.stop_stall > 0
             or (schedule is not None and schedule.follows_rates)
             or any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
             or any(callback.watches_evaluations for callback in self.resets.callbacks)
@@ -200,7 +199,6 @@ class CheckpointMixin:
         execution = {
             "packing": str(self.acceleration.packing),
             "compact_generation": str(self.acceleration.generation),
-            "merging": str(self.acceleration.merging),
         }
         if self.unused_defaults:
             execution["unused_defaults"] = self.unused_defaults
@@ -232,12 +230,15 @@ class CheckpointMixin:
             part.load(folder, changed)
         buffer = buffer_file(folder, self.accelerator.process_index)
         if buffer.exists():
-            self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
+            inputs = torch.load(buffer, "cpu", weights_only=True)
+            self._buffered_inputs = send_to_device(inputs, self.accelerator.device)
         state = read_json(folder / STATE_FILE)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
         self._step = state["micro_batches"]
         restore_completions(state["completions"], self._logs)
+        self._metrics["train"].update(state["metrics"])
+        self.trl_metrics.read(Means())  # the rows have them
         self.recorder.of_step["time_load"] = time.perf_counter() - self._resume.began
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
@@ -272,7 +273,7 @@ class CheckpointMixin:
 
     @contextmanager
     def _load_into_parameters(self, folder: Path):
-        with whole_weights(folder), keep_parameters(self.accelerator.unwrap_model(self.model)):
+        with whole_weights(), keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
             self._loads_from = folder
@@ -367,7 +368,8 @@ class CheckpointMixin:
 
     def _save_beside(self, folder: Path, checkpoint: Path) -> None:
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
-            save_buffer(buffer_file(folder, self.accelerator.process_index), self._buffered_inputs)
+            inputs = send_to_device(self._buffered_inputs, "cpu")
+            torch.save(inputs, buffer_file(folder, self.accelerator.process_index))
         if self.state.best_model_checkpoint == str(folder):  # every process reads it at the end of training
             self.state.best_model_checkpoint = str(checkpoint)
         if not self.args.should_save:
@@ -380,6 +382,7 @@ class CheckpointMixin:
             "micro_batches": self._step % self.args.generate_every,
             "parts": self.parts.state_dict(),
             "completions": completions_to_json(self._logs) if self.log_completions else {},
+            "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
         }
         (folder / STATE_FILE).write_text(json.dumps(as_plain(state)))
         (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
@@ -496,31 +499,6 @@ def describe_failed_write(target: Path, output_dir: Path, error: Exception) -> s
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {saved}. Free some "
         "space, or lower save_total_limit, then resume with resume_from_checkpoint: true."
     )
-
-
-def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
-    tensors = {}
-    values = []
-    for number, batch in enumerate(batches):
-        plain = {}
-        for name, value in batch.items():
-            if isinstance(value, torch.Tensor):
-                # Micro-batches are slices of one tensor; safetensors rejects shared memory.
-                tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
-            else:
-                plain[name] = value
-        values.append(plain)
-    save_file(tensors, path, metadata={"values": json.dumps(values)})
-
-
-def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
-    # Read on the CPU: safetensors rejects the device "cpu:0" of several processes.
-    with safe_open(path, framework="pt") as file:
-        batches = json.loads(file.metadata()["values"])
-        for key in file.keys():
-            number, name = key.split(".", 1)
-            batches[int(number)][name] = file.get_tensor(key).to(device)
-    return batches
 
 
 def completions_to_json(completions: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ BY_PRECEDENCE = ", else ".join(f"`{anchor.key}`" for anchor in ANCHORS)
 # One row per optimizer step. TASK is the name of a task. Counts are sums over processes, times are the main process's.
 METRICS = {
     "step": RecordKey("optimizer steps", "number of this step, from 1"),
-    "attempt": RecordKey("", "how often the run had been resumed or rolled back: 0, 1, …"),
+    "attempt": RecordKey("", "how often the run had been resumed: 0, 1, …"),
     "reward": RecordKey("reward", "mean reward of the step's generation batch (weighted sum of all reward functions)"),
     "reward_std": RecordKey("reward", "standard deviation of the reward in its generation batch"),
     "frac_reward_zero_std": RecordKey(

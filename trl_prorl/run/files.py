@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..errors import InputError
 
@@ -49,11 +49,6 @@ def replace_text(path: str | os.PathLike, text: str) -> None:
     """Write a text file as [`replaced`] does."""
     with replaced(path) as staging:
         staging.write_text(text, encoding="utf-8")
-
-
-def open_own(path: str | os.PathLike, mode: str) -> IO[str]:
-    """Open a text file for writing. Raises `OSError` for a link: its author would choose the written file."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 def link_or_copy(source: str | os.PathLike, target: str | os.PathLike) -> None:

@@ -5,7 +5,8 @@ The folder of one run, and its checkpoints.
     checkpoint-200/manifest.json …         whole: size and SHA-256 of every file
     _writing-300/checkpoint-300/           while it is written
 
-A checkpoint gets its manifest, and then its name. What a kill leaves between the two, [`RunFolder.settle`] finishes.
+A checkpoint gets its manifest, and then its name. What a kill leaves between the two, [`RunFolder.find`] returns, and
+[`RunFolder.settle`] finishes.
 """
 
 import json
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"  # empty
 MANIFEST_FILE = "manifest.json"
-LAYOUT = 3  # version of a checkpoint's files
+LAYOUT = 4  # version of a checkpoint's files
 OTHER_LAYOUT = "it was made by another version of trl-prorl: resume with that version, or start a new run"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 WRITING = "_writing-"
@@ -106,18 +107,24 @@ class RunFolder:
 
     def find(self, resume_from: str, content: bool = True) -> Path | None:
         """
-        Return the checkpoint of `resume_from_checkpoint`; `None`: `"auto"` starts at step 0. Raises `ValueError`:
-        there is no complete checkpoint.
+        Return the checkpoint of `resume_from_checkpoint`, see [`begin`]; `None`: `"auto"` starts at step 0. Nothing is
+        written. Raises `ValueError`: there is no complete checkpoint.
         """
+        if self.is_run():
+            check_contents(self.path, self.label)  # a log file that is a link would be written through it
+        unnamed = {path.name: path for path in self._unnamed()}
         if resume_from not in NEWEST:
             path = Path(resume_from)
+            if path.resolve().parent == self.path.resolve():
+                path = unnamed.get(path.name, path)
             check_contents(path, f"resume_from_checkpoint={resume_from!r}")
             reason = unusable_reason(path, content)
             if reason is not None:
                 raise ValueError(f"resume_from_checkpoint={resume_from!r} cannot be resumed from: {reason}.")
             return path
         reasons = []
-        for path in sorted(steps_of(self.path), key=step_of, reverse=True):
+        checkpoints = {path.name: path for path in steps_of(self.path)} | unnamed
+        for path in sorted(checkpoints.values(), key=step_of, reverse=True):
             reason = unusable_reason(path, content)
             if reason is None:
                 return path
@@ -133,21 +140,32 @@ class RunFolder:
             "with overwrite: true and without resume_from_checkpoint."
         )
 
-    def begin(self, checkpoint: Path | None, overwrite: bool, base: str | None = None) -> None:
-        """Start a run at step 0, or from a checkpoint: see [`check_room`]. An earlier run's folder is renamed."""
+    def begin(self, checkpoint: Path | None, overwrite: bool, base: str | None = None) -> Path | None:
+        """
+        Start a run at step 0, or from a checkpoint, which is returned with its name: see [`check_room`]. An earlier
+        run's folder is renamed. If it is a link, its files stay where they are.
+        """
         self.check_room(checkpoint, overwrite, base)
         if self.has_checkpoint(checkpoint):
+            is_unnamed = checkpoint in self._unnamed()
+            self.settle()
             self._remove_leftovers()
-            return
+            return self.path / checkpoint.name if is_unnamed else checkpoint
         if not self._obstacles():
-            return
+            return checkpoint
         aside = free_name(self.path)
-        self.path.rename(aside)
+        try:
+            self.path.rename(aside)
+        except OSError as error:  # of a mount point
+            raise ValueError(
+                f"{self.label} cannot be moved to {aside}: {error.strerror}. Choose another output_dir."
+            ) from error
         (aside / SET_ASIDE).touch()
         (aside / LOCK_FILE).unlink(missing_ok=True)
         self._lock.release(force=True)
         self._acquire()
         logger.warning("%s contained an earlier run, which was moved to %s.", self.label, aside)
+        return checkpoint
 
     def check_room(self, checkpoint: Path | None, overwrite: bool, base: str | None = None) -> None:
         """
@@ -189,7 +207,10 @@ class RunFolder:
 
     def has_checkpoint(self, checkpoint: Path | None) -> bool:
         """Return whether a checkpoint lies here, and no files of another run, or of a user, that would be lost."""
-        if checkpoint is None or checkpoint.resolve().parent != self.path.resolve():
+        if checkpoint is None:
+            return False
+        is_here = checkpoint.resolve().parent == self.path.resolve() or checkpoint in self._unnamed()
+        if not is_here:
             return False
         if recorded_run_id(self.path) is None:
             files = [path for pattern in WRITTEN for path in self.path.glob(pattern)]
@@ -199,6 +220,16 @@ class RunFolder:
     def _has_written(self, checkpoint: Path) -> bool:
         """Return whether the run of this folder has written a checkpoint."""
         return is_written(checkpoint) and saved_run_id(checkpoint) in (None, recorded_run_id(self.path))
+
+    def _may_remove(self, checkpoint: Path) -> bool:
+        """Return whether the run of this folder has written a checkpoint, and every file in it."""
+        if not self._has_written(checkpoint):
+            return False
+        try:
+            listed = read_json(checkpoint / MANIFEST_FILE).get("files", {})
+        except InputError:  # it is damaged
+            return False
+        return files_of(checkpoint).keys() - listed.keys() == {MANIFEST_FILE}
 
     def id_of_run(self, checkpoint: Path | None) -> str:
         """Return the id of the run that continues here, else a new one."""
@@ -214,10 +245,10 @@ class RunFolder:
     def name(self, step: int, resumable: bool) -> Path:
         """Write the manifest of a written checkpoint, and give it its name."""
         written = self.staging(step) / f"checkpoint-{step}"
-        files = {}
-        for path in sorted(written.rglob("*")):
-            if path.is_file():
-                files[str(path.relative_to(written))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        files = {
+            name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+            for name, path in files_of(written).items()
+        }
         manifest = {"layout": LAYOUT, "step": step, "resumable": resumable, "files": files}
         (written / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*written.rglob("*"), written]:
@@ -226,9 +257,9 @@ class RunFolder:
 
     def _rename(self, written: Path) -> Path:
         named = self.path / written.name
-        if self._has_written(named):
+        if self._may_remove(named):
             self.remove(named)
-        elif named.exists():  # somebody's own folder
+        elif named.exists():  # somebody's own folder, or with somebody's own files
             self._abandon(named, f"abandoned-{named.name}")
         written.rename(named)  # after a kill before this line, `settle` does it
         sync(self.path)
@@ -237,13 +268,15 @@ class RunFolder:
 
     def settle(self) -> None:
         """Name the complete checkpoints that a kill left without a name."""
+        for written in self._unnamed():
+            self._rename(written)
+
+    def _unnamed(self) -> list[Path]:
         if not self.is_run():
-            return
-        check_contents(self.path, self.label)  # a log file that is a link would be written through it
-        for folder in self._leftovers():
-            for written in steps_of(folder):
-                if folder.name.startswith(WRITING) and incomplete_reason(written, content=False) is None:
-                    self._rename(written)
+            return []
+        folders = [folder for folder in self._leftovers() if folder.name.startswith(WRITING)]
+        checkpoints = [path for folder in folders for path in steps_of(folder)]
+        return [path for path in checkpoints if incomplete_reason(path, content=False) is None]
 
     def _leftovers(self) -> list[Path]:
         return [path for path in self.path.glob("_*") if LEFT_BEHIND.fullmatch(path.name)]
@@ -263,10 +296,13 @@ class RunFolder:
         shutil.rmtree(gone, ignore_errors=True)
 
     def remove_oldest(self, step: int, limit: int | None, best: str | None) -> None:
-        """Remove the oldest checkpoints beyond a limit, but neither that of `step` nor the best."""
+        """
+        Remove the oldest checkpoints beyond a limit, but neither that of `step` nor the best. One with a file that no
+        run wrote stays, and does not count.
+        """
         if not limit or limit < 0:
             return
-        checkpoints = [path for path in steps_of(self.path) if step_of(path) <= step and self._has_written(path)]
+        checkpoints = [path for path in steps_of(self.path) if step_of(path) <= step and self._may_remove(path)]
         needed = {Path(path).resolve() for path in (self.path / f"checkpoint-{step}", best) if path}
         surplus = max(0, len(checkpoints) - max(limit, len(needed)))
         removable = [path for path in sorted(checkpoints, key=step_of) if path.resolve() not in needed]
@@ -308,12 +344,17 @@ def step_of(checkpoint: Path) -> int:
     return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
 
 
+def files_of(checkpoint: Path) -> dict[str, Path]:
+    """Return the files of a checkpoint by their names in its manifest."""
+    return {str(path.relative_to(checkpoint)): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
+
+
 def is_written(checkpoint: Path) -> bool:
     return (checkpoint / MANIFEST_FILE).is_file()
 
 
 def unusable_reason(checkpoint: Path, content: bool = True) -> str | None:
-    """Return why a run cannot be resumed from a folder, or `None`. Without `content` only sizes are compared."""
+    """Return why a run cannot be resumed from a folder, or `None`. Without `content` only JSON files are hashed."""
     reason = incomplete_reason(checkpoint, content)
     if reason is None and not read_json(checkpoint / MANIFEST_FILE)["resumable"]:
         return "it was saved with save_only_model, without optimizer and random states"
@@ -321,7 +362,7 @@ def unusable_reason(checkpoint: Path, content: bool = True) -> str | None:
 
 
 def incomplete_reason(checkpoint: Path, content: bool = True) -> str | None:
-    """Return how a checkpoint differs from its manifest, or `None`."""
+    """Return how a checkpoint differs from its manifest, or `None`; `content` as in [`unusable_reason`]."""
     if not is_written(checkpoint):
         return f"it has no {MANIFEST_FILE}, so it is not complete"
     try:
@@ -334,7 +375,7 @@ def incomplete_reason(checkpoint: Path, content: bool = True) -> str | None:
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != file["bytes"]:
             return f"{name} is missing, or has another size"
-        if content and file_sha256(path) != file["sha256"]:
+        if (content or path.suffix == ".json") and file_sha256(path) != file["sha256"]:
             return f"{name} is damaged"
     return None
 

@@ -89,16 +89,15 @@ def describe_config(policy: torch.nn.Module) -> dict[str, Any]:
 
 
 def find_start(
-    folder: RunFolder, resume_from: str | None, identity: Mapping[str, Any], allowed: bool
+    folder: RunFolder, resume_from: str | None, identity: Mapping[str, Any], allowed: bool, content: bool = True
 ) -> tuple[Path | None, dict[str, list[Any]]]:
     """
     Return the checkpoint of `resume_from_checkpoint`, and `{key: [then, now]}` of what differs from it; `None`: a run
-    starts at step 0. Raises `ValueError`, see [`check_same_run`].
+    starts at step 0. Nothing is written. Raises `ValueError`, see [`check_same_run`].
     """
     if resume_from is None:
         return None, {}
-    folder.settle()
-    checkpoint = folder.find(resume_from)
+    checkpoint = folder.find(resume_from, content)
     return checkpoint, {} if checkpoint is None else check_same_run(checkpoint, identity, allowed)
 
 
@@ -142,7 +141,7 @@ def _without_effect(changed: Mapping[str, list[Any]], identity: Mapping[str, Any
 
 
 def buffer_file(folder: Path, process: int) -> Path:
-    return folder / f"buffer-{process}.safetensors"
+    return folder / f"buffer-{process}.pt"
 
 
 def rows_hash(rows: Any) -> str | None:

@@ -30,9 +30,7 @@ class Meter:
         self.device = device
         self._began: float | None = None
         self._utilization: Utilization | None = None
-        # Last step: tokens in the loss of each micro-batch, and tokens of each mean.
-        self.micro_batch_tokens: list[float] = []
-        self.tokens_of_means: dict[str, float] = {}
+        self.micro_batch_tokens: list[float] = []  # in the loss, of the last step
         self._clear()
 
     def _clear(self) -> None:
@@ -72,8 +70,8 @@ class Meter:
         """Add values `(B, T)` to the step's means over tokens."""
         counts = mask.bool()
         tokens = mask.sum()
-        for name, of_tokens in values.items():
-            self._scalars[name].append(zero_masked(of_tokens.detach(), counts).sum())
+        for name, token_values in values.items():
+            self._scalars[name].append(zero_masked(token_values.detach(), counts).sum())
             self._scalars[TOKENS_OF + name].append(tokens)
 
     def add_total(self, name: str, value: torch.Tensor) -> None:
@@ -84,11 +82,6 @@ class Meter:
     def add_count(self, name: str, count: torch.Tensor) -> None:
         self._scalars[name].append(count)
 
-    def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the newest micro-batch's sums over tokens."""
-        means = [name for name in self._scalars if TOKENS_OF + name in self._scalars]
-        return {name: self._scalars[name][-1] for name in means if name.startswith(prefix)}
-
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
         Return the row without the trainer's keys. Counts are summed over processes by `reduce`; times are this
@@ -97,13 +90,13 @@ class Meter:
         self.timer.leave()
         sums, self.micro_batch_tokens = self._add_up(reduce, processes)
         means = [name for name in sums if TOKENS_OF + name in sums]
-        self.tokens_of_means = {name: sums.pop(TOKENS_OF + name) for name in means}
         seconds = time.perf_counter() - self._began
         self._began = None
 
         row: dict[str, float] = {}
-        for name, tokens in self.tokens_of_means.items():
+        for name in means:
             total = sums.pop(name)
+            tokens = sums.pop(TOKENS_OF + name)
             if tokens:
                 row[name] = total / tokens
         for name in self._totals:
@@ -130,16 +123,16 @@ class Meter:
         Read all scalars in one transfer, and sum them in double precision. Also returns each micro-batch's tokens in
         the loss.
         """
-        scalars = [scalar.double() for of_entry in self._scalars.values() for scalar in of_entry]
+        scalars = [scalar.double() for column in self._scalars.values() for scalar in column]
         numbers = iter(torch.stack(scalars).tolist() if scalars else [])
-        values = {name: [next(numbers) for _ in of_entry] for name, of_entry in self._scalars.items()}
-        tokens = values.get(TOKENS_IN_LOSS, [])
-        sums = {name: sum(of_entry) for name, of_entry in values.items()} | self._forwards
+        columns = {name: [next(numbers) for _ in column] for name, column in self._scalars.items()}
+        tokens = columns.get(TOKENS_IN_LOSS, [])
+        sums = {name: sum(column) for name, column in columns.items()} | self._forwards
         if processes > 1:
-            here = torch.tensor([*sums.values(), *tokens], dtype=torch.float64, device=self.device)
-            everywhere = reduce(here).tolist()
-            tokens = everywhere[len(sums) :]
-            sums = dict(zip(sums, everywhere, strict=False))
+            local = torch.tensor([*sums.values(), *tokens], dtype=torch.float64, device=self.device)
+            total = reduce(local).tolist()
+            tokens = total[len(sums) :]
+            sums = dict(zip(sums, total, strict=False))
         return sums, tokens
 
 
@@ -280,7 +273,6 @@ EXTREMES = {
     "sampling/sampling_logp_difference/max": max,
     "sampling/importance_sampling_ratio/max": max,
     "num_tokens": newest,  # so far
-    "learning_rate": newest,
 }
 
 
@@ -312,9 +304,6 @@ class Means(dict):
     def merge(self, means: "Means") -> None:
         for name, value in means.values_by_name().items():
             self.add(name, value, means[name][2])
-
-    def is_plain(self, name: str) -> bool:
-        return name in self and self[name][4]
 
     def values_by_name(self) -> dict[str, float]:
         """Return the means; with equal weights bit-identical to plain means."""

@@ -217,17 +217,6 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
     return f"trl-prorl passk{plugins} " + " ".join(f"--run {shell_quote(str(run_dir))}" for run_dir in run_dirs)
 
 
-def evaluation_options(config: dict[str, Any], passk: dict[str, Any]) -> str:
-    words = ["--prompts", passk.get("prompts_asked", passk["prompts"]), "--n", passk["n"], "--k", *passk["k"]]
-    if config.get("task"):  # own rows have no splits
-        words += ["--split", passk["split"]]
-    words += ["--temperature", passk["temperature"]]
-    if passk["max_new_tokens"] != config.get("max_completion_length"):
-        words += ["--max-new-tokens", passk["max_new_tokens"]]
-    words += ["--seed", passk["seed"]]
-    return "".join(f" {shell_quote(str(word))}" for word in words)
-
-
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
     command = code_span(passk_command(config, env, run_dir))
     if config.get("task"):

@@ -1,11 +1,9 @@
 """
-Strict loading: every weight comes from its file, and every tensor of the file is used. transformers and PEFT only
-warn, and use random numbers or ignore the adapter.
+No missing weight stays random, and no adapter is loaded in part: transformers and PEFT only warn of such names.
 """
 
 import functools
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,7 @@ import torch
 import transformers
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
 from peft.utils.other import TrainableTokensWrapper
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -28,7 +24,7 @@ from transformers import (
 )
 
 from ..errors import InputError
-from ..text import cut, one_line, short
+from ..text import short
 
 
 SHOWN = 2  # tensor names per message
@@ -44,23 +40,17 @@ NO_SETTINGS = {*WITHOUT_EFFECT, "auto_map", "model_type", "quantization_config"}
 
 
 @contextmanager
-def whole_weights(source: str | Path) -> Iterator[None]:
+def whole_weights() -> Iterator[None]:
     """
-    Raise `InputError` if a model or an adapter loaded in this context lacks weights or leaves tensors unused. Tied
-    weights, and keys that a model's class ignores, are allowed.
+    Raise [`InputError`] if a model loaded in this context lacks weights, or if an adapter's file has other names than
+    the adapter. Tied weights, and keys that a model's class ignores, may be missing.
     """
     report = modeling_utils.log_state_dict_report
     load_adapter = PeftModel.load_adapter
-    modeling_utils.log_state_dict_report = functools.partial(_insist_on_model, report, source)
-    PeftModel.load_adapter = _insisting_on_adapter(load_adapter)
+    modeling_utils.log_state_dict_report = functools.partial(_check_model, report)
+    PeftModel.load_adapter = _checking_names(load_adapter)
     try:
         yield
-    except (SafetensorError, OSError) as error:
-        names_folder = Path(source).is_dir() and str(source) and str(source) in str(error)
-        if isinstance(error, OSError) and not names_folder:
-            raise  # the Hub's, or of another file
-        why = one_line(error)
-        raise InputError(f"{source} lacks a file, or one is corrupt ({why}): save or download it again.") from error
     finally:
         modeling_utils.log_state_dict_report = report
         PeftModel.load_adapter = load_adapter
@@ -68,26 +58,16 @@ def whole_weights(source: str | Path) -> Iterator[None]:
 
 @contextmanager
 def refuse_code(source: str | Path) -> Iterator[None]:
-    """
-    Raise `InputError` if a model, an adapter or a tokenizer needs `trust_remote_code`, or a file in its folder is
-    damaged.
-    """
+    """Raise [`InputError`] if a model, an adapter or a tokenizer needs `trust_remote_code`."""
     try:
         yield
-    except (InputError, OSError, SafetensorError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # libraries raise various errors for wrong file content
-        if "trust_remote_code" in str(error):
-            raise InputError(
-                f"{source} has code of its own (auto_map in its config.json or tokenizer_config.json), which is not "
-                "run here: remove auto_map and name a class of transformers. Such a model can be trained, and not "
-                "evaluated (docs/howto-model.md)."
-            ) from error
-        if not Path(source).is_dir():
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
             raise
-        why = cut(one_line(error))
         raise InputError(
-            f"{source} cannot be loaded ({type(error).__name__}: {why}): save or download it again."
+            f"{source} has code of its own (auto_map in its config.json or tokenizer_config.json), which is not run "
+            "here: remove auto_map and name a class of transformers. Such a model can be trained, and not evaluated "
+            "(docs/howto-model.md)."
         ) from error
 
 
@@ -100,9 +80,10 @@ def load_model(
     **init,
 ) -> PreTrainedModel | PeftModel:
     """
-    Load a model, and optionally an adapter; weights that are missing or do not fit raise an error.
+    Load a model, and optionally an adapter, whole: a missing weight, or a tensor of the adapter's file that the model
+    lacks, raises an error.
 
-    transformers and PEFT only warn of missing weights, and fill them with random numbers.
+    transformers and PEFT only warn: a missing weight is a random number, and a tensor without a place is left out.
 
     Args:
         name (`str` or `Path`): Folder or Hub name of the model.
@@ -117,7 +98,7 @@ def load_model(
             tied to the head, they are untied, so a merge changes only them.
 
     Raises:
-        [`InputError`]: Weights are missing, not in the model, or of another shape.
+        [`InputError`]: A weight is missing, or a tensor of the adapter's file is not in the model.
 
     Example:
 
@@ -130,14 +111,14 @@ def load_model(
     """
     init.setdefault("trust_remote_code", False)
     place = {key: init[key] for key in ("revision", "subfolder", "trust_remote_code") if key in init}
-    with whole_weights(name), refuse_code(name):
+    with whole_weights(), refuse_code(name):
         if "attn_implementation" not in init:
             refuse_kernel(name, **place)
         kind = kind or named_class(AutoConfig.from_pretrained(name, **place))
         model = kind.from_pretrained(name, **init)
     if adapter is None:
         return model
-    with whole_weights(adapter), refuse_code(adapter):
+    with whole_weights(), refuse_code(adapter):
         model = PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
     if not is_trainable:
         untie_adapted(model)
@@ -194,8 +175,8 @@ def find_kernel(keys: Mapping[str, Any]) -> Any:
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a model's configuration that can change a log-probability, at any depth."""
-    held = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
-    return {name: settings_of(value) if isinstance(value, Mapping) else value for name, value in held.items()}
+    settings = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
+    return {name: settings_of(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
 
 
 def named_class(config: PreTrainedConfig) -> type:
@@ -203,96 +184,64 @@ def named_class(config: PreTrainedConfig) -> type:
     return getattr(transformers, names[0], None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), AutoModelForCausalLM)
 
 
-def refuse_keys(
-    source: Any,
-    missing: Iterable[str] = (),
-    unexpected: Iterable[str] = (),
-    mismatched: Iterable[str] = (),
-    cure: str = "It is damaged or belongs to another model: save or download it again.",
-) -> None:
+def refuse_keys(source: Any, missing: Iterable[str] = (), unexpected: Iterable[str] = ()) -> None:
+    """Raise [`InputError`] for names that a file lacks, or that a model lacks."""
     faults = []
-    for what, keys in (("missing", missing), ("not in the model", unexpected), ("of another shape", mismatched)):
-        names = sorted(key.removeprefix("base_model.model.") for key in keys)
+    for what, names in (("missing", missing), ("not in the model", unexpected)):
+        names = sorted(name.removeprefix("base_model.model.") for name in names)
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             faults.append(f"{what}: {', '.join(names[:SHOWN])}{more}")
     if faults:
-        raise InputError(f"The weights of {source} do not fit the model ({'; '.join(faults)}). {cure}")
+        raise InputError(
+            f"The weights of {source} do not fit the model ({'; '.join(faults)}). Load them with the model and class "
+            "that they were trained with, or save or download them again."
+        )
 
 
 def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy a file's tensors into `tensors`, all or none. Raises `InputError`: other names or shapes."""
-    try:
-        held = load_file(file)  # memory-mapped, not read
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{file} is missing, truncated or corrupt ({error}): use another checkpoint.") from error
-    mismatched = [name for name in held.keys() & tensors.keys() if held[name].shape != tensors[name].shape]
-    refuse_keys(file, tensors.keys() - held.keys(), held.keys() - tensors.keys(), mismatched)
+    """Copy a file's tensors into `tensors`, all or none. Raises [`InputError`]: other names or shapes."""
+    saved = load_file(file)  # memory-mapped, not read
+    if {name: tensor.shape for name, tensor in saved.items()} != {name: tensors[name].shape for name in tensors}:
+        raise InputError(f"{file} has other tensors than the model: use another checkpoint.")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(held[name])
+            tensor.copy_(saved[name])
 
 
 def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
-    """
-    Load a saved model's weights by `from_pretrained`: names in the file may differ from the modules'. Raises
-    `InputError`: other weights.
-    """
-    with whole_weights(folder), torch.random.fork_rng():
+    """Load a saved model's weights by `from_pretrained`: names in the file may differ from the modules'."""
+    with whole_weights(), torch.random.fork_rng():
         refuse_kernel(folder)
         saved = type(model).from_pretrained(folder, dtype="auto", trust_remote_code=False)
     model.load_state_dict(saved.state_dict())
 
 
-def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_path, **rest) -> None:
-    info = loading_info
-    mismatched = [*(name for name, *_ in info.mismatched_keys), *info.conversion_errors]
-    missing = info.missing_keys - set(mismatched)
-    file = source if Path(source).is_file() else pretrained_model_name_or_path
-    refuse_keys(file, missing, info.unexpected_keys, mismatched)
-    report(loading_info=info, pretrained_model_name_or_path=pretrained_model_name_or_path, **rest)
+def _check_model(report: Callable, *, loading_info, pretrained_model_name_or_path, **rest) -> None:
+    """Stand in for transformers' report of a loaded model, which raises an error for other shapes alone."""
+    report(loading_info=loading_info, pretrained_model_name_or_path=pretrained_model_name_or_path, **rest)
+    refuse_keys(pretrained_model_name_or_path, loading_info.missing_keys)
 
 
-def _insisting_on_adapter(load_adapter):
-    """Wrap `PeftModel.load_adapter`, also called by `PeftModel.from_pretrained` and a Trainer's resume."""
+def _checking_names(load_adapter: Callable) -> Callable:
+    """Wrap `PeftModel.load_adapter`, which `PeftModel.from_pretrained` and a Trainer's resume call, too."""
 
     @functools.wraps(load_adapter)
     def load(self, model_id, adapter_name, *args, **kwargs):
-        cure = "Load the adapter with the model and class that it was trained with, or save it again."
-        files = [Path(model_id, name) for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)]
-        if Path(model_id).is_dir() and not any(file.is_file() for file in files):
-            raise InputError(f"{files[0]} is missing: save or download the adapter again.")
         try:
             result = load_adapter(self, model_id, adapter_name, *args, **kwargs)
-        except KeyError as error:  # a fully saved module
-            refuse_keys(model_id, missing=[str(error.args[0])], cure=cure)
-        except RuntimeError as error:
-            if "size mismatch for " not in str(error):
-                raise
-            refuse_keys(model_id, mismatched=re.findall(r"size mismatch for (\S+):", str(error)), cure=cure)
+        except KeyError as error:  # a module of `modules_to_save`
+            refuse_keys(model_id, missing=map(str, error.args))
         if self.peft_config[adapter_name].is_prompt_learning:  # its one module is loaded strictly
             return result
-        missing = _missing_of_adapter(self, model_id, adapter_name, result.missing_keys)
-        refuse_keys(model_id, missing, result.unexpected_keys, cure=cure)
+        # PEFT's report has the keys of every adapter for one named `base`: all begin with `base_model`.
+        reported = [name for name in result.missing_keys if f".{adapter_name}." in f"{name}."]
+        names = self.named_parameters(remove_duplicate=False)
+        loaded = {param for name, param in names if name not in reported}  # layers may share a vector
+        missing = [name for name, param in self.named_parameters() if name in reported and param not in loaded]
+        # PEFT writes what it trains of a resized embedding twice, and loads it once.
+        written = get_peft_model_state_dict(self, adapter_name=adapter_name, save_embedding_layers=True)
+        refuse_keys(model_id, missing, set(result.unexpected_keys) - written.keys())
         return result
 
     return load
-
-
-def _missing_of_adapter(model: PeftModel, folder: str | Path, name: str, reported: list[str]) -> list[str]:
-    """
-    Return the keys missing in an adapter's file: PEFT's report, and biases, which it omits. For an adapter named
-    `base` it reports every adapter's keys: all begin with `base_model`.
-    """
-    config = model.peft_config[name]
-    reported = [key for key in reported if f".{name}." in f"{key}."]
-    aliases: dict[int, list[str]] = {}
-    for key, param in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(param), []).append(key)
-    # A vector shared by all layers is one parameter with many names.
-    missing = [keys[0] for keys in aliases.values() if set(keys) <= set(reported)]
-    if getattr(config, "bias", "none") != "none":
-        saved = load_peft_weights(str(folder), device="cpu")
-        expected = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-        missing += [key for key in expected if key.endswith("bias") and key not in saved]
-    return missing

@@ -1,14 +1,11 @@
-from pathlib import Path
-
 import pytest
 
 from trl_prorl.cli.variants import VARIANTS
-from trl_prorl.eval.analysis.configurations import common_name, group_labels, matters, repetitions
-from trl_prorl.eval.run_folder.reading import shortest_names
+from trl_prorl.eval.analysis.configurations import common_name, group_labels, repetitions
 from trl_prorl.eval.run_folder.run import base_family
 
 
-A, B, C, ELASTIC = (VARIANTS[name].label for name in ("A", "B", "C", "elastic"))
+A, B, C = (VARIANTS[name].label for name in ("A", "B", "C"))
 
 
 def names(groups):
@@ -20,7 +17,14 @@ def test_what_changes_no_number_makes_no_other_configuration(read_run):
     keys = [{}, harmless, {"model_name_or_path": "big"}, {"dataset_name": "other"}, {"beta": 1}]
     groups = repetitions([read_run("A", i, config={"seed": i, **config}) for i, config in enumerate(keys)])
     assert names(groups) == [["A0", "A1"], ["A2"], ["A3"], ["A4"]]
-    assert group_labels(groups)[1:] == ["A2 (big)", "A3 (tiny dataset_name=other)", "A4 (tiny β=1)"]
+    assert group_labels(groups)[1:] == ["A2 (big)", "A3 (tiny, dataset_name=other)", "A4 (tiny, β=1)"]
+
+
+def test_an_evaluation_that_no_trigger_reads_makes_no_other_configuration(read_run):
+    evaluated = {"eval_strategy": "steps", "eval_steps": 5}
+    for stall, expected in (({}, [["A0", "A1"]]), ({"ref_reset_stall": 2}, [["A0"], ["A1"]])):
+        groups = repetitions([read_run("A", 0, config=stall), read_run("A", 1, config={**stall, **evaluated})])
+        assert names(groups) == expected
 
 
 def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
@@ -36,16 +40,17 @@ def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
         assert base_family(model) == (model, None)
 
 
-@pytest.mark.parametrize(
-    ("key", "without", "enabling"),
-    [
-        ("optimizer_reset_alpha", {"optimizer_reset": "hard"}, {"optimizer_reset": "soft"}),
-        ("eval_rows", {"eval_strategy": "steps"}, {"ref_reset_stall": 2}),
-    ],
-)
-def test_what_has_no_effect_does_not_matter(key, without, enabling):
-    assert not matters(key, without)
-    assert matters(key, enabling)
+def test_what_a_resume_changed_is_named_and_makes_another_configuration(read_run):
+    """A longer run is the same one."""
+
+    def resumed(name, seed, **changed):
+        event = {"event": "resume", "step_requested": 2, "step_applied": 2, "changed": changed}
+        return read_run("A", seed, name, config={"learning_rate": 1e-5}, events=[event])
+
+    plain = read_run("A", 0, "A-s0", config={"learning_rate": 1e-5})
+    groups = repetitions([plain, resumed("A-s1", 1, learning_rate=[1e-4, 1e-5]), resumed("A-s2", 2, max_steps=[4, 8])])
+    assert names(groups) == [["A-s0", "A-s2"], ["A-s1"]]
+    assert "lr=1e-05 from step 2" in group_labels(groups)[1]
 
 
 @pytest.fixture
@@ -72,23 +77,14 @@ def test_a_name_says_what_differs_and_nothing_else(labels):
         ("C", 2, {**of_c, "optimizer_reset": "hard", "ref_reset_stall": 2}),
         ("B", 2, {"beta_old": 1.0}),
     ) == [
-        f"{A}, K=40 β=1",
-        f"{A}, K=40 β=0.5",
-        f"{A}, KL>0.015 over 10 steps β=1",
-        f"{C}, hard",
-        f"{C}, soft 0.1",
-        f"{C}, hard stall 2",
+        f"{A} (β=1, K=40)",
+        f"{A} (β=0.5, K=40)",
+        f"{A} (β=1, KL>0.015, over 10 steps)",
+        f"{C} (hard)",
+        f"{C} (soft)",
+        f"{C} (hard, stall 2)",
         B,
     ]
-
-
-def test_a_task_is_named_and_stands_for_what_goes_with_it(labels):
-    tasks = {
-        "reverse_digits": {"model_name_or_path": "embedded:reverse_digits:1", "ref_reset_every": 40},
-        "sums": {"model_name_or_path": "embedded:sums:1", "max_completion_length": 48, "ref_reset_every": 80},
-    }
-    found = labels(*(("A", 2, {"task": task, **keys}) for task, keys in tasks.items()), ("elastic", 2, {}))
-    assert found == [f"{A}, reverse_digits", f"{A}, sums", ELASTIC]
 
 
 def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
@@ -103,8 +99,6 @@ def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
     fast = f"fast ({plain}, lr=1e-05)"
     labels = [fast, "plain-slow (lr=1e-06)", f"Baseline ({b})", f"mine ({a})", VARIANTS["control"].label]
     assert group_labels(repetitions(runs)) == labels
-    labels[1] = f"plain-slow ({plain}, lr=1e-06)"
-    assert group_labels(repetitions(runs), with_variant=True) == labels
 
 
 @pytest.mark.parametrize(
@@ -118,14 +112,3 @@ def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
 )
 def test_what_the_folders_of_seeds_have_in_common(names, common):
     assert common_name(names) == common
-
-
-@pytest.mark.parametrize(
-    ("folders", "names"),
-    [
-        (["runs/one/A", "runs/two/A", "runs/two/B"], ["one/A", "two/A", "B"]),
-        (["runs/A", "runs/x/A"], ["runs/A", "x/A"]),
-    ],
-)
-def test_the_shortest_path_that_tells_runs_apart(folders, names):
-    assert shortest_names([Path(folder) for folder in folders]) == names

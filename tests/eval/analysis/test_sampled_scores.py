@@ -6,7 +6,7 @@ import warnings
 import pandas as pd
 import pytest
 
-from trl_prorl.eval.analysis.sampled_scores import by_task_and_level, complete_result
+from trl_prorl.eval.analysis.sampled_scores import by_task_and_level
 
 
 @pytest.mark.parametrize("tasks", [[None, None], ["sums", "sums"], ["sums", None]])
@@ -32,24 +32,3 @@ def test_each_part_has_its_own_score_whatever_names_it(tasks, levels):
     assert [(part["task"], part["level"]) for part in found] == list(zip(named, shown, strict=True))
     assert [part["trained"]["pass@1"] for part in found] == [1.0, 0.25]
     assert [part["prompts"] for part in found] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("noted", "is_extended"),
-    [
-        ({"weights": {"a": "1"}}, True),
-        ({"weights": {"a": "2"}}, False),
-        ({"grader": "old"}, False),
-        ({"dtype": "bfloat16"}, False),
-        ({"step": 5}, False),
-        ({}, True),  # of a script: a policy and a verifier in memory
-    ],
-)
-def test_an_earlier_result_is_extended_if_it_measured_the_same(passk_result, noted, is_extended):
-    versions = {"weights": {"a": "1"}, "grader": "new", "dtype": "float32"}
-    earlier = passk_result([1, 2], [3, 4], greedy={"of": "the earlier one"}, **{"step": 4} | noted)
-    whole = complete_result(earlier, passk_result([1, 2], [3, 4], step=4, **versions), versions)
-    assert (whole is not None) == is_extended
-    if is_extended:
-        assert whole["greedy"] == earlier["greedy"]
-        assert whole["weights"] == versions["weights"]

@@ -103,6 +103,13 @@ def test_a_spike_is_a_multiple_of_its_neighbours_and_a_rise(values, rule, spikes
     assert find_spikes(pd.Series(values), rule).to_dict() == pytest.approx(spikes)
 
 
+def test_a_kl_that_grows_again_after_a_reset_is_no_spike():
+    """It is 0.001 for 20 steps, grows to 0.04 in four, and is reset again."""
+    values = pd.Series(np.concatenate([np.full(20, 0.001), [0.01, 0.02, 0.03, 0.04], np.full(20, 0.001)]))
+    assert find_spikes(values, KL_SPIKE).index.tolist() == [23]
+    assert find_spikes(values, KL_SPIKE, resets=[19, 23]).empty
+
+
 def test_medians_by_hand(monkeypatch):
     monkeypatch.setattr(stability, "NEIGHBOURS", 3)
     # Of 1 … 8: around the fifth stand 2, 3, 4, 6, 7 and 8, around the third 1, 2, 4, 5 and 6, around the second only

@@ -3,10 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +10,8 @@ import yaml
 from run_record import error_lines, hash_files, read_events, read_rows, without_times
 
 from trl_prorl.cli.command_line import check_arguments
-from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval import branch, trial
 from trl_prorl.run.folder import RunFolder
-from trl_prorl.run.provenance import fingerprint
 from trl_prorl.train import parse_recipe, run
 
 
@@ -47,7 +41,6 @@ def here(monkeypatch):
         return trial.main(words)
 
     monkeypatch.setattr(branch, "run_command", run_here)
-    monkeypatch.setattr(trial, "end_with_parent", lambda: None)
     return trained
 
 
@@ -122,20 +115,6 @@ def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here,
         assert row["difference"][0] == pytest.approx(score - control_score, abs=1e-12)
     assert {row["outcome"] for row in result["comparisons"]} == {"pass@1", "greedy"}
     assert (out / "branch.png").is_file()
-
-
-def test_a_starting_model_beside_the_run_is_found_from_another_folder(run_dir, tmp_path, monkeypatch):
-    base = tmp_path / "models" / "base"
-    shutil.copytree(embedded_model("embedded"), base)
-    change_config(run_dir, model_name_or_path="models/base")
-    env = json.loads((run_dir / "env.json").read_text())
-    env["base_model"] = {"name": "models/base", "sha256": fingerprint(str(base))}
-    (run_dir / "env.json").write_text(json.dumps(env))
-    monkeypatch.chdir(tmp_path.parent)
-    (trial,) = branch.parse_trials([], tmp_path / "out")
-    words = branch.arguments(trial, run_dir, run_dir / f"checkpoint-{AT}", UNTIL)
-    assert words[words.index("--model_name_or_path") + 1] == str(base)
-    parse_recipe(check_arguments(None, words))  # the model is found
 
 
 def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, capsys):
@@ -323,44 +302,3 @@ def test_a_link_in_a_checkpoint_brings_no_file_of_the_machine_into_a_branch(run_
     assert try_all(run_dir, ["ref_reset"]) == 2
     assert str(tmp_path / "id_rsa") in capsys.readouterr().err
     assert "secret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("a-branch-2/**/a"))
-
-
-def wait_for(found, process):
-    while not found():
-        assert process.poll() is None
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_a_kill_of_a_trial_and_of_the_command(run_dir):
-    """Real processes: the trial that is killed fails alone; a command that is killed leaves no training behind."""
-    out = run_dir.with_name("a-branch-2")
-    words = f"branch --run {run_dir} --at {AT} --steps 30 --try ref_reset --try beta=0 {HELD_OUT}"
-    command = [sys.executable, "-m", "trl_prorl", *words.split()]
-
-    def child(name):
-        """The process that trains a trial, once it has done a step there."""
-        wait_for(lambda: (out / name / "metrics.jsonl").is_file() and len(read_rows(out / name)) > 2, process)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        (pid,) = (pid for pid in children if str(out / name) in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
-        return int(pid)
-
-    def is_gone(pid):
-        return (
-            not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
-        )
-
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        os.kill(child("ref_reset"), signal.SIGKILL)
-        last = child("beta=0")
-        process.kill()
-        deadline = time.monotonic() + 20
-        while not is_gone(last) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert is_gone(last)
-    steps = len(read_rows(out / "keep"))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert steps == len(read_rows(out / "keep")) == len(read_rows(out / "ref_reset")) == len(read_rows(out / "beta=0"))
-    assert len(read_events(out / "keep", "resume")) == 1 and len(read_events(out / "ref_reset", "resume")) == 2
-    assert len(read_events(out / "ref_reset")) == 1

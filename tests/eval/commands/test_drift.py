@@ -4,14 +4,12 @@ import math
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval import drift
-from trl_prorl.eval.drift import token_drift, with_earlier_points
+from trl_prorl.eval.drift import token_drift
+from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import load_tokenizer
-from trl_prorl.eval.samples.run_samples import HeldOut
-from trl_prorl.eval.samples.task_name import TaskName
 
 
 def test_token_drift_by_hand():
@@ -77,64 +75,11 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints):
     assert (run_dir / "drift.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("trained", [None, 20])
-def test_the_trained_model_is_the_last_point(trained):
-    """Also that of an unknown step, or the best checkpoint: here the run went on to step 30."""
-    earlier = {"weights": {}, "points": [{"step": step} for step in (0, 8, 30, trained)]}
-    result = {"weights": {}, "points": [{"step": 0}, {"step": trained}]}
-    assert with_earlier_points(earlier, result, "drift.json") == earlier
-    assert with_earlier_points(earlier, result | {"points": [{"step": 0}, {"step": 20}]}, "drift.json")["points"] == [
-        {"step": step} for step in (0, 8, 30, 20)
-    ]
-
-
-def test_points_of_an_earlier_measurement_are_kept_if_all_else_is_the_same(run_dir, task, add_checkpoints, capsys):
-    add_checkpoints(run_dir, 8)
-    (run_dir / "metrics.jsonl").write_text('{"step": 20}\n')
-
-    def measure(*options):
-        assert drift.main(["--run", str(run_dir), "--prompts", "4", "--samples", "1", *options]) == 0
-        said = "it is rewritten" in " ".join(capsys.readouterr().out.split())
-        return [point["step"] for point in json.loads((run_dir / "drift.json").read_text())["points"]], said
-
-    assert measure("--checkpoints", "all") == ([0, 8, 20], False)
-    assert measure() == ([0, 8, 20], False)
-    assert measure("--temperature", "0.5") == ([0, 20], True)
-    assert measure("--checkpoints", "all", "--temperature", "0.5") == ([0, 8, 20], False)
-    whole = (run_dir / "drift.json").read_bytes()
-    for option in ("--max-new-tokens", "--seed"):
-        assert measure("--temperature", "0.5", option, "2") == ([0, 20], True)
-        (run_dir / "drift.json").write_bytes(whole)
-    weights = load_file(run_dir / "adapter_model.safetensors")
-    save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, run_dir / "adapter_model.safetensors")
-    assert measure("--temperature", "0.5") == ([0, 20], True)
-    (run_dir / "drift.json").write_text("{")
-    assert measure() == ([0, 20], False)
-
-
-def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch):
-    class Later(type(task)):
-        def rows(self, split, n, seed=0):
-            return super().rows(split, n + 3, seed).select(range(3, n + 3))
-
-    by_level = {None: task, 2: Later()}
-    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda name, level=None: by_level[level])
-    assert drift.main(["--run", str(run_dir), "--prompts", "3", "--samples", "2", "--others", "parity@2"]) == 0
-    base, trained = json.loads((run_dir / "drift.json").read_text())["points"]
-    assert base["others"]["parity@2"]["kl_to_base"] == pytest.approx(0.0, abs=1e-6)
-    other = trained["others"]["parity@2"]
-    assert 0 < other["kl_to_base"] != trained["kl_to_base"]
-    held_out = HeldOut(run_dir, "test", 3, name=TaskName.parse("parity@2"))
-    assert other["accuracy"] == held_out.samples(held_out.trained, 2)["correct"].mean()
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("--samples 0", "--samples "),
         ("--temperature 0", "--temperature "),
-        ("--checkpoints 5", "--checkpoints 5"),
-        ("--others @2", "--others @2"),
+        ("--checkpoints 5", "--checkpoints"),
     ],
 )
 def test_bad_input_is_one_line(run_dir, task, capsys, arguments, named):

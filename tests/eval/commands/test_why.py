@@ -1,9 +1,11 @@
 """Which cause of trouble is named, from rows that show one."""
 
+import numpy as np
 import pytest
 import torch
 
 from trl_prorl.advantages import ESTIMATORS, estimate
+from trl_prorl.eval.analysis.stability import has_collapsed
 from trl_prorl.eval.why import RULES, explain, find_causes, main
 from trl_prorl.keys import LOWER_THE_REWARD
 from trl_prorl.kl import token_weights
@@ -15,11 +17,9 @@ HEALTHY = {
     "accuracy": lambda step: 0.2 + step / 200,
     "frac_reward_zero_std": 0.4,
     "truncated_fraction": 0.05,
-    "entropy": 0.3,
     "clip_region_mean": 0.01,
     "kl_penalty": 0.005,
     "kl_ref": 0.05,
-    "mean_abs_dlogp_sampler": 0.001,
     "nonfinite_skips": 0,
 }
 AT_TRLS_RATE = {
@@ -29,14 +29,10 @@ AT_TRLS_RATE = {
 # By cause: what the rows of 100 steps show, and the step at which it does.
 SIGNS = {
     "NaN or infinity": ({"nonfinite_skips": lambda step: int(step >= 30)}, 30),
-    "evaluation on training rows": ({"evaluations": [{"step": 5, "eval_in_training": 0.25}]}, 5),
     "completions are cut": ({"truncated_fraction": lambda step: float(step > 50)}, 59),  # nine of ten
     "no signal": ({"frac_reward_zero_std": lambda step: float(step > 30)}, 49),  # 19 of 20
-    "sampler and policy apart": ({"mean_abs_dlogp_sampler": 0.2}, 10),
     "learning rate too high": ({"clip_region_mean": lambda step: 0.5 * (step > 20)}, 22),
     "learning rate too low": (AT_TRLS_RATE, 20),
-    "reward hacking": ({"accuracy": lambda step: 0.5 - step / 300}, None),
-    "entropy gone": ({"entropy": lambda step: 0.3 if step < 60 else 0.001}, 69),
     "KL too strong": ({"reward": 0.2, "accuracy": 0.2}, 20),
     "KL idle": ({"kl_penalty": 1e-6}, 100),
 }
@@ -65,18 +61,18 @@ def test_a_rate_above_trls_and_one_for_all_weights_are_in_order(read_run, more):
 
 
 def test_a_run_that_solves_its_prompts_is_in_no_trouble(read_run):
-    solved = {"accuracy": 0.99, "reward": 0.99, "frac_reward_zero_std": 0.99, "entropy": 0.001, "kl_penalty": 5e-4}
+    solved = {"accuracy": 0.99, "reward": 0.99, "frac_reward_zero_std": 0.99, "kl_penalty": 5e-4}
     assert find_causes(read_run("control", steps=100, **HEALTHY | solved)) == []
 
 
 def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_run, make_rows, capsys):
-    values = HEALTHY | SIGNS["learning rate too high"][0] | SIGNS["entropy gone"][0]
+    values = HEALTHY | SIGNS["learning rate too high"][0] | SIGNS["KL idle"][0]
     ill = make_run("ill", "control", make_rows(steps=100, **values))
     well = make_run("well", "control", make_rows(steps=100, **HEALTHY))
     assert main([str(ill), str(well)]) == 1
     first, *_, later, of_well = capsys.readouterr().out.splitlines()
     assert "learning rate too high" in first and "22" in first
-    assert "entropy gone" in later and "69" in later
+    assert "KL idle" in later and "100" in later
     assert "well" in of_well
     assert main([str(well)]) == 0
     assert main([str(well.parent)]) == 1  # a folder of runs
@@ -112,16 +108,15 @@ def test_columns_that_are_missing_name_nothing(read_run):
         ({"reward": 0.0, "frac_reward_zero_std": 1.0}, "no signal"),
         ({"reward": 0.2, "kl_penalty": 5e-3, "kl_ref": 0.05}, "KL too strong"),
         ({"truncated_fraction": 1.0}, "completions are cut"),
-        ({"reward": 0.2, "accuracy": lambda step: 0.5 - 0.4 * (step > 30)}, "reward hacking"),
         ({"reward": 0.2, "accuracy": 0.5}, "no cause"),
     ],
 )
 def test_too_few_rows_are_no_all_clear(read_run, columns, cause):
     """A cause is found, or there is a verdict of none, from some number of rows on; below, neither is said."""
     config = {"learning_rate": 1e-4}
-    said = [explain(read_run("control", steps=steps, config=config, **columns)) for steps in (5, 39, 60)]
+    said = [explain(read_run("control", steps=steps, config=config, **columns)) for steps in (5, 19, 60)]
     assert cause in said[2]
-    for rows, line in zip((5, 39), said, strict=False):
+    for rows, line in zip((5, 19), said, strict=False):
         assert f"no verdict: {rows} rows" in line or (cause in line and cause != "no cause")
 
 
@@ -135,13 +130,20 @@ def test_a_reward_that_a_key_lowers_names_no_cause(read_run, key):
     assert causes == (set() if key else {"learning rate too high", "KL too strong"})
 
 
-@pytest.mark.parametrize("length_off", [0, 4])
-def test_a_penalty_that_ends_is_no_reward_hacking(read_run, length_off):
-    sign, _ = SIGNS["reward hacking"]
-    run = read_run(
-        "control", steps=100, **HEALTHY | sign | {"config": {"learning_rate": 1e-4, "length_off": length_off}}
-    )
-    assert bool(find_causes(run)) is (length_off == 0)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_reward_that_passes_0_names_no_cause(read_run, seed):
+    """Means of 16 rewards of -1 or 1: the share of 1 rises from between 5 and 30 % to between 55 and 90 %."""
+    draws = np.random.default_rng(seed)
+    start = draws.uniform(0.05, 0.3)
+    end = draws.uniform(0.55, 0.9)
+    share = start + (end - start) * (1 - np.exp(-np.arange(150) / 50))
+    correct = draws.binomial(16, share) / 16
+    values = {"reward": list(2 * correct - 1), "accuracy": list(correct)}
+    columns = {name: lambda step, column=column: column[step - 1] for name, column in values.items()}
+    run = read_run("control", steps=150, **HEALTHY | columns | {"config": {"learning_rate": 1e-4}})
+    assert run.metrics["reward"].min() < 0 < run.metrics["reward"].max()
+    assert find_causes(run) == []
+    assert has_collapsed(run) is None
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

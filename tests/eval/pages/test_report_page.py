@@ -10,26 +10,10 @@ from PIL import Image
 
 from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE
 from trl_prorl.eval import report
-from trl_prorl.eval.pages import document
-from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore
-from trl_prorl.text import code_block
 
 
 HOSTILE = "A <b>&amp; 'x' [y](http:||z) $x_{$"
 PROMPTS = [f"p{place}" for place in range(16)]
-SHOWN = "`a` **b** | <i>c</i> [1, 2] d"
-
-
-def store_samples(folder, side, counts):
-    """The samples behind a side of `passk.json`, as `eval.passk` keeps them; the first of each prompt is right."""
-    for temperature in (0.0, 1.0):
-        common = {"completion": f"{side} {SHOWN} {temperature}"}
-        rows = [
-            {"prompt_id": name, "sample": n, "prompt": f"ask {name}.", "correct": n < right, **common}
-            for name, right in zip(PROMPTS, counts, strict=True)
-            for n in range(8)
-        ]
-        SampleStore(folder / SAMPLES_FOLDER, side, {"temperature": temperature}).add(rows)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +49,7 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
             row["reward"] = lambda step, seed=seed: 0.2 + 0.01 * step + 0.02 * seed
             row["time_ended"] = lambda step, began=began: began + 2 * step
             counts = {"base": [1, 3] * 8, "trained": [solved, solved + 1] * 8}
-            run = run_writer(
+            run_writer(
                 root,
                 f"{variant}_seed{seed}",
                 variant,
@@ -75,8 +59,6 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
                 drift={"points": [{**drifted, "step": step, "kl_to_base": step / 100} for step in (20, 40)]},
                 env={"seed": seed},
             )
-            for side in counts:
-                store_samples(run, side, counts[side])
     run_writer(root, HOSTILE, "A", make_rows(3), events=None, env={"seed": 7}, config={"beta": 0.5})
     assert report.main(["--runs", f"{root}/*"]) == 0
     return root / "report.html"
@@ -132,33 +114,8 @@ def test_the_source_is_whole_and_needs_nothing_beside_it(page):
     assert "".join(parsed.text).count(HOSTILE) >= 2
 
 
-def test_page_says_what_the_markdown_says(page):
-    """Every number of report.md stands in the page, in the same order."""
-    markdown = page.with_name("report.md").read_text()
-    said = " ".join(Page(page.read_text()).text)
-    numbers = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]\d+)?")
-    table_rows = [line for line in markdown.splitlines() if line.startswith("| ") and "---" not in line]
-    expected = [number for row in table_rows for number in numbers.findall(row)]
-    assert len(expected) > 200
-    stream = iter(numbers.findall(said))
-    assert all(number in stream for number in expected)
-    assert said.count(DIFFERENT_OBJECTIVE) == markdown.count(DIFFERENT_OBJECTIVE) == 1
-    for file in re.findall(r"\]\((\S+\.png)\)", markdown):
-        Image.open(page.with_name(file)).load()
-
-
-def test_completions_are_shown_as_they_are(page):
-    """Six prompts of the best variant's first run, evenly spaced; of its two stores the one of this temperature."""
-    said = "".join(Page(page.read_text()).text)
-    assert [name for name in PROMPTS if f"ask {name}." in said] == [f"p{place}" for place in (0, 3, 6, 9, 12, 15)]
-    for side in ("base", "trained"):
-        assert said.count(f"{side} {SHOWN} 1.0") == 6
-        assert f"{side} {SHOWN} 0.0" not in said
-
-
-def test_nothing_in_markdown_but_emphasis_lists_and_code():
-    text = "a **b** `c_d` <script>&amp; ![x](http://y/z.png) [x](http://y)"
-    shown = "a <strong>b</strong> <code>c_d</code> &lt;script&gt;&amp;amp; ![x](http://y/z.png) [x](http://y)"
-    assert str(document.inline(text)) == shown
-    assert str(document.markdown(document.bullets(["# x\n> y"]))) == "<ul>\n<li># x &gt; y</li>\n</ul>\n"
-    assert "<code>a <b>" not in str(document.markdown(code_block("```\na <b>")))
+def test_the_page_has_its_sections_and_says_once_that_b_is_another_objective(page):
+    text = "".join(Page(page.read_text()).text)
+    for title in ("Verdict", "Result matrix", "Curves", "Around a reset", "Pairwise differences", "Run by run"):
+        assert title in text
+    assert text.count(DIFFERENT_OBJECTIVE) == 1

@@ -91,20 +91,19 @@ def chat(text):
     return [{"role": "user", "content": text}]
 
 
-def test_splits_share_prompts_by_content():
-    splits = {"train": [chat("a  b"), chat("c")], "validation": [chat("a b"), chat("d")], "test": ["e"]}
-    findings = split_findings(splits)
-    assert [finding.number for finding in findings] == ["1 of 2", "0 of 1", "0 of 1"]
-    assert [finding.level for finding in findings] == [LOOK, "fine", "fine"]
+def test_held_out_sets_share_prompts_with_training_by_content():
+    held_out = {"validation": [chat("a b"), chat("d")], "test": ["e"]}
+    findings = split_findings([chat("a  b"), chat("c")], held_out)
+    assert [finding.number for finding in findings] == ["1 of 2", "0 of 1"]
+    assert [finding.level for finding in findings] == [LOOK, "fine"]
 
 
 def test_what_the_run_evaluates_on_is_compared_with_training():
     task = get_task("sums")
     rows = task.rows("train", 8)
-    assert set(held_out_prompts(None, task)) == {"validation", "test"}
-    assert set(held_out_prompts({"train": rows, "hard": rows}, task)) == {"eval_train", "eval_hard", "test"}
+    assert set(held_out_prompts({"easy": rows, "hard": rows}, task)) == {"easy", "hard", "test"}
     assert held_out_prompts(rows) == {"validation": list(rows["prompt"])}
-    assert held_out_prompts(None, task, seed=5)["test"] == list(task.rows("test", 128, seed=5)["prompt"])
+    assert held_out_prompts(None, task, seed=5) == {"test": list(task.rows("test", 128, seed=5)["prompt"])}
 
 
 def test_lengths_by_hand():

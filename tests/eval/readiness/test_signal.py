@@ -5,54 +5,45 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_prorl.eval.analysis.sampled_scores import task_and_level
 from trl_prorl.eval.readiness.finding import LOOK, STOP
-from trl_prorl.eval.readiness.signal import FULL_REWARD, LIMITS, Rollouts, signal_findings
+from trl_prorl.eval.readiness.signal import LIMITS, NEEDED_KL, REWARDS_WRONG, Rollouts, signal_findings
 
 
-def rollouts(correct, rewards=None, truncated=None, size=4, parts=None, source="verify", lengths=None, **keys):
+def rollouts(correct, rewards=None, truncated=None, size=4, has_verifier=True, lengths=None, **keys):
     n = len(correct)
-    answered = keys.pop("answered", None)
+    has_answer = keys.pop("has_answer", [])
     args = dict.fromkeys(LIMITS) | {"max_completion_length": 12, "mask_truncated_completions": False, "resets": False}
     args["advantage_estimator"] = "grpo"
-    rewards = [float(one) for one in correct] if rewards is None else rewards
+    rewards = [float(verdict) for verdict in correct] if rewards is None else rewards
     return Rollouts(
         SimpleNamespace(**args | keys),
         size,
-        source,
-        answered,
+        has_verifier,
+        has_answer,
         rewards=rewards,
-        for_answers=rewards,
         compared=rewards,
-        correct=[bool(one) for one in correct],
+        correct=[bool(verdict) for verdict in correct],
         truncated=truncated or [False] * n,
         lengths=lengths or [5] * n,
         texts=[f"text {place}" for place in range(n)],
-        parts=parts or [("t", 1)] * (n // size),
     )
 
 
 def of(found, what, tells=True, gold=8):
-    (finding,) = [one for one in signal_findings(found, gold, tells) if one.what.startswith(what)]
+    (finding,) = [finding for finding in signal_findings(found, gold, tells) if finding.what.startswith(what)]
     return finding
 
 
-RATE = "base pass rate ("
-SILENT = "groups without signal"
-BATCH = "prompts with a signal"
-UNCOMPARED = "completions with a signal"
-CUT = "completions cut"
-PAY = "groups that pay"
-VERIFIER = "verifier beside"
-NEEDED = "KL to the base"
-PAID = "right among"
+RATE = "accuracy of"
+SILENT = "groups that give no gradient"
+CUT = "truncated completions"
+PAY = REWARDS_WRONG
+VERIFIER = "separate verifier"
+NEEDED = NEEDED_KL
 NEVER = [0] * 80
 ALWAYS = [1] * 80
 MIXED = [1, 0, 0, 1] * 5
-SCALES = [1, 1, 0, 0] * 4 + [1, 0, 0, 0] * 4 + [0, 0, 0, 1]
-OF_SCALES = [2.0, 2.0, 0.0, 0.0] * 4 + [1.0, 1.0, 0.0, 0.0] * 4 + [0.5] * 4
-TASKS = [("a", 1), ("a", 2), ("a", 1), ("a", 1), *[("b", None)] * 4, (None, None)]
-ANY = {"source": FULL_REWARD}  # verdicts without a verifier
+ANY = {"has_verifier": False}  # verdicts without a verifier
 UNKNOWN = {"tells": None}  # whether correct answers get more reward than wrong ones
 
 
@@ -63,7 +54,7 @@ ONE_LEFT = [True, False, True, True]
 ONE_IN_TWO_GROUPS = [True, False] * 2 + [True] * 4
 LEFT_OUT = {"mask_truncated_completions": True}
 ROOM = {"max_completion_length": 256}
-TOO_SHORT = "fit: raise max_completion_length"
+TOO_SHORT = "raise max_completion_length"
 
 
 @pytest.mark.parametrize(
@@ -71,25 +62,24 @@ TOO_SHORT = "fit: raise max_completion_length"
     [
         # Accuracy 18 %, groups of two: 16 of 25 are all wrong. In groups of eight 0.82⁸ = 20 % would be.
         (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "16 of 25 (expected 70 %); "),
-        (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "num_generations: 8, which leaves 20 % "),
+        (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "num_generations: 8 "),
         # One completion per prompt is compared with those of other prompts; equal rewards give no gradient.
-        (rollouts([1, 0] * 10, size=1), BATCH, "fine", "rewards from 0 to 1 over 20 prompts; "),
-        (rollouts([0] * 20, size=1), BATCH, STOP, "0 of 20; "),
+        (rollouts([1, 0] * 10, size=1), SILENT, "fine", "0 of 1 "),
+        (rollouts([0] * 20, size=1), SILENT, STOP, "1 of 1 "),
         # So are completions of groups, with an estimator that does not compare them within the group.
-        (rollouts(SOLVED_OR_NOT, advantage_estimator="raw"), UNCOMPARED, "fine", "1 over 40 completions; "),
-        (rollouts(SOLVED_OR_NOT, advantage_estimator="global_normalized"), UNCOMPARED, "fine", "rewards from 0 to 1"),
-        (rollouts([0] * 20, advantage_estimator="raw"), UNCOMPARED, STOP, "0 of 20; "),
+        (rollouts(SOLVED_OR_NOT, advantage_estimator="raw"), SILENT, "fine", "0 of 1 "),
+        (rollouts(SOLVED_OR_NOT, advantage_estimator="global_normalized"), SILENT, "fine", "0 of 1 "),
+        (rollouts([0] * 20, advantage_estimator="raw"), SILENT, STOP, "1 of 1 "),
         # Rewards that differ by rounding are equal; those of wrong answers may differ.
         (rollouts([1, 0] * 10, rewards=[0.3, 0.3 + 1e-8] * 10), SILENT, STOP, "5 of 5"),
         (rollouts([0] * 8, rewards=[0.1, 0.2, 0.1, math.nan] * 2), SILENT, "fine", "0 of 2"),
         # An accuracy of 0, with a reward that works or does not.
         (rollouts(NEVER), RATE, LOOK, "graded reward"),
-        (rollouts(NEVER), (RATE, {"tells": False}), LOOK, "fix the reward"),
+        (rollouts(NEVER), (SILENT, {"tells": False}), STOP, "fix the reward"),
         (rollouts(NEVER), SILENT, STOP, "easier task_level"),
         # An accuracy of 1 gives no gradient; nor does one reward for all completions, or none.
         (rollouts(ALWAYS), SILENT, STOP, "harder task_level"),
         (rollouts(ALWAYS), RATE, LOOK, "harder task_level"),
-        (rollouts(ALWAYS, **ANY), (RATE, UNKNOWN), LOOK, "unless the reward"),
         (rollouts(NEVER, rewards=[math.nan] * 80, **ANY), (SILENT, UNKNOWN), STOP, "None"),
         # Correct and wrong answers with the same reward; one wrong answer with full reward.
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
@@ -104,20 +94,15 @@ TOO_SHORT = "fit: raise max_completion_length"
         # Without a verifier the central numbers are reported as missing.
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; "),
         (rollouts(MIXED, **ANY), PAY, "fine", "not measured"),
-        # Eleven answers get the highest reward, and ten of them are correct.
-        (rollouts(MIXED, rewards=HACKED), PAID, "fine", "91 % of 11; "),
-        (rollouts(MIXED, rewards=[0.5, 1.0, math.nan, 0.5] * 5), PAID, "fine", "0 % of 5; "),
-        # Task a gives 2 to 8 correct answers, b gives 1 to 4 correct and 4 wrong ones. A third gives equal rewards.
-        (rollouts(SCALES, rewards=OF_SCALES, parts=TASKS), PAID, "fine", "75 % of 16; "),
         # Half the prompts are always solved, half never: no group varies, and the reward works.
         (rollouts(SOLVED_OR_NOT), SILENT, STOP, "raise temperature"),
         # Too short for a reference answer; long enough for any.
         (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED), (CUT, {"gold": 11}), LOOK, TOO_SHORT),
-        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED, **ROOM), CUT, LOOK, "8 tokens of 256"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED, **ROOM), CUT, LOOK, "up to 8 tokens"),
         # All truncated: they count in the loss, unless truncated completions are left out of it.
         (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED), SILENT, "fine", "0 of 2"),
         (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT), SILENT, STOP, "2 of 2"),
-        (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT, size=1), BATCH, STOP, "0 of 8"),
+        (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT, size=1), SILENT, STOP, "1 of 1"),
         # In the first group a completion is left that is better than the mean, in the second none.
         (rollouts([0, 1] * 4, truncated=ONE_IN_TWO_GROUPS, **LEFT_OUT), SILENT, "fine", "1 of 2"),
         # The one that is left has the group's mean.
@@ -125,9 +110,8 @@ TOO_SHORT = "fit: raise max_completion_length"
         (rollouts([0] * 8, truncated=[True] + [False] * 7), CUT, LOOK, "12 % (mean length 5 of 12)"),
         # `#### 18` has four tokens; a third of the completions reason too long, and the others end.
         (rollouts([0, 1] * 30, truncated=[1] * 20 + [0] * 40, **ROOM), (CUT, {"gold": 4}), LOOK, TOO_SHORT),
-        # Truncation makes the accuracy unreliable.
-        (rollouts(NEVER, truncated=[True] * 60 + [False] * 20), RATE, LOOK, "max_completion_length"),
-        (rollouts([0] * 8, answered=[True, False] * 4), "completions without", LOOK, "50 %; "),
+        (rollouts(NEVER, truncated=[True] * 60 + [False] * 20), SILENT, STOP, "max_completion_length"),
+        (rollouts([0] * 8, has_answer=[True, False] * 4), "completions without", LOOK, "50 %; "),
     ],
 )
 def test_a_finding_by_hand(found, what, level, said):
@@ -143,17 +127,17 @@ LIMITED = {"beta": 0.3, "kl_target": 0.14, "guard_gap": 0.05}
 @pytest.mark.parametrize(
     ("limits", "keys", "said", "unsaid"),
     [
-        (LIMITED, {}, "already limits this (beta: 0.3, kl_target: 0.14, guard_gap: 0.05)", "fix it"),
+        (LIMITED, {}, "already limit", "fix it"),
         ({"guard_gap": 0.05}, {}, "kl_target: 0.14", "guard_gap"),
         # With a KL the guard is not advised: it rarely fires there, and then falsely.
-        ({"beta": 0.3, "kl_target": 0.14}, {}, "already limits this (beta: 0.3, kl_target: 0.14)", "guard_gap"),
+        ({"beta": 0.3, "kl_target": 0.14}, {}, "already limit", "guard_gap"),
         ({"kl_target": 0.14, "guard_gap": 0.1}, {}, "beta: 0.3", "guard_gap"),
         (LIMITED | {"kl_target": 0.5}, {}, "now 0.5", "already"),
         (LIMITED, {"resets": True}, "no reset trigger", "already"),
         # A target acts on the first of beta, beta_old and beta_base. Only a KL to the starting model limits hacking.
-        ({"beta_base": 0.01, "kl_target": 0.14}, {}, "limits this (beta_base: 0.01, kl_target: 0.14)", "fix it"),
+        ({"beta_base": 0.01, "kl_target": 0.14}, {}, "already limit", "fix it"),
         ({"beta_base": 0.01, "kl_target": 0.14}, {"beta_old": 1.0}, "kl_target: 0.14 (beta: 0.3", "already"),
-        (LIMITED, {"beta_old": 1.0}, "already limits this", "fix it"),
+        (LIMITED, {"beta_old": 1.0}, "already limit", "fix it"),
         (LIMITED | {"beta_base": 1e-6}, {"resets": True}, "no reset trigger", "already"),
     ],
 )
@@ -162,26 +146,12 @@ def test_only_what_is_missing_is_advised_against_reward_hacking(limits, keys, sa
     assert finding.level == LOOK
     assert said in finding.change
     assert unsaid not in finding.change
-    assert ("from 5 prompts only" in finding.change) == ("kl_target" in finding.change)
     assert finding.values["limited"] == ("already" in finding.change)
 
 
-def test_pass_rate_has_its_interval_by_task_and_level():
-    parts = [("a", 1)] * 10 + [("b", 2)] * 10 + [("c", 3)]
-    found = rollouts([1, 1, 1, 0] * 10 + [0, 0, 0, 1] * 10 + [0] * 4, parts=parts)
-    whole = of(found, RATE)
-    low, high = whole.values["interval"]
-    assert whole.values["pass_rate"] == pytest.approx(40 / 84)
+def test_the_accuracy_has_its_interval():
+    finding = of(rollouts([1, 1, 1, 0] * 10 + [0, 0, 0, 1] * 10 + [0] * 4), RATE)
+    low, high = finding.values["interval"]
+    assert finding.values["pass_rate"] == pytest.approx(40 / 84)
     assert 0.36 < low < 40 / 84 < high < 0.6
-    a, b, rare = (of(found, f"base pass rate of {part}") for part in ("a, level 1", "b, level 2", "c, level 3"))
-    assert (a.number, a.change, b.values["pass_rate"]) == ("0.75, 10 prompts (too few for an interval)", "", 0.25)
-    assert rare.number == "0.00, 1 prompt (too few for an interval)"
-    assert "--prompts" in rare.change
-
-
-def test_a_level_without_a_task_is_named_by_itself():
-    """A dataset's own column; one that holds neither text nor a number names nothing."""
-    rows = [{"level": 0}, {"level": 1}, {"level": [1]}, {"level": math.nan}]
-    found = rollouts([1, 0, 0, 1] * 4, parts=[*map(task_and_level, rows)])
-    named = [one.what for one in signal_findings(found, 8, True) if one.what.startswith("base pass rate of")]
-    assert named == [f"base pass rate of {name}" for name in ("level 0", "level 1", "the other prompts")]
+    assert of(rollouts([1, 1, 1, 0] * 10), RATE).number == "0.75, 10 prompts (too few for an interval)"

@@ -6,7 +6,6 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from trl_prorl import drift, evaluate
-from trl_prorl.errors import InputError
 
 
 ROWS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"sing {i}"}] for i in range(8)]})
@@ -26,10 +25,8 @@ def test_numpys_integers_are_whole_numbers_and_a_float_is_refused_before_anythin
     drifted = drift(trainer, ROWS, samples=2, max_new_tokens=6)
     assert drift(trainer, ROWS, samples=np.int64(2), max_new_tokens=np.int64(6)) == drifted
     for name in given:
-        with pytest.raises(InputError, match=f"{name} must be a whole number, not 1.5"):
-            evaluate(trainer, None, has_vowel, **given | {name: [1.5] if name == "k" else 1.5})
-    with pytest.raises(InputError, match="samples must be a whole number, not 1.5"):
-        drift(trainer, None, samples=1.5)
+        with pytest.raises(TypeError, match="float"):
+            evaluate(trainer, ROWS, None, **given | {name: [1.5] if name == "k" else 1.5})
 
 
 @pytest.mark.parametrize("lora", [True, False])

@@ -8,7 +8,6 @@ from datasets import Dataset, IterableDataset
 
 from trl_prorl import drift, evaluate
 from trl_prorl.eval import report
-from trl_prorl.eval.samples.run_samples import count_of_script
 from trl_prorl.hub.card import model_card
 from trl_prorl.run.log_files import saved_step
 
@@ -36,11 +35,6 @@ STREAM = IterableDataset.from_generator(lambda: iter([{"prompt": prompt} for pro
 
 def holds_e(completion, row):
     return "e" in completion
-
-
-def test_an_evaluation_that_cannot_be_read_counts_nothing(tmp_path):
-    (tmp_path / "passk.json").write_text("{")
-    assert count_of_script(tmp_path, ["a"]) is None
 
 
 def test_rows_that_are_there_twice_are_no_independent_prompts(run, capsys):
@@ -71,7 +65,7 @@ def test_the_split_is_qualified_where_it_has_to_be(run, capsys, train, rows, spl
     passk = json.loads((trainer.run_dir / "passk.json").read_text())
     assert (passk["split"], passk["in_training"]) == (split, count)
     assert report.main(["--run", str(trainer.run_dir), "--out", str(trainer.run_dir / "page")]) == 0
-    shown["report"] = (trainer.run_dir / "page" / "report.md").read_text()
+    shown["report"] = (trainer.run_dir / "page" / "report.html").read_text()
     card = model_card(trainer.run_dir)
     shown["card"] = card.text
     shown["model-index"] = card.data.eval_results[0].dataset_split

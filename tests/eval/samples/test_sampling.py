@@ -15,10 +15,10 @@ NEW_TOKENS = 6
 def draw(request, task):
     """`sample` by either loop: what is said here holds of each."""
 
-    def draw(model, tokenizer, prompts, n, bar=None, **keys):
+    def draw(model, tokenizer, prompts, n, **keys):
         rows = list(task.rows("test", prompts))
         sampling = SamplingSettings(max_new_tokens=NEW_TOKENS, **keys)
-        return sample(model, tokenizer, task, rows, n, sampling, compact=request.param, bar=bar)
+        return sample(model, tokenizer, task, rows, n, sampling, compact=request.param)
 
     return draw
 
@@ -33,7 +33,7 @@ def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, draw):
     said = [greedy_by_hand(model, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]
     assert len(set(said)) > 1
     assert task.seen == [text for text in said for _ in range(3)]
-    assert [[one.text for one in samples] for samples in drawn] == [[text] * 3 for text in said]
+    assert [[one["completion"] for one in samples] for samples in drawn] == [[text] * 3 for text in said]
 
 
 def test_tokens_and_truncation(base, draw):
@@ -42,19 +42,11 @@ def test_tokens_and_truncation(base, draw):
     tokenizer = load_tokenizer(base)
     set_seed(0)
     (samples,) = draw(model, tokenizer, 1, 200)
-    assert {one.truncated for one in samples} == {True, False}
+    assert {one["truncated"] for one in samples} == {True, False}
     for one in samples:
-        assert tokenizer.decode(one.ids, skip_special_tokens=True) == one.text
-        assert one.truncated == (tokenizer.eos_token_id not in one.ids)
-        assert len(one.ids) == NEW_TOKENS if one.truncated else one.ids[-1] == tokenizer.eos_token_id
-
-
-def test_keys_of_rollouts_that_are_not_used_are_said(caplog):
-    off = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    SamplingSettings.of_run(off)
-    assert not caplog.messages
-    SamplingSettings.of_run({**off, "min_p": 0.1, "thinking_budget": 64})
-    assert caplog.messages == ["Sampled from the full softmax: the run's min_p=0.1, thinking_budget=64 is not used."]
+        assert tokenizer.decode(one["ids"], skip_special_tokens=True) == one["completion"]
+        assert one["truncated"] == (tokenizer.eos_token_id not in one["ids"])
+        assert len(one["ids"]) == NEW_TOKENS if one["truncated"] else one["ids"][-1] == tokenizer.eos_token_id
 
 
 def test_every_declared_token_stops(base):
@@ -73,7 +65,7 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
 
     def drawn():
         set_seed(0)
-        return [one.ids for samples in draw(model, tokenizer, 2, 16) for one in samples]
+        return [one["ids"] for samples in draw(model, tokenizer, 2, 16) for one in samples]
 
     plain = drawn()
     asks = {"top_k": 1, "top_p": 0.01, "min_p": 0.9, "suppress_tokens": list(range(3, 200)), "num_beams": 2}
@@ -88,7 +80,9 @@ def test_an_adapter_is_sampled_compactly_and_merged(base, task):
     rows = list(task.rows("test", 6))
 
     def said(model, **how):
-        return [one.ids for (one,) in sample(model, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS), **how)]
+        return [
+            one["ids"] for (one,) in sample(model, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS), **how)
+        ]
 
     plain = said(load_model(base, dtype=torch.float32))
     torch.manual_seed(0)

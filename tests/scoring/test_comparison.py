@@ -1,4 +1,4 @@
-"""The two comparisons at the first batch: what they find, what follows, and that they leave nothing behind."""
+"""The comparison before the first batch: what it finds, what follows, and that it leaves nothing behind."""
 
 import json
 import random
@@ -13,24 +13,23 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.errors import InputError
-from trl_prorl.fast import first_batch, packing
+from trl_prorl.fast import packing
 from trl_prorl.fast.batch_cache import RoomyLayer
-from trl_prorl.fast.own_forward import coarsest_unit
+from trl_prorl.fast.comparison import coarsest_unit, find_differences
+from trl_prorl.fast.prefix import SeenStates
 
 
 FAST = {"pack_groups": "auto", "compact_generation": "auto", "max_steps": 2}
 
 
-def leak(module, args, output):
-    """Every token reads the whole row, so that a packed row gives other values than one alone."""
-    return output + output.mean(dim=1, keepdim=True)
+def leaking(monkeypatch):
+    """Packed rows in which each sequence also sees what its neighbour wrote."""
+    forward = SeenStates.forward
 
+    def leak(ctx, states, layout):
+        return forward(ctx, states + states.mean(dim=0, keepdim=True), layout)
 
-def leaking(path):
-    model = AutoModelForCausalLM.from_pretrained(path)
-    model.model.layers[1].mlp.register_forward_hook(leak)
-    return model
+    monkeypatch.setattr(SeenStates, "forward", staticmethod(leak))
 
 
 def mixed_up(monkeypatch):
@@ -40,7 +39,7 @@ def mixed_up(monkeypatch):
     monkeypatch.setattr(RoomyLayer, "close_up", wrong)
 
 
-def shifted(monkeypatch, by=0.1):
+def shifted(monkeypatch, by):
     score = packing.PackedScorer.__call__
 
     def off(self, *args, **keys):
@@ -54,88 +53,53 @@ def execution(trainer):
     return json.loads(Path(trainer.args.output_dir, "env.json").read_text())["execution"]
 
 
-def test_what_is_right_stays_on_and_is_compared_once(run, monkeypatch):
-    asked = []
-    own = first_batch.own_logps
-    monkeypatch.setattr(first_batch, "own_logps", lambda *args: asked.append(args) or own(*args))
-    trainer = run(**FAST, num_iterations=1)
-    assert len(asked) == 2  # a row's score, a prompt's samples
-    assert trainer.first_batch.state_dict() == {"score": "", "samples": ""}
-    assert execution(trainer)["packing"] == execution(trainer)["compact_generation"] == "on"
-
-
-@pytest.mark.parametrize("keys", [{"lora": False}, {}, {"compact_merge": False}])
+@pytest.mark.parametrize("keys", [{"lora": False}, {}])
 def test_autocast_is_rounding_and_no_difference(run, keys):
     """Accelerate wraps a full model's forward, by which it is sampled; an adapter's copy computes in fp32."""
     trainer = run(**FAST, **keys, beta=0.1, bf16=True)
-    assert trainer.first_batch.state_dict() == {"score": "", "samples": ""}
     assert execution(trainer)["packing"] == execution(trainer)["compact_generation"] == "on"
+    trainer._compare_scores()  # as in a training after a preflight, whose forward is wrapped already
+    assert trainer.acceleration.packs and trainer.compact is not None
 
 
-def test_scores_that_are_off_are_found_and_trl_s_take_their_place(run, monkeypatch, largest_difference):
+FAULTS = {"pack_groups": (leaking, "packing"), "compact_generation": (mixed_up, "compact_generation")}
+
+
+@pytest.mark.parametrize("key", FAULTS)
+def test_what_differs_is_off_with_auto_and_an_error_with_on(run, monkeypatch, largest_difference, key):
     plain = run(max_steps=2)
-    shifted(monkeypatch)
-    keys = {"pack_groups": "auto", "max_steps": 2}
-    trainer = run(**keys)
-    assert not trainer.acceleration.packs and "0.1 nats" in trainer.acceleration.packing.reason
-    assert execution(trainer)["packing"] == str(trainer.acceleration.packing)
-    assert largest_difference(plain, trainer) == 0.0
-    with pytest.raises(InputError, match="pack_groups='on'.*0.1 nats") as caught:
-        run(**keys | {"pack_groups": "on"})
-    assert "\n" not in str(caught.value)
-    monkeypatch.undo()
-    shifted(monkeypatch, by=1e-5)
-    assert run(**keys).acceleration.packs
-
-
-def test_samples_that_are_off_are_drawn_again_by_generate(run, monkeypatch):
-    plain = run(max_steps=2)
-    draw = first_batch.FirstBatch.sample
-
-    def off(self, prompts, sample):
-        def wrong(logps_at):
-            completions, logps = sample(logps_at)
-            return completions, logps and [[value - 0.1 for value in row] for row in logps]
-
-        return draw(self, prompts, wrong)
-
-    monkeypatch.setattr(first_batch.FirstBatch, "sample", off)
-    trainer = run(compact_generation="auto", max_steps=2)
-    assert "0.1 nats" in trainer.acceleration.generation.reason
-    assert trainer.compact is None
-    assert execution(trainer)["compact_generation"] == str(trainer.acceleration.generation)
+    fault, entry = FAULTS[key]
+    fault(monkeypatch)
+    trainer = run(**{key: "auto"}, max_steps=2)
+    assert execution(trainer)[entry].startswith("off: ")
     assert without_times(read_rows(trainer)) == without_times(read_rows(plain))
-    with pytest.raises(InputError, match="compact_generation='on'.*0.1 nats"):
-        run(compact_generation="on", max_steps=2)
+    assert largest_difference(plain, trainer) == 0.0
+    with pytest.raises(ValueError, match=f"{key}='on'"):
+        run(**{key: "on"}, max_steps=2)
 
 
-def test_a_resume_keeps_the_decision(run, resume, monkeypatch, largest_difference):
+@pytest.mark.parametrize("by, stays", [(0.1, False), (1e-5, True)])
+def test_rounding_is_no_difference(run, monkeypatch, by, stays):
+    shifted(monkeypatch, by)
+    assert run(pack_groups="auto", max_steps=1).acceleration.packs == stays
+
+
+@pytest.mark.parametrize("by", [0.0, 0.1])
+def test_a_resume_decides_as_the_start(run, resume, monkeypatch, largest_difference, by):
+    """The policy has moved since: what is compared is the policy before a checkpoint is loaded."""
+    shifted(monkeypatch, by)
     keys = {**FAST, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_iterations": 1}
-    shifted(monkeypatch)
     whole = run(**keys)
-    monkeypatch.undo()
     resumed = resume(whole, 2, **keys)
     assert str(resumed.acceleration.packing) == str(whole.acceleration.packing)
     assert largest_difference(whole, resumed) == 0.0
 
 
-def test_packed_rows_that_a_resume_switches_on_are_compared(run, resume, monkeypatch):
-    keys = {**FAST, "pack_groups": "off", "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = run(**keys, num_iterations=1)
-    shifted(monkeypatch)
-    resumed = resume(whole, 2, **keys | {"pack_groups": "auto", "allow_config_change": True}, num_iterations=1)
-    assert not resumed.acceleration.packing.on
-
-
 def test_what_another_process_finds_is_this_one_s_decision_too(run, monkeypatch):
-    def gathered(found):
-        if isinstance(found[0], tuple):
-            return [*found, (True, None, "another process found a difference.")]
-        return found
-
-    monkeypatch.setattr(first_batch, "gather_object", gathered)
+    answers = iter([{"pack_groups": "another process found a difference."}])  # the first question
+    monkeypatch.setattr("trl_prorl.trainer.first_of_processes", lambda value: value or next(answers, None))
     trainer = run(**FAST)
-    assert str(trainer.acceleration.packing) == "off: another process found a difference."
+    assert not trainer.acceleration.packs
     assert trainer.acceleration.generation.on
 
 
@@ -168,16 +132,9 @@ def test_nothing_is_left_behind(make_trainer):
 
     weights = {name: value.clone() for name, value in policy.state_dict().items()}
     before = state()
-    trainer.first_batch.compare_score([[3, 4, 5]] * 2, [[6, 7], [8, 9, 10]])
-    assert trainer.first_batch.score == ""
+    assert find_differences(policy, trainer.acceleration, trainer._trl_score, trainer.temperature, None) == {}
     assert state() == before
     assert all(torch.equal(value, weights[name]) for name, value in policy.state_dict().items())
-
-
-def test_a_batch_of_empty_completions_decides_nothing(make_trainer):
-    trainer = make_trainer(**FAST)
-    trainer.first_batch.compare_score([[3, 4, 5]], [[]])
-    assert trainer.first_batch.score is None
 
 
 @pytest.mark.parametrize(

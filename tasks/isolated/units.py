@@ -1,5 +1,7 @@
 """Units that an answer may name: those with a value, and things that are counted."""
 
+import re
+from collections import Counter
 from fractions import Fraction
 
 
@@ -88,17 +90,18 @@ battery batteries balloon candle key nail screw bolt rod stick log plank crate b
 paper envelope newspaper magazine poster painting calculator computer phone tablet pool lawn garden farm field acre
 city state country countries town village mountain river lake island star planet lightbulb lamp bulb
 """.split()
-MADE_OF = {"mph": ("mile", "hour"), "kph": ("km", "hour"), "rpm": ("revolution", "minute"), "mpg": ("mile", "gallon")}
-# Words after a number that do not change it.
-REMARKS = {"each", "apiece", "total", "altogether"}
-SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-PERCENT = {r"\%", "%", '"percent'}
+MADE_OF = {"mph": "mile / hour", "kph": "km / hour", "rpm": "revolution / minute", "mpg": "mile / gallon"}
+REMARKS = {"each", "apiece", "total", "altogether"}  # words after a number that do not change it
+PERCENT = {r"\%", "percent", '"percent'}
 CURRENCIES = {r"\$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
 IRREGULAR = {"people": "person", "children": "child", "men": "man", "women": "woman"}
 UNITS = {name: (name, Fraction(1)) for name in (*COUNTED, "revolution")}
 for line in TABLE.split("\n")[1:-1]:
     dimension, size, *names = line.split()
     UNITS |= dict.fromkeys(names, (dimension, Fraction(size)))
+TEMPERATURES = {"coulomb", "farad", "celsius", "fahrenheit"}  # after a degree sign C and F are these
+DEGREES = {*"+-/.(){}", r"\frac"}  # all that may stand before a degree sign, with numbers
+FACTOR = r"(?:(/|per|a|an|each|every) )?(?:(square|sq|cubic|cu) )?([A-Za-z]+)(?: \^ ([23]))?"
 
 
 def known(word: str) -> str | None:
@@ -110,42 +113,51 @@ def known(word: str) -> str | None:
     return None
 
 
-def unit(words: list[str]) -> tuple[Fraction, dict[str, int]] | None:
+def read_unit(words: list[str]) -> tuple[Fraction, Counter] | None:
     r"""
-    Read tokens as one unit, such as `km / h`, `"square "feet` or `"cm ^ 2`.
+    Read words as one unit, such as `km / h`, `square feet` or `cm ^ 2`.
 
     Returns:
-        Its value, and the power of each dimension; `None` if a token is unknown.
+        Its size, and the power of each dimension; `None` if a word is unknown.
     """
-    value, powers = Fraction(1), {}
-    side, power = 1, 1
-    remarks = False
-    words = [word.removeprefix('"') for word in words if word not in ("{", "}", ".", r"\cdot")]
-    while words:
-        word = words.pop(0)
-        if word == "-" or word in REMARKS and not words:
-            remarks = word in REMARKS
-            continue
-        if word in ("/", "per", "a", "an", "each", "every"):
-            side = -1
-            continue
-        if word in ("square", "sq", "cubic", "cu") and words and words[0] != "^":
-            power = 3 if word.startswith("cu") else 2
-            continue
+    text = " ".join(MADE_OF.get(word, word) for word in words)
+    if re.fullmatch(rf"{FACTOR}(?: {FACTOR})*", text) is None:
+        return None
+    size, powers = Fraction(1), Counter()
+    for side, prefix, word, exponent in re.findall(FACTOR, text):
         name = known(word)
-        if name is None:
+        if name is None and word not in REMARKS:
             return None
-        if words[:1] == ["^"]:
-            exponent = "".join(words[1:3] if words[1:2] == ["-"] else words[1:2])
-            if exponent not in ("2", "3", "-1", "-2"):
-                return None
-            power = int(exponent)
-            del words[: len(exponent) + 1]
-        top, bottom = MADE_OF.get(name, (name, None))
-        for part, direction in ((top, side), (bottom, -side)):
-            if part is not None:
-                dimension, size = UNITS[part]
-                value *= size ** (direction * power)
-                powers[dimension] = powers.get(dimension, 0) + direction * power
-        power = 1
-    return (value, powers) if power == 1 and (powers or remarks) else None
+        if name is not None:
+            power = 3 if prefix.startswith("cu") else 2 if prefix else int(exponent or 1)
+            unit, value = UNITS[name]
+            size *= value ** (-power if side else power)
+            powers[unit] += -power if side else power
+    return size, powers
+
+
+def split_unit(tokens: list[str]) -> tuple[list[str], Fraction, Counter]:
+    """
+    Split the tokens of a quantity.
+
+    Returns:
+        The tokens of its value, the size of its unit, and the power of each dimension: none without a unit.
+    """
+    for token in tokens[:2]:
+        if token in CURRENCIES:
+            return [part for part in tokens if part != token], Fraction(1), Counter([CURRENCIES[token]])
+    if tokens and tokens[-1] in PERCENT:
+        return tokens[:-1], Fraction(1), Counter(["percent"])
+    if tokens[-2:] == ["^", r"\circ"] and all(token[0].isdigit() or token in DEGREES for token in tokens[:-2]):
+        return tokens[:-2], Fraction(1), Counter(["angle"])
+    for place in range(1, len(tokens)):
+        word = tokens[place].removeprefix('"')
+        is_unit = len(word) > 1 and tokens[place - 1][0].isdigit() or len(word) > 3 and tokens[place - 1] in "})"
+        if word.isalpha() and (word != tokens[place] or is_unit):
+            unit = read_unit([token.removeprefix('"') for token in tokens[place:]])
+            if unit is None:
+                break
+            if TEMPERATURES & unit[1].keys() and tokens[place - 2 : place] == ["^", r"\circ"]:
+                place -= 2
+            return tokens[:place], *unit
+    return tokens, Fraction(1), Counter()
