@@ -103,7 +103,8 @@ class HeldOut:
         """
         if self.split == "train":
             return min(len(self.rows), self.config.get("train_rows") or len(self.rows))
-        if type(self.task).__module__.startswith("trl_prorl"):
+        members = getattr(self.task, "members", {"": self.task}).values()  # of a mixture
+        if all(type(task).__module__.startswith("trl_prorl.") for task in members):
             return None
         try:
             rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)
@@ -323,6 +324,7 @@ def held_out_model(args) -> HeldOut:
         raise InputError(f"--model {args.model} does not name the model that it was trained from: add --base NAME")
     out = args.out or default_folder(args.model)
     out.mkdir(parents=True, exist_ok=True)
+    check_contents(out)
     return HeldOut(
         out,
         args.split,

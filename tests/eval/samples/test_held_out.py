@@ -22,6 +22,8 @@ from trl_prorl.eval.samples.held_out import HeldOut, plan
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.tasks.mixture import Mixture
+from trl_prorl.tasks.sorting import Sorting
 
 
 @pytest.fixture
@@ -188,6 +190,21 @@ def test_prompts_of_the_training_split_are_counted_as_trained_on(run_dir):
     evaluation.config["train_rows"] = 4
     assert evaluation._count_in_training() == 4
     assert HeldOut(run_dir, "test", 6).in_training is None
+
+
+def test_prompts_of_a_users_task_are_counted_in_a_mixture(run_dir, monkeypatch):
+    """Its test rows are training rows."""
+
+    class Same(Sorting):
+        def rows(self, split, n, seed=0):
+            return super().rows("train", n, seed)
+
+    mixture = Mixture({"sorting": 1})
+    mixture.members["sorting"] = Same()
+    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda name, **options: mixture)
+    path = run_dir / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"train_rows": 6}))
+    assert HeldOut(run_dir, "test", 6).in_training == 6
 
 
 def test_names_of_tasks():
