@@ -294,3 +294,15 @@ def test_rows_with_images_are_not_evaluated_as_text(form):
     rows = {"prompt": [texts, images]} if form == "message" else {"prompt": ["a", "b"], "image": [None, "b.png"]}
     with pytest.raises(InputError, match="images"):
         OwnRows(Dataset.from_dict(rows), lambda completion, row: True)
+
+
+def test_a_tokenizer_that_pads_names_the_same_samples_before_and_after_a_call(run_dir):
+    """transformers switches the padding of a tokenizer.json off in a call."""
+    file = run_dir / "tokenizer.json"
+    padding = {"strategy": "BatchLongest", "direction": "Left", "pad_to_multiple_of": None}
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"padding": padding}))
+    evaluation = HeldOut(run_dir, "test", 2)
+    before = evaluation.store(evaluation.base, evaluation.sampling).file
+    evaluation.samples(evaluation.base, 1)
+    assert evaluation.store(evaluation.base, evaluation.sampling).file == before
