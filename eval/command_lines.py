@@ -111,6 +111,10 @@ def passk(argv=None) -> argparse.Namespace:
     args.k = sizes(args.k, args.n)
     if (args.runs is None) == (args.model is None):
         raise InputError("give --run RUN, or --model MODEL with --task TASK")
+    of_run = args.checkpoints or args.others
+    of_model = args.base or args.task or args.out
+    if of_run if args.runs is None else of_model:
+        raise InputError("--checkpoints and --others need --run; --base, --task and --out need --model")
     args.runs = find_runs(args.runs) if args.runs else []
     return args
 

@@ -25,7 +25,7 @@ KEYS = {
     "save_steps": 2,
     "logging_steps": 1,
 }
-MEASURED = ("grad_norm", "reward", "kl", "entropy")
+MEASURED = ("loss", "grad_norm", "reward", "kl", "entropy")
 make_state = AcceleratorState.__init__
 
 

@@ -282,6 +282,23 @@ class Reweigh(TrainerCallback):
         self.trainer.reward_weights = torch.tensor([0.0, 1.0])
 
 
+class OwnLoss:
+    """Has a loss of its own, without TRL's."""
+
+    def compute_loss(self, model, inputs, *others, **named):
+        return model(inputs["prompt_ids"]).logits.square().mean()
+
+
+def test_a_trainer_with_a_loss_of_its_own_evaluates(make_trainer):
+    evaluated = {"per_device_eval_batch_size": 4, "trainer_kwargs": QUESTIONS}
+    metrics, control = (
+        make_trainer(of(OwnLoss, cls), reward=constant(0.25), **evaluated).evaluate()
+        for cls in (ProRLTrainer, GRPOTrainer)
+    )
+    assert metrics["eval_loss"] == control["eval_loss"] > 0.0
+    assert metrics["eval_reward"] == control["eval_reward"] == 0.25
+
+
 def test_weights_that_a_callback_sets_count_everywhere(make_trainer):
     """In the evaluation, and in the choice of groups to replace: the function of weight 1 is constant."""
     evaluated = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}

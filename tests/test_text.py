@@ -15,16 +15,17 @@ from trl_prorl.eval.pages.page import Section, to_html
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.hub.card import model_card
 from trl_prorl.run.provenance import passk_command
-from trl_prorl.text import shell_quote, shell_words, visible, without_html
+from trl_prorl.text import plain_markdown, shell_quote, shell_words, visible
 
 
 EVIL = "\x1b[31mred\x1b]0;title\x07 <img src=x onerror=alert(1)> [bold]b[/bold] a|b \u202egnp"
 
 
 @given(st.text(max_size=60))
+@example("<script")
 def test_nothing_that_acts_is_left(text):
     assert not re.search("[\x00-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]", visible(text))
-    html = MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(without_html(visible(text)))
+    html = MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(plain_markdown(text))
     tags = set(re.findall(r"</?([a-zA-Z]\w*)", html))
     assert tags <= set("p em strong code pre h1 h2 h3 h4 h5 h6 ul ol li hr s a img blockquote".split())
     assert "<script" not in html

@@ -25,6 +25,7 @@ from .kl import completion_mask, zero_masked
 from .pass_at_k import as_verdict, pass_at_k
 from .rollout import RolloutResult, groups_without_signal, weighted_sum
 from .run.meter import Means, StageTimer
+from .run.record import MetricReader
 from .text import last_text
 
 
@@ -177,11 +178,11 @@ class EvaluationMixin:
         """Add TRL's metrics, with rewards and entropy over all rows, pass@k, and the share of training prompts."""
         self._evaluated = []
         self._entropies = []
+        trl_metrics = MetricReader(self._metrics["eval"])
+        trl_metrics.read(Means())  # of a `predict`, which logs nothing
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         means = Means()
-        for name, values in self._metrics["eval"].items():
-            for value in values:
-                means.add(name, float(value))
+        trl_metrics.read(means)
         measured = means.values_by_name() | self._measure_evaluation(dataloader.dataset)
         share = self.share_in_training(dataloader.dataset)
         if share:
@@ -204,15 +205,18 @@ class EvaluationMixin:
         group_size = self.num_generations_eval
         # With several processes the last batch is filled with prompts from the beginning, which must not count twice.
         end = len(dataset) * group_size if has_length(dataset) else None
-        rewards = torch.cat([result.rewards.cpu() for result in self._evaluated])[:end]
         correct = [verdict for result in self._evaluated for verdict in result.correct][:end]
         tasks = [task for result in self._evaluated for task in result.tasks][:end]
-        measured = measure_rewards(
-            rewards, self.reward_func_names, self.reward_weights, group_size, self.multi_objective_aggregation
-        )
-        sums, tokens = torch.cat(self._entropies, dim=1)[:, :end].double().sum(dim=1).tolist()
-        if tokens:
-            measured["entropy"] = sums / tokens
+        measured = {}
+        if self._evaluated:
+            rewards = torch.cat([result.rewards.cpu() for result in self._evaluated])[:end]
+            measured = measure_rewards(
+                rewards, self.reward_func_names, self.reward_weights, group_size, self.multi_objective_aggregation
+            )
+        if self._entropies:  # a subclass may have a loss of its own
+            sums, tokens = torch.cat(self._entropies, dim=1)[:, :end].double().sum(dim=1).tolist()
+            if tokens:
+                measured["entropy"] = sums / tokens
         return measured | measure_pass_at_k(correct, tasks, group_size)
 
     def _determine_best_metric(self, metrics, trial):

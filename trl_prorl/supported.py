@@ -111,8 +111,6 @@ LOSS_TYPES = {
     "cispo": Loss("window", clipped=False),
     "vespo": Loss("window", clipped=False),
 }
-# Means over the tokens of a batch; the others are means over its completions.
-TOKEN_LOSSES = tuple(name for name, loss in LOSS_TYPES.items() if loss.aggregation in ("batch_mean", "window"))
 CLIPPED_LOSSES = tuple(name for name, loss in LOSS_TYPES.items() if loss.clipped)
 IMPORTANCE_LEVELS = ("token", "sequence")
 KL_ESTIMATORS = ("k1", "k2", "k3")

@@ -16,10 +16,6 @@ _CONTROL = re.compile(
 )
 # Markdown's special characters. `_` within a word has no effect; `:`, `@` and `www.` make links without brackets.
 _MARKS = re.compile(r"([\\`*{}\[\]<>&#|!~$:@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.)", re.IGNORECASE)
-_CODE_BLOCK = re.compile(r"(`{3,})[^`\n]*\n.*\n\1", re.DOTALL)
-# As CommonMark reads a line: what a backslash escapes, code, backticks that begin none, and what begins a tag, an
-# entity or the target of a link.
-_INLINE = re.compile(r"\\.|(`+)(?!`).+?(?<!`)\1(?!`)|`+|(?P<acting>[<&]|\](?=[(:]))")
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's names of licences: apache-2.0, mit, other
 
 
@@ -90,15 +86,6 @@ def code_block(text: str, language: str = "") -> str:
 
 def _fence(text: str, least: int) -> str:
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
-
-
-def without_html(markdown: str) -> str:
-    """
-    Escape tags, entities, links and pictures outside code. The Markdown is a block of code, or independent lines.
-    """
-    if _CODE_BLOCK.fullmatch(markdown):
-        return markdown
-    return _INLINE.sub(lambda piece: f"\\{piece[0]}" if piece["acting"] else piece[0], markdown)
 
 
 def cut(text: str, most: int = 200) -> str:

@@ -147,7 +147,10 @@ class Frame:
         titles = {}
         for run in first:
             words = [setting(key, value_of(run, key)) for key in keys if value_of(run, key) is not None]
-            titles.setdefault(run.ground, ", ".join(words))
+            title = ", ".join(words)
+            if title in titles.values():  # models of the same name in two folders
+                title += f" ({len(titles) + 1})"
+            titles.setdefault(run.ground, title)
         grounds = {}
         for group, run in zip(self.groups, first, strict=True):
             grounds.setdefault(titles[run.ground], []).append(group)

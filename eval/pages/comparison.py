@@ -106,8 +106,8 @@ def limits(runs: list[RecordedRun]) -> list[str]:
             lines.append(f"{run.name} was not evaluated only on held-out prompts{training_note(run.passk)}.")
         if run.has_old_scores:
             lines.append(f"{run.name}: its scores are not those of the finished run; evaluate it again.")
-    for key in ("grader", "dtype", "split"):
-        if len({run.passk.get(key) for run in runs if run.passk}) > 1:
+    for key in ("grader", "dtype", "split", "chat_template_kwargs"):
+        if len({repr(run.passk.get(key)) for run in runs if run.passk}) > 1:
             lines.append(f"The runs were evaluated with different values of {key}: evaluate them again.")
     steps = {run.last_step for run in runs}
     if len(steps) > 1:

@@ -95,6 +95,10 @@ class HeldOut:
         source = folder if (folder / "tokenizer_config.json").is_file() else self.config["model_name_or_path"]
         self.tokenizer = load_tokenizer(source)
         self.processor = load_processor(source, self.tokenizer)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        template = (self.processor or self.tokenizer).chat_template
+        # As loaded: a call switches padding and truncation off.
+        self.tokenization = [backend and backend.to_str(), template, self.tokenizer.eos_token_id]
 
     def _count_in_training(self) -> int | None:
         """
@@ -103,7 +107,8 @@ class HeldOut:
         """
         if self.split == "train":
             return min(len(self.rows), self.config.get("train_rows") or len(self.rows))
-        if type(self.task).__module__.startswith("trl_prorl"):
+        members = getattr(self.task, "members", {"": self.task}).values()  # of a mixture
+        if all(type(task).__module__.startswith("trl_prorl.") for task in members):
             return None
         try:
             rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)
@@ -113,12 +118,10 @@ class HeldOut:
 
     def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
         """Return the store of a model's samples."""
-        processing_class = self.processor or self.tokenizer
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
         settings = {
             "model": identity(point.folder, self.config),
             "dtype": self._dtype(),
-            "tokenizer": [backend and backend.to_str(), processing_class.chat_template, self.tokenizer.eos_token_id],
+            "tokenizer": self.tokenization,
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
@@ -323,6 +326,7 @@ def held_out_model(args) -> HeldOut:
         raise InputError(f"--model {args.model} does not name the model that it was trained from: add --base NAME")
     out = args.out or default_folder(args.model)
     out.mkdir(parents=True, exist_ok=True)
+    check_contents(out)
     return HeldOut(
         out,
         args.split,

@@ -1,5 +1,6 @@
 """The models of a run: base, checkpoints and final model; the identity of their weights; loading them."""
 
+import filecmp
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -85,8 +86,10 @@ def with_base_model(run_dir: Path, config: dict) -> dict:
     elif Path(name).is_dir():
         check_contents(name)
         weights = fingerprint(name)
-    if weights is not None and noted.get("sha256") not in (None, weights):
-        raise InputError(f"'{run_dir}' started from other weights than those of {name} now (SHA-256 in env.json)")
+    if noted.get("sha256") not in (None, weights):  # without such a folder, the name may be one on the Hub
+        raise InputError(
+            f"'{run_dir}' started from other weights than those of {name} here and now (SHA-256 in env.json)"
+        )
     return config | base
 
 
@@ -102,9 +105,18 @@ def last_step(run_dir: Path) -> int | None:
 
 
 def trained_point(run_dir: Path) -> Point:
-    """Return the trained model of a run, with the step that was saved with it, else the last in `metrics.jsonl`."""
+    """
+    Return the trained model of a run. Its step is that of the checkpoint with the same weights (the best one, or one
+    that was copied), else the one that was saved with it, else the last in `metrics.jsonl`.
+    """
     check_trained_model(run_dir)
-    step = saved_step(run_dir)
+    names = [file.name for file in weight_files(run_dir)]
+    same = [
+        step
+        for path, step in steps_of(run_dir).items()
+        if names and filecmp.cmpfiles(path, run_dir, names, shallow=False)[0] == names
+    ]
+    step = max(same, default=saved_step(run_dir))
     return Point("trained", last_step(run_dir) if step is None else step, run_dir)
 
 

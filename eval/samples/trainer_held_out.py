@@ -153,7 +153,9 @@ class TrainerHeldOut(HeldOut):
         """Raise `InputError` for a model that was loaded from its own folder, not from the one that it began with."""
         before = dict(base.named_parameters())
         after = dict(self.policy.named_parameters())
-        if all(torch.equal(before[name].to(after[name]), after[name]) for name in after):
+        if before.keys() == after.keys() and all(
+            torch.equal(before[name].to(after[name]), after[name]) for name in after
+        ):
             name = self.config["model_name_or_path"]
             raise InputError(
                 f"the model has the weights of {name}, from which it was loaded, so there is no other to compare it "

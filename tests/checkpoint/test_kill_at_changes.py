@@ -134,7 +134,7 @@ class Trials:
         out = self.folder / "run"
         self.killed += not self.train("run", **kill)
         had = complete(self.folder)
-        lost = self.newest_at(**kill) - had
+        lost = self.newest_named() - had if "killed_at" in kill else set()
         if way == 0:
             self.train("run", killed_at=1 + sum(kill.values()) * 7 % 40, resume=self.way_on(way))
         self.train("run", resume=self.way_on(way))
@@ -153,10 +153,11 @@ class Trials:
             shutil.rmtree(path)
         return found
 
-    def newest_at(self, killed_at=0, **others):
-        """The step of the newest checkpoint that had its name when a run was killed at a change."""
-        named = [re.fullmatch(r"os.rename _writing-(\d+)/checkpoint-\d+", change) for change in self.changes]
-        steps = [int(match[1]) for match in named[: max(0, killed_at - 1)] if match]
+    def newest_named(self):
+        """The step of the newest checkpoint that had its name when the run was killed, at its last change."""
+        changes = Path(self.spec["changes"]).read_text().splitlines()[:-1]
+        named = [re.fullmatch(r"os.rename _writing-(\d+)/checkpoint-\d+", change) for change in changes]
+        steps = [int(match[1]) for match in named if match]
         return set(steps[-1:])
 
     def way_on(self, way):

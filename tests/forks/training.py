@@ -49,12 +49,14 @@ def build(model, out, lora, prompts, keys, **given):
 class Changes:
     """
     Counts what this process changes in a folder, or beside it under names that begin as the folder's, from now on; at
-    the `last` of these changes the process is killed. A file that it would open to write is then there, and empty.
+    the `last` of these changes the process is killed, and `log` has them. A file that it would open to write is then
+    there, and empty.
     """
 
-    def __init__(self, folder, last=None):
+    def __init__(self, folder, last, log):
         self.folder = folder
         self.last = last
+        self.log = log
         self.seen = []
         sys.addaudithook(self.hook)
 
@@ -78,7 +80,11 @@ class Changes:
         if len(self.seen) == self.last:
             if event == "open":
                 os.close(os.open(path, others[1], 0o666))
+            self.write()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(self):
+        Path(self.log).write_text("\n".join(self.seen))
 
 
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
@@ -132,7 +138,7 @@ def wait_in_save(trainer, step, signals):
 
 
 def train(spec):
-    changes = Changes(spec["out"], spec["killed_at"]) if "killed_at" in spec else None
+    changes = Changes(spec["out"], spec["killed_at"], spec["changes"]) if "killed_at" in spec else None
     trainer = build(spec["model"], spec["out"], spec["lora"], spec["prompts"], spec["keys"])
     for key, act in (("kill_at_step", kill), ("hold_at_step", hold)):
         if key in spec:
@@ -146,4 +152,4 @@ def train(spec):
     if trainer.args.push_to_hub:
         trainer._finish_current_push()
     if changes is not None and trainer.is_world_process_zero():
-        Path(spec["changes"]).write_text("\n".join(changes.seen))
+        changes.write()

@@ -149,6 +149,20 @@ def test_the_rewards_of_an_evaluation_are_means_over_its_rows(make_trainer):
         assert metrics[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
 
 
+def test_an_evaluation_after_a_prediction_has_its_own_means(make_trainer):
+    """`predict` logs nothing, so its values are still in TRL's lists."""
+    numbers = iter([1.0, 0.0])
+
+    def reward(completions, log_metric, **columns):
+        log_metric("number", next(numbers))
+        return [0.0 for _ in completions]
+
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]]})
+    trainer = make_trainer(reward=reward, num_generations=2, per_device_eval_batch_size=2)
+    assert trainer.predict(rows).metrics["test_number"] == 1.0
+    assert trainer.evaluate(rows)["eval_number"] == 0.0
+
+
 def test_the_log_of_unequal_batches_has_trl_s_numbers(run):
     keys = UNEQUAL | {"beta": 0.1}
     ours = run(**keys)

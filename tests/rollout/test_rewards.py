@@ -47,6 +47,7 @@ def test_what_trl_takes_is_passed_on(returned):
         ([1.0, 0.5, 0.0], "returned 3 rewards"),
         (1.0, "'mine' raised TypeError"),
         (None, "'mine' raised TypeError"),
+        ({0: 1.0, 1: 0.5}, "'mine' raised TypeError"),  # a list of it has its keys
         ([1.0, "half"], "returned 'half', .* for the prompt 'second'"),
         ([[1.0], 1.0], r"returned \[1.0\], .* for the prompt 'first'"),
         ([1.0, math.nan], "returned nan for the prompt 'second'.*nonfinite: skip"),

@@ -48,7 +48,5 @@ LENGTH_REWARDS: dict[str, Callable[[Any, int], Callable]] = {
     "target": target_length_reward,
     "overlong": overlong_length_reward,
 }
-# `__name__` of these functions, and so their names in TRL's logs.
-LENGTH_NAMES = "cosine_length", "target_length", "soft_overlong_punishment_reward"
 # Required keys: a length of at most `max_completion_length`.
 NEEDED_LENGTHS = {"target": "length_target", "overlong": "length_margin"}

@@ -53,7 +53,7 @@ class Acceleration:
         """
         args = trainer.args
         listed = partial(listing_obstacle, policy)
-        packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, policy, listed))
+        packing = choose(args, "pack_groups", partial(find_packing_obstacle, trainer, listed))
         generation = choose(args, "compact_generation", partial(find_generation_obstacle, trainer, policy, listed))
         on_cuda = trainer.accelerator.device.type == "cuda"
         reasons = {
@@ -131,7 +131,7 @@ def make_choice(args, key: str, obstacle: str | None) -> Choice:
 Listed = Callable[[str], str | None]
 
 
-def find_packing_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:
+def find_packing_obstacle(trainer, listed: Listed) -> str | None:
     """Return why groups cannot be packed, or `None`. `listed` is [`listing_obstacle`] of an acceleration."""
     if has_images(trainer):
         return "the prompts have images."

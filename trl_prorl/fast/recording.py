@@ -179,13 +179,6 @@ def row_size(number: int) -> int:
     return 2 ** (number - 1).bit_length()
 
 
-def full_size(number: int) -> int:
-    """Return the largest number of rows, at most `number`, for which recordings are made; 0 if there is none."""
-    if number > TILE:
-        return number - number % TILE
-    return 2 ** (number.bit_length() - 1) if number else 0
-
-
 def smaller_size(number: int) -> int:
     """Return the rows of a batch with `number` unfinished ones: 8, 16, 24, 32, 48, 64, 96, …"""
     power = 2 ** (number - 1).bit_length()

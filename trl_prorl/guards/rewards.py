@@ -131,7 +131,7 @@ class RewardGuard:
     def call(self, columns: dict[str, Any]) -> list[float | None]:
         prompts = columns["prompts"]
         try:
-            rewards = call_within(self.seconds, lambda: list(self.function(**columns)))  # it may be a generator
+            rewards = call_within(self.seconds, lambda: as_list(self.function(**columns)))
         except DeadlineExceeded as error:
             raise self._too_late(prompts) from error
         except Exception as error:
@@ -143,7 +143,7 @@ class RewardGuard:
         limit = asyncio.timeout(self.seconds)
         try:
             async with limit:
-                rewards = list(await self.function(**columns))
+                rewards = as_list(await self.function(**columns))
         except Exception as error:
             if limit.expired():  # else a TimeoutError is the function's own
                 raise self._too_late(prompts) from error
@@ -187,6 +187,13 @@ class RewardGuard:
         else:
             rows = f"the prompt {quoted(prompts[row])}"
         return f"reward function {self.name!r} {problem} for {rows}."
+
+
+def as_list(rewards: Any) -> list:
+    """Return rewards as a list, also of a generator. Raises `TypeError` for a dict, whose list has its keys."""
+    if isinstance(rewards, dict):
+        raise TypeError("a reward function returns a list, not a dict")
+    return list(rewards)
 
 
 def find_place(error: Exception, function: Callable) -> str:

@@ -118,6 +118,12 @@ def test_what_a_comparison_does_not_show_is_named(evaluated):
     assert noted([longer], "held-out", "steps") == [False, False]
 
 
+def test_prompts_that_were_given_in_another_form_are_named(evaluated):
+    thinks, plain = (evaluated(name, [1, 2], chat_template_kwargs={"thinks": name == "a"}) for name in "ab")
+    assert noted([thinks, plain], "chat_template_kwargs") == [True]
+    assert noted([plain, plain], "chat_template_kwargs") == [False]
+
+
 @pytest.mark.parametrize(
     ("measured", "is_old"),
     [

@@ -2,6 +2,7 @@ import pytest
 
 from trl_prorl.cli.variants import VARIANTS
 from trl_prorl.eval.analysis.configurations import common_name, group_labels, repetitions
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.run_folder.run import base_family
 
 
@@ -112,3 +113,8 @@ def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
 )
 def test_what_the_folders_of_seeds_have_in_common(names, common):
     assert common_name(names) == common
+
+
+def test_models_of_the_same_name_in_two_folders_are_two_grounds(read_run):
+    runs = [read_run("plain", seed, config={"model_name_or_path": f"{folder}/m"}) for seed, folder in enumerate("aba")]
+    assert [len(groups) for groups in Frame(runs).grounds.values()] == [1, 1]

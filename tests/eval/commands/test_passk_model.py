@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from peft import PeftModel
 from tiny_run import load_with_new_adapter
+from torch.nn import Parameter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import embedded_model, evaluate
@@ -85,6 +87,15 @@ def test_a_full_model_is_not_compared_with_itself(saved, tmp_path, monkeypatch):
     assert evaluate(trained, rows, lambda *_: True, **asked)["base"]["pass@1"] == 1.0
 
 
+def test_a_full_model_with_another_head_than_its_base_is_measured(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained = AutoModelForCausalLM.from_pretrained(saved[1])
+    trained.register_parameter("value_head", Parameter(torch.zeros(1)))
+    rows = get_task("reverse_digits", level=2).rows("test", 2)
+    asked = {"n": 1, "greedy": False, "max_new_tokens": 2}
+    assert evaluate(trained, rows, lambda *_: True, **asked)["base"]["pass@1"] == 1.0
+
+
 QUICK = ["--task", "reverse_digits@2", "--prompts", "2", "--n", "1", "--max-new-tokens", "2", "--no-greedy"]
 
 
@@ -99,6 +110,17 @@ def test_a_result_lies_in_a_folder_that_the_command_makes(saved, tmp_path, monke
     assert Path("passk", "adapter", "passk.json").is_file()
     after = {path for path in tmp_path.rglob("*") if path.is_file() and "passk" not in path.parent.parts}
     assert {path: path.stat().st_mtime_ns for path in after} == before
+
+
+def test_nothing_is_written_through_a_link_in_the_folder_of_a_result(saved, tmp_path, capsys):
+    out = tmp_path / "out"
+    mine = tmp_path / "mine"
+    out.mkdir()
+    mine.mkdir()
+    (out / "samples").symlink_to(mine)
+    assert passk.main(["--model", str(saved[0] / "adapter"), *QUICK, "--out", str(out)]) == 2
+    assert str(mine) in capsys.readouterr().err
+    assert not list(mine.iterdir())
 
 
 def test_the_default_folder_of_a_result_is_no_model_s(saved, tmp_path, monkeypatch, capsys):
@@ -120,6 +142,9 @@ def test_the_default_folder_of_a_result_is_no_model_s(saved, tmp_path, monkeypat
         (["--model", "MERGED"], "--base"),
         (["--model", "EMPTY"], "config.json"),
         ([], "--run RUN, or --model"),
+        (["--run", "RUN"], "--task"),  # the run has its own
+        (["--model", "MERGED", "--base", "NAME", "--checkpoints", "all"], "--checkpoints"),
+        (["--model", "MERGED", "--base", "NAME", "--others", "sorting"], "--others"),
     ],
 )
 def test_wrong_words_end_in_one_line(saved, tmp_path, monkeypatch, capsys, words, said):

@@ -41,6 +41,8 @@ def test_a_base_model_with_other_weights_is_refused(project):
     (folder / "model.safetensors").write_bytes(b"others")
     with pytest.raises(InputError, match="other weights"):
         with_base_model(run, config)
+    with pytest.raises(InputError, match="other weights"):  # a folder's name that is one on the Hub, too
+        with_base_model(run, {"model_name_or_path": "embedded/7b"})
 
 
 def test_the_hubs_commit_that_the_run_began_from(project):

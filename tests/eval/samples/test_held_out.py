@@ -22,6 +22,8 @@ from trl_prorl.eval.samples.held_out import HeldOut, plan
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.tasks.mixture import Mixture
+from trl_prorl.tasks.sorting import Sorting
 
 
 @pytest.fixture
@@ -190,6 +192,21 @@ def test_prompts_of_the_training_split_are_counted_as_trained_on(run_dir):
     assert HeldOut(run_dir, "test", 6).in_training is None
 
 
+def test_prompts_of_a_users_task_are_counted_in_a_mixture(run_dir, monkeypatch):
+    """Its test rows are training rows."""
+
+    class Same(Sorting):
+        def rows(self, split, n, seed=0):
+            return super().rows("train", n, seed)
+
+    mixture = Mixture({"sorting": 1})
+    mixture.members["sorting"] = Same()
+    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda name, **options: mixture)
+    path = run_dir / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"train_rows": 6}))
+    assert HeldOut(run_dir, "test", 6).in_training == 6
+
+
 def test_names_of_tasks():
     assert TaskName.parse("parity@2") == TaskName("parity", 2)
     assert TaskName.parse("gsm8k=/some/where") == TaskName("gsm8k", path="/some/where")
@@ -277,3 +294,15 @@ def test_rows_with_images_are_not_evaluated_as_text(form):
     rows = {"prompt": [texts, images]} if form == "message" else {"prompt": ["a", "b"], "image": [None, "b.png"]}
     with pytest.raises(InputError, match="images"):
         OwnRows(Dataset.from_dict(rows), lambda completion, row: True)
+
+
+def test_a_tokenizer_that_pads_names_the_same_samples_before_and_after_a_call(run_dir):
+    """transformers switches the padding of a tokenizer.json off in a call."""
+    file = run_dir / "tokenizer.json"
+    padding = {"strategy": "BatchLongest", "direction": "Left", "pad_to_multiple_of": None}
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"padding": padding}))
+    evaluation = HeldOut(run_dir, "test", 2)
+    before = evaluation.store(evaluation.base, evaluation.sampling).file
+    evaluation.samples(evaluation.base, 1)
+    assert evaluation.store(evaluation.base, evaluation.sampling).file == before

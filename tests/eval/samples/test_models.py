@@ -1,4 +1,5 @@
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -85,3 +86,14 @@ def test_a_run_that_was_resumed_and_killed_left_the_weights_of_its_first_end(run
     for step in (None, "80", True):
         write_run_id(run_dir, "1", step)
         assert trained_point(run_dir).step == 150
+
+
+def test_weights_that_were_copied_from_a_checkpoint_have_its_step(run_dir, add_checkpoints):
+    """The run was killed at step 25, or ended there; its best checkpoint, the first, is what it left."""
+    add_checkpoints(run_dir, 8, 20)
+    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 25}) + "\n")
+    shutil.copy(run_dir / "checkpoint-8" / "adapter_model.safetensors", run_dir)
+    for noted in (None, 25):
+        write_run_id(run_dir, "1", noted)
+        assert trained_point(run_dir).step == 8
+        assert [point.step for point in checkpoint_points(run_dir, ["all"])] == [20]
