@@ -358,3 +358,13 @@ def test_functions_that_score_with_the_trainer_get_trls_scores(run, keys):
     reward.batch_verifier = verifier
     run(reward=reward, reuse_old_logps=True, max_steps=2, trainer_kwargs={"rollout_func": rollout}, **keys)
     assert {"rollout", "reward", "verifier"} <= set(seen[1:])
+
+
+def test_a_reward_is_called_without_prompts():
+    """As TRL's own reward of an environment may be, for its environments alone."""
+    guarded = guard_reward(
+        lambda environments, **columns: [env / 2 for env in environments], "get_reward", None, "stop"
+    )
+    assert guarded(environments=[1, 2]) == [0.5, 1.0]
+    with pytest.raises(RewardError, match="get_reward.*TypeError"):
+        guarded(environments=[None])

@@ -129,7 +129,7 @@ class RewardGuard:
     training: Callable[[], bool]
 
     def call(self, columns: dict[str, Any]) -> list[float | None]:
-        prompts = columns["prompts"]
+        prompts = columns.get("prompts", [])  # a script may call it for environments alone
         try:
             rewards = call_within(self.seconds, lambda: as_list(self.function(**columns)))
         except DeadlineExceeded as error:
@@ -139,7 +139,7 @@ class RewardGuard:
         return self._check(rewards, prompts)
 
     async def call_async(self, columns: dict[str, Any]) -> list[float | None]:
-        prompts = columns["prompts"]
+        prompts = columns.get("prompts", [])  # a script may call it for environments alone
         limit = asyncio.timeout(self.seconds)
         try:
             async with limit:
@@ -151,7 +151,7 @@ class RewardGuard:
         return self._check(rewards, prompts)
 
     def _check(self, rewards: list, prompts: list) -> list[float | None]:
-        if len(rewards) != len(prompts):
+        if prompts and len(rewards) != len(prompts):
             problem = f"returned {len(rewards)} rewards instead of {len(prompts)}, one per completion,"
             raise RewardError(self._describe(problem, prompts))
         return [self._check_one(reward, prompts, row) for row, reward in enumerate(rewards)]
@@ -182,6 +182,8 @@ class RewardGuard:
         return RewardError(self._describe(problem, prompts, row if row in range(len(prompts)) else None))
 
     def _describe(self, problem: str, prompts: list, row: int | None = None) -> str:
+        if not prompts:
+            return f"reward function {self.name!r} {problem}."
         if row is None:
             rows = f"a batch of {len(prompts)} prompts starting with {quoted(prompts[0])}"
         else:
