@@ -299,6 +299,15 @@ def test_a_trainer_with_a_loss_of_its_own_evaluates(make_trainer):
     assert metrics["eval_reward"] == control["eval_reward"] == 0.25
 
 
+@pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
+def test_outputs_of_a_loss_are_refused(make_trainer, cls):
+    trainer = make_trainer(cls, max_steps=1)
+    trainer.model.eval()
+    inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    with pytest.raises(ValueError, match="outputs"):
+        trainer.compute_loss(trainer.model, inputs, return_outputs=True)
+
+
 def test_weights_that_a_callback_sets_count_everywhere(make_trainer):
     """In the evaluation, and in the choice of groups to replace: the function of weight 1 is constant."""
     evaluated = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}

@@ -637,7 +637,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         sampler_logps = self._take_sampler_logps(inputs)  # (B, T), if another model than π has sampled
         policy_pass = self._plan_policy_pass(inputs)  # rows that π computes, (R,)
 
-        policy_loss = self._compute_trl_loss(policy_pass, model, inputs)  # Σ w · policy − c · H, and TRL's own KL
+        # Σ w · policy − c · H, and TRL's own KL
+        policy_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs)
         logps = policy_pass.logps  # log π, (B, T)
         if training and args.old_logps_source == "first_pass":
             inputs.setdefault(OldPolicyAnchor.column, logps.detach())  # log π_old of the next passes, (B, T)
@@ -721,7 +722,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         plan_key = inputs["completion_mask"] if rows is None else rows
         return PolicyPass(completion_mask(inputs), rows, plan_key, fill, leaves_kl=self.args.adds_penalty)
 
-    def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs) -> torch.Tensor:
+    def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs, return_outputs: bool) -> torch.Tensor:
         """Call TRL's method. It asks for the policy's log-probabilities, which `policy_pass` keeps."""
         self._note_metrics()
         if self.args.loss_mode == "no_ratio":
@@ -731,7 +732,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             inputs = dict(inputs)
             policy_pass.batch = inputs
         with self._calling(policy_pass):
-            return super().compute_loss(model, inputs)
+            return super().compute_loss(model, inputs, return_outputs)  # TRL refuses outputs
 
     def _apply_trust_region(self, policy_pass: PolicyPass) -> None:
         """Set the advantages of tokens outside the region to 0. TRL reads them after it has called the policy."""

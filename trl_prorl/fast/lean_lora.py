@@ -3,8 +3,7 @@ LoRA around a linear layer: x·W' + b + s·(x·A')·B' in the dtype of the produ
 autocast PEFT casts every layer's input to fp32 and back, and keeps both.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 from peft.tuners.lora.layer import Linear
@@ -97,12 +96,3 @@ def use_lean_layers(policy: nn.Module) -> list[Linear]:
 def restore_layers(layers: Iterable[Linear]) -> None:
     for layer in layers:
         layer.__class__ = Linear
-
-
-@contextmanager
-def lean_layers(policy: nn.Module) -> Iterator[None]:
-    layers = use_lean_layers(policy)
-    try:
-        yield
-    finally:
-        restore_layers(layers)

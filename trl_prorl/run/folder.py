@@ -411,24 +411,3 @@ def first_of_processes(value: Any) -> Any:
     from accelerate.utils import gather_object  # as in `on_main_process`
 
     return next((gathered for gathered in gather_object([value]) if gathered is not None), None)
-
-
-@contextmanager
-def exclusive(path: Path, busy: str) -> Iterator[None]:
-    """
-    Lock a path by the file `.NAME.lock` next to it, or print `busy` and wait. Locks nothing without write permission
-    or locks in the file system.
-    """
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
-    except Timeout:
-        print(busy, flush=True)
-        lock.acquire()
-    except OSError:
-        pass
-    try:
-        yield
-    finally:
-        lock.release()
