@@ -27,7 +27,7 @@ from trl_prorl import ProRLTrainer
 from trl_prorl.cli.prompts import pad_left
 from trl_prorl.fast import recording
 from trl_prorl.fast.compact import compact_sample
-from trl_prorl.fast.lean_lora import LeanLinear, lean_layers
+from trl_prorl.fast.lean_lora import LeanLinear, restore_layers, use_lean_layers
 from trl_prorl.fast.prefix import layout, prefix_attention
 from trl_prorl.fast.recording import Recordings
 
@@ -188,9 +188,10 @@ def lean_layers_are_peft_s():
     for mixed, bounds in ((False, {"atol": 1e-4, "rtol": 1e-5}), (True, {"atol": 0.2, "rtol": 0.05})):
         theirs = results(mixed)
         theirs_copied = len(copies)
-        with lean_layers(model):
-            assert any(isinstance(layer, LeanLinear) for layer in model.modules())
-            mine = results(mixed)
+        layers = use_lean_layers(model)
+        assert any(isinstance(layer, LeanLinear) for layer in model.modules())
+        mine = results(mixed)
+        restore_layers(layers)
         torch.testing.assert_close(mine, theirs, **bounds)
         assert len(copies) < theirs_copied or not mixed
 
