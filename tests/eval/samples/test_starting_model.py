@@ -11,8 +11,8 @@ import torch
 import yaml
 from datasets import Dataset
 from hub_cache import cache_model
-from peft import PeftModel
-from tiny_run import load_with_new_adapter
+from peft import LoraConfig, PeftModel
+from tiny_run import LORA, load_with_new_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
@@ -25,6 +25,7 @@ from trl_prorl.eval.samples.held_out import HeldOut, held_out_model
 from trl_prorl.eval.samples.models import identity, load_base_model, with_base_model
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
+from trl_prorl.run.starting import starting_weights
 
 
 NAME = "some/base"
@@ -161,15 +162,12 @@ def test_a_trainer_without_log_files_keeps_its_revision(started, make_trainer):
 
 @BOTH
 @EITHER
-def test_a_model_object_of_a_revision_is_not_main_s(
-    started, make_trainer, tmp_path, monkeypatch, cls, lora
-):
+def test_a_model_object_of_a_revision_is_not_main_s(started, make_trainer, tmp_path, monkeypatch, cls, lora):
     folder = tmp_path / "run"
     model = AutoModelForCausalLM.from_pretrained(NAME, revision="v1")
     record(make_trainer, cls, lora, model, folder)
     assert json.loads((folder / "env.json").read_text())["base_model"]["commit"] is None
     assert not lora or json.loads((folder / "adapter_config.json").read_text())["revision"] is None
-    assert passk.main(["--run", str(folder), "--prompts", "2"]) == 2  # without --plugin
     config = load_config(folder)
     with pytest.raises(InputError, match=f"other weights than those of {NAME} at main: .*revision: COMMIT"):
         load_base_model(with_base_model(folder, config))
@@ -180,15 +178,12 @@ def test_a_model_object_of_a_revision_is_not_main_s(
 
 
 def test_a_run_in_bfloat16_started_from_the_weights_that_are_loaded_in_float32(started, make_trainer, tmp_path):
-    """With the modules that PEFT wraps, embeddings too."""
-    keys = {"model_init_kwargs": {"revision": "v1", "dtype": "bfloat16"}, "output_dir": str(tmp_path), "max_steps": 1}
-    trainer = make_trainer(model=NAME, **keys)
-    trainer.peft_config = None
-    trainer.train()
-    noted = json.loads((tmp_path / "env.json").read_text())
+    keys = {"model_init_kwargs": {"revision": "v1", "dtype": "bfloat16"}, "output_dir": str(tmp_path / "run")}
+    wrapped = {"peft_config": LoraConfig(**LORA, modules_to_save=["embed_tokens"])}
+    make_trainer(model=NAME, **keys, max_steps=1, trainer_kwargs=wrapped).train()
+    noted = json.loads((tmp_path / "run/env.json").read_text())
     assert noted["base_model"]["commit"] == STARTED
-    config = with_base_model(tmp_path, load_config(tmp_path))
-    assert models.starting_weights(load_base_model(config)) == noted["starting_weights"]
+    assert starting_weights(AutoModelForCausalLM.from_pretrained(started)) == noted["starting_weights"]
 
 
 @pytest.mark.parametrize("place", ["", "inner"])
@@ -222,7 +217,8 @@ def test_a_model_without_a_name_is_one_line(started, tmp_path, monkeypatch):
 
 def test_a_file_of_fewer_rows_than_the_default_is_used_whole(run_dir, tmp_path, capsys):
     rows = [{"problem": f"What is {i} + 1?", "solution": f"\\boxed{{{i + 1}}}"} for i in range(32)]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file in ("train.jsonl", "test.jsonl"):
+        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
     name = TaskName("math", path=str(tmp_path))
     assert len(HeldOut(run_dir, "test", None, name=name).rows) == 32
     assert "all 32 rows are used" in capsys.readouterr().out
