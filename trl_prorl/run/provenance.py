@@ -162,15 +162,18 @@ def fingerprint(name: str | os.PathLike) -> str | None:
 def hub_commit(name: str, init: Mapping[str, Any] | None = None) -> str | None:
     """Return the commit that the Hub's cache has for a revision."""
     folder = cached_folder(name, init)
-    if folder is None:
-        return None
-    parts = folder.parts  # …/snapshots/COMMIT, or a folder in it
+    return None if folder is None else commit_of(folder)
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of a folder in the Hub's cache: `…/snapshots/COMMIT`, or one in it."""
+    parts = folder.parts
     return parts[len(parts) - parts[::-1].index("snapshots")]
 
 
 def cached_folder(name: str, init: Mapping[str, Any] | None = None) -> Path | None:
     """Return the folder of a Hub model's `config.json` in the Hub's cache."""
-    if not is_hub_name(name):
+    if Path(name).is_dir() or not is_hub_name(name):
         return None
     from huggingface_hub import try_to_load_from_cache  # deferred: a report does not need it
 

@@ -1,5 +1,6 @@
 """Which weights a run starts from: a name, or a commit that was asked for, need not be the model in memory."""
 
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from .files import json_sha256
-from .provenance import cached_folder, identify
+from .provenance import SNAPSHOT, cached_folder, commit_of
 
 
 VALUES_HASHED = 128  # of a tensor
@@ -30,12 +31,15 @@ class Start:
 
 def note_start(policy: torch.nn.Module, init: Mapping[str, Any] | None) -> Start:
     """Return the start of a run with this `model_init_kwargs`. Its adapters name the commit when they are saved."""
-    name = getattr(getattr(policy, "config", None), "_name_or_path", None)
-    commit = identify(name, init).commit if name else None
-    if commit is not None and not has_weights(policy, cached_folder(name, init) or Path(name)):
-        commit = None
-    for adapter in getattr(policy, "peft_config", {}).values():
-        adapter.revision = commit or adapter.revision
+    name = getattr(getattr(policy, "config", None), "_name_or_path", None) or ""
+    folder = Path(name) if SNAPSHOT.search(name) else cached_folder(name, init)
+    commit = None
+    if folder is not None and has_weights(policy, folder):
+        commit = commit_of(folder)
+        configs = getattr(policy, "peft_config", {})
+        for adapter, config in configs.items():  # copies: a script may use its configuration for another model
+            configs[adapter] = copy.copy(config)
+            configs[adapter].revision = commit
     return Start(starting_weights(policy), commit)
 
 
