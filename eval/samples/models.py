@@ -88,6 +88,7 @@ def with_base_model(run_dir: Path | None, config: dict) -> dict:
     init = init_of_base(config)
     commit = noted.get("commit") if name in (noted.get("name"), noted.get("hub_id")) else None
     base = {
+        "run": run_dir,
         "model_name_or_path": name,
         "revision": commit or init.get("revision") or config.get("model_revision") or "main",
         "quantization": env.get("quantization"),
@@ -265,10 +266,11 @@ def check_starting_weights(model, config: dict) -> None:
     loaded = starting_weights(model) if noted else None
     if loaded is None or noted["tensors"] != loaded["tensors"] or noted["values"] == loaded["values"]:
         return  # the same, or a part of it that another class loads
+    name = config["model_name_or_path"]
+    place = name if Path(name).is_dir() else f"{name} at {config['revision']}"
     raise InputError(
-        f"the run started from other weights than those of {config['model_name_or_path']} at {config['revision']}: "
-        "add model_init_kwargs: {revision: COMMIT}, or the folder of its starting model as model_name_or_path, to "
-        "its config.yaml"
+        f"'{config['run']}' started from other weights than those of {place}: add model_init_kwargs: {{revision: "
+        "COMMIT}, or the folder of its starting model as model_name_or_path, to its config.yaml"
     )
 
 
