@@ -187,7 +187,7 @@ def equal(first: Any, second: Any, tolerance: float) -> bool:
 
 
 def differences(kept: dict[str, Any], now: dict[str, Any], tolerance: float = 0.0) -> list[str]:
-    """Return a line for each thing in which a training differs from the kept one; weights count without a tolerance."""
+    """Return a line for each difference of a training from the kept one; weights count without a tolerance."""
     if "failed" in now:
         return [f"failed: {' | '.join(now['failed'])}"]
     lines = []
