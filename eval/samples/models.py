@@ -270,7 +270,8 @@ def check_starting_weights(model, config: dict) -> None:
     place = name if Path(name).is_dir() else f"{name} at {config['revision']}"
     raise InputError(
         f"'{config['run']}' started from other weights than those of {place}: add model_init_kwargs: {{revision: "
-        "COMMIT}, or the folder of its starting model as model_name_or_path, to its config.yaml"
+        "COMMIT}, or the folder of its starting model as model_name_or_path, to its config.yaml (in a script, to the "
+        "trainer's arguments)"
     )
 
 
