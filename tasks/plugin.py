@@ -26,9 +26,7 @@ ROWS = "held_out_rows"
 VERIFY = "verify"
 OWN = "own"  # task name of a user's rows
 HELD_OUT: dict[Path, ModuleType] = {}  # plugins that define these functions
-MODULES: dict[
-    str, ModuleType
-] = {}  # what the command line has named: `FILE.py`, without its folder, or `PACKAGE.MODULE`
+MODULES: dict[str, ModuleType] = {}  # code that the command line has named, by `FILE.py` or `PACKAGE.MODULE`
 LOADING: list[str] = []  # the plugin that is being loaded
 
 
@@ -44,12 +42,12 @@ def load_plugin(place: str, option: str | None = None) -> None:
         `InputError`: If it is missing, raises an exception, trains, or has neither a task nor a function.
     """
     option = option or f"--plugin {place}"
-    is_file = place.endswith(".py")
+    is_file = place.endswith(".py") or not place.replace(".", "").isidentifier()
     path = Path(place).expanduser().resolve()
     name = str(path) if is_file else place
     if name in registry.PLUGINS:
         return
-    if is_file and not path.is_file():
+    if is_file and (not path.is_file() or path.suffix != ".py"):
         raise InputError(f"{option}: there is no such Python file")
     if is_file and path.stem in sys.modules:
         raise InputError(f"{option}: a module called {path.stem} is already loaded. Rename the file")
@@ -112,7 +110,7 @@ def split_reference(reference: str, key: str) -> tuple[str, str]:
     place, colon, name = reference.rpartition(":")
     if not colon:
         place, _, name = reference.rpartition(".")
-    if not place or not name or place.endswith(".py") != bool(colon):
+    if not place or name in ("", "py") or place.endswith(".py") != bool(colon):
         raise InputError(f"{key}={reference!r}: write FILE.py:FUNCTION or PACKAGE.MODULE.FUNCTION")
     return place, name
 
