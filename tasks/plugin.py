@@ -61,7 +61,8 @@ def load_plugin(place: str, option: str | None = None) -> None:
         raise InputError(f"{option} raised {type(error).__name__}: {error}{line}") from error
     finally:
         LOADING.remove(name)
-    if registry.TASKS | registry.PREFIXES == before and not function_names(module):
+    has_function = any(map(inspect.isfunction, vars(module).values()))
+    if is_file and not has_function and registry.TASKS | registry.PREFIXES == before:
         raise InputError(
             f"{option} registers no task and has no function. Add a reward function, or TASKS['NAME'] = "
             f"'{path.stem}:CLASS'"

@@ -8,6 +8,7 @@ import pytest
 from run_record import error_lines, write_run
 
 from trl_prorl.errors import InputError
+from trl_prorl.tasks import plugin
 from trl_prorl.tasks.own import FileRows, check_reward, check_verifier
 from trl_prorl.tasks.plugin import find_function
 
@@ -100,6 +101,14 @@ def test_a_wrong_reward_is_one_line_with_its_cure(load, write_rows, reference):
     with pytest.raises(InputError, match=re.escape(WRONG[reference])) as refused:
         check_reward(find_function(reference, "reward"), reference, rows)
     assert "\n" not in str(refused.value)
+
+
+def test_a_dotted_path_as_trl_takes_it(load, write_rows):
+    name = "trl.rewards.think_format_reward"
+    plugin.without_plugins(["--reward", name])
+    function = find_function(name, "reward")
+    check_reward(function, name, FileRows(write_rows("abc"), None).rows("train", 1))
+    assert function([[{"content": "<think>x</think>y"}], [{"content": "y"}]]) == [1.0, 0.0]
 
 
 def test_a_wrong_verifier_is_one_line_with_its_cure(load):
