@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
+from trl_prorl.cli.training_prompts import prompt_key
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.tasks.base import SPLITS, Task, check_request, stable_hash
@@ -65,7 +66,7 @@ class FileRows(OwnTask):
         rows = read_jsonl(Path(path))
         for place, row in enumerate(rows):
             need(row, ["prompt"], (str, list), f"path={path!r}, row {place}")
-        contents = [str(row["prompt"]) for row in rows]
+        contents = [prompt_key(row["prompt"]) for row in rows]
         split_of = split_contents(contents)
         if len(split_of) < 3:
             raise ValueError(
