@@ -72,8 +72,10 @@ class Terminal(PrinterCallback):
 
     def say_next(self) -> None:
         folder = str(self.trainer.run_dir)
-        recipe, _ = self.trainer.recipe
-        command = passk_command(vars(recipe), {"command": spell_command(sys.orig_argv)}, folder)
+        keys = {}
+        for part in self.trainer.recipe:
+            keys |= vars(part)
+        command = passk_command(keys, {"command": spell_command(sys.orig_argv)}, folder)
         self.say(f"run folder: {folder}, next: {command}")
 
 
