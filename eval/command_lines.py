@@ -43,10 +43,10 @@ def check_arguments(name: str) -> None:
 
 
 class Plugin(argparse.Action):
-    """`--plugin FILE`, loaded when it is parsed."""
+    """`--plugin FILE.py`, loaded when it is parsed."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        load_plugin(values, may_have_rows=True)
+        load_plugin(values)
 
 
 class Numbers(argparse.Action):
@@ -75,7 +75,7 @@ def add_runs(parser: argparse.ArgumentParser, **options) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the options of the held-out prompts, and of the sampling."""
     parser.add_argument(
-        "--plugin", action=Plugin, metavar="FILE.py", help="load your own file with the run's task, or its rows"
+        "--plugin", action=Plugin, metavar="FILE.py", help="load your own file with the run's task, rows or verifier"
     )
     parser.add_argument("--split", default="test", help="split of the run's task (default: test)")
     parser.add_argument("--prompts", type=int, help="number of prompts (default: 128, or all; own rows: all)")

@@ -75,7 +75,9 @@ def evaluate_and_write(held_out: HeldOut, args: argparse.Namespace, others: Mapp
         others (`Mapping[str, HeldOut]`): The run on other tasks, by their names.
     """
     if not judges(held_out.task):
-        raise InputError("pass@k needs verify(completion, row), which judges a completion; `drift` works without it")
+        raise InputError(
+            "pass@k needs verify(completion, row), by --plugin or the key verify; `drift` works without it"
+        )
     points = checkpoint_points(held_out.run_dir, args.checkpoints)
     versions = held_out.versions()
     result, sides = base_and_trained(held_out, args)

@@ -55,15 +55,18 @@ from trl_prorl.eval.readiness.put_back import put_back
 from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
-from trl_prorl.eval.samples.own_rows import check_verifier
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.resets import ReferenceResetCallback
+from trl_prorl.tasks.own import check_verifier
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder
 from trl_prorl.trainer import ProRLTrainer
 
 
-NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
+NO_TASK = (
+    "a wrong reward function looks like a weak starting model: pass task=, with gold and verify, or give rows an "
+    "answer that verify accepts"
+)
 NO_STEP = "no step: the prompts of the training set do not fill one generation batch"
 MORE_PROMPTS = "raise train_rows, or lower generation_batch_size"
 
@@ -325,7 +328,10 @@ def main(argv=None) -> int:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args, first_findings = build_trainer(others, Path(folder))
         check_trainer(trainer)
-        findings = first_findings + check(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
+        task = task_args.make_task()
+        if task_args.reward and not task.accepts_answers(trainer.train_dataset):
+            task = None  # the verifier may want more than an answer
+        findings = first_findings + check(trainer, task, args.prompts, Console(stderr=True), trainer.verify)
     code = exit_code(findings)
     print_findings(findings, args.all, terminal())
     if args.json is not None:

@@ -29,7 +29,6 @@ from trl_prorl.eval.samples.models import (
     trained_point,
     with_base_model,
 )
-from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import (
     SamplingSettings,
     judge_completions,
@@ -43,6 +42,7 @@ from trl_prorl.run.files import check_contents, json_sha256
 from trl_prorl.run.log_files import PASSK_FILE, read_json, weight_hashes
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
+from trl_prorl.tasks.own import OwnTask
 from trl_prorl.text import visible
 
 
@@ -279,7 +279,7 @@ def all_rows(name: TaskName, task, split: str) -> list[dict]:
 
 def judges(task) -> bool:
     """Return whether a task has a verifier: a user's own rows may have none."""
-    return not isinstance(task, OwnRows) or task.verifier is not None
+    return not isinstance(task, OwnTask) or task.verifier is not None
 
 
 def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]]:
@@ -307,7 +307,7 @@ def grader_version() -> str:
     these use, and with the files next to a plugin.
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
-    for folder in sorted({file.parent for file in tasks.registry.PLUGINS}):
+    for folder in sorted({file.parent for file in tasks.registry.PLUGINS.values()}):
         files += sorted(folder.glob("*.py"))
     texts = [path.read_text(errors="replace") for path in files]
     return json_sha256([installed("sympy"), installed("reasoning-gym"), *texts])[:12]

@@ -18,6 +18,7 @@ import yaml
 from ..cli.environment import git_commit, hardware, versions
 from ..embedded import shipped as embedded_base
 from ..supported import default_of
+from ..tasks.plugin import split_reference
 from ..text import code_span, shell_quote, shell_words
 from .files import replace_text
 from .log_files import CONFIG_FILE, ENV_FILE, RECORDED, RUN_ID, STARTING_WEIGHTS, weight_files
@@ -225,19 +226,24 @@ def spell_command(words: list[str]) -> str:
     return " ".join(map(shell_quote, shown))
 
 
-def plugin_options(env: dict[str, Any]) -> str:
+def plugin_options(env: dict[str, Any], config: dict[str, Any] | None = None) -> str:
+    """Return the options that name a run's code: what its command passed as `--plugin`, and what its keys name."""
+    config = config or {}
     files = []
     for before, word in pairwise(["", *shell_words(env.get("command") or "")]):
         if before == "--plugin":
             files.append(word)
         elif word.startswith("--plugin="):
             files.append(word.removeprefix("--plugin="))
-    return "".join(f" --plugin {shell_quote(file)}" for file in files)
+    for name in [*(config.get("reward") or []), config.get("verify")]:
+        if name is not None:
+            files.append(split_reference(name, "reward")[0])
+    return "".join(f" --plugin {shell_quote(file)}" for file in dict.fromkeys(files))
 
 
 def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
     """Return the command that evaluates such runs. A script's needs a file with its rows and verifier."""
-    plugins = plugin_options(env)
+    plugins = plugin_options(env, config)
     if not plugins and not config.get("task"):
         plugins = " --plugin FILE.py"
     return f"trl-prorl passk{plugins} " + " ".join(f"--run {shell_quote(str(run_dir))}" for run_dir in run_dirs)
