@@ -121,9 +121,9 @@ def preflight(
     """
     check_trainer(trainer)
     verify = verify or getattr(trainer, "verify", None)
-    if verify is not None:
-        check_verifier(verify, trainer.train_dataset[0], "verify")
     with put_back(trainer), tempfile.TemporaryDirectory() as folder:
+        if verify is not None:
+            check_verifier(verify, trainer.train_dataset[0], "verify")  # a row of a transform may draw random numbers
         keep_aside(trainer, folder)
         return Findings(check(trainer, task, prompts, console, verify))
 
@@ -141,6 +141,7 @@ def keep_aside(trainer: GRPOTrainer, folder: str) -> None:
     args.push_to_hub = False
     args.disable_tqdm = True
     trainer.log_completions = False
+    trainer.has_trained = False  # ours trains once, and these steps are none of a run
     callbacks = trainer.callback_handler.callbacks
     callbacks[:] = [
         callback for callback in callbacks if isinstance(callback, DefaultFlowCallback | ReferenceResetCallback)
