@@ -98,7 +98,7 @@ def preflight(
         console (`rich.console.Console`, *optional*): Prints a line for each stage and step.
         verify (`Callable`, *optional*): `verify(completion, row) -> bool`: whether the text `completion` is correct.
             Without it the trainer's `verify` decides, else the `batch_verifier` of a reward function, else `task`.
-            Without any, completions with the full reward of 1 from the first reward function count as correct.
+            Without any, nothing is said of correct completions.
 
     Returns:
         `list[Finding]`: One finding per check: `what`, `number`, `change` (what to change, or empty), `level`
