@@ -101,7 +101,7 @@ def preflight(
         console (`rich.console.Console`, *optional*): Prints a line for each stage and step.
         verify (`Callable`, *optional*): `verify(completion, row) -> bool`: whether the text `completion` is correct.
             Without it the trainer's `verify` decides, else the `batch_verifier` of a reward function, else `task`.
-            Without any, completions with the full reward of 1 from the first reward function count as correct.
+            Without any, nothing is said of correct completions.
 
     Returns:
         `list[Finding]`: One finding per check: `what`, `number`, `change` (what to change, or empty), `level`
@@ -124,9 +124,9 @@ def preflight(
     """
     check_trainer(trainer)
     verify = verify or getattr(trainer, "verify", None)
-    if verify is not None:
-        check_verifier(verify, trainer.train_dataset[0], "verify")
     with put_back(trainer), tempfile.TemporaryDirectory() as folder:
+        if verify is not None:
+            check_verifier(verify, trainer.train_dataset[0], "verify")  # a row of a transform may draw random numbers
         keep_aside(trainer, folder)
         return Findings(check(trainer, task, prompts, console, verify))
 
@@ -144,6 +144,7 @@ def keep_aside(trainer: GRPOTrainer, folder: str) -> None:
     args.push_to_hub = False
     args.disable_tqdm = True
     trainer.log_completions = False
+    trainer.has_trained = False  # ours trains once, and these steps are none of a run
     callbacks = trainer.callback_handler.callbacks
     callbacks[:] = [
         callback for callback in callbacks if isinstance(callback, DefaultFlowCallback | ReferenceResetCallback)
