@@ -77,8 +77,8 @@ def _is_constant(values: np.ndarray) -> bool:
 
 def _adjusted(values: np.ndarray, least: float) -> tuple[float, float]:
     """
-    Return the mean of values from `least` to 1, shape (P,), and its standard error, both with pseudo-prompts at the two
-    ends: z²/2 at 0 and at 1 (Agresti & Coull 1998); 1 at -1 and at 1 for paired differences (Bonett & Price 2012).
+    Return the mean of values from `least` to 1, shape (P,), and its standard error, both with pseudo-prompts at the
+    two ends: z²/2 at 0 and at 1 (Agresti & Coull 1998); 1 at -1 and at 1 for paired differences (Bonett & Price 2012).
 
     Both papers are about 0 or 1 at each prompt. Values in between, whose variance is measured, are our generalisation.
     """
@@ -114,9 +114,9 @@ def paired_difference(a, b) -> Estimate:
 
 def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """
-    Return the percentile-bootstrap interval (Efron 1979) of `mean(a) / mean(b)` over prompts, shape (P,) each: a prompt
-    is resampled with both of its values. With sums and numbers of tokens this is a mean over tokens, weighted by
-    length. An end is `inf` if the denominator may be 0; both are NaN with fewer than 20 prompts.
+    Return the percentile-bootstrap interval (Efron 1979) of `mean(a) / mean(b)` over prompts, shape (P,) each: a
+    prompt is resampled with both of its values. With sums and numbers of tokens this is a mean over tokens, weighted
+    by length. An end is `inf` if the denominator may be 0; both are NaN with fewer than 20 prompts.
     """
     prompts = len(a)
     if prompts < MIN_PROMPTS:

@@ -1,4 +1,4 @@
-"""The intervals over prompts, simulated. `python tests/eval/analysis/test_coverage.py` prints the table of evaluation.md."""
+"""The intervals over prompts, simulated. Run as a script, this file prints the table of docs/evaluation.md."""
 
 import math
 from pathlib import Path
