@@ -27,7 +27,7 @@ def test_the_interval_of_solved_and_unsolved_prompts_by_hand():
 
 
 def test_the_interval_of_a_paired_difference_by_hand():
-    # 6 prompts gained, 1 lost, 33 alike: (7 - 2) / 42, variance (7 + 2) / 42 - (5 / 42)^2 = .20011, divided by 42.
+    # 6 prompts gained, 1 lost, 33 alike: (6 - 1) / 42, variance (7 + 2) / 42 - (5 / 42)^2 = .20011, divided by 42.
     trained = [1] * 6 + [0] + [1] * 33
     base = [0] * 6 + [1] + [1] * 33
     half_width = 1.95996 * math.sqrt(0.20011 / 42)
