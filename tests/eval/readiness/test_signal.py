@@ -153,5 +153,5 @@ def test_the_accuracy_has_its_interval():
     finding = of(rollouts([1, 1, 1, 0] * 10 + [0, 0, 0, 1] * 10 + [0] * 4), RATE)
     low, high = finding.values["interval"]
     assert finding.values["pass_rate"] == pytest.approx(40 / 84)
-    assert 0.36 < low < 40 / 84 < high < 0.6
+    assert 0.35 < low < 40 / 84 < high < 0.6
     assert of(rollouts([1, 1, 1, 0] * 10), RATE).number == "0.75, 10 prompts (too few for an interval)"
