@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,7 @@ TWO_PROCESSES = {
 }
 
 
+@pytest.mark.skipif(version("transformers").startswith("5.17."), reason='it loads the optimizer to "cpu:0"')
 @pytest.mark.parametrize(
     "case", [case if case == "A" else pytest.param(case, marks=pytest.mark.slow) for case in TWO_PROCESSES]
 )
