@@ -4,11 +4,11 @@ import os
 import signal
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from run_record import error_lines, read_events, read_rows
+from slow import needs_two_resumed
 
 
 sys.path.append(str(Path(__file__).parents[1] / "soak"))
@@ -194,7 +194,7 @@ TWO_PROCESSES = {
 }
 
 
-@pytest.mark.skipif(version("transformers").startswith("5.17."), reason='it loads the optimizer to "cpu:0"')
+@needs_two_resumed
 @pytest.mark.parametrize(
     "case", [case if case == "A" else pytest.param(case, marks=pytest.mark.slow) for case in TWO_PROCESSES]
 )
