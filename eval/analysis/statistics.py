@@ -195,17 +195,18 @@ def paired_p_value(differences) -> float:
     from -1 to 1: Student's t-test over prompts, averaged over runs; with several runs, the larger p of that and of a
     t-test over runs.
 
-    It is at least the level at which the interval of [`prompt_interval`] ends at 0: prompts that nearly agree leave a
-    t-test no spread. NaN with fewer than 20 prompts.
+    If all prompts agree, which leaves a t-test no spread, it is the level at which the interval of
+    [`paired_difference`] ends at 0. That interval is wider than the test's with few prompts. NaN with fewer than 20.
     """
     differences = np.asarray(differences, dtype=float)
     over_prompts = differences.mean(axis=0)
     if len(over_prompts) < MIN_PROMPTS:
         return math.nan
-    mean, standard_error = _adjusted(over_prompts, -1.0)
-    p_value = 2 * float(stats.norm.sf(abs(mean) / standard_error))
-    if not _is_constant(over_prompts):
-        p_value = max(p_value, float(stats.ttest_1samp(over_prompts, 0.0).pvalue))
+    if _is_constant(over_prompts):
+        mean, standard_error = _adjusted(over_prompts, -1.0)
+        p_value = 2 * float(stats.norm.sf(abs(mean) / standard_error))
+    else:
+        p_value = float(stats.ttest_1samp(over_prompts, 0.0).pvalue)
     if len(differences) > 1:
         p_value = max(p_value, _p_value_over_runs(differences.mean(axis=1)))
     return p_value

@@ -36,9 +36,9 @@ def test_by_hand(evaluated):
     assert (result.first_value, result.second_value) == (pytest.approx(20 / 48), pytest.approx(11 / 48))
     assert result.difference.value == pytest.approx(9 / 48)
     assert result.seeds == 1
-    # In eighths 4, 0, 0, 2, -1, 4, four times, and pseudo-prompts at -8 and 8: sum 36, of squares 276.
-    z = 36 / 26 / math.sqrt((276 / 26 - (36 / 26) ** 2) / 26)
-    assert result.p_value == result.adjusted == pytest.approx(2 * stats.norm.sf(z))  # more than the t-test's .0014
+    # In eighths 4, 0, 0, 2, -1, 4, four times: mean 3/2, variance (148 - 24 · 9/4) / 23 = 94/23.
+    t = 1.5 / math.sqrt(94 / 23 / 24)
+    assert result.p_value == result.adjusted == pytest.approx(2 * stats.t.sf(t, 23))
     assert result.differs
     assert not replace(result, adjusted=0.06).differs
     # (1.95996 + 0.84162) / 1.95996

@@ -135,14 +135,10 @@ def test_the_p_value_of_a_paired_difference_by_hand():
     assert paired_p_value(np.zeros((1, 30))) == paired_p_value(np.zeros((2, 30))) == 1.0
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-4, 0.3])
-def test_a_significant_p_value_has_an_interval_without_zero(noise):
-    """Prompts that agree, that nearly agree, and that do not: p is below 5 % only where the interval leaves out 0."""
-    pattern = noise * np.tile([1.0, -1.0], 16)
-    outcomes = set()
-    for difference in np.linspace(-0.3, 0.3, 201):
-        interval = paired_difference(difference + pattern, 0 * pattern)
-        is_significant = paired_p_value([difference + pattern]) < 0.05
-        assert interval.excludes_zero or not is_significant
-        outcomes.add(is_significant)
-    assert outcomes == {True, False}
+@pytest.mark.parametrize("sign", [1, -1])
+def test_where_all_prompts_agree_the_p_value_is_the_level_of_the_interval(sign):
+    """32 prompts: the least difference whose interval leaves out 0 has a p of 5 %."""
+    differences = sign * np.linspace(0.001, 0.3, 300)
+    apart = [paired_difference(np.full(32, value), np.zeros(32)).excludes_zero for value in differences]
+    assert 0 < sum(apart) < 300
+    assert [paired_p_value([np.full(32, value)]) < 0.05 for value in differences] == apart

@@ -43,6 +43,7 @@ def test_the_best_is_named_with_its_lead_by_hand(verdict):
 
 
 SPREAD = [8, 0, 7, 1] * 10
+FIVE_SOLVED = [8] * 5 + [0] * 35
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,8 @@ SPREAD = [8, 0, 7, 1] * 10
         {"control": 0, "A": [2, 1, 0, 2] * 10, "base": [0, 2, 2, 1] * 10},  # base
         {"control": 0, "A": 2, "base": [4] * 40},  # below base
         {"A": 6},  # alone
-        # Each of two pairs with C has p = .036: enough for one pair, too much for three.
-        {"control": 4, "C": [8] * 8 + [4] * 32, "plain": 4},
+        # Each of two pairs with C has p = .023 by a t-test: enough for one pair, too much for three.
+        {"control": 0, "C": FIVE_SOLVED, "plain": 0, "base": [0] * 40},
     ],
 )
 def test_a_star_needs_significance_over_every_other_variant_and_base(verdict, counts):
@@ -64,7 +65,7 @@ def test_a_star_needs_significance_over_every_other_variant_and_base(verdict, co
 
 
 def test_p_is_corrected_for_all_pairs(verdict):
-    assert verdict(control=4, C=[8] * 8 + [4] * 32)[1] == ["C ★"]  # the only pair
+    assert verdict(control=0, C=FIVE_SOLVED, base=[0] * 40)[1] == ["C ★"]  # the only pair
 
 
 def test_what_was_not_tested_is_no_result(verdict):
