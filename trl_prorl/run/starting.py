@@ -45,31 +45,34 @@ def note_start(policy: torch.nn.Module, init: Mapping[str, Any] | None) -> Start
 
 def starting_weights(policy: torch.nn.Module) -> dict[str, str] | None:
     """
-    Hash names and shapes of the weights under the adapters, and some evenly spaced values of each as bfloat16. `None`:
-    they are quantized, in float16, or not in memory.
+    Hash names and shapes of the weights under the adapters, and some evenly spaced values of each as bfloat16, which
+    are the same in a model loaded in float32. `None`: they are quantized, in float16, or not in memory.
     """
     params = dict(sorted(named_weights(policy).items()))
     if not all(param.dtype in COMPARED and not param.is_meta for param in params.values()):
         return None
     values = hashlib.sha256()
     for param in params.values():
-        values.update(spaced_values(param).float().numpy().tobytes())
+        values.update(spaced_values(param).bfloat16().float().numpy().tobytes())
     shapes = {name: list(param.shape) for name, param in params.items()}
     return {"tensors": json_sha256(shapes), "values": values.hexdigest()}
 
 
 def has_weights(policy: torch.nn.Module, folder: Path) -> bool:
-    """Return whether no weight under the adapters differs from that of the same name and shape in a folder's files."""
-    params = named_weights(policy)
+    """Return whether a folder's files have weights under the adapters, and no other value of any of these shapes."""
+    prefix = f"{getattr(policy, 'base_model_prefix', '')}."  # files of older models lack it
+    params = {name.removeprefix(prefix): param for name, param in named_weights(policy).items()}
+    equal = []
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as saved:  # memory-mapped: the values are read, not the tensors
-            for name in params.keys() & saved.keys():
-                param = params[name]
+            for name in saved.keys():
+                param = params.get(name.removeprefix(prefix))
                 tensor = saved.get_tensor(name)
-                is_compared = param.dtype in COMPARED and not param.is_meta and tensor.shape == param.shape
-                if is_compared and not torch.equal(spaced_values(param), spaced_values(tensor)):
-                    return False
-    return True
+                is_comparable = param is not None and param.is_floating_point() and not param.is_meta
+                if is_comparable and tensor.shape == param.shape:
+                    loaded = spaced_values(tensor).to(param.dtype)
+                    equal.append(torch.equal(spaced_values(param).bfloat16(), loaded.bfloat16()))
+    return any(equal) and all(equal)
 
 
 def named_weights(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -82,9 +85,8 @@ def named_weights(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def spaced_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return some evenly spaced values as bfloat16: a model loaded in float32 and one in bfloat16 have the same."""
     flat = tensor.detach().flatten()
-    return flat[:: len(flat) // VALUES_HASHED + 1].to("cpu", torch.bfloat16)
+    return flat[:: len(flat) // VALUES_HASHED + 1].cpu()
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -97,8 +99,7 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], whole: bool 
     """Hash the name, dtype, shape and some evenly spaced values of every tensor."""
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
-        flat = tensor.detach().flatten()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        shown = flat if whole else flat[:: len(flat) // VALUES_HASHED + 1]
-        digest.update(shown.to("cpu", torch.float64).numpy().tobytes())
+        values = tensor.detach().flatten().cpu() if whole else spaced_values(tensor)
+        digest.update(values.double().numpy().tobytes())
     return digest.hexdigest()

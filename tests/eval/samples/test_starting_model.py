@@ -12,6 +12,7 @@ import yaml
 from datasets import Dataset
 from hub_cache import cache_model
 from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file, save_file
 from tiny_run import LORA, load_with_new_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
@@ -25,7 +26,7 @@ from trl_prorl.eval.samples.held_out import HeldOut, held_out_model
 from trl_prorl.eval.samples.models import identity, load_base_model, with_base_model
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.run.starting import starting_weights
+from trl_prorl.run.starting import note_start, starting_weights
 
 
 NAME = "some/base"
@@ -175,6 +176,18 @@ def test_a_model_object_of_a_revision_is_not_main_s(started, make_trainer, tmp_p
     for dtype in (torch.float32, torch.bfloat16):
         monkeypatch.setattr(models, "evaluation_dtype", lambda config, dtype=dtype: dtype)
         assert load_base_model(with_base_model(folder, config)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_commit_is_that_of_the_weights_in_memory(started, tmp_path, dtype, prefix):
+    """Files of older models (GPT-2) lack the prefix of their names in memory."""
+    for file in (tmp_path / "hub").rglob("*.safetensors"):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(NAME, revision="v1", dtype=dtype)
+    assert note_start(model, {"revision": "v1"}).commit == STARTED
+    assert note_start(model, None).commit is None
 
 
 def test_a_run_in_bfloat16_started_from_the_weights_that_are_loaded_in_float32(started, make_trainer, tmp_path):
