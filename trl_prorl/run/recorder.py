@@ -24,8 +24,10 @@ from .log_files import (
     METRICS_FILE,
     RESUME,
     RUN_ID,
+    STARTING_WEIGHTS,
     JsonLines,
     next_attempt,
+    read_json,
     recorded_run_id,
 )
 from .provenance import write_config, write_env
@@ -44,7 +46,8 @@ class RunRecorder(TrainerCallback, ExportableState):
     A row has the values of one log: set `logging_steps=1`. A resume writes on in the same files.
 
     Raises:
-        `ValueError`: `output_dir` has the log files of another run than that of the checkpoint, if any.
+        `ValueError`: `output_dir` has the log files of another run than that of the checkpoint, if any, or a run is
+            resumed with a model of other weights than it started from.
 
     Example:
 
@@ -81,7 +84,9 @@ class RunRecorder(TrainerCallback, ExportableState):
                 f"output_dir={args.output_dir!r} has the {names[0]} of another run{which}. Choose another output_dir, "
                 "or resume that run with resume_from_checkpoint=True."
             )
-        if self.start is None and not resumes:  # the trainer was there before this callback
+        if is_same:
+            self.start = self._start_on_record(folder)
+        elif self.start is None and not resumes:  # the trainer was there before this callback
             self.start = note_start(model, args.model_init_kwargs)
         self.run_id = earlier_id or uuid.uuid4().hex
         state.stateful_callbacks[type(self).__name__] = self.state()  # a checkpoint without it has no place for it
@@ -96,6 +101,18 @@ class RunRecorder(TrainerCallback, ExportableState):
         write_env(folder, args, model, None, base, self.run_id, self.start)
         write_config(folder, args)
         self._seconds: list[float] = []  # of the steps since the last log
+
+    def _start_on_record(self, folder: Path) -> Start:
+        """Return the start of the run that is resumed. Raises `ValueError`: the trainer's model has other weights."""
+        env = read_json(folder / ENV_FILE)
+        start = Start(env.get(STARTING_WEIGHTS), (env["base_model"] or {}).get("commit"))
+        weights = None if self.start is None else self.start.weights
+        if None not in (weights, start.weights) and weights != start.weights:
+            raise ValueError(
+                f"the run of output_dir={str(folder)!r} started from a model with other weights. Pass that model, if "
+                f"need be with model_init_kwargs={{'revision': COMMIT}}: its commit was {start.commit}."
+            )
+        return start
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._began = time.perf_counter()

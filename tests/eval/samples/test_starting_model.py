@@ -154,6 +154,34 @@ def test_a_run_by_name_notes_its_commit(started, make_trainer, tmp_path, cls, lo
             assert same_weights(model, started)
 
 
+@EITHER
+def test_a_resume_keeps_the_start_of_the_run(started, make_trainer, tmp_path, lora):
+    """Whenever the recorder is added; with another model as the trainer's it is refused."""
+
+    def train(steps, revision="v1", **given):
+        keys = {"model_init_kwargs": {"revision": revision}, "save_strategy": "steps", "save_steps": 1}
+        trainer = make_trainer(
+            GRPOTrainer,
+            lora,
+            model=NAME,
+            output_dir=str(tmp_path / "run"),
+            max_steps=steps,
+            trainer_kwargs=given,
+            **keys,
+        )
+        if not given:
+            trainer.add_callback(RunRecorder())
+        trainer.train(resume_from_checkpoint=steps > 1)
+        env = json.loads((tmp_path / "run/env.json").read_text())
+        return env["base_model"], env["starting_weights"]
+
+    noted = train(1)
+    assert noted[0]["commit"] == STARTED
+    assert train(2) == noted
+    with pytest.raises(ValueError, match=f"other weights.*{STARTED}"):
+        train(3, "main", callbacks=[RunRecorder()])
+
+
 def test_a_trainer_without_log_files_keeps_its_revision(started, make_trainer):
     trainer = make_trainer(GRPOTrainer, lora=False, model=NAME, model_init_kwargs={"revision": "v1"})
     held_out = TrainerHeldOut(trainer, ROWS, None, "own")
