@@ -90,7 +90,8 @@ def preflight(
 
     It samples prompts of the training set and trains two steps in a temporary folder. Then weights, optimizer, random
     states, order of the data and logs are put back: `trainer.train()` trains as if there had been no preflight.
-    Callbacks of your own are not called. The state of your reward functions is not put back.
+    Callbacks of your own are not called. What your reward functions, environments and transforms of rows remember is
+    not put back.
 
     Args:
         trainer (`GRPOTrainer`): TRL's trainer, a subclass or [`ProRLTrainer`], in a single process. Checks that need

@@ -1,6 +1,5 @@
 """A trainer that is tried, and afterwards as it was: weights, optimizer, random states, counters, logs."""
 
-import copy
 import random
 from array import array
 from collections import deque
@@ -11,7 +10,6 @@ from functools import partial
 import numpy as np
 import torch
 from peft import PeftModel
-from torch.optim.lr_scheduler import LRScheduler
 
 from trl_prorl.cli.dropout import own_random_state
 from trl_prorl.run.identity import base_parameters
@@ -26,6 +24,8 @@ OWNERS = (
     "accelerate.accelerator",
     "accelerate.optimizer",
     "accelerate.scheduler",
+    "torch.optim.",
+    "torch.amp.",
 )
 
 
@@ -88,21 +88,20 @@ class State:
         elif isinstance(value, set):
             self._undo.append(partial(_refill, value, value.update, set(value)))
         elif isinstance(value, np.ndarray):
-            self._undo.append(partial(np.copyto, value, value.copy()))
+            if value.flags.writeable:
+                self._undo.append(partial(np.copyto, value, value.copy()))
         elif isinstance(value, array):
             self._undo.append(partial(value.__setitem__, slice(None), value[:]))
         elif isinstance(value, tuple):
             return list(value)
         elif isinstance(value, random.Random):
             self._undo.append(partial(value.setstate, value.getstate()))
-        elif isinstance(value, torch.Generator):
+        elif isinstance(value, torch.Generator | np.random.RandomState):
             self._undo.append(partial(value.set_state, value.get_state()))
-        elif _is_owned(value):
-            return [vars(value)] if hasattr(value, "__dict__") else []
-        elif isinstance(value, torch.optim.Optimizer | LRScheduler | torch.amp.GradScaler):
-            self._undo.append(partial(value.load_state_dict, copy.deepcopy(value.state_dict())))
-            if isinstance(value, torch.optim.Optimizer):
-                return [value._optimizer_step_pre_hooks, value._optimizer_step_post_hooks]
+        elif isinstance(value, np.random.Generator):
+            self._undo.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+        elif _is_owned(value) and hasattr(value, "__dict__"):
+            return [vars(value)]
         return []
 
     def restore(self) -> None:

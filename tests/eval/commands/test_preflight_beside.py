@@ -23,10 +23,13 @@ class Counting(GRPOTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.seen = defaultdict(list)
+        self.generators = [np.random.default_rng(0), np.random.RandomState(0)]
+        self.levels = np.frombuffer(bytes(8))  # read-only
 
     def _calculate_rewards(self, inputs, *args):
         rewards = super()._calculate_rewards(inputs, *args)
-        self.seen["rewards"].append(rewards + random.random() + np.random.rand())
+        own = [generator.uniform for generator in self.generators]
+        self.seen["rewards"].append(rewards + sum(draw() for draw in (random.random, np.random.rand, *own)))
         return rewards
 
 
@@ -83,11 +86,35 @@ def test_a_training_after_it_is_the_training_without_it(cls, keys, make_trainer,
     assert json.dumps(others) == json.dumps(again)
 
 
-def test_an_optimizer_of_the_user_s_is_put_back(make_trainer, weights, tiny_model):
+class Lookahead(torch.optim.Optimizer):
+    """A wrapper with weights of its own, which, as timm's, does without the attributes of `Optimizer.__init__`."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.defaults = inner.defaults
+        self.param_groups = inner.param_groups
+        self.state = inner.state
+        self.slow = {}
+
+    def step(self, closure=None):
+        self.inner.step()
+        for param in self.param_groups[0]["params"]:
+            slow = self.slow.setdefault(param, torch.zeros_like(param.data))
+            param.data.copy_(slow.lerp_(param.data, 0.9))
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Lookahead], ids=["plain", "wrapped"])
+def test_an_optimizer_of_the_user_s_is_put_back(wrap, make_trainer, weights, tiny_model):
     runs = []
     for tries in (False, True):
         model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=4)
         given = {"optimizers": (optimizer, schedule)}
         trainer = make_trainer(GRPOTrainer, lora=False, model=model, trainer_kwargs=given)
