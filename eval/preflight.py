@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
+from jinja2 import TemplateError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -51,6 +52,7 @@ from trl_prorl.eval.readiness.data import (
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings
 from trl_prorl.eval.readiness.micro_batch import micro_batch_findings
+from trl_prorl.eval.readiness.prompt_tokens import prompt_findings, template_error
 from trl_prorl.eval.readiness.put_back import put_back
 from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
@@ -175,7 +177,14 @@ def check(
     recipe = getattr(trainer, "recipe", ())
     seed = getattr(recipe[0], "task_seed", 0) if recipe else 0
     findings += split_findings(train_prompts, held_out_prompts(trainer.eval_dataset, task, seed))
-    lengths = [len(ids) for ids in tokenize_prompts(trainer, train_prompts)]
+    try:
+        ids = tokenize_prompts(trainer, train_prompts)
+    except (TemplateError, TypeError) as error:
+        return [*findings, template_error(error)]
+    if not trainer._is_vlm:  # prompts may differ in their images alone
+        settings = trainer.args.chat_template_kwargs or {}
+        findings += prompt_findings(train_prompts, ids, text_tokenizer(trainer), settings)
+    lengths = list(map(len, ids))
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     findings += length_findings(lengths, gold_lengths, trainer.args.max_completion_length, context)
     if exit_code(findings):
