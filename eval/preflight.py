@@ -186,7 +186,7 @@ def check(
 def print_progress(console: Console | None, line: str) -> None:
     """Print a progress line, if there is a console."""
     if console is not None:
-        console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"preflight: {visible(line)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:

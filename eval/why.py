@@ -17,7 +17,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.run_folder.reading import load_runs
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
 from trl_prorl.supported import LOSS_TYPES, UNGROUPED
-from trl_prorl.text import visible
+from trl_prorl.text import visible_lines
 
 
 SHORT, LONG = 10, 20  # steps of a moving average
@@ -226,7 +226,7 @@ def main(argv=None) -> int:
     args = command_lines.why(argv)
     runs, left_out = load_runs(args.runs)
     text = "\n".join([*map(explain, runs), *left_out])
-    print("\n".join(map(visible, text.split("\n"))))
+    print(visible_lines(text))
     return int(any(map(find_causes, runs)))
 
 

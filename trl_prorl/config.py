@@ -27,7 +27,7 @@ from .keys import (
     warn_unused,
 )
 from .kl import gradient_bias
-from .refusals import ACTS_ONLY_WITH, REFUSALS, check_folders_and_beta
+from .refusals import ACTS_ONLY_WITH, REFUSALS, check_folders_and_beta, refuse_engines
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
@@ -73,6 +73,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
+        refuse_engines(self)  # before transformers sets the environment for torch_compile
         best = self.metric_for_best_model
         greater = self.greater_is_better
         self._complete_as_trl()

@@ -34,7 +34,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
-from .kl import Anchors, Batch, has_advantage, zero_masked
+from .kl import Anchors, Batch, completion_mask, has_advantage, zero_masked
 from .upstream.modules import Parameters, is_sharded
 from .upstream.weights import copy_tensors, settings_of
 
@@ -596,10 +596,11 @@ class Scorer:
 
 def rows_with_gradient(batch: Batch) -> torch.Tensor:
     """
-    Return which rows have a gradient if no penalty acts, bools `(B,)`: non-zero advantages or, without any, the
-    shortest row, because every process needs a backward pass.
+    Return which rows have a gradient if no penalty acts, bools `(B,)`: those with tokens that count and a non-zero
+    advantage or, without any, the shortest of those with tokens, because every process needs a backward pass.
     """
-    has_gradient = has_advantage(batch)
-    shortest = batch["completion_mask"].sum(dim=1).argmin()
+    lengths = completion_mask(batch).sum(dim=1)
+    has_gradient = has_advantage(batch) & (lengths > 0)
+    shortest = lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin()
     is_shortest = torch.arange(len(has_gradient), device=has_gradient.device) == shortest
     return has_gradient | (is_shortest & ~has_gradient.any())

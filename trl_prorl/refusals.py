@@ -269,6 +269,23 @@ def refuse_stop(args: "ProRLConfig") -> None:
         )
 
 
+def refuse_engines(args: "ProRLConfig") -> None:
+    """
+    Check what else changes the model's forward:
+
+    - `use_kernels` or `torch_compile` with `fast` (`pack_groups`, `compact_generation`), which replaces it, too.
+    """
+    keys = [key for key in ("pack_groups", "compact_generation") if getattr(args, key) != "off"]
+    for name in ("use_kernels", "torch_compile", "torch_compile_backend", "torch_compile_mode"):
+        if keys and getattr(args, name):
+            key = "fast" if args.fast else keys[0]
+            off = "false" if args.fast else '"off"'
+            raise ValueError(
+                f"{name}={getattr(args, name)!r} is not supported with {key}={getattr(args, key)!r}: both replace the "
+                f"model's forward. Remove {name}, or set {key}: {off}."
+            )
+
+
 CLIPS = Requirement(
     lambda values: values["loss_mode"] in (None, "clipped") and values["trust_region"] is None,
     "a clipped ratio (loss_mode: clipped, and no trust_region)",
@@ -360,6 +377,7 @@ REFUSALS = (
     refuse_samples,
     refuse_losses,
     refuse_stop,
+    refuse_engines,
 )
 
 
