@@ -89,7 +89,7 @@ CONTRADICTIONS = [
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),
     (EVALUATED | {"stop_stall": 2, "metric_for_best_model": "pass@1"}, {"ref_reset_metric": "eval_pass@1"}),
     (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"greater_is_better": None}),
-    ({"fast": True, "use_kernels": True}, {"use_kernels": False}),
+    ({"fast": True, "model_init_kwargs": {"use_kernels": True}}, {"fast": False}),
     ({"fast": True, "torch_compile": True}, {"torch_compile": False}),
     ({"pack_groups": "on", "torch_compile_backend": "eager"}, {"torch_compile_backend": None}),
     ({"compact_generation": "auto", "torch_compile_mode": "default"}, {"torch_compile_mode": None}),

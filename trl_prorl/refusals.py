@@ -273,16 +273,20 @@ def refuse_engines(args: "ProRLConfig") -> None:
     """
     Check what else changes the model's forward:
 
-    - `use_kernels` or `torch_compile` with `fast` (`pack_groups`, `compact_generation`), which replaces it, too.
+    - `torch_compile`, or `use_kernels` in `model_init_kwargs`, with `fast` (`pack_groups`, `compact_generation`): both
+      replace it.
     """
     keys = [key for key in ("pack_groups", "compact_generation") if getattr(args, key) != "off"]
-    for name in ("use_kernels", "torch_compile", "torch_compile_backend", "torch_compile_mode"):
-        if keys and getattr(args, name):
+    engines = {key: getattr(args, key) for key in ("torch_compile", "torch_compile_backend", "torch_compile_mode")}
+    if isinstance(args.model_init_kwargs, dict):
+        engines["use_kernels"] = args.model_init_kwargs.get("use_kernels")
+    for name, value in engines.items():
+        if keys and value:
             key = "fast" if args.fast else keys[0]
             off = "false" if args.fast else '"off"'
             raise ValueError(
-                f"{name}={getattr(args, name)!r} is not supported with {key}={getattr(args, key)!r}: both replace the "
-                f"model's forward. Remove {name}, or set {key}: {off}."
+                f"{name}={value!r} is not supported with {key}={getattr(args, key)!r}: both replace the model's "
+                f"forward. Remove {name}, or set {key}: {off}."
             )
 
 

@@ -82,7 +82,12 @@ def correct(folder):
 
 def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here, tmp_path, capsys):
     # What a trial would upload, and fail because there is no Hub here.
-    uploads = {"push_to_hub": True, "log_completions": True, "log_completions_hub_repo": "me/a", "report_to": ["wandb"]}
+    uploads = {
+        "push_to_hub": True,
+        "log_completions": True,
+        "log_completions_hub_repo": "me/a",
+        "report_to": ["wandb"],
+    }
     change_config(run_dir, **uploads, trackio_space_id="me/a")
     before = hash_files(run_dir)
     changed = "learning_rate=1e-3"
