@@ -53,10 +53,10 @@ TRIAL = "trl_prorl.eval.trial"
 BRANCH_FILE = "branch.json"  # in the branch's folder: of which checkpoint of which run it is
 # Keys that a branch sets itself, and those of the task and the model, which stay.
 OWN_KEYS = (
-    "allow_config_change log_completions max_steps output_dir overwrite push_to_hub report_to resume_from_checkpoint"
+    "allow_config_change log_completions_hub_repo max_steps output_dir overwrite push_to_hub report_to "
+    "resume_from_checkpoint"
 )
-# A trial uploads nothing: no model, no table of completions (log_completions_hub_repo), no metrics.
-NO_UPLOADS = "--push_to_hub False --log_completions False --report_to none"
+NO_UPLOADS = "--push_to_hub False --report_to none"  # nor completions, which `trial` keeps local
 FIXED = {*OWN_KEYS.split(), *(field.name for part in (TaskArguments, ModelConfig) for field in fields(part))}
 # A trigger that never fires: the trial's reference stays movable, so that every resume of it knows the reference that
 # was reset.
