@@ -265,6 +265,11 @@ class ProlongedKeys:
         base_anchor_every (`int`, *optional*, defaults to `1`):
             Apply `beta_base` only to every N-th generation batch, which saves the other forward passes. The
             coefficient is not scaled up.
+        ref_model (`str`, *optional*):
+            Teacher: another model as the fixed reference of `beta`, `kl_in`, `kl_estimator` and `kl_target`. A Hub
+            name, a folder (a run with LoRA, too), or `embedded:NAME`; in a script a loaded model, as
+            `ProRLTrainer(ref_model=model)`. It needs the policy's vocabulary; size and architecture may differ. See
+            docs/teacher.md. `None`: the starting model.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
             Estimator of every KL penalty: `"k1"`, `"k2"` or `"k3"`. The gradient of k3 is exact with TRL's
             `use_bias_correction_kl: true`. docs/methods.md lists the gradient of each combination.
@@ -478,6 +483,9 @@ class ProlongedKeys:
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
     beta_base: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_base={}")] = 0.0
     base_anchor_every: Annotated[int, Key(ge=1, needs=needs("beta_base"))] = 1
+    ref_model: Annotated[str | None, Key(free=True, changes=Effect.STEP, needs=needs("beta"), label="teacher {}")] = (
+        None
+    )
     kl_estimator: Annotated[str, Key(KL_ESTIMATORS, changes=Effect.KL, needs=IN_LOSS)] = "k3"
     kl_clamp: Annotated[float | None, Key(gt=0, changes=Effect.KL, needs=IN_LOSS)] = None
     kl_in: Annotated[str, Key(("loss", "reward"), changes=Effect.KL, needs=IN_REWARD, label="KL in {}")] = "loss"

@@ -33,6 +33,7 @@ from .identity import (
     EVALUATIONS_ACT,
     IDENTITY_FILE,
     LENGTHS,
+    TEACHER,
     buffer_file,
     changing_keys,
     find_start,
@@ -193,7 +194,10 @@ class CheckpointMixin:
         return patch_environment(WANDB_RUN_ID=self._run_id, WANDB_RESUME="allow")
 
     def write_env(self) -> None:
-        write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
+        teacher = None
+        if self.teacher is not None:
+            teacher = {"weights": self._identity[TEACHER], "packed": self.teacher.packs}
+        write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id, teacher)
 
     def _execution(self) -> dict[str, Any]:
         execution = {

@@ -24,6 +24,7 @@ from .provenance import as_plain, remove_secrets
 
 
 IDENTITY_FILE = "identity.json"
+TEACHER = "weights of ref_model"
 VALUES_HASHED = 128  # of a tensor
 PROBE = "Compute 12 × 7.\n\nThe ANSWER is"  # tokenized, with what a tokenizer adds around a text
 LENGTHS = {"max_steps", "num_train_epochs"}
@@ -68,6 +69,7 @@ def identity_of(trainer, keys: Mapping[str, Any], policy: torch.nn.Module) -> di
         **describe_config(policy),
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
+        TEACHER: teacher_hash(trainer.teacher),
         "rows of the training set": rows_hash(trainer.train_dataset),
         "rows of the evaluation sets": {name: rows_hash(rows) for name, rows in sets.items()},
         "tokenizer": json_sha256([sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map, ids]),
@@ -174,6 +176,11 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], whole: bool 
         shown = flat if whole else flat[:: len(flat) // VALUES_HASHED + 1]
         digest.update(shown.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
+
+
+def teacher_hash(teacher: Any) -> str | None:
+    """Return the hash of the model of `ref_model`; `None` without one."""
+    return None if teacher is None else weights_hash(teacher.ref_model.named_parameters())
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

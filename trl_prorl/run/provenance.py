@@ -70,16 +70,18 @@ def write_env(
     execution: Mapping[str, Any] | None,
     base: str | None = None,
     run_id: str | None = None,
+    teacher: Mapping[str, Any] | None = None,
 ) -> None:
     """
     Write `env.json`. `execution` describes accelerations, `None` a run of TRL's own trainer; `base` is the starting
-    model.
+    model, `teacher` what is known of the model of `ref_model` in addition to its name.
     """
     revision = (args.model_init_kwargs or {}).get("revision")
     env = {
         RUN_ID: run_id,
         "variant": RECORDED if execution is None else args.variant,
         "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
+        "ref_model": None if teacher is None else dataclasses.asdict(identify(args.ref_model)) | teacher,
         "quantization": _quantization(model),
         "seed": args.seed,
         "versions": {"python": platform.python_version(), **versions()},
