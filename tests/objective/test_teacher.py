@@ -106,7 +106,7 @@ def row(batch, number):
 @pytest.mark.parametrize("estimator, corrected", [("k1", True), ("k2", False), ("k3", True)])
 def test_the_loss_has_the_reverse_kl_to_the_teacher_and_its_gradient(enumerated, estimator, corrected):
     """
-    Every completion's loss, weighted by its probability, against Σ_t Σ_s P(s) KL(π(·|s) ‖ teacher(·|s)) / 3, a sum over
+    Every completion's loss, weighted by its probability, against Σ_s P(s) KL(π(·|s) ‖ teacher(·|s)) / 3, a sum over
     all states s and symbols; its gradient does not go through P.
     """
     trainer, batch = enumerated(kl_estimator=estimator, use_bias_correction_kl=corrected, reward_weights=[0.0])
