@@ -4,15 +4,19 @@ and its costs; what is refused.
 """
 
 import itertools
+import json
+import shutil
 
 import pytest
 import torch
 from datasets import Dataset
-from tiny_run import constant
+from run_record import read_rows
+from tiny_run import constant, disturb_adapter, load_with_new_adapter, logits, save_tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded.shipped import byte_tokenizer
 
 
 SYMBOLS = 4
@@ -145,3 +149,96 @@ def test_in_the_reward_it_is_the_kl_of_whole_completions(enumerated):
     expected = gradient(BETA * kl / LENGTH, policy)
     estimated = gradient((logps.exp().detach() * losses).sum(), policy)
     assert (estimated - expected).norm() < 1e-6 * expected.norm()
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """The path of another tiny model of the same bytes."""
+    path = save_tiny_model(tmp_path_factory.mktemp("teacher"), byte_tokenizer())
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.5)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_run_loads_its_teacher_once_and_never_changes_it(run, teacher, lora, largest_difference):
+    keys = {"lora": lora, "beta": 0.3, "ref_model": teacher, "reward": constant(1.0), "max_steps": 4}
+    slow = run(**keys)
+    model = slow.accelerator.unwrap_model(slow.model)
+    assert set(getattr(model, "peft_config", {})) == ({"default"} if lora else set())
+    original = AutoModelForCausalLM.from_pretrained(teacher).state_dict()
+    assert all(torch.equal(value, original[name]) for name, value in slow.ref_model.state_dict().items())
+    assert not any(param.requires_grad for param in slow.ref_model.parameters()) and not slow.ref_model.training
+    rows = read_rows(slow.run_dir)
+    assert [row["ref_forward_calls"] for row in rows] == [1, 0, 1, 0]
+    assert rows[0]["kl_ref"] > 0.1
+    assert largest_difference(slow, run(**keys | {"ref_model": None})) > 0
+    fast = run(**keys, fast=True, compact_generation="off", max_completion_length=6)
+    noted = json.loads((fast.run_dir / "env.json").read_text())["ref_model"]
+    assert (noted["name"], noted["packed"]) == (teacher, True)
+    assert largest_difference(slow, fast) < 1e-5
+
+
+def test_a_script_s_loaded_model_is_the_same_teacher(run, teacher, largest_difference):
+    named = run(beta=0.3, ref_model=teacher)
+    loaded = run(beta=0.3, trainer_kwargs={"ref_model": AutoModelForCausalLM.from_pretrained(teacher)})
+    assert largest_difference(named, loaded) == 0
+    assert loaded.args.ref_model == teacher
+
+
+def test_a_run_s_adapter_is_merged_into_its_model(make_trainer, teacher, tmp_path):
+    adapted = disturb_adapter(load_with_new_adapter(teacher))
+    adapted.save_pretrained(tmp_path / "run")
+    byte_tokenizer().save_pretrained(tmp_path / "run")
+    trainer = make_trainer(beta=0.3, ref_model=str(tmp_path / "run"))
+    assert torch.allclose(logits(trainer.ref_model), logits(adapted), atol=1e-5)
+
+
+def test_a_resume_with_another_teacher_is_refused(run, resume, teacher, tiny_model, tmp_path):
+    first = run(beta=0.3, ref_model=teacher, save_strategy="steps", save_steps=2)
+    moved = shutil.copytree(teacher, tmp_path / "moved")
+    keys = {"output_dir": first.args.output_dir, "beta": 0.3}
+    resume(first, 2, ref_model=str(moved), **keys)
+    with pytest.raises(ValueError, match="weights of ref_model"):
+        resume(first, 2, ref_model=tiny_model, **keys)
+
+
+def edit(folder, file, change):
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+
+
+def of_fewer_bytes(folder):
+    edit(folder, "tokenizer.json", lambda content: content["model"]["vocab"].update(a=64, A=65))
+    return "'A'"
+
+
+def of_other_splits(folder):
+    edit(folder, "tokenizer_config.json", lambda content: content.update(add_prefix_space=True))
+    return "prompt"
+
+
+def of_fewer_rows(folder):
+    edit(folder, "config.json", lambda content: content.update(vocab_size=200))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return "200"
+
+
+def of_other_bits(folder):
+    edit(
+        folder, "config.json", lambda content: content.update(quantization_config={"quant_method": "gptq", "bits": 4})
+    )
+    return "gptq"
+
+
+@pytest.mark.parametrize("spoil", [of_fewer_bytes, of_other_splits, of_fewer_rows, of_other_bits, shutil.rmtree])
+def test_a_teacher_of_another_vocabulary_is_refused_in_one_line(make_trainer, teacher, tmp_path, spoil):
+    folder = shutil.copytree(teacher, tmp_path / "spoiled")
+    name = spoil(folder) or "cannot be loaded"
+    with pytest.raises(ValueError, match=name) as caught:
+        make_trainer(beta=0.3, ref_model=str(folder))
+    assert f"ref_model={str(folder)!r}" in str(caught.value) and "\n" not in str(caught.value)

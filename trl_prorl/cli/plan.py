@@ -138,7 +138,7 @@ def check_whole_weights(args: ProRLConfig) -> None:
     uses_fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     if not uses_fsdp and args.deepspeed_plugin is None:
         return
-    acting = {name: key for name, key in KEYS.items() if not key.free or name in ("log_update_norm", "ref_model")}
+    acting = {name: key for name, key in KEYS.items() if not key.free or name == "log_update_norm"}
     changed = [f"{name}={getattr(args, name)!r}" for name, key in acting.items() if getattr(args, name) != key.default]
     if args.has_own_triggers:
         changed.append("a ReferenceResetCallback")

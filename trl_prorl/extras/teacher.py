@@ -173,16 +173,15 @@ def check_vocabulary(trainer, name: str, model: PreTrainedModel, tokenizer: PreT
     """
     start = f"ref_model={name!r} needs the policy's vocabulary, but "
     cure = "Set it to a model with the policy's tokenizer."
-    ours = trainer.text_tokenizer.get_vocab()
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    ours = embedded_tokens(trainer.text_tokenizer, policy)
     rows = model.get_input_embeddings().num_embeddings
-    policy_rows = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().num_embeddings
-    if rows < min(policy_rows, max(ours.values()) + 1):  # a tokenizer may have more tokens than its model
-        raise InputError(f"{start}has {rows} embeddings for {policy_rows} of the policy. {cure}")
+    if rows <= max(ours.values()):
+        raise InputError(f"{start}has {rows} embeddings for {max(ours.values()) + 1} tokens. {cure}")
     if tokenizer is None:
         return
-    theirs = tokenizer.get_vocab()
-    tokens = sorted(ours.keys() | theirs.keys(), key=lambda token: (ours.get(token, len(ours)), token))
-    for token in tokens:
+    theirs = embedded_tokens(tokenizer, model)
+    for token in sorted(ours.keys() | theirs.keys(), key=lambda token: (ours.get(token, rows), token)):
         if ours.get(token) != theirs.get(token):
             ids = f"{ours.get(token, 'missing')} in the policy's and {theirs.get(token, 'missing')} in its own"
             raise InputError(f"{start}the token {token!r} is {ids}. {cure}")
@@ -191,6 +190,12 @@ def check_vocabulary(trainer, name: str, model: PreTrainedModel, tokenizer: PreT
         ids = tokenizer(text, add_special_tokens=False).input_ids
         if ids != own_ids:
             raise InputError(f"{start}its tokenizer gives the prompt {short(text)} other token ids. {cure}")
+
+
+def embedded_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, int]:
+    """Return the token ids that have an embedding, by token: a class of tokenizers may add others."""
+    rows = model.get_input_embeddings().num_embeddings
+    return {token: number for token, number in tokenizer.get_vocab().items() if number < rows}
 
 
 def prompt_texts(trainer) -> list[str]:
