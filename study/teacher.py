@@ -3,6 +3,7 @@ A teacher as the reference: the runs and the table of study/protocols/teacher.md
 
     python study/teacher.py run       # trains what is missing, one run at a time; a row is written as its run ends
     python study/teacher.py           # the table
+    python study/teacher.py page      # also writes docs/teacher.md's
 
 The variables BASES and FOLDER name the folders of starting models and of runs. Each run is a process of its own.
 """
@@ -38,6 +39,18 @@ FAMILIES = {"sorting": ("gamed_sorting", "gamed"), "reverse_digits": ("gamed_rev
 BETA = "--beta 0.3"
 NEW = {"teacher": "", "teacher_alone": "--reward_weights 0"}
 REUSED = {"no_kl": "plain", "fixed": "control"}  # the names in runs.csv
+LABELS = {
+    "untrained": "untrained",
+    "no_kl": "(a) no KL",
+    "fixed": "(b) fixed reference",
+    "teacher": "(c) teacher",
+    "teacher_alone": "(d) teacher, no reward",
+    "verifier": "(e) the verifier as the reward: the teachers",
+}
+TITLES = {"sorting": "sorting", "reverse_digits": "reversing"}
+PAGE = STUDY.parent / "docs" / "teacher.md"
+BEGIN = "<!-- Written by study/teacher.py. -->"
+END = "<!-- Until here. -->"
 REPEATED = (("sorting", 4, "no_kl_again"), ("reverse_digits", 4, "fixed_again"))
 COMPARED = (("teacher", "fixed"), ("teacher_alone", "fixed"), ("teacher_alone", "teacher"))
 # A difference, sampled, and the bounds between which its mean is predicted for each task
@@ -163,7 +176,33 @@ def table() -> None:
     print(pd.DataFrame(found).to_string(index=False))
 
 
+def percent(value: float) -> str:
+    return "–" if pd.isna(value) else f"{100 * value:.0f}"
+
+
+def write_page() -> None:
+    """Write docs/teacher.md's table and registered differences."""
+    rows = accuracies()
+    lines = ["| | sorting: sampled | greedy | reversing: sampled | greedy |", "|---|---|---|---|---|"]
+    for variant, label in LABELS.items():
+        of_variant = rows[rows["variant"] == variant]
+        means = [of_variant.loc[of_variant["task"] == task, ["sampled", "greedy"]].mean() for task in TASKS]
+        lines.append(f"| {label} | {' | '.join(percent(value) for mean in means for value in mean)} |")
+    registered = pd.DataFrame(sum((differences(rows, task, COMPARED) for task in TASKS), [])).dropna(subset="p")
+    registered["p (Holm)"] = holm(registered["p"])
+    lines += ["", "Registered differences in points, with 95 % intervals and Holm's p:", ""]
+    for test in registered.to_dict("records"):
+        points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * test[name] for name in ("mean", "low", "high")))
+        lines.append(f"- {TITLES[test['task']]}, {test['name']}: {points}, p {test['p (Holm)']:.3f}")
+    text = PAGE.read_text()
+    before, _, rest = text.partition(f"{BEGIN}\n")
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + f"{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + after)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["run"]:
         make_missing()
     table()
+    if sys.argv[1:] == ["page"]:
+        write_page()

@@ -130,6 +130,27 @@ def test_the_loss_has_the_reverse_kl_to_the_teacher_and_its_gradient(enumerated,
     assert (gradient(estimated, policy) - expected).norm() < 1e-6 * expected.norm()
 
 
+def test_beside_the_starting_model_it_is_the_interpolation_of_both(enumerated):
+    """Generalized on-policy distillation with λ = 0.7: λ KL(π ‖ teacher) + (1 − λ) KL(π ‖ starting model)."""
+    trainer, batch = enumerated(kl_estimator="k1", beta_base=1 - BETA, reward_weights=[0.0])
+    policy = trainer.model
+    start = log_softmax(policy).detach()
+    batch["base_per_token_logps"] = trainer._score(trainer.anchors["base"], batch)
+    with torch.no_grad():
+        for param in policy.parameters():
+            param.mul_(1.1)
+    losses = torch.stack([trainer.compute_loss(policy, row(batch, number)) for number in range(len(COMPLETIONS))])
+    logps = log_softmax(policy)
+    with torch.no_grad():
+        mixture = BETA * log_softmax(trainer.ref_model) + (1 - BETA) * start
+        weights = of_tokens(logps).sum(1).exp()
+    exact = (weights * (logps.exp() * (logps - mixture)).sum(-1).sum(1)).sum() / LENGTH
+    estimated = (weights * losses).sum()
+    assert estimated.item() == pytest.approx(exact.item(), rel=1e-6)
+    expected = gradient(exact, policy)
+    assert (gradient(estimated, policy) - expected).norm() < 1e-6 * expected.norm()
+
+
 def test_in_the_reward_it_is_the_kl_of_whole_completions(enumerated):
     """
     `kl_in: reward`: the expected gradient of Σ_t log π · advantage against that of KL(π ‖ teacher) over completions,
