@@ -11,9 +11,18 @@ import pytest
 import torch
 from datasets import Dataset
 from run_record import read_rows
-from tiny_run import constant, disturb_adapter, load_with_new_adapter, logits, save_tiny_model
+from tiny_run import constant, disturb_adapter, load_with_new_adapter, logits, record_results, save_tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from trl.trainer import grpo_trainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import byte_tokenizer
@@ -184,22 +193,42 @@ def teacher(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("lora", [True, False])
-def test_a_run_loads_its_teacher_once_and_never_changes_it(run, teacher, lora, largest_difference):
-    keys = {"lora": lora, "beta": 0.3, "ref_model": teacher, "reward": constant(1.0), "max_steps": 4}
-    slow = run(**keys)
+@pytest.mark.parametrize("adapted", [True, False])
+def test_a_run_has_one_teacher_and_never_changes_it(
+    run, teacher, trained_adapter, adapted, largest_difference, monkeypatch
+):
+    monkeypatch.setattr(grpo_trainer, "create_model_from_path", grpo_trainer.create_model_from_path)  # restored
+    loaded = record_results(grpo_trainer, "create_model_from_path")
+    keys = {"lora": False, "beta": 0.3, "ref_model": teacher, "reward": constant(1.0)}
+    slow = run(model=trained_adapter() if adapted else None, **keys)
+    assert len(loaded) == (0 if adapted else 1)  # the policy
     model = slow.accelerator.unwrap_model(slow.model)
-    assert set(getattr(model, "peft_config", {})) == ({"default"} if lora else set())
+    assert set(getattr(model, "peft_config", {})) == ({"default"} if adapted else set())
     original = AutoModelForCausalLM.from_pretrained(teacher).state_dict()
     assert all(torch.equal(value, original[name]) for name, value in slow.ref_model.state_dict().items())
-    assert not any(param.requires_grad for param in slow.ref_model.parameters()) and not slow.ref_model.training
+    assert not any(param.requires_grad for param in slow.ref_model.parameters())
+    assert not slow.ref_model.training
     rows = read_rows(slow.run_dir)
     assert [row["ref_forward_calls"] for row in rows] == [1, 0, 1, 0]
     assert rows[0]["kl_ref"] > 0.1
-    assert largest_difference(slow, run(**keys | {"ref_model": None})) > 0
-    fast = run(**keys, fast=True, compact_generation="off", max_completion_length=6)
-    noted = json.loads((fast.run_dir / "env.json").read_text())["ref_model"]
-    assert (noted["name"], noted["packed"]) == (teacher, True)
+    fast = run(model=trained_adapter() if adapted else None, **keys, fast=True, compact_generation="off")
+    assert packed(fast)
+    assert largest_difference(slow, fast) < 1e-5
+
+
+def packed(trainer):
+    return json.loads((trainer.run_dir / "env.json").read_text())["ref_model"]["packed"]
+
+
+def test_a_teacher_of_an_unlisted_family_scores_row_by_row(run, largest_difference):
+    torch.manual_seed(4)
+    size = {"vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    other = PhiForCausalLM(PhiConfig(**size, num_attention_heads=2, pad_token_id=0, bos_token_id=None, eos_token_id=4))
+    keys = {"beta": 0.3, "trainer_kwargs": {"ref_model": other}}
+    slow = run(**keys)
+    fast = run(**keys, fast=True, compact_generation="off")
+    assert fast.acceleration.packs
+    assert not packed(fast)
     assert largest_difference(slow, fast) < 1e-5
 
 
