@@ -14,7 +14,6 @@ from run_record import read_rows
 from tiny_run import constant, disturb_adapter, load_with_new_adapter, logits, record_results, save_tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -35,18 +34,18 @@ PROMPT = torch.tensor([1, 3])
 BETA = 0.7
 
 
-def symbols():
+def symbol_tokenizer():
     vocabulary = models.WordLevel({name: number for number, name in enumerate("abcd")}, unk_token="a")
     tokenizer = Tokenizer(vocabulary)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="a", eos_token="b")
 
 
-def small(seed, layers):
+def small(seed, layers, symbols=SYMBOLS):
     """A float64 model of four symbols."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=SYMBOLS,
+        vocab_size=symbols,
         hidden_size=8,
         intermediate_size=8,
         num_hidden_layers=layers,
@@ -92,7 +91,7 @@ def enumerated(tmp_path):
             **keys,
         )
         rows = Dataset.from_dict({"prompt": ["b d"] * 4})
-        given = {"train_dataset": rows, "processing_class": symbols(), "reward_funcs": constant(0.0)}
+        given = {"train_dataset": rows, "processing_class": symbol_tokenizer(), "reward_funcs": constant(0.0)}
         trainer = ProRLTrainer(small(0, 1), args=args, ref_model=small(1, 2), **given)
         trainer.current_gradient_accumulation_steps = 1  # as Trainer sets it in a training
         trainer.meter.begin_step()
@@ -272,12 +271,6 @@ def of_other_splits(folder):
     return "prompt"
 
 
-def of_fewer_rows(folder):
-    edit(folder, "config.json", lambda content: content.update(vocab_size=200))
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    return "200"
-
-
 def of_other_bits(folder):
     edit(
         folder, "config.json", lambda content: content.update(quantization_config={"quant_method": "gptq", "bits": 4})
@@ -285,10 +278,15 @@ def of_other_bits(folder):
     return "gptq"
 
 
-@pytest.mark.parametrize("spoil", [of_fewer_bytes, of_other_splits, of_fewer_rows, of_other_bits, shutil.rmtree])
+@pytest.mark.parametrize("spoil", [of_fewer_bytes, of_other_splits, of_other_bits, shutil.rmtree])
 def test_a_teacher_of_another_vocabulary_is_refused_in_one_line(make_trainer, teacher, tmp_path, spoil):
     folder = shutil.copytree(teacher, tmp_path / "spoiled")
     name = spoil(folder) or "cannot be loaded"
     with pytest.raises(ValueError, match=name) as caught:
         make_trainer(beta=0.3, ref_model=str(folder))
     assert f"ref_model={str(folder)!r}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_loaded_teacher_needs_an_embedding_for_each_token(make_trainer):
+    with pytest.raises(ValueError, match="200 embeddings"):  # the policy has 261
+        make_trainer(beta=0.3, trainer_kwargs={"ref_model": small(0, 1, symbols=200)})
