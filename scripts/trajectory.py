@@ -1,10 +1,8 @@
 """
 The first steps of every arm of `recipes/tiny`, on one thread: loss, gradient norm, KL and reward of each step, to the
-bit, and the CPU seconds of a step.
+bit, and the CPU seconds of a step. compare_commits.py runs it for two commits.
 
-    python scripts/trajectory.py --out tests/trajectories     # writes avx512-torch2.13.0.json, or what this machine is
-    python scripts/trajectory.py --arms variantA --steps 60   # prints
-    ATEN_CPU_CAPABILITY=avx2 python scripts/trajectory.py --out tests/trajectories
+    python scripts/trajectory.py --arms variantA --steps 60
 """
 
 import argparse
@@ -68,11 +66,12 @@ def trajectories(arms: list[str], steps: int) -> dict[str, dict[str, list[float]
 
 
 def made_with() -> dict[str, str]:
-    """Whatever else decides the bits: libraries, and the processor's maker, by which MKL chooses its code."""
+    """What decides the bits: libraries, instruction set, and the processor's maker, by which MKL chooses its code."""
     cpu = Path("/proc/cpuinfo")
     vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpu.read_text() if cpu.exists() else "")
     found = {name: version(name) for name in ("torch", "trl", "transformers", "peft")}  # of torch, with its build
     found["cpu"] = vendor[1] if vendor else "?"
+    found["instructions"] = CAPABILITY
     return found
 
 
@@ -80,23 +79,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="a file, or a folder in which it is named after this machine")
+    parser.add_argument("--out", type=Path, help="a file to write")
     args = parser.parse_args()
     found = trajectories(args.arms, args.steps)
+    content = json.dumps({"made_with": made_with(), **found}, indent=1)
     if args.out is None:
-        print(json.dumps(found, indent=1))
-        return
-    file = args.out
-    if args.out.is_dir():
-        file = args.out / f"{CAPABILITY.lower()}-torch{torch.__version__.partition('+')[0]}.json"
-        for columns in found.values():
-            columns.pop("cpu_seconds")
-    file.write_text(as_json({"made_with": made_with(), **found}))
-
-
-def as_json(content: dict[str, dict]) -> str:
-    """JSON with a line for each column, so that a difference between two files can be read."""
-    return re.sub(r'(?<=[{,]) ?(?="\w+": [{\["])', "\n", json.dumps(content)) + "\n"
+        print(content)
+    else:
+        args.out.write_text(content)
 
 
 if __name__ == "__main__":

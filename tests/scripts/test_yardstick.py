@@ -55,3 +55,8 @@ def test_a_difference_is_shown(yardstick):
     ):
         found = yardstick.differences(kept, kept | {part: value})
         assert found and word in found[0], (part, value, found)
+    other_machine = {"weights": "b", "rows": {"step": [1, 2], "reward": [0.50001, 0.25]}, "events": [{"step": 1}]}
+    assert yardstick.differences(kept, kept | other_machine, yardstick.TOLERANCE) == []
+    moved = {"events": [{"step": 1, "requests": [{"value": 1.001}]}]}
+    same_event = kept | {"events": [{"step": 1, "requests": [{"value": 1.0}]}]}
+    assert yardstick.differences(same_event, same_event | moved, yardstick.TOLERANCE) == ["events: other requests"]
