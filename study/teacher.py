@@ -150,13 +150,20 @@ def accuracies() -> pd.DataFrame:
 
 
 def differences(rows: pd.DataFrame, task: str, pairs) -> list[dict]:
-    """Return each pair's differences on a task, sampled and greedy, paired by starting model."""
-    wide = rows[rows["task"] == task].pivot(index="base", columns="variant", values=["sampled", "greedy"])
+    """Return each pair's differences on a task, sampled and greedy, of pairs that have all starting models."""
     found = []
     for (first, second), score in product(pairs, ("sampled", "greedy")):
-        values = (wide[score, first] - wide[score, second]).dropna()
-        found.append({"task": task} | tested(f"{first} − {second}, {score}", values))
+        values = paired(rows, task, first, second, score)
+        if len(values) == len(BASES):
+            found.append({"task": task} | tested(f"{first} − {second}, {score}", values))
     return found
+
+
+def paired(rows: pd.DataFrame, task: str, first: str, second: str, score: str) -> pd.Series:
+    """Return the differences of two variants' accuracies on a task, by starting model."""
+    of_task = rows[rows["task"] == task].set_index("base")
+    one, other = (of_task.loc[of_task["variant"] == variant, score] for variant in (first, second))
+    return (one - other).dropna()
 
 
 def table() -> None:
@@ -171,8 +178,9 @@ def table() -> None:
     print(pd.DataFrame(sum((differences(rows, task, others) for task in TASKS), [])).to_string(index=False))
     found = []
     for task, (first, second, low, high) in product(TASKS, PREDICTIONS):
-        wide = rows[rows["task"] == task].pivot(index="base", columns="variant", values="sampled")
-        found.append(graded(f"{task}: {first} − {second}", (wide[first] - wide[second]).dropna(), low, high))
+        values = paired(rows, task, first, second, "sampled")
+        if len(values) == len(BASES):
+            found.append(graded(f"{task}: {first} − {second}", values, low, high))
     print(pd.DataFrame(found).to_string(index=False))
 
 
@@ -188,11 +196,11 @@ def write_page() -> None:
         of_variant = rows[rows["variant"] == variant]
         means = [of_variant.loc[of_variant["task"] == task, ["sampled", "greedy"]].mean() for task in TASKS]
         lines.append(f"| {label} | {' | '.join(percent(value) for mean in means for value in mean)} |")
-    registered = pd.DataFrame(sum((differences(rows, task, COMPARED) for task in TASKS), [])).dropna(subset="p")
+    registered = pd.DataFrame(sum((differences(rows, task, COMPARED) for task in TASKS), []))
     registered["p (Holm)"] = holm(registered["p"])
     lines += ["", "Registered differences in points, with 95 % intervals and Holm's p:", ""]
     for test in registered.to_dict("records"):
-        points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * test[name] for name in ("mean", "low", "high")))
+        points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * test[name] for name in ("mean", "low", "high"))).replace("-", "−")
         lines.append(f"- {TITLES[test['task']]}, {test['name']}: {points}, p {test['p (Holm)']:.3f}")
     text = PAGE.read_text()
     before, _, rest = text.partition(f"{BEGIN}\n")
