@@ -200,7 +200,8 @@ def write_page() -> None:
     registered["p (Holm)"] = holm(registered["p"])
     lines += ["", "Registered differences in points, with 95 % intervals and Holm's p:", ""]
     for test in registered.to_dict("records"):
-        points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * test[name] for name in ("mean", "low", "high"))).replace("-", "−")
+        points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * test[name] for name in ("mean", "low", "high")))
+        points = points.replace("-", "−")
         lines.append(f"- {TITLES[test['task']]}, {test['name']}: {points}, p {test['p (Holm)']:.3f}")
     text = PAGE.read_text()
     before, _, rest = text.partition(f"{BEGIN}\n")

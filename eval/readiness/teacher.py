@@ -13,6 +13,7 @@ from trl_prorl.cli.prompts import cut_at_end, pad_left
 from trl_prorl.eval.analysis.statistics import prompt_interval
 from trl_prorl.eval.readiness.finding import Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB
+from trl_prorl.eval.readiness.samples_of import sampled_by
 from trl_prorl.eval.readiness.signal import Rollouts, sample_starting_model
 from trl_prorl.kl import completion_mask, kl_values
 
@@ -61,14 +62,8 @@ def teacher_findings(
 
 def accuracy_finding(trainer, rows: Sequence[Mapping], task, samples: Rollouts, verify: Callable | None) -> Finding:
     """Sample the teacher on the same prompts, and compare its accuracy with the starting model's."""
-    own = vars(trainer).get("_generate_single_turn")
-    trainer._generate_single_turn = partial(sample_teacher, trainer)
-    try:
+    with sampled_by(trainer, partial(sample_teacher, trainer)):
         of_teacher = sample_starting_model(trainer, rows, task, verify=verify)
-    finally:
-        del trainer._generate_single_turn
-        if own is not None:
-            trainer._generate_single_turn = own
     rates = [fmean(group) for group in of_teacher.groups(of_teacher.correct)]
     accuracy = fmean(rates)
     start = fmean(samples.correct)
