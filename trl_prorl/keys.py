@@ -578,6 +578,16 @@ class TaskKeys:
         eval_rows (`int`, *optional*, defaults to `64`):
             Number of validation prompts, if `eval_strategy` requests evaluations.
 
+        > Your own data
+
+        reward (`list[str]`, *optional*):
+            Your own reward functions for the rows of `dataset_name`, a JSON Lines file: each `FILE.py:FUNCTION` or
+            `PACKAGE.MODULE.FUNCTION`, with TRL's signature. They replace `task`, `task_level` and `task_options`.
+            `--reward` may be repeated. In a YAML file, code also needs `--plugin FILE.py` on the command line.
+        verify (`str`, *optional*):
+            Function `verify(completion, row) -> bool`, named like a reward: whether the text of a completion is
+            correct. pass@k, the accuracy and the preflight use it.
+
         > Length reward
 
         length_reward (`str`, *optional*):
@@ -617,6 +627,9 @@ class TaskKeys:
     task_seed: Annotated[int, Key()] = 0
     train_rows: Annotated[int | None, Key(ge=1)] = None
     eval_rows: Annotated[int, Key(ge=0)] = 64
+
+    reward: Annotated[list[str] | None, Key()] = None
+    verify: Annotated[str | None, Key(needs=needs("reward"))] = None
 
     length_reward: Annotated[str | None, Key(tuple(LENGTH_REWARDS))] = None
     length_least: Annotated[float, Key(needs=COSINE)] = -1.0

@@ -86,6 +86,7 @@ from .run.folder import RunFolder, first_of_processes
 from .run.identity import changing_keys, identity_of
 from .run.meter import Means, Meter
 from .run.record import MetricReader, Recorder
+from .run.starting import note_start
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
@@ -195,6 +196,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.teacher = None if plan.teacher is None else load_teacher(self, plan.teacher)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
+        self._start = note_start(policy, args.model_init_kwargs)
         self._first_keys = changing_keys(args)
         self.verdicts = Verdicts(find_verifier(self.reward_funcs, self.verify), args.reward_timeout)
         self.reward_funcs = [
@@ -317,8 +319,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _compare_scores(self) -> None:
         """
         Compare TRL's score, packed rows and compact samples with the policy's own forward; of a teacher TRL's score
-        and packed rows. It decides equally in each
-        start of a run, because a checkpoint is loaded later.
+        and packed rows. It decides equally in each start of a run, because a checkpoint is loaded later.
 
         Raises [`InputError`]: TRL's score differs, or an acceleration does whose key is `"on"`.
         """

@@ -57,7 +57,9 @@ def teacher_findings(
         mask = completion_mask(samples.batch)
         kl = (kl_values(logps, anchor_logps) * mask).sum().item() / max(mask.sum().item(), 1)
         findings.append(Finding(DISTANCE, f"{kl:.2g} nats per token", values={"kl": kl}))
-    return [*findings, accuracy_finding(trainer, rows, task, samples, verify)]
+    if samples.correct:
+        findings.append(accuracy_finding(trainer, rows, task, samples, verify))
+    return findings
 
 
 def accuracy_finding(trainer, rows: Sequence[Mapping], task, samples: Rollouts, verify: Callable | None) -> Finding:

@@ -194,10 +194,12 @@ class CheckpointMixin:
         return patch_environment(WANDB_RUN_ID=self._run_id, WANDB_RESUME="allow")
 
     def write_env(self) -> None:
+        start = self._start
         teacher = None
         if self.teacher is not None:
             teacher = {"weights": self._identity[TEACHER], "packed": self.teacher.packs}
-        write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id, teacher)
+        execution = self._execution()
+        write_env(self.run_dir, self.args, self.model, execution, self.base_name(), self._run_id, start, teacher)
 
     def _execution(self) -> dict[str, Any]:
         execution = {
