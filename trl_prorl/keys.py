@@ -175,6 +175,15 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
         setattr(configuration, name, plain_number(value, key.types))
 
 
+def refuse_text(configuration: Any) -> None:
+    """Raise `ValueError` for text in a field of a dataclass whose type is a number, as in `learning_rate="1e-5"`."""
+    for field in fields(configuration):
+        kinds = set(get_args(field.type)) or {field.type}
+        value = getattr(configuration, field.name)
+        if isinstance(value, str) and kinds & {int, float} and str not in kinds:
+            raise ValueError(f"{field.name}={value!r} is text. Set {field.name} to a number, without quotation marks.")
+
+
 def drop_unused(configuration: Any, requirements: Mapping[str, Requirement]) -> list[str]:
     """
     Set the keys of a dataclass that have no effect to their defaults, so that `beta: 0` ablates any recipe. Options of

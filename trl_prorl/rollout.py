@@ -145,8 +145,8 @@ class RolloutResult:
 
     def measurements(self) -> dict[str, float]:
         """
-        Return entries of `metrics.jsonl`. `pass_rate/TASK` needs a verifier: no number says what a reward's maximum is.
-        A task that the first function leaves to another has no `reward/TASK`.
+        Return entries of `metrics.jsonl`. `pass_rate/TASK` needs a verifier: no reward says what its maximum is. A
+        task that the first function leaves to another has no `reward/TASK`.
         """
         first = self.rewards[:, 0]
         values = {}
