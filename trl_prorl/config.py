@@ -146,6 +146,11 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         return Effect.TERM in self.effect or changes_trl_term
 
     @property
+    def learns_from_teacher(self) -> bool:
+        """Whether completions of equal rewards have a gradient: that of the KL to a teacher."""
+        return self.ref_model is not None and not self.drop_zero_rows
+
+    @property
     def resets(self) -> bool:
         return Effect.RESET in self.effect or self.has_own_triggers
 
@@ -331,6 +336,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     def variant(self) -> str:
         """
         `"plain"` (no KL), `"control"` (a fixed reference), `"A"`, `"B"`, `"C"`, `"optimizer-only"` (only the optimizer
-        is reset), `"base-anchored"` (only the KL of `beta_base`), or `"elastic"`.
+        is reset), `"teacher"` (`ref_model`), `"base-anchored"` (only the KL of `beta_base`), or `"elastic"`.
         """
         return variant_of(self)

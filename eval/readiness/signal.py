@@ -186,6 +186,8 @@ def group_finding(rollouts: Rollouts, tells: bool | None) -> Finding:
         values |= {"expected": expected, "pass_rate": p}
         number += f" (expected {percent(expected)})"
         larger = [group for group in GROUPS if group > size and expected_zero_signal(p, group) <= TARGET_ZERO_SIGNAL]
+    if getattr(rollouts.args, "learns_from_teacher", False):  # every token has the gradient of its KL
+        return Finding(what, number, values=values)
     if observed == 1.0:
         return Finding(what, number, cure_of_zero_signal(rollouts, tells), STOP, values)
     change = "most groups are wasted: use other prompts (dynamic_sampling_rounds, task_level) or a graded reward"
@@ -245,7 +247,10 @@ def hacking_findings(rollouts: Rollouts) -> list[Finding]:
             wrong += min(of_correct) <= max(of_wrong)
     missing = missing_limits(rollouts)
     change = f"the reward can be hacked: fix it, or set {' and '.join(missing)}"
-    if not missing:
+    if getattr(rollouts.args, "ref_model", None) is not None:
+        change = "the reward can be hacked: fix it, or set reward_weights: [0], so that the teacher alone trains"
+        wrong = wrong if any(rollouts.args.reward_weights or [1.0]) else 0
+    elif not missing:
         change = f"the reward can be hacked; its keys already limit this (kl_target by these samples: {needed:.2g})"
     values = {"wrong": wrong, "mixed": mixed, "limited": not missing}
     return [*findings, make_finding(REWARDS_WRONG, f"{wrong} of {mixed}", wrong > 0, change, **values)]
