@@ -244,9 +244,10 @@ def hacking_findings(rollouts: Rollouts) -> list[Finding]:
             mixed += 1
             wrong += min(of_correct) <= max(of_wrong)
     missing = missing_limits(rollouts)
-    change = f"the reward can be hacked: reward the verifier if it can run on every completion, else set {' and '.join(missing)}"
-    if not missing:
-        change = f"the reward can be hacked; its keys already limit this"
+    change = "the reward can be hacked; its keys already limit this"
+    if missing:
+        change = "the reward can be hacked: reward the verifier if it can run on every completion, else set "
+        change += " and ".join(missing)
     values = {"wrong": wrong, "mixed": mixed, "limited": not missing}
     return [*findings, make_finding(REWARDS_WRONG, f"{wrong} of {mixed}", wrong > 0, change, **values)]
 
