@@ -163,7 +163,7 @@ def train(trial: Trial, run_dir: Path, start: Path, until: int) -> str | None:
         reset_at = step_of(start) if REF_RESET in trial.words else NO_RESET
         words = [TRIAL, str(until), str(reset_at), *arguments(trial, run_dir, start, until)]
         for plugin in PLUGINS:
-            words += ["--plugin", str(plugin)]
+            words += ["--plugin", plugin]
         status = run_command([sys.executable, "-m", *words], log)
         if trial.newest_step != until:
             return f"it ended at step {trial.newest_step} with exit code {status} (output in {log})"

@@ -43,10 +43,21 @@ def check_arguments(name: str) -> None:
 
 
 class Plugin(argparse.Action):
-    """`--plugin FILE`, loaded when it is parsed."""
+    """`--plugin FILE.py`, loaded when it is parsed."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        load_plugin(values, may_have_rows=True)
+        load_plugin(values)
+
+
+class Numbers(argparse.Action):
+    """Whole numbers with spaces or commas between them, or the word `const`."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        words = " ".join(values).replace(",", " ").split()
+        is_word = words == [self.const]
+        if not is_word and not all(map(str.isdecimal, words)):
+            parser.error(f"{option_string} {' '.join(values)}: write whole numbers, as in {option_string} 1 4 8")
+        setattr(namespace, self.dest, self.const if is_word else list(map(int, words)))
 
 
 def new_parser(name: str, description: str, **options) -> Parser:
@@ -64,22 +75,24 @@ def add_runs(parser: argparse.ArgumentParser, **options) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the options of the held-out prompts, and of the sampling."""
     parser.add_argument(
-        "--plugin", action=Plugin, metavar="FILE.py", help="load your own file with the run's task, or its rows"
+        "--plugin", action=Plugin, metavar="FILE.py", help="load your own file with the run's task, rows or verifier"
     )
     parser.add_argument("--split", default="test", help="split of the run's task (default: test)")
-    parser.add_argument("--prompts", type=int, help="number of prompts (default: 128; own rows: all)")
+    parser.add_argument("--prompts", type=int, help="number of prompts (default: 128, or all; own rows: all)")
     parser.add_argument("--temperature", type=float, help="sampling temperature (default: as in training)")
     parser.add_argument("--max-new-tokens", type=int, help="maximum number of new tokens (default: as in training)")
     parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call (default: 512)")
     parser.add_argument("--seed", type=int, default=0, help="sampling seed (default: 0)")
     known = "evaluate these checkpoints, too: their steps, or all"
-    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help=known)
+    parser.add_argument(
+        "--checkpoints", nargs="+", action=Numbers, const="all", default=[], metavar="STEP", help=known
+    )
 
 
 def add_passk(parser: argparse.ArgumentParser) -> None:
     """Add the options of pass@k."""
     parser.add_argument("--n", type=int, default=16, help="samples per prompt (default: 16)")
-    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: 1, 4 and 8, up to n)")
+    parser.add_argument("--k", nargs="+", action=Numbers, help="values of k (default: 1, 4 and 8, up to n)")
     known = "measure forgetting on other tasks, each NAME[@LEVEL][=PATH]"
     parser.add_argument("--others", nargs="+", default=[], metavar="TASK", help=known)
     parser.add_argument("--no-greedy", dest="with_greedy", action="store_false", help="skip greedy decoding")
@@ -190,7 +203,9 @@ def why(argv=None) -> argparse.Namespace:
 def compare(argv=None) -> argparse.Namespace:
     parser = new_parser("compare", "Test whether runs differ significantly in held-out pass@k and greedy accuracy.")
     add_runs(parser, required=True)
-    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: those that all evaluations share)")
+    parser.add_argument(
+        "--k", nargs="+", action=Numbers, help="values of k (default: those that all evaluations share)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     args = parser.parse_args(argv)
     args.runs = find_runs(args.runs)

@@ -25,10 +25,10 @@ from trl_prorl.eval.pages.table import Measured, terminal
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.held_out import HeldOut, judges, sampling_options
 from trl_prorl.eval.samples.models import Point, checkpoint_points
-from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.run.log_files import DRIFT_FILE
+from trl_prorl.tasks.own import OwnTask
 from trl_prorl.tasks.plugin import OWN
 
 
@@ -100,7 +100,7 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
 def measure_rewards(held_out: HeldOut, drawn: pd.DataFrame, samples: int) -> dict[str, float]:
     """Return the mean reward and the accuracy of the samples, as far as they are known."""
     measured = {}
-    if not isinstance(held_out.task, OwnRows):  # which have no reward
+    if not isinstance(held_out.task, OwnTask):  # which have no reward
         rows = [row for row in held_out.rows for _ in range(samples)]
         rewards = held_out.task.reward_many(list(drawn["completion"]), rows)
         measured["reward"] = sum(rewards) / len(rewards)

@@ -28,9 +28,15 @@ from trl_prorl.eval.analysis.statistics import paired_difference
 from trl_prorl.eval.pages.score_sections import result_notes, result_tables, write_picture
 from trl_prorl.eval.pages.table import Measured, terminal
 from trl_prorl.eval.run_folder.reading import write_json
-from trl_prorl.eval.samples.held_out import HeldOut, held_out_model, held_out_tasks, judges
+from trl_prorl.eval.samples.held_out import (
+    HeldOut,
+    check_default_folder,
+    held_out_model,
+    held_out_tasks,
+    judges,
+)
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
-from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut, as_trainer, check_is_of
+from trl_prorl.eval.samples.trainer_held_out import POLICY, TrainerHeldOut, as_trainer
 from trl_prorl.run.log_files import PASSK_FILE, SIDES
 from trl_prorl.tasks.plugin import OWN
 
@@ -69,7 +75,9 @@ def evaluate_and_write(held_out: HeldOut, args: argparse.Namespace, others: Mapp
         others (`Mapping[str, HeldOut]`): The run on other tasks, by their names.
     """
     if not judges(held_out.task):
-        raise InputError("pass@k needs verify(completion, row), which judges a completion; `drift` works without it")
+        raise InputError(
+            "pass@k needs verify(completion, row), by --plugin or the key verify; `drift` works without it"
+        )
     points = checkpoint_points(held_out.run_dir, args.checkpoints)
     versions = held_out.versions()
     result, sides = base_and_trained(held_out, args)
@@ -169,7 +177,7 @@ def evaluate(
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     if is_model and output_dir is None:
-        check_is_of(held_out)
+        check_default_folder(held_out, POLICY, "output_dir=")
     return present(held_out.run_dir, evaluate_and_write(held_out, args, {}))
 
 

@@ -55,15 +55,18 @@ from trl_prorl.eval.readiness.put_back import put_back
 from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
-from trl_prorl.eval.samples.own_rows import check_verifier
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.resets import ReferenceResetCallback
+from trl_prorl.tasks.own import check_verifier
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder
 from trl_prorl.trainer import ProRLTrainer
 
 
-NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
+NO_TASK = (
+    "a wrong reward function looks like a weak starting model: pass task=, with gold and verify, or give rows an "
+    "answer that verify accepts"
+)
 NO_STEP = "no step: the prompts of the training set do not fill one generation batch"
 MORE_PROMPTS = "raise train_rows, or lower generation_batch_size"
 
@@ -98,7 +101,7 @@ def preflight(
         console (`rich.console.Console`, *optional*): Prints a line for each stage and step.
         verify (`Callable`, *optional*): `verify(completion, row) -> bool`: whether the text `completion` is correct.
             Without it the trainer's `verify` decides, else the `batch_verifier` of a reward function, else `task`.
-            Without any, completions with the full reward of 1 from the first reward function count as correct.
+            Without any, nothing is said of correct completions.
 
     Returns:
         `list[Finding]`: One finding per check: `what`, `number`, `change` (what to change, or empty), `level`
@@ -121,9 +124,9 @@ def preflight(
     """
     check_trainer(trainer)
     verify = verify or getattr(trainer, "verify", None)
-    if verify is not None:
-        check_verifier(verify, trainer.train_dataset[0], "verify")
     with put_back(trainer), tempfile.TemporaryDirectory() as folder:
+        if verify is not None:
+            check_verifier(verify, trainer.train_dataset[0], "verify")  # a row of a transform may draw random numbers
         keep_aside(trainer, folder)
         return Findings(check(trainer, task, prompts, console, verify))
 
@@ -141,6 +144,7 @@ def keep_aside(trainer: GRPOTrainer, folder: str) -> None:
     args.push_to_hub = False
     args.disable_tqdm = True
     trainer.log_completions = False
+    trainer.has_trained = False  # ours trains once, and these steps are none of a run
     callbacks = trainer.callback_handler.callbacks
     callbacks[:] = [
         callback for callback in callbacks if isinstance(callback, DefaultFlowCallback | ReferenceResetCallback)
@@ -325,7 +329,10 @@ def main(argv=None) -> int:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args, first_findings = build_trainer(others, Path(folder))
         check_trainer(trainer)
-        findings = first_findings + check(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
+        task = task_args.make_task()
+        if task_args.reward and not task.accepts_answers(trainer.train_dataset):
+            task = None  # the verifier may want more than an answer
+        findings = first_findings + check(trainer, task, args.prompts, Console(stderr=True), trainer.verify)
     code = exit_code(findings)
     print_findings(findings, args.all, terminal())
     if args.json is not None:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from trl_prorl.cli.terminal import LORA_RATES, TRL_RATE
 from trl_prorl.eval import command_lines
+from trl_prorl.eval.analysis.stability import ROUNDING, least_fall, noise
 from trl_prorl.eval.run_folder.reading import load_runs
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
 from trl_prorl.supported import LOSS_TYPES, UNGROUPED
@@ -25,11 +26,10 @@ MAX_ACCURACY = 0.9  # accuracy from which on a run has little left to learn
 ALL_EQUAL = 0.95  # share of groups
 TRUNCATED = 0.9  # share of completions
 CLIPPED = 0.1  # share of tokens
-COLLAPSED = 0.5  # of the best reward
 IDLE = 1e-4  # the KL term of the loss per token, of which advantages are about 1
 STRONG = 1e-3
 HOLDS, HELD = 1e-2, 2e-3  # a KL term, and the KL in nats per token of a policy that it holds
-GAIN = 0.03  # of the reward
+RISEN = 1.5  # standard deviations of a step's reward, by which the best average of a run exceeds the first
 ADAPTER = 0.5  # share of the parameters, up to which an adapter is trained
 
 
@@ -97,17 +97,17 @@ def rate_too_high(run: RecordedRun) -> Found | None:
     if sign or run.lowers_reward:
         return sign
     reward = average(run, "reward", LONG)  # the best of many short averages is luck
-    if len(reward) and run.measured("reward").min() < 0:  # half of a reward from -1 to 1 means nothing
+    if reward.empty:
         return None
     best = reward.cummax()
-    fallen = reward[(best > 0) & (reward < COLLAPSED * best)]
-    return first(fallen, "the reward fell below half of its best, to {:.2g}")
+    fallen = reward[best - reward >= least_fall(run.measured("reward"), reward.iloc[0], best)]
+    return first(fallen, f"the reward fell from {best.get(next(iter(fallen.index), None), 0.0):.2g} to {{:.2g}}")
 
 
-def gain(run: RecordedRun) -> float:
-    """Return how much the reward has risen, from the first to the last steps."""
+def has_risen(run: RecordedRun) -> bool:
+    """Return whether the reward has ever risen from its first steps by more than chance."""
     reward = average(run, "reward", LONG)
-    return 0.0 if reward.empty else reward.iloc[-1] - reward.iloc[0]
+    return not reward.empty and reward.max() - reward.iloc[0] > RISEN * noise(run.measured("reward")) + ROUNDING
 
 
 def rate_too_low(run: RecordedRun) -> Found | None:
@@ -143,7 +143,7 @@ def too_strong(run: RecordedRun) -> Found | None:
     clamped = distance[(distance < HELD) & (penalty >= HOLDS)]
     if len(clamped):
         return first(clamped, "the KL term is 0.01 or more at a KL of {:.1g} nats per token: it holds the policy")
-    if len(penalty) < LONG or gain(run) >= GAIN or run.lowers_reward:
+    if len(penalty) < LONG or has_risen(run) or run.lowers_reward:
         return None
     return first(penalty[penalty >= STRONG], "the KL term is {:.2g}, and the reward has not risen")
 

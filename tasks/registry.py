@@ -2,6 +2,7 @@
 
 import inspect
 from importlib import import_module
+from pathlib import Path
 
 from trl_prorl.tasks.base import Task
 from trl_prorl.text import nearest
@@ -24,7 +25,7 @@ TASKS = {
 }
 # Prefix -> class of its tasks. The rest of the name becomes the first argument.
 PREFIXES = {"rg": "trl_prorl.tasks.reasoning_gym:ReasoningGym"}
-PLUGINS = []  # files that `--plugin` has loaded
+PLUGINS: dict[str, Path] = {}  # files of code that the command line names, by their name there
 
 
 def task_names() -> list[str]:

@@ -39,6 +39,15 @@ def save_brief_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def cache_model(hub: Path, name: str, revisions: dict[str, tuple[str, Path]]) -> None:
+    """Put folders into the client's cache, as the commits of a model's revisions: `{"main": (COMMIT, folder)}`."""
+    repo = hub / f"models--{name.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    for revision, (commit, folder) in revisions.items():
+        shutil.copytree(folder, repo / "snapshots" / commit)
+        (repo / "refs" / revision).write_text(commit)
+
+
 def fill_hf_home(home: Path, train: int, test: int) -> None:
     """
     Put a small model under the names of [`MODELS`], and a few rows under `openai/gsm8k`, for an offline client.
@@ -48,10 +57,8 @@ def fill_hf_home(home: Path, train: int, test: int) -> None:
         train (`int`), test (`int`): Rows of the splits.
     """
     for name in MODELS:
-        repo = home / "hub" / f"models--{name.replace('/', '--')}"
-        save_brief_model(repo / "snapshots" / COMMIT)
-        (repo / "refs").mkdir()
-        (repo / "refs" / "main").write_text(COMMIT)
+        save_brief_model(home / "brief")
+        cache_model(home / "hub", name, {"main": (COMMIT, home / "brief")})
     files = {}
     for split, rows in (("train", gsm8k_rows(train)), ("test", gsm8k_rows(test, first=train))):
         files[split] = str(home / f"{split}.json")

@@ -198,3 +198,11 @@ def test_what_may_be_made_of_the_configuration_stays():
     assert WithKey(own=2, **keys).own == 2
     with pytest.raises(TypeError, match=r"onw=2 \(did you mean 'own'\?\)"):
         WithKey(onw=2, **keys)
+
+
+@pytest.mark.parametrize("key", ["learning_rate", "max_steps", "warmup_steps", "beta", "kl_horizon", "top_p", "seed"])
+def test_text_in_place_of_a_number_is_one_line(key):
+    """In a script; a recipe's is read as a number."""
+    with pytest.raises(ValueError, match=f"{key}='1e-5'") as error:
+        ProRLConfig(**BASE | {key: "1e-5"})
+    assert "\n" not in str(error.value)

@@ -297,7 +297,6 @@ REFUSED = {
     "passk --run runs/mine --plugin a_list.py": "datasets.Dataset",
     "passk --run runs/mine --plugin mine.py --plugin only_rows.py": "give one --plugin",
     "passk --run runs/mine --plugin trains.py": "__main__",
-    "train tiny/variantA --plugin mine.py --output_dir runs/other": "TASKS['NAME']",
 }
 FILES = {
     "only_rows.py": ONLY_ROWS,

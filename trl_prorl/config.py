@@ -24,6 +24,7 @@ from .keys import (
     effects,
     read_bare_word,
     read_resume_word,
+    refuse_text,
     warn_unused,
 )
 from .kl import gradient_bias
@@ -71,6 +72,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             setattr(self, key, read_bare_word(getattr(self, key)))
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
         check_values(self, KEYS)
+        refuse_text(self)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
         best = self.metric_for_best_model

@@ -175,6 +175,15 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
         setattr(configuration, name, plain_number(value, key.types))
 
 
+def refuse_text(configuration: Any) -> None:
+    """Raise `ValueError` for text in a field of a dataclass whose type is a number, as in `learning_rate="1e-5"`."""
+    for field in fields(configuration):
+        kinds = set(get_args(field.type)) or {field.type}
+        value = getattr(configuration, field.name)
+        if isinstance(value, str) and kinds & {int, float} and str not in kinds:
+            raise ValueError(f"{field.name}={value!r} is text. Set {field.name} to a number, without quotation marks.")
+
+
 def drop_unused(configuration: Any, requirements: Mapping[str, Requirement]) -> list[str]:
     """
     Set the keys of a dataclass that have no effect to their defaults, so that `beta: 0` ablates any recipe. Options of
@@ -572,6 +581,16 @@ class TaskKeys:
         eval_rows (`int`, *optional*, defaults to `64`):
             Number of validation prompts, if `eval_strategy` requests evaluations.
 
+        > Your own data
+
+        reward (`list[str]`, *optional*):
+            Your own reward functions for the rows of `dataset_name`, a JSON Lines file: each `FILE.py:FUNCTION` or
+            `PACKAGE.MODULE.FUNCTION`, with TRL's signature. They replace `task`, `task_level` and `task_options`.
+            `--reward` may be repeated. In a YAML file, code also needs `--plugin FILE.py` on the command line.
+        verify (`str`, *optional*):
+            Function `verify(completion, row) -> bool`, named like a reward: whether the text of a completion is
+            correct. pass@k, the accuracy and the preflight use it.
+
         > Length reward
 
         length_reward (`str`, *optional*):
@@ -611,6 +630,9 @@ class TaskKeys:
     task_seed: Annotated[int, Key()] = 0
     train_rows: Annotated[int | None, Key(ge=1)] = None
     eval_rows: Annotated[int, Key(ge=0)] = 64
+
+    reward: Annotated[list[str] | None, Key()] = None
+    verify: Annotated[str | None, Key(needs=needs("reward"))] = None
 
     length_reward: Annotated[str | None, Key(tuple(LENGTH_REWARDS))] = None
     length_least: Annotated[float, Key(needs=COSINE)] = -1.0

@@ -145,8 +145,8 @@ class RolloutResult:
 
     def measurements(self) -> dict[str, float]:
         """
-        Return entries of `metrics.jsonl`. Without a verifier, a completion with a reward of 1 by the first function
-        is correct. A task that the first function leaves to another has no `reward/TASK`.
+        Return entries of `metrics.jsonl`. `pass_rate/TASK` needs a verifier: no reward says what its maximum is. A
+        task that the first function leaves to another has no `reward/TASK`.
         """
         first = self.rewards[:, 0]
         values = {}
@@ -154,11 +154,11 @@ class RolloutResult:
             places = [place for place, name in enumerate(self.tasks) if name == task]
             rewards = first[places]
             rewards = rewards[~rewards.isnan()]
-            passes = [self.correct[place] for place in places] if self.correct else (rewards >= 1.0).tolist()
             if len(rewards):  # the first reward function may belong to another task
                 values[f"reward/{task}"] = rewards.mean().item()
                 self.counts[f"reward/{task}"] = len(rewards)
-            if passes:
+            if self.correct:
+                passes = [self.correct[place] for place in places]
                 values[f"pass_rate/{task}"] = sum(passes) / len(passes)
                 self.counts[f"pass_rate/{task}"] = len(passes)
         if self.correct:

@@ -9,6 +9,7 @@ if __name__ == "__main__":  # first, so that help and errors come before the slo
 
     raise SystemExit(main())
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -55,6 +56,9 @@ def build(
         disable_progress_bar()  # of loading weights, too
     task = task_args.make_task()
     train_dataset = rows_of(task, "train", "train_rows", task_args)
+    batch_prompts = args.generation_batch_size // args.num_generations
+    if task_args.reward and len(train_dataset) < batch_prompts:  # else TRL trains no step
+        train_dataset = train_dataset.repeat(math.ceil(batch_prompts / len(train_dataset)))
     eval_dataset = None
     if args.eval_strategy != "no":
         eval_dataset = rows_of(task, "validation", "eval_rows", task_args)
@@ -77,6 +81,7 @@ def build(
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
         rollout_func=make_rollout(task_args, args, tokenizer),
+        verify=task.verifier if task_args.reward else None,
     )
     trainer.recipe = (task_args, model_args)
     return trainer, args.resume_from_checkpoint

@@ -83,6 +83,7 @@ from .run.folder import RunFolder, first_of_processes
 from .run.identity import changing_keys, identity_of
 from .run.meter import Means, Meter
 from .run.record import MetricReader, Recorder
+from .run.starting import note_start
 from .supported import LEARNED_POSITIONS, TRUST_REGIONS
 from .tasks.plugin import check_not_loading
 from .trust_region import by_token, masked_tokens, sampler_of
@@ -189,6 +190,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.acceleration = prepare_policy(self, plan, policy)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
+        self._start = note_start(policy, args.model_init_kwargs)
         self._first_keys = changing_keys(args)
         self.verdicts = Verdicts(find_verifier(self.reward_funcs, self.verify), args.reward_timeout)
         self.reward_funcs = [

@@ -1,5 +1,6 @@
 """Smoothed and combined series over steps; stability of a run: collapse, drops, spikes of KL, entropy, gradient."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,19 +18,26 @@ MIN_NEIGHBOURS = 5
 
 SMOOTHING_STEPS = 10
 LAST_SHARE = 0.10  # last part of the steps
-COLLAPSE_SHARE = 0.5  # of the best
+LOST_SHARE = 0.5  # of what a reward has risen
+NOISES = 3.0  # a fall by chance is smaller than this many standard deviations of a step's reward
+ROUNDING = 1e-6
 
 
-def end_by_best(values: pd.Series) -> float | None:
+def least_fall(values: pd.Series, start: float, best: float | pd.Series) -> float | pd.Series:
     """
-    Return the mean of the last 10 % of the values (one per step), at least 10, over the best mean of 10; `None` if
-    there is none, or the best is not positive, or a value is negative: then no share of the best has a meaning.
+    Return the fall below its `best` smoothed value from which on a reward has collapsed, in its unit: half of what it
+    has risen from its `start`, and 3 standard deviations of a step's reward around its trend. No value of a reward is
+    a natural zero, so a collapse is the same whatever is added to all rewards.
+
+    Args:
+        values (`pd.Series` of shape `(S,)`): The reward of each step.
     """
-    best = values.rolling(SMOOTHING_STEPS).mean().max()
-    if not best > 0 or values.min() < 0:  # also if NaN
-        return None
-    steps = max(SMOOTHING_STEPS, round(LAST_SHARE * len(values)))
-    return float(values.iloc[-steps:].mean() / best)
+    return np.maximum(LOST_SHARE * (best - start), NOISES * noise(values) + ROUNDING)
+
+
+def noise(values: pd.Series) -> float:
+    """Return the standard deviation of the values of steps around their trend, from the differences of neighbours."""
+    return values.diff().std() / math.sqrt(2)
 
 
 def first_mean(values: pd.Series | None) -> float | None:
@@ -129,17 +137,18 @@ def spikes(run: RecordedRun, key: str, rule: SpikeRule) -> pd.Series | None:
 
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
-    Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
-    smoothed reward, or a value was not finite; `None` if neither is known. If a reward is negative, or one of
+    Return whether the mean reward of the last 10 % of the steps, at least 10 of them, has fallen from the best mean of
+    10 as far as [`least_fall`], or a value was not finite; `None` if neither is known. If one of
     [`~trl_prorl.keys.LOWER_THE_REWARD`] is set, only non-finite values count.
     """
     if run.event_steps(NONFINITE):
         return True
-    if run.lowers_reward:
-        return None
     reward = run.measured("reward")
-    share = None if reward is None else end_by_best(reward)
-    return None if share is None else share < COLLAPSE_SHARE
+    if run.lowers_reward or reward is None or len(reward) < SMOOTHING_STEPS:
+        return None
+    smooth = reward.rolling(SMOOTHING_STEPS).mean().dropna()
+    last = reward.iloc[-max(SMOOTHING_STEPS, _count(reward, LAST_SHARE)) :].mean()
+    return bool(smooth.max() - last >= least_fall(reward, smooth.iloc[0], smooth.max()))
 
 
 def largest_drop(run: RecordedRun) -> float | None:

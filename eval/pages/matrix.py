@@ -6,11 +6,12 @@ from trl_prorl.eval.analysis.frame import Frame, RunGroup
 from trl_prorl.eval.analysis.pairs import verdicts
 from trl_prorl.eval.analysis.sampled_scores import largest_k
 from trl_prorl.eval.analysis.stability import (
-    COLLAPSE_SHARE,
     ENTROPY_SPIKE,
     GRADIENT_SPIKE,
     KL_SPIKE,
+    LOST_SHARE,
     NEIGHBOURS,
+    NOISES,
     SMOOTHING_STEPS,
     SpikeRule,
     has_collapsed,
@@ -91,8 +92,9 @@ COLUMNS = [
         "collapsed",
         _collapsed_cell,
         f"collapsed: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
-        f"is below {COLLAPSE_SHARE:g} of the best mean over {SMOOTHING_STEPS} steps, or with a loss or gradient that "
-        "was not finite; of the runs that measured it. Keys that lower the reward by themselves "
+        f"has fallen from the best mean over {SMOOTHING_STEPS} steps by {LOST_SHARE:.0%} of the rise from the first "
+        f"one, and by {NOISES:g} standard deviations of a step's reward, or with a loss or gradient that was not "
+        "finite; of the runs that measured it. Keys that lower the reward by themselves "
         f"({', '.join(LOWER_THE_REWARD)}) leave it open.",
         STABILITY,
     ),

@@ -174,8 +174,10 @@ def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
         if isinstance(rows, Dataset) and "prompt" in rows.column_names
     }
     if task is not None:
-        with suppress(ValueError, TypeError, KeyError, OSError, NotImplementedError):  # it has none, or fewer
-            prompts["test"] = list(task.rows("test", HELD_OUT, seed=seed)["prompt"])
+        for count in (HELD_OUT, None):  # all rows, if there are fewer
+            with suppress(ValueError, TypeError, KeyError, OSError, NotImplementedError):
+                prompts["test"] = list(task.rows("test", count, seed=seed)["prompt"])
+                break
     return prompts
 
 

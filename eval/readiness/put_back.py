@@ -18,7 +18,15 @@ from trl_prorl.run.identity import base_parameters
 
 
 # Modules of the classes whose objects are put back, with their subclasses; others stay as the trial leaves them.
-OWNERS = ("trl.", "trl_prorl.", "transformers.trainer", "transformers.training_args", "accelerate.accelerator")
+OWNERS = (
+    "trl.",
+    "trl_prorl.",
+    "transformers.trainer",
+    "transformers.training_args",
+    "accelerate.accelerator",
+    "accelerate.optimizer",
+    "accelerate.scheduler",
+)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import judge, without_nan
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.samples_of import sample_rows
-from trl_prorl.evaluation import find_verifier
 from trl_prorl.text import last_text
 
 
@@ -48,12 +47,10 @@ class Rollouts:
     Attributes:
         args ([`ProRLConfig`]): The trainer's.
         group_size (`int`): G.
-        has_verifier (`bool`): Whether a verifier apart from the reward has judged; else a reward of 1 counts as
-            correct.
         has_answer (`list[bool]`): Whether a task finds an answer at all; empty without a task.
         rewards (`list[float]`): Weighted sum of all reward functions; NaN if none applies.
         compared (`list[float]`): What TRL's `multi_objective_aggregation` compares within a group.
-        correct (`list[bool]`): Verdicts.
+        correct (`list[bool]`): The verifier's verdicts; empty without a verifier.
         truncated (`list[bool]`): Whether a completion was truncated at `max_completion_length`.
         lengths (`list[int]`): Sampled tokens.
         texts (`list[str]`): The completions.
@@ -62,7 +59,6 @@ class Rollouts:
 
     args: ProRLConfig
     group_size: int
-    has_verifier: bool
     has_answer: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     compared: list[float] = field(default_factory=list)
@@ -85,12 +81,11 @@ def sample_starting_model(
     shows the number of completions.
 
     `verify(completion, row)` decides which completions are correct, else the verifier of a reward function, else the
-    task. Without them, a completion is correct if the first reward function gives it the full reward of 1.
+    task. Without them nothing is known of correctness: no number says what a reward's maximum is.
     """
     size = trainer.num_generations
     together = max(1, trainer.args.generation_batch_size // size)
-    has_verifier = task is not None or find_verifier(trainer.reward_funcs, verify) is not None
-    rollouts = Rollouts(trainer.args, size, has_verifier)
+    rollouts = Rollouts(trainer.args, size)
     for start in range(0, len(rows), together):
         batch = rows[start : start + together]
         sampled = sample_rows(trainer, batch, verify)
@@ -106,8 +101,6 @@ def sample_starting_model(
             rollouts.correct += sampled.correct
         elif task is not None:
             rollouts.correct += judge(task, texts, row_of_each)
-        else:
-            rollouts.correct += (sampled.rewards[:, 0] >= 1.0).tolist()
         if task is not None:
             rollouts.has_answer += [task.has_answer(text, row) for text, row in zip(texts, row_of_each, strict=True)]
         if bar is not None:
@@ -139,7 +132,7 @@ def signal_findings(rollouts: Rollouts, gold_length: int | None, tells: bool | N
     Return the findings about samples of the starting model. `gold_length` is the length of the longest reference
     answer in tokens; `tells` is whether correct answers get more reward than wrong ones, `None` if that is not known.
     """
-    verifier = Finding("separate verifier", "yes") if rollouts.has_verifier else None
+    verifier = Finding("separate verifier", "yes") if rollouts.correct else None
     return [
         accuracy_finding(rollouts),
         group_finding(rollouts, tells),
@@ -152,6 +145,9 @@ def signal_findings(rollouts: Rollouts, gold_length: int | None, tells: bool | N
 
 def accuracy_finding(rollouts: Rollouts) -> Finding:
     """Return the accuracy of the starting model with its interval over prompts."""
+    what = "accuracy of the starting model"
+    if not rollouts.correct:
+        return Finding(what, NOT_MEASURED)
     rates = [fmean(group) for group in rollouts.groups(rollouts.correct)]
     p = fmean(rates)
     low, high = prompt_interval(rates)
@@ -166,28 +162,32 @@ def accuracy_finding(rollouts: Rollouts) -> Finding:
     interval = " (too few for an interval)" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]"
     number = f"{p:.2f}, {len(rates)} prompts{interval}"
     values = {"pass_rate": p, "interval": [low, high], "prompts": len(rates)}
-    return Finding("accuracy of the starting model", number, change, LOOK if change else FINE, values)
+    return Finding(what, number, change, LOOK if change else FINE, values)
 
 
 def group_finding(rollouts: Rollouts, tells: bool | None) -> Finding:
     """
-    Return the share of groups that give no gradient: observed, and expected from the accuracy. If completions are not
-    compared within a group, all of them are one.
+    Return the share of groups that give no gradient: observed, and, with a verifier, expected from the accuracy. If
+    completions are not compared within a group, all of them are one.
     """
     groups, truncated = rollouts.groups(rollouts.compared), rollouts.groups(rollouts.truncated)
     if rollouts.group_size == 1 or getattr(rollouts.args, "advantage_estimator", None) in UNGROUPED:
         groups, truncated = [rollouts.rewards], [rollouts.truncated]
     without = sum(not has_gradient(rollouts, *group) for group in zip(groups, truncated, strict=True))
-    p = fmean(rollouts.correct)
     size = rollouts.group_size
     observed = without / len(groups)
-    expected = expected_zero_signal(p, size)
-    values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
+    values = {"observed": observed, "num_generations": size}
     what = "groups that give no gradient"
-    number = f"{without} of {len(groups)} (expected {percent(expected)})"
+    number = f"{without} of {len(groups)}"
+    larger = []
+    if rollouts.correct:
+        p = fmean(rollouts.correct)
+        expected = expected_zero_signal(p, size)
+        values |= {"expected": expected, "pass_rate": p}
+        number += f" (expected {percent(expected)})"
+        larger = [group for group in GROUPS if group > size and expected_zero_signal(p, group) <= TARGET_ZERO_SIGNAL]
     if observed == 1.0:
         return Finding(what, number, cure_of_zero_signal(rollouts, tells), STOP, values)
-    larger = [group for group in GROUPS if group > size and expected_zero_signal(p, group) <= TARGET_ZERO_SIGNAL]
     change = "most groups are wasted: use other prompts (dynamic_sampling_rounds, task_level) or a graded reward"
     if larger:
         change += f"; num_generations: {larger[0]} helps if prompts are about equally difficult"
@@ -196,16 +196,16 @@ def group_finding(rollouts: Rollouts, tells: bool | None) -> Finding:
 
 def cure_of_zero_signal(rollouts: Rollouts, tells: bool | None) -> str:
     """Return why no group gives a gradient, and the cure, by the first cause in the samples."""
-    p = fmean(rollouts.correct)
     if tells is False:
         return "correct answers get no more reward than wrong ones: fix the reward function"
     if fmean(rollouts.truncated) > UNRELIABLE_TRUNCATED:
         return "most completions are truncated: raise max_completion_length"
     if not without_nan(rollouts.rewards):
         return "every reward function returns None for every completion: fix the reward functions"
-    if p >= MAX_ACCURACY:
+    p = fmean(rollouts.correct) if rollouts.correct else None
+    if p is not None and p >= MAX_ACCURACY:
         return "nearly every answer is correct already: use a harder task_level"
-    if p <= MIN_ACCURACY:
+    if p is not None and p <= MIN_ACCURACY:
         return "almost no answer is correct: use an easier task_level or a graded reward, or check the reward"
     return "the completions of a prompt get equal rewards: raise temperature, use other prompts, or fix the reward"
 
@@ -231,7 +231,7 @@ def hacking_findings(rollouts: Rollouts) -> list[Finding]:
     Return the KL that correct answers need, and how many groups give a wrong completion as much reward as a correct
     one: then the reward can be hacked. Both need a verifier.
     """
-    if not rollouts.has_verifier:
+    if not rollouts.correct:
         return [Finding(what, NOT_MEASURED) for what in (NEEDED_KL, REWARDS_WRONG)]
     needed = needed_kl(rollouts)
     findings = [Finding(NEEDED_KL, f"{needed:.2g} nats per token", values={"kl": needed})]

@@ -16,7 +16,7 @@ from trl_prorl import tasks
 from trl_prorl.cli.environment import installed
 from trl_prorl.cli.training_prompts import TrainingPrompts, text_of
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.eval.run_folder.reading import load_config
+from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.samples.models import (
     Point,
     base_point,
@@ -29,7 +29,6 @@ from trl_prorl.eval.samples.models import (
     trained_point,
     with_base_model,
 )
-from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import (
     SamplingSettings,
     judge_completions,
@@ -40,9 +39,10 @@ from trl_prorl.eval.samples.sampling import (
 from trl_prorl.eval.samples.store import COLUMNS, SampleStore, content_ids, distinct
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents, json_sha256
-from trl_prorl.run.log_files import read_json, weight_hashes
+from trl_prorl.run.log_files import PASSK_FILE, read_json, weight_hashes
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
+from trl_prorl.tasks.own import OwnTask
 from trl_prorl.text import visible
 
 
@@ -90,11 +90,14 @@ class HeldOut:
         self.in_training = self._count_in_training() if name is None else None
         self.sampling = SamplingSettings.of_run(self.config, temperature, max_new_tokens)
         self.trained = trained or trained_point(run_dir)
-        self.base = base_point(run_dir)
-        folder = self.trained.folder
-        source = folder if (folder / "tokenizer_config.json").is_file() else self.config["model_name_or_path"]
-        self.tokenizer = load_tokenizer(source)
-        self.processor = load_processor(source, self.tokenizer)
+        self.base = base_point(run_dir) if trained is None else Point("base", 0, None)
+        source = self.trained.folder
+        revision = None
+        if not (source / "tokenizer_config.json").is_file():
+            source = self.config["model_name_or_path"]
+            revision = self.config["revision"]
+        self.tokenizer = load_tokenizer(source, revision)
+        self.processor = load_processor(source, self.tokenizer, revision)
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         template = (self.processor or self.tokenizer).chat_template
         # As loaded: a call switches padding and truncation off.
@@ -249,24 +252,34 @@ class HeldOut:
 
 def held_out_rows(name: TaskName, task, split: str, prompts: int | None) -> list[dict]:
     """
-    Return the prompts of a split: as many as are wanted, by default [`PROMPTS`], or all of a user's own. Each row is
-    there once.
+    Return the prompts of a split: as many as are wanted, by default [`PROMPTS`], or all if there are fewer or if they
+    are a user's own. Each row is there once.
 
     Raises:
         InputError: There is no such split, or it has not so many.
     """
-    if prompts is None and not name.is_own:
-        prompts = PROMPTS
+    wanted = PROMPTS if prompts is None and not name.is_own else prompts
     try:
-        rows = list(check_dataset(task, task.rows(split, prompts, seed=name.seed)))
+        rows = list(check_dataset(task, task.rows(split, wanted, seed=name.seed)))
     except ValueError as error:
-        raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
+        rows = all_rows(name, task, split) if prompts is None and wanted is not None else []
+        if not rows:
+            raise InputError(f"--split {split} --prompts {wanted}: {error}") from error
+        print(f"{visible(name.task)}, {split}: all {len(rows)} rows are used; there are no {wanted}.", flush=True)
     return [rows[place] for place in distinct(rows, f"{name.task}, {split}")]
+
+
+def all_rows(name: TaskName, task, split: str) -> list[dict]:
+    """Return all rows of a finite split, else none."""
+    try:
+        return list(check_dataset(task, task.rows(split, None, seed=name.seed)))
+    except (ValueError, TypeError):  # a user's task may know no `None`
+        return []
 
 
 def judges(task) -> bool:
     """Return whether a task has a verifier: a user's own rows may have none."""
-    return not isinstance(task, OwnRows) or task.verifier is not None
+    return not isinstance(task, OwnTask) or task.verifier is not None
 
 
 def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]]:
@@ -294,7 +307,7 @@ def grader_version() -> str:
     these use, and with the files next to a plugin.
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
-    for folder in sorted({file.parent for file in tasks.registry.PLUGINS}):
+    for folder in sorted({file.parent for file in tasks.registry.PLUGINS.values()}):
         files += sorted(folder.glob("*.py"))
     texts = [path.read_text(errors="replace") for path in files]
     return json_sha256([installed("sympy"), installed("reasoning-gym"), *texts])[:12]
@@ -319,23 +332,34 @@ def held_out_model(args) -> HeldOut:
     check_contents(folder)
     if kind_of_model(folder) is None:
         raise InputError(f"--model {args.model} has no model: config.json and adapter_config.json are missing")
-    base = args.base
-    if base is None and kind_of_model(folder) == "adapter":
-        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    adapter = read_json(folder / "adapter_config.json") if kind_of_model(folder) == "adapter" else {}
+    adapter_base = adapter.get("base_model_name_or_path")
+    base = args.base or adapter_base
     if base is None:
         raise InputError(f"--model {args.model} does not name the model that it was trained from: add --base NAME")
+    config = {"model_name_or_path": base}
+    if base == adapter_base:
+        config["model_revision"] = adapter.get("revision")
+    elif adapter_base is not None:
+        print(visible(f"--base {base}: the adapter was trained from {adapter_base}, by its adapter_config.json."))
+    noted = read_env(folder).get("base_model") or {}  # of the run that left the model
+    is_noted = base == adapter_base or base in (noted.get("name"), noted.get("hub_id"))
+    config = with_base_model(folder if is_noted else None, config)
     out = args.out or default_folder(args.model)
     out.mkdir(parents=True, exist_ok=True)
     check_contents(out)
-    return HeldOut(
+    held_out = HeldOut(
         out,
         args.split,
         args.prompts,
         name=TaskName(plugin.OWN, is_own=True) if args.task is None else TaskName.parse(args.task),
-        config=with_base_model(out, {"model_name_or_path": base}),
+        config=config,
         trained=Point("trained", None, folder),
         **sampling_options(args),
     )
+    if args.out is None:
+        check_default_folder(held_out, "weights", "--out DIR")
+    return held_out
 
 
 def default_folder(model: str) -> Path:
@@ -349,6 +373,13 @@ def default_folder(model: str) -> Path:
     if kind_of_model(folder) is not None:
         raise InputError(f"'{folder}', the default folder of the result, contains a model: give another one")
     return folder
+
+
+def check_default_folder(held_out: HeldOut, key: str, option: str) -> None:
+    """Raise `InputError`: the default folder has the result of another model of the same name."""
+    path = held_out.run_dir / PASSK_FILE
+    if path.is_file() and read_json(path).get(key) != held_out.versions()[key]:
+        raise InputError(f"'{path}' is of other weights than this model; give another folder with {option}")
 
 
 def sampling_options(args) -> dict:

@@ -24,8 +24,17 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.run.files import check_contents, file_sha256
 from trl_prorl.run.folder import steps_of
-from trl_prorl.run.log_files import BASE_ADAPTER, METRICS_FILE, read_log, saved_step, weight_files, weight_hashes
-from trl_prorl.run.provenance import fingerprint, hub_commit
+from trl_prorl.run.log_files import (
+    BASE_ADAPTER,
+    METRICS_FILE,
+    STARTING_WEIGHTS,
+    read_log,
+    saved_step,
+    weight_files,
+    weight_hashes,
+)
+from trl_prorl.run.provenance import fingerprint, folder_of_weights, hub_commit
+from trl_prorl.run.starting import starting_weights
 from trl_prorl.text import short
 from trl_prorl.upstream import vocabulary
 from trl_prorl.upstream.weights import NO_SETTINGS, find_kernel, load_model, refuse_code
@@ -63,29 +72,35 @@ def check_trained_model(run_dir: Path) -> None:
         )
 
 
-def with_base_model(run_dir: Path, config: dict) -> dict:
+def with_base_model(run_dir: Path | None, config: dict) -> dict:
     """
-    Return a run's configuration with the folder or Hub name of its starting model, its Hub commit and its
-    quantization, as `env.json` has noted them.
+    Return a run's configuration with the folder or Hub name of its starting model, its Hub commit, its quantization
+    and the hashes of its weights, as `env.json` has noted them. `None`: a model that belongs to no run.
 
     Raises:
         InputError: The folder has other weights now.
     """
-    env = read_env(run_dir)
+    env = {} if run_dir is None else read_env(run_dir)
     noted = env.get("base_model") or {}
     name = config.get("model_name_or_path") or noted.get("name")
     if not name:
         raise InputError(f"'{run_dir}' has no record of the starting model; add model_name_or_path to its config.yaml")
-    init = config.get("model_init_kwargs") or {}
-    revision = noted.get("commit") or init.get("revision") or config.get("model_revision") or "main"
-    base = {"model_name_or_path": name, "revision": revision, "quantization": env.get("quantization")}
+    init = init_of_base(config)
+    commit = noted.get("commit") if name in (noted.get("name"), noted.get("hub_id")) else None
+    base = {
+        "run": run_dir,
+        "model_name_or_path": name,
+        "revision": commit or init.get("revision") or config.get("model_revision") or "main",
+        "quantization": env.get("quantization"),
+        STARTING_WEIGHTS: env.get(STARTING_WEIGHTS),
+    }
     weights = None
     if is_embedded(name):
         base["model_name_or_path"] = embedded_model(name)
         weights = weights_sha256(base["model_name_or_path"])
     elif Path(name).is_dir():
         check_contents(name)
-        weights = fingerprint(name)
+        weights = fingerprint(folder_of_weights(name, init))
     if noted.get("sha256") not in (None, weights):  # without such a folder, the name may be one on the Hub
         raise InputError(
             f"'{run_dir}' started from other weights than those of {name} here and now (SHA-256 in env.json)"
@@ -120,9 +135,9 @@ def trained_point(run_dir: Path) -> Point:
     return Point("trained", last_step(run_dir) if step is None else step, run_dir)
 
 
-def checkpoint_points(run_dir: Path, wanted: list[str]) -> list[Point]:
+def checkpoint_points(run_dir: Path, wanted: list[int] | str) -> list[Point]:
     """
-    Return the wanted checkpoints, given by step or as `all`, without the last step, which is the trained model.
+    Return the wanted checkpoints, given by step or as `"all"`, without the last step, which is the trained model.
 
     Raises:
         InputError: If one is missing.
@@ -130,7 +145,7 @@ def checkpoint_points(run_dir: Path, wanted: list[str]) -> list[Point]:
     if not wanted:
         return []
     saved = {step: path for path, step in steps_of(run_dir).items() if kind_of_model(path) and weight_files(path)}
-    steps = saved if wanted == ["all"] else set(map(int, wanted))
+    steps = saved if wanted == "all" else set(wanted)
     missing = sorted(set(steps) - set(saved))
     if missing or not saved:
         raise InputError(f"--checkpoints: '{run_dir}' has the checkpoints {sorted(saved)}, not {missing or 'any'}")
@@ -186,11 +201,16 @@ def identity(folder: Path | None, config: dict) -> dict:
     """
     if folder is None:
         base = config["model_name_or_path"]
-        content = {"settings": settings_of_base(config), "quantization": config.get("quantization")}
+        content = {
+            "settings": settings_of_base(config),
+            "quantization": config.get("quantization"),
+            STARTING_WEIGHTS: config.get(STARTING_WEIGHTS),
+        }
+        place = {"revision": config.get("revision"), "subfolder": init_of_base(config).get("subfolder")}
         if Path(base).is_dir():
-            return {**model_hashes(Path(base)), **content}
+            return {**model_hashes(folder_of_weights(base, place)), **content}
         read_base_config(config)  # updates the cache
-        return {"name": base, "commit": hub_commit(base, config.get("revision", "main")), **content}
+        return {"name": base, "commit": hub_commit(base, place), **content}
     content = model_hashes(folder)
     return {**content, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else content
 
@@ -227,13 +247,32 @@ def load_base_model(config: dict, adapter: Path | None = None):
     name = config["model_name_or_path"]
     init = {"revision": config.get("revision", "main"), **settings_of_base(config), **quantization_of_base(config)}
     try:
-        return load_saved(name, config, adapter, **init)
+        model = load_saved(name, config, adapter, **init)
     except InputError:
         if adapter is None:
             raise
+        model = None
         with suppress(InputError):
-            return load_saved(name, config, adapter, AutoModelForCausalLM, **init)
-        raise
+            model = load_saved(name, config, adapter, AutoModelForCausalLM, **init)
+        if model is None:
+            raise
+    check_starting_weights(model, config)
+    return model
+
+
+def check_starting_weights(model, config: dict) -> None:
+    """Raise `InputError` for a base model with other weights than those that the run noted at its start."""
+    noted = config.get(STARTING_WEIGHTS)
+    loaded = starting_weights(model) if noted else None
+    if loaded is None or noted["tensors"] != loaded["tensors"] or noted["values"] == loaded["values"]:
+        return  # the same, or a part of it that another class loads
+    name = config["model_name_or_path"]
+    place = name if Path(name).is_dir() else f"{name} at {config['revision']}"
+    raise InputError(
+        f"'{config['run']}' started from other weights than those of {place}: add model_init_kwargs: {{revision: "
+        "COMMIT}, or the folder of its starting model as model_name_or_path, to its config.yaml (in a script, to the "
+        "trainer's arguments)"
+    )
 
 
 def load_point(point: Point, config: dict):
@@ -243,24 +282,25 @@ def load_point(point: Point, config: dict):
     return load_saved(point.folder, config)
 
 
-def load_tokenizer(folder: Path | str):
+def load_tokenizer(folder: Path | str, revision: str | None = None):
     """Load a run's tokenizer; without a padding token, the end-of-sequence token is used."""
     with refuse_code(folder):
-        tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
+        tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False, revision=revision or "main")
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def load_processor(folder: Path | str, tokenizer) -> ProcessorMixin | None:
+def load_processor(folder: Path | str, tokenizer, revision: str | None = None) -> ProcessorMixin | None:
     """
     Load the processor that TRL trains a model with, from a folder or a Hub name; `None`: there is none, so TRL trains
     with the tokenizer.
     """
-    if cached_file(folder, PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
+    place = {"revision": revision or "main"}
+    if cached_file(folder, PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False, **place) is None:
         return None
     with refuse_code(folder):
-        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False, **place)
     if not isinstance(processor, ProcessorMixin):
         return None
     processor.tokenizer = tokenizer

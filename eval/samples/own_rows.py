@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 from datasets import Dataset
 
-from trl_prorl.errors import InputError, RunError
+from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.store import distinct
-from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.tasks import plugin
-from trl_prorl.tasks.base import Task
+from trl_prorl.tasks.own import OwnTask, check_verifier
 
 
 def has_image(row: Mapping) -> bool:
@@ -20,25 +18,21 @@ def has_image(row: Mapping) -> bool:
     return in_parts or row.get("image") is not None or bool(row.get("images"))
 
 
-class OwnRows(Task):
+class OwnRows(OwnTask):
     """
     A user's rows and verifier.
 
     Args:
         rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and the columns that the verifier needs.
             Rows that equal an earlier one are left out.
-        verifier (`Callable`, *optional*): `verifier(completion, row) -> bool` for the text of a completion. Without
-            one, completions have no verdict.
+        verifier (`Callable`, *optional*): As in [`~trl_prorl.tasks.own.OwnTask`].
 
     Raises:
         InputError: If the rows have no prompts, or if the verifier fails on the first one.
     """
 
-    name = plugin.OWN
-    level = None
-
     def __init__(self, rows: Dataset, verifier: Callable | None):
-        self.verifier = verifier
+        super().__init__(verifier)
         if not isinstance(rows, Dataset) or "prompt" not in rows.column_names:
             raise InputError("rows must be a datasets.Dataset with a column prompt")
         if any(map(has_image, rows)):
@@ -51,29 +45,6 @@ class OwnRows(Task):
         if n is not None and n > len(self.all_rows):
             raise ValueError(f"there are {len(self.all_rows)} rows")
         return self.all_rows if n is None else self.all_rows.select(range(n))
-
-    def verify(self, completion: str, row: Mapping) -> bool | None:
-        if self.verifier is None:
-            return None
-        try:
-            return as_verdict(self.verifier(completion, row), "verifier")
-        except Exception as error:
-            raise RunError(f"the verifier failed on {completion[:80]!r}, and must accept any text: {error}") from error
-
-
-def check_verifier(verifier: Callable, row: Mapping, name: str) -> None:
-    """
-    Test a verifier on a row, with a text that no model sampled.
-
-    Raises:
-        InputError: It does not return a verdict.
-    """
-    try:
-        verdict = verifier("", row)
-    except Exception as error:
-        raise InputError(f"{name}('', row) raised {type(error).__name__}: {error}; it must accept any text") from error
-    if not isinstance(verdict, bool | np.bool_):
-        raise InputError(f"{name}(completion, row) returned {verdict!r}, and must return True or False")
 
 
 def plugin_rows() -> OwnRows:

@@ -18,18 +18,23 @@ class TaskName:
     path: str | None = None
     seed: int = 0
     is_own: bool = False  # the rows of a plugin
+    is_file: bool = False  # the rows of a file, with the verifier that the options name
 
     @classmethod
     def of_run(cls, config: dict) -> "TaskName":
         """Return the task of a run with this configuration; for the run of a script, the rows of a plugin."""
+        seed = config.get("task_seed") or 0
         if not config.get("task"):
             return cls(plugin.OWN, is_own=True)
+        if config.get("reward"):
+            options = {"verify": config.get("verify")}
+            return cls(plugin.OWN, options=options, path=config.get("dataset_name"), seed=seed, is_file=True)
         return cls(
             task=config.get("task"),
             level=config.get("task_level"),
             options=config.get("task_options"),
             path=config.get("dataset_name"),
-            seed=config.get("task_seed") or 0,
+            seed=seed,
         )
 
     @classmethod
@@ -52,6 +57,10 @@ class TaskName:
 
             return plugin_rows()
         try:
+            if self.is_file:
+                from trl_prorl.tasks.own import load_rows  # likewise
+
+                return load_rows(self.path, self.options["verify"])
             return tasks.task_of_recipe(self.task, level=self.level, options=self.options, path=self.path)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"task '{self.task}': {error}") from error

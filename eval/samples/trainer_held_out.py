@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from trl_prorl.cli.dropout import evaluation_mode
 from trl_prorl.cli.training_prompts import TrainingPrompts
 from trl_prorl.errors import InputError
-from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.held_out import HeldOut, default_folder, plan
 from trl_prorl.eval.samples.models import Point, load_base_model, load_processor, load_tokenizer, with_base_model
 from trl_prorl.eval.samples.own_rows import OwnRows
@@ -23,8 +23,7 @@ from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampli
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.run.files import check_contents
-from trl_prorl.run.identity import weights_hash
-from trl_prorl.run.log_files import PASSK_FILE, read_json
+from trl_prorl.run.starting import weights_hash
 from trl_prorl.text import shell_quote
 
 
@@ -92,10 +91,12 @@ class TrainerHeldOut(HeldOut):
         self.base_below = isinstance(self.policy, PeftModel)
         self.initial_adapter = getattr(trainer, "initial_adapter", None)
         self.config = {"bf16": trainer.args.bf16, "model_init_kwargs": trainer.args.model_init_kwargs}
-        if not self.base_below:
-            noted = read_env(self.run_dir).get("base_model") or {}
-            name = noted.get("name") or self.policy.config._name_or_path
-            self.config = with_base_model(self.run_dir, self.config | {"model_name_or_path": name})
+        if self.base_below:
+            check_not_merged(self.policy)
+        else:
+            self.config["model_name_or_path"] = name_of(self.policy)
+            run_dir = None if self.trained.step is None else self.run_dir
+            self.config = with_base_model(run_dir, self.config)
         self._drawn: dict[tuple, pd.DataFrame] = {}
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
@@ -180,14 +181,16 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
     Return, for a model in memory, the attributes that [`TrainerHeldOut`] reads of a trainer. The tokenizer is that of
     the folder or the Hub name from which the model was loaded.
     """
-    name = model.config._name_or_path
+    name = name_of(model)
     folder = output_dir or default_folder(name)
-    tokenizer = load_tokenizer(name)
+    adapters = getattr(model, "peft_config", {}).values()
+    revision = next((adapter.revision for adapter in adapters), None)
+    tokenizer = load_tokenizer(name, revision)
     return SimpleNamespace(
         model=model,
         accelerator=SimpleNamespace(num_processes=1, unwrap_model=lambda model: model),
         args=SimpleNamespace(output_dir=folder, bf16=False, model_init_kwargs=None),
-        processing_class=load_processor(name, tokenizer) or tokenizer,
+        processing_class=load_processor(name, tokenizer, revision) or tokenizer,
         train_dataset=None,
         environment_factories=None,
         tools=None,
@@ -196,12 +199,26 @@ def as_trainer(model: PreTrainedModel | PeftModel, output_dir: str | None):
     )
 
 
-def check_is_of(held_out: TrainerHeldOut) -> None:
-    """Raise `InputError`: the default folder has the result of another model of the same name."""
-    path = held_out.run_dir / PASSK_FILE
-    earlier = read_json(path) if path.is_file() else {}
-    if earlier.get(POLICY) not in (None, held_out.versions()[POLICY]):
-        raise InputError(f"'{path}' is of other weights than this model; give another folder with output_dir=")
+def name_of(model) -> str:
+    """Return the folder or the Hub name from which a model was loaded. Raises `InputError`: it has none."""
+    name = model.config._name_or_path
+    if not name:
+        raise InputError(
+            "the model has no name, from which its tokenizer and its starting model are loaded: save both with "
+            "save_pretrained, and load the model from there"
+        )
+    return name
+
+
+def check_not_merged(policy: PeftModel) -> None:
+    """Raise `InputError` for an adapter in the weights: the starting model is the policy without it."""
+    layers = [module for module in policy.modules() if isinstance(module, BaseTunerLayer)]
+    is_unloaded = not layers and not policy.active_peft_config.is_prompt_learning
+    if is_unloaded or any(layer.merged for layer in layers):
+        raise InputError(
+            "the adapter is merged into the model: call model.unmerge_adapter() first, or after merge_and_unload() "
+            "evaluate the model that it returned"
+        )
 
 
 def step_of_weights(trainer) -> int | None:

@@ -55,7 +55,7 @@ def test_no_name_in_a_recipe_or_a_checkpoint_controls_the_terminal(tmp_path, cap
     """The folder that a recipe names; the files and the best checkpoint that a checkpoint of others names."""
     name = "runs/\x1b[2J\u202e"
     terminal = object.__new__(Terminal)
-    terminal.trainer = SimpleNamespace(is_world_process_zero=lambda: True, run_dir=name)
+    terminal.trainer = SimpleNamespace(is_world_process_zero=lambda: True, run_dir=name, recipe=())
     terminal.say_next()
     print_interrupted(name)
     checkpoint = tmp_path / "checkpoint-2"

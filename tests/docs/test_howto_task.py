@@ -4,29 +4,31 @@ import json
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
-from doc_pages import ROOT, named_file
+from doc_pages import ROOT, blocks, commands, named_file
 
 
 PAGE = (ROOT / "docs" / "howto-task.md").read_text()
+(ROWS,) = [block.text for block in blocks(PAGE) if block.language == "json"]
 
 
 @pytest.fixture
 def followed(tmp_path):
-    for name in ("roman.py", "trivia.py", "my_recipe.yaml"):
+    for name in ("rewards.py", "squares.py"):
         (tmp_path / name).write_text(named_file(PAGE, name))
+    (tmp_path / "rows.jsonl").write_text(ROWS)
     return tmp_path
 
 
 LOOKS = """
 import pytest
-from trl_prorl.tasks import get_task, task_of_recipe
+from trl_prorl.tasks import get_task
 from trl_prorl.tasks.__main__ import main
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.tasks.registry import task_class
 
-load_plugin("roman.py")
-load_plugin("trivia.py")
+load_plugin("squares.py")
 
 
 @pytest.fixture
@@ -38,51 +40,20 @@ def show(capsys):
     return run
 
 
-@pytest.mark.parametrize("name", ["roman", "trivia"])
-def test_the_entry_is_a_task_of_that_name(name):
-    assert task_class(name).name == name
-
-
-@pytest.mark.parametrize(
-    "number, numeral",
-    [(1, "I"), (4, "IV"), (1994, "MCMXCIV"), (1888, "MDCCCLXXXVIII"), (2421, "MMCDXXI"), (3999, "MMMCMXCIX")],
-)
-def test_known_numerals(number, numeral):
-    from roman import roman
-
-    assert roman(number) == numeral
+def test_the_entry_is_a_task_of_that_name():
+    assert task_class("squares").name == "squares"
 
 
 def test_splits_share_no_question():
-    task = get_task("roman", level=2)
+    task = get_task("squares", level=2)
     splits = [
         {row[0]["content"] for row in task.rows(split, 60)["prompt"]} for split in ("train", "validation", "test")
     ]
     assert sum(map(len, splits)) == len(set.union(*splits)) == 180
 
 
-def test_only_the_numeral_is_right():
-    task, row = get_task("roman"), {"answer": "XIV"}
-    assert task.verify(" XIV\\n", row) and task.reward("XIV", row) == 1.0
-    for wrong in ("", "XIIII", "xiv", "XIV or XV", "14"):
-        assert not task.verify(wrong, row) and task.reward(wrong, row) == 0.0
-
-
 def test_show_prints_questions_and_rewards(show):
-    assert show("roman", "--level", "2", "-n", "3").out.count("roman numeral of") == 3
-
-
-def test_the_task_of_a_file(show, tmp_path):
-    lines = [f'{{"question": "Capital number {i}?", "answer": "Town{i}"}}\\n' for i in range(40)]
-    (tmp_path / "trivia.jsonl").write_text("".join(lines))
-    task = task_of_recipe("trivia", path=str(tmp_path / "trivia.jsonl"))
-    rows = {split: task.rows(split, None) for split in ("train", "validation", "test")}
-    assert sum(map(len, rows.values())) == 40 and all(map(len, rows.values()))
-    row = rows["train"][0]
-    assert row["prompt"][0]["content"].endswith("Answer in one word.")
-    assert task.verify(" " + row["answer"].upper() + ".", row) and not task.verify("Town", row)
-    (tmp_path / "bad.jsonl").write_text('{"question": "Who?"}\\n')
-    assert "'answer' is missing" in show("trivia", "--path", str(tmp_path / "bad.jsonl"), code=2).err
+    assert show("squares", "--level", "2", "-n", "3").out.count("square of") == 3
 """
 
 
@@ -94,13 +65,26 @@ def test_the_tasks_of_the_page(followed):
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_the_recipe_of_the_page_trains_and_is_evaluated(forks, tiny_model, followed):
-    small = "--max_steps 2 --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --num_generations 4"
-    cpu = f"--model_name_or_path {tiny_model} --use_cpu true --bf16 false --dtype float32 --disable_tqdm true"
-    train = f"train my_recipe.yaml --plugin roman.py {small} {cpu}"
-    passk = "passk --plugin roman.py --run runs/roman --prompts 4 --n 2"
-    for line in (train, passk):
-        status, written = forks.run("-m", "trl_prorl", *line.split(), cwd=followed)
+def test_ones_own_rows_and_reward(forks, followed):
+    """The commands as they stand but for the number of steps; then a branch, which trains in processes of its own."""
+    preflight, train, passk, report = commands(PAGE)[:4]
+    of_run = "--plugin rewards.py --run runs/mine"
+    few = "--max_steps 2 --save_strategy steps --save_steps 2 --disable_tqdm true"
+    branch = f"trl-prorl branch {of_run} --steps 1 --try learning_rate=1e-4 --n 1 --no-greedy"
+    outputs = []
+    for line in (preflight, f"{train} {few}", f"{passk} --n 2", f"trl-prorl drift {of_run}", branch, report):
+        status, written = forks.run("-m", "trl_prorl", *line.split()[1:], cwd=followed, env={"COLUMNS": "200"})
         assert status == 0, written[-3000:]
-    measured = json.loads((followed / "runs" / "roman" / "passk.json").read_text())
-    assert (measured["task"], measured["prompts"]) == ("roman", 4)
+        outputs.append(written)
+    assert "The run can learn" in outputs[0]
+    assert f"next: {passk}\n" in outputs[1]
+    names = {}
+    exec(named_file(PAGE, "rewards.py"), names)
+    answers = {row["prompt"][0]["content"]: row["answer"] for row in map(json.loads, ROWS.splitlines())}
+    samples = pd.concat(map(pd.read_parquet, (followed / "runs" / "mine" / "samples").glob("base-*.parquet")))
+    assert list(samples["correct"]) == [
+        names["correct"](sample.completion, {"answer": answers[sample.prompt]}) for sample in samples.itertuples()
+    ]
+    measured = json.loads((followed / "runs" / "mine" / "passk.json").read_text())
+    assert (measured["task"], measured["prompts"]) == ("own", 1)
+    assert "(n/a)" in outputs[2]

@@ -75,7 +75,7 @@ def test_every_command_names_what_exists(page):
 def test_every_evaluation_takes_the_options_that_pages_give_it(name, monkeypatch):
     """But for the plugins and the runs, which are not here."""
     monkeypatch.setattr(command_lines, "find_runs", lambda runs: runs)
-    monkeypatch.setattr(command_lines, "load_plugin", lambda file, may_have_rows: None)
+    monkeypatch.setattr(command_lines, "load_plugin", lambda file: None)
     told = [shlex.split(command) for page in PAGES for command in commands(page.read_text())]
     given = [words[2:] for words in told if words[:2] == ["trl-prorl", name]]
     assert given

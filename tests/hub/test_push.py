@@ -357,14 +357,14 @@ def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, 
 
 def test_an_adapter_trained_on_a_download_names_the_hub_s_model(online, folder):
     cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c"
-    config = {"base_model_name_or_path": cached, "r": 8}
+    config = {"base_model_name_or_path": cached, "revision": None, "r": 8}
     names = ("adapter_config.json", "ref/adapter_config.json")
     for name in names:
         (folder / name).write_text(json.dumps(config))
     assert command.main(["--run", str(folder), "--with-reference"]) == 0
     for name in names:
         pushed = json.loads(online.files(REPO)[name])
-        assert pushed == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "r": 8}
+        assert pushed == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "revision": "0a1b2c", "r": 8}
         assert json.loads((folder / name).read_text()) == config
 
 

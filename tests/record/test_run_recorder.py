@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from run_record import read_lines, read_rows, without_times
+from run_record import hash_files, read_lines, read_rows, without_times
 from tiny_run import vowels
 from trl import GRPOTrainer
 
@@ -82,6 +82,24 @@ def test_a_resume_writes_on_and_a_new_run_does_not(make_trainer, tmp_path):
         recorded(make_trainer, tmp_path / "whole", **EVALUATED).train()
     assert Path(tmp_path / "whole" / "metrics.jsonl").read_bytes() == before
     assert json.loads((tmp_path / "whole" / "env.json").read_text())["variant"] == "TRL"
+
+
+def test_a_checkpoint_of_another_run_adds_no_rows(make_trainer, tmp_path):
+    """Nor does one without a recorder. In a new folder its run goes on, and a checkpoint there is resumed."""
+    first = recorded(make_trainer, tmp_path / "first")
+    first.train()
+    recorded(make_trainer, tmp_path / "second").train()
+    plain = make_trainer(GRPOTrainer, **KEYS, output_dir=str(tmp_path / "plain"))
+    plain.train()
+    before = hash_files(tmp_path / "second")
+    for other in ("first", "plain"):
+        with pytest.raises(ValueError, match="another run, not of the checkpoint's"):
+            recorded(make_trainer, tmp_path / "second").train(str(tmp_path / other / "checkpoint-2"))
+        assert hash_files(tmp_path / "second") == before
+        recorded(make_trainer, tmp_path / f"new-{other}").train(str(tmp_path / other / "checkpoint-2"))
+        recorded(make_trainer, tmp_path / f"new-{other}").train(resume_from_checkpoint=True)
+        steps = [row["step"] for row in read_lines(tmp_path / f"new-{other}" / "metrics.jsonl")]
+        assert steps == [3, 4, 5]  # a finished run of TRL's trainer takes a step more
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "env.json", "events.jsonl", "evaluations.jsonl"])

@@ -1,8 +1,11 @@
-"""A file of problems."""
+"""A file of problems, and a file of code."""
 
 import json
+import sys
 
 import pytest
+
+from trl_prorl.tasks import plugin, registry
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +17,19 @@ def write_jsonl():
         return str(file)
 
     return write
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """A function that writes a plugin and loads it; nothing of it stays in this process."""
+    monkeypatch.setattr(registry, "TASKS", registry.TASKS | {})
+    monkeypatch.setattr(registry, "PLUGINS", {})
+    monkeypatch.setattr(plugin, "MODULES", {})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def load(content, file="own.py"):
+        (tmp_path / file).write_text(content)
+        plugin.load_plugin(str(tmp_path / file))
+
+    yield load
+    sys.modules.pop("own", None)

@@ -2,15 +2,12 @@
 
 import re
 import shlex
-import sys
 
 import pytest
 from run_record import error_lines
 
 from trl_prorl.errors import InputError
 from trl_prorl.run.provenance import describe_evaluation, plugin_options, spell_command
-from trl_prorl.tasks import registry
-from trl_prorl.tasks.plugin import load_plugin
 
 
 OWN = """
@@ -96,21 +93,6 @@ WRONG = [
     ("def", "SyntaxError"),
     ("x = 1", "registers no task"),
 ]
-
-
-@pytest.fixture
-def load(tmp_path, monkeypatch):
-    """A function that writes a plugin and loads it; nothing of it stays in this process."""
-    monkeypatch.setattr(registry, "TASKS", registry.TASKS | {})
-    monkeypatch.setattr(registry, "PLUGINS", [])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def load(content, file="own.py"):
-        (tmp_path / file).write_text(content)
-        load_plugin(str(tmp_path / file))
-
-    yield load
-    sys.modules.pop("own", None)
 
 
 @pytest.mark.parametrize("content, said", WRONG)

@@ -27,6 +27,8 @@ from ..keys import (
     drop_unused,
     warn_unused,
 )
+from ..tasks.own import load_rewards, load_rows
+from ..tasks.plugin import OWN
 from ..text import last_text, short
 from .recipe_yaml import read_recipe
 from .shipped_recipes import with_recipe
@@ -50,6 +52,12 @@ class TaskArguments(TaskKeys, ScriptArguments):
     __doc__ = TaskKeys.__doc__  # for `help`
 
     def __post_init__(self):
+        if isinstance(self.reward, str):
+            self.reward = [self.reward]
+        if self.reward:
+            self.task = OWN
+            self.task_level = None
+            self.task_options = None
         check_values(self, TASK_KEYS)
         warn_unused(drop_unused(self, TASK_REQUIREMENTS | dict.fromkeys(OF_DATA_SETS, A_PATH)))
         needed = self._length_key()
@@ -108,6 +116,8 @@ class TaskArguments(TaskKeys, ScriptArguments):
     def make_task(self):
         """Return the task; `dataset_name` is its `path`."""
         try:
+            if self.reward:
+                return load_rows(self.dataset_name, self.verify)
             return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
         except ValueError as error:
             message = str(error)
@@ -120,7 +130,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
             raise ValueError(message) from error
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
-        rewards = [task_reward(task)]
+        rewards = [task_reward(task)] if not self.reward else load_rewards(self.reward, task.rows("train", 1))
         if self.length_reward is not None:
             rewards.append(LENGTH_REWARDS[self.length_reward](self, max_completion_length))
         return rewards

@@ -8,7 +8,8 @@ from ..text import nearest
 
 
 RECIPES = (Path(__file__).parents[1] / "recipes").resolve()  # in a checkout it is a link
-USAGE = "usage: trl-prorl train RECIPE [--KEY VALUE ...] [--plugin FILE.py] [--debug]"
+USAGE = """usage: trl-prorl train RECIPE [--KEY VALUE ...] [--plugin FILE.py] [--debug]
+       trl-prorl train RECIPE --dataset_name ROWS.jsonl --reward FILE.py:FUNCTION --verify FILE.py:FUNCTION"""
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -10,7 +10,8 @@ from transformers import PrinterCallback, ProgressCallback
 from ..anchors import ANCHORS
 from ..optimizer import configured_rates
 from ..run.log_files import GROWTH, NONFINITE, RESET
-from ..text import shell_quote, visible
+from ..run.provenance import passk_command, spell_command
+from ..text import visible
 
 
 TRL_RATE = 1e-6  # TRL's default of learning_rate, which suits full fine-tuning
@@ -71,7 +72,11 @@ class Terminal(PrinterCallback):
 
     def say_next(self) -> None:
         folder = str(self.trainer.run_dir)
-        self.say(f"run folder: {folder}, next: trl-prorl passk --run {shell_quote(folder)}")
+        keys = {}
+        for part in self.trainer.recipe:
+            keys |= vars(part)
+        command = passk_command(keys, {"command": spell_command(sys.orig_argv)}, folder)
+        self.say(f"run folder: {folder}, next: {command}")
 
 
 def highest_rate(optimizer) -> float | None:

@@ -160,6 +160,8 @@ class RewardGuard:
         if reward is None:
             return None
         try:
+            if isinstance(reward, str):  # "0.5", which TRL refuses too
+                raise TypeError
             value = float(reward)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             problem = f"returned {short(reward)}, which is not a number,"

@@ -77,7 +77,7 @@ def model_card(
         hub_id = base.get("hub_id")
         variant = visible(str(env.get("variant", "unknown")))
         scores = list_scores(passk) if passk and has_evaluated(passk, folder) else []
-        repeat = f"trl-prorl train config.yaml{plugin_options(env)} --output_dir runs/again"
+        repeat = f"trl-prorl train config.yaml{plugin_options(env, config)} --output_dir runs/again"
         name = visible((repo or folder.resolve().name).split("/")[-1])
         data = ModelCardData(
             base_model=None if hub_id is None else visible(hub_id),

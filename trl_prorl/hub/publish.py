@@ -23,7 +23,7 @@ from ..run.log_files import (
     read_content,
     read_yaml,
 )
-from ..run.provenance import identify, remove_secrets
+from ..run.provenance import SNAPSHOT, remove_secrets
 from ..text import one_line, shell_quote
 from .card import CARD_FILE
 
@@ -110,9 +110,10 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
             continue
         config = read_content(adapter)
         name = config.get("base_model_name_or_path")
-        hub_id = identify(name).hub_id if name else None
-        if hub_id is not None:
-            adapter.write_text(json.dumps(config | {"base_model_name_or_path": hub_id}, indent=2))
+        snapshot = SNAPSHOT.search(name or "")
+        if snapshot:
+            base = {"base_model_name_or_path": snapshot["repo"].replace("--", "/"), "revision": snapshot["commit"]}
+            adapter.write_text(json.dumps(config | base, indent=2))
     return folder
 
 

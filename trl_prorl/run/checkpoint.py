@@ -193,7 +193,8 @@ class CheckpointMixin:
         return patch_environment(WANDB_RUN_ID=self._run_id, WANDB_RESUME="allow")
 
     def write_env(self) -> None:
-        write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id)
+        start = self._start
+        write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id, start)
 
     def _execution(self) -> dict[str, Any]:
         execution = {

@@ -67,8 +67,8 @@ METRICS = {
     ),
     "pass_rate/TASK": RecordKey(
         "share",
-        "share of these completions that are correct, or have the full reward of 1",
-        "a column `task`",
+        "share of one task's completions that are correct by the verifier",
+        "a column `task`, and a verifier",
     ),
     "accuracy": RecordKey(
         "share",

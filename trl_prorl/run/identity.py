@@ -5,7 +5,7 @@ import datetime
 import decimal
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from .files import json_sha256
 from .folder import RunFolder
 from .log_files import read_json
 from .provenance import as_plain, remove_secrets
+from .starting import base_parameters, weights_hash
 
 
 IDENTITY_FILE = "identity.json"
-VALUES_HASHED = 128  # of a tensor
 PROBE = "Compute 12 × 7.\n\nThe ANSWER is"  # tokenized, with what a tokenizer adds around a text
 LENGTHS = {"max_steps", "num_train_epochs"}
 ENDS = {*LENGTHS, "entropy_stop", "guard_gap_action", "stop_stall"}  # they end a run, and change no batch
@@ -157,23 +157,6 @@ def _as_text(value: Any) -> str:
     """Return a value of a row that JSON does not support as text, an image as its type alone."""
     is_short = isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | bytes)
     return str(value) if is_short else type(value).__name__
-
-
-def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    adapters = set(getattr(policy, "peft_config", {}))
-    return [(name, param) for name, param in policy.named_parameters() if adapters.isdisjoint(name.split("."))]
-
-
-@torch.no_grad()
-def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], whole: bool = False) -> str:
-    """Hash the name, dtype, shape and some evenly spaced values of every tensor."""
-    digest = hashlib.sha256()
-    for name, tensor in named_tensors:
-        flat = tensor.detach().flatten()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        shown = flat if whole else flat[:: len(flat) // VALUES_HASHED + 1]
-        digest.update(shown.to("cpu", torch.float64).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

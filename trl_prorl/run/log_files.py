@@ -30,6 +30,7 @@ RUN_ID_FILE = "prorl_run.json"
 TRAINER_STATE = "trainer_state.json"  # in a checkpoint, with the log of all steps
 RUN_ID = "run_id"  # key there and in `env.json`
 STEP_OF_WEIGHTS = "step"  # another key there
+STARTING_WEIGHTS = "starting_weights"  # in `env.json`, their hashes
 # Kinds of events; below, those of resets and of generation boundaries.
 RESET = "reset"
 ELASTIC = "elastic_reset"

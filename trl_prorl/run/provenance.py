@@ -18,13 +18,16 @@ import yaml
 from ..cli.environment import git_commit, hardware, versions
 from ..embedded import shipped as embedded_base
 from ..supported import default_of
+from ..tasks.plugin import split_reference
 from ..text import code_span, shell_quote, shell_words
 from .files import replace_text
-from .log_files import CONFIG_FILE, ENV_FILE, RECORDED, RUN_ID, weight_files
+from .log_files import CONFIG_FILE, ENV_FILE, RECORDED, RUN_ID, STARTING_WEIGHTS, weight_files
 
 
 if TYPE_CHECKING:
     import torch
+
+    from .starting import Start
 
 
 # Keys of TRL that are always in `config.yaml`.
@@ -70,16 +73,20 @@ def write_env(
     execution: Mapping[str, Any] | None,
     base: str | None = None,
     run_id: str | None = None,
+    start: "Start | None" = None,
 ) -> None:
     """
     Write `env.json`. `execution` describes accelerations, `None` a run of TRL's own trainer; `base` is the starting
     model.
     """
-    revision = (args.model_init_kwargs or {}).get("revision")
+    base_model = identify(base, args.model_init_kwargs) if base else None
+    if base_model is not None and start is not None:
+        base_model = dataclasses.replace(base_model, commit=start.commit)
     env = {
         RUN_ID: run_id,
         "variant": RECORDED if execution is None else args.variant,
-        "base_model": dataclasses.asdict(identify(base, revision)) if base else None,
+        "base_model": dataclasses.asdict(base_model) if base_model else None,
+        STARTING_WEIGHTS: start.weights if start else None,
         "quantization": _quantization(model),
         "seed": args.seed,
         "versions": {"python": platform.python_version(), **versions()},
@@ -126,7 +133,8 @@ class BaseModel:
     sha256: str | None = None
 
 
-def identify(name: str, revision: str | None = None) -> BaseModel:
+def identify(name: str, init: Mapping[str, Any] | None = None) -> BaseModel:
+    """Return what a name stands for, with the `revision` and the `subfolder` of `model_init_kwargs`."""
     embedded = embedded_base.full_name(name)
     if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
@@ -134,11 +142,15 @@ def identify(name: str, revision: str | None = None) -> BaseModel:
     if snapshot:
         return BaseModel(name, snapshot["repo"].replace("--", "/"), snapshot["commit"])
     if Path(name).is_dir() or not is_hub_name(name):
-        return BaseModel(name, sha256=fingerprint(name))
-    return BaseModel(name, name, hub_commit(name, revision))
+        return BaseModel(name, sha256=fingerprint(folder_of_weights(name, init)))
+    return BaseModel(name, name, hub_commit(name, init))
 
 
-def fingerprint(name: str) -> str | None:
+def folder_of_weights(name: str, init: Mapping[str, Any] | None) -> Path:
+    return Path(name, (init or {}).get("subfolder") or "")
+
+
+def fingerprint(name: str | os.PathLike) -> str | None:
     """Return the SHA-256 of the weights in a local folder, two seconds per GB."""
     files = weight_files(name)
     digest = hashlib.sha256()
@@ -148,13 +160,28 @@ def fingerprint(name: str) -> str | None:
     return digest.hexdigest() if files else None
 
 
-def hub_commit(name: str, revision: str | None) -> str | None:
-    if not is_hub_name(name):
+def hub_commit(name: str, init: Mapping[str, Any] | None = None) -> str | None:
+    """Return the commit that the Hub's cache has for a revision."""
+    folder = cached_folder(name, init)
+    return None if folder is None else commit_of(folder)
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of a folder in the Hub's cache: `…/snapshots/COMMIT`, or one in it."""
+    parts = folder.parts
+    return parts[len(parts) - parts[::-1].index("snapshots")]
+
+
+def cached_folder(name: str, init: Mapping[str, Any] | None = None) -> Path | None:
+    """Return the folder of a Hub model's `config.json` in the Hub's cache."""
+    if Path(name).is_dir() or not is_hub_name(name):
         return None
     from huggingface_hub import try_to_load_from_cache  # deferred: a report does not need it
 
-    config = try_to_load_from_cache(name, "config.json", revision=revision or "main")
-    return Path(config).parent.name if isinstance(config, str) else None
+    init = init or {}
+    file = Path(init.get("subfolder") or "", "config.json").as_posix()
+    config = try_to_load_from_cache(name, file, init.get("cache_dir"), init.get("revision") or "main")
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def is_hub_name(name: str) -> bool:
@@ -199,19 +226,24 @@ def spell_command(words: list[str]) -> str:
     return " ".join(map(shell_quote, shown))
 
 
-def plugin_options(env: dict[str, Any]) -> str:
+def plugin_options(env: dict[str, Any], config: dict[str, Any] | None = None) -> str:
+    """Return the options that name a run's code: what its command passed as `--plugin`, and what its keys name."""
+    config = config or {}
     files = []
     for before, word in pairwise(["", *shell_words(env.get("command") or "")]):
         if before == "--plugin":
             files.append(word)
         elif word.startswith("--plugin="):
             files.append(word.removeprefix("--plugin="))
-    return "".join(f" --plugin {shell_quote(file)}" for file in files)
+    for name in [*(config.get("reward") or []), config.get("verify")]:
+        if name is not None:
+            files.append(split_reference(name, "reward")[0])
+    return "".join(f" --plugin {shell_quote(file)}" for file in dict.fromkeys(files))
 
 
 def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
     """Return the command that evaluates such runs. A script's needs a file with its rows and verifier."""
-    plugins = plugin_options(env)
+    plugins = plugin_options(env, config)
     if not plugins and not config.get("task"):
         plugins = " --plugin FILE.py"
     return f"trl-prorl passk{plugins} " + " ".join(f"--run {shell_quote(str(run_dir))}" for run_dir in run_dirs)

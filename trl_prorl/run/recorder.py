@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from .log_files import (
     ATTEMPT,
@@ -22,18 +23,20 @@ from .log_files import (
     LOG_FILES,
     METRICS_FILE,
     RESUME,
+    RUN_ID,
     JsonLines,
     next_attempt,
     recorded_run_id,
 )
 from .provenance import write_config, write_env
 from .record import COLUMNS, evaluation_row
+from .starting import Start, note_start
 
 
 OF_TRAINER = ("epoch", "step_time", "total_flos")  # in the log, but not in a row
 
 
-class RunRecorder(TrainerCallback):
+class RunRecorder(TrainerCallback, ExportableState):
     """
     Writes the log files, `env.json` and `config.yaml` of a run of TRL's `GRPOTrainer`, or of a subclass. `report`,
     `compare` and `why` can show it.
@@ -41,7 +44,7 @@ class RunRecorder(TrainerCallback):
     A row has the values of one log: set `logging_steps=1`. A resume writes on in the same files.
 
     Raises:
-        `ValueError`: A new training begins in a folder that has the log files of another run.
+        `ValueError`: `output_dir` has the log files of another run than that of the checkpoint, if any.
 
     Example:
 
@@ -52,6 +55,16 @@ class RunRecorder(TrainerCallback):
 
     def __init__(self):
         self.metrics: JsonLines | None = None  # on the main process, during a training
+        self.run_id: str | None = None
+        self.start: Start | None = None
+
+    def state(self) -> dict:
+        """Return the run's id, which a checkpoint keeps with the trainer's state."""
+        return {"args": {}, "attributes": {RUN_ID: self.run_id}}
+
+    def on_init_end(self, args, state, control, model=None, **kwargs):
+        if state.is_world_process_zero:  # now: a resume loads a checkpoint before the training begins
+            self.start = note_start(model, args.model_init_kwargs)
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         if not state.is_world_process_zero:
@@ -59,11 +72,19 @@ class RunRecorder(TrainerCallback):
         folder = Path(args.output_dir)
         resumes = state.global_step > 0
         names = [name for name in (*LOG_FILES, ENV_FILE, CONFIG_FILE) if (folder / name).exists()]
-        if names and not resumes:
+        noted = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
+        earlier_id = recorded_run_id(folder)
+        is_same = resumes and earlier_id is not None and earlier_id == noted.get(RUN_ID)
+        if names and not is_same:
+            which = ", not of the checkpoint's" if resumes else ""
             raise ValueError(
-                f"output_dir={args.output_dir!r} has the {names[0]} of another run. Choose another output_dir, or "
-                "resume that run with resume_from_checkpoint=True."
+                f"output_dir={args.output_dir!r} has the {names[0]} of another run{which}. Choose another output_dir, "
+                "or resume that run with resume_from_checkpoint=True."
             )
+        if self.start is None and not resumes:  # the trainer was there before this callback
+            self.start = note_start(model, args.model_init_kwargs)
+        self.run_id = earlier_id or uuid.uuid4().hex
+        state.stateful_callbacks[type(self).__name__] = self.state()  # a checkpoint without it has no place for it
         self.attempt = next_attempt(folder) if resumes else 0
         self.metrics = JsonLines(folder / METRICS_FILE, resumes)
         events = JsonLines(folder / EVENTS_FILE, resumes)
@@ -71,9 +92,8 @@ class RunRecorder(TrainerCallback):
         if resumes:
             step = state.global_step
             events.write({"event": RESUME, ATTEMPT: self.attempt, "step_requested": step, "step_applied": step})
-        run_id = recorded_run_id(folder) or uuid.uuid4().hex
         base = getattr(getattr(model, "config", None), "_name_or_path", None)
-        write_env(folder, args, model, None, base, run_id)
+        write_env(folder, args, model, None, base, self.run_id, self.start)
         write_config(folder, args)
         self._seconds: list[float] = []  # of the steps since the last log
 

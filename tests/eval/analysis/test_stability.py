@@ -27,14 +27,17 @@ def ends_at(last):
 @pytest.mark.parametrize(
     ("answer", "keys"),
     [
-        # Ten steps at 0.8 make the best window; the last 10 % of 40 steps are 4.
-        *((last < 0.4, {"reward": ends_at(last)}) for last in (0.39, 0.41)),
-        # One step at 1.0 among 0.4: the best window is 0.46, half of it 0.23.
+        # Ten steps at 0.8 make the best window, ten at 0.1 the first, the last are ten: half of the rise is 0.35.
+        *((last < 0.45, {"reward": ends_at(last)}) for last in (0.44, 0.46)),
+        # The same, of rewards from -12 to 0, or of thousands.
+        *((last < 0.45, {"reward": lambda step, last=last: 12 * ends_at(last)(step) - 12}) for last in (0.44, 0.46)),
+        *((last < 0.45, {"reward": lambda step, last=last: 9000 * ends_at(last)(step)}) for last in (0.44, 0.46)),
+        # One step at 1.0 among 0.4: the best window is 0.46, and a step's standard deviation 0.1.
         (False, {"reward": lambda step: 1.0 if step == 5 else 0.4 if step <= 36 else 0.24}),
         # A steady reward whose last two steps had no luck: 2 of 20 are no collapse, 10 are.
         (False, {"steps": 20, "reward": lambda step: 0.3 * (step <= 18)}),
         (True, {"steps": 20, "reward": lambda step: 0.3 * (step <= 10)}),
-        (None, {"reward": lambda step: -float(step)}),  # no half of a negative reward
+        (True, {"reward": lambda step: -float(step)}),
         (None, {"events": None}),  # no reward, no events
         *((None, {"reward": ends_at(0.1), "config": {key: 4}}) for key in LOWER_THE_REWARD),
         (False, {"reward": ends_at(0.5), "config": {"length_off": 0}}),
@@ -42,7 +45,7 @@ def ends_at(last):
         (True, {"reward": 0.5, "events": [{"event": "nonfinite", "step_requested": 3, "step_applied": 3}]}),
     ],
 )
-def test_collapse_is_an_end_below_half_of_the_best(run, answer, keys):
+def test_a_collapse_is_a_fall_by_half_of_the_rise_and_more_than_noise(run, answer, keys):
     assert stability.has_collapsed(run(**keys)) is answer
 
 

@@ -27,6 +27,15 @@ def test_sampling(make_run, make_rows, monkeypatch):
         assert parse(["--run", "[a-c]", "d"]).runs == [*map(Path, "abcd")]  # a quoted glob
 
 
+def test_numbers_with_commas_or_spaces(make_run, make_rows):
+    run = ["--run", str(make_run("a", "A", make_rows(1)))]
+    for words in ("1,4,8", "1 4 8", "1, 4 8"):
+        for parse in (command_lines.passk, command_lines.compare):
+            assert parse([*run, "--k", *words.split(" ")]).k == [1, 4, 8]
+        assert command_lines.drift([*run, "--checkpoints", *words.split(" ")]).checkpoints == [1, 4, 8]
+    assert command_lines.drift([*run, "--checkpoints", "all"]).checkpoints == "all"
+
+
 def test_runs(make_run, make_rows):
     """As many runs as one likes after each option, and the option as often as one likes."""
     runs = [str(make_run(name, "A", make_rows(4))) for name in "xyz"]
@@ -95,6 +104,8 @@ REFUSED = {
     "passk --nope": "--nope",
     "passk": "--model MODEL",
     "passk --run RUN --n 4 --k 8": "--k",
+    "passk --run RUN --k 1,x": "--k 1,x: write whole numbers",
+    "drift --run RUN --checkpoints all 4": "--checkpoints all 4",
     "preflight": "recipe",
     "tasks show nope": "nope",
     "tasks show reverse_digits --options []": "--options",

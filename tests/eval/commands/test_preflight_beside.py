@@ -102,6 +102,40 @@ def test_an_optimizer_of_the_user_s_is_put_back(make_trainer, weights, tiny_mode
     assert log == again
 
 
+@pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
+def test_a_trainer_that_has_trained_is_as_it_was(cls, make_trainer, weights):
+    trainer = make_trainer(cls, max_steps=2, lr_scheduler_type="linear")
+    trainer.train()
+
+    def state():
+        moments = json.dumps(trainer.optimizer.state_dict()["state"], default=torch.Tensor.tolist)
+        return moments, trainer.lr_scheduler.state_dict(), trainer.state.global_step, torch.get_rng_state().tolist()
+
+    trained = {name: param.clone() for name, param in weights(trainer).items()}
+    before = state()
+    preflight(trainer, prompts=4)
+    assert state() == before
+    assert all(torch.equal(param, trained[name]) for name, param in weights(trainer).items())
+
+
+def test_rows_of_a_transform_that_draws_are_those_without_it(make_trainer, weights):
+    """The first row is read before the first sample."""
+
+    def draw(rows):
+        return rows | {"prompt": [random.choice(["say 1", "say 2", "say 3"]) for _ in rows["prompt"]]}
+
+    runs = []
+    for tries in (False, True):
+        trainer = make_trainer(GRPOTrainer, max_steps=2)
+        trainer.train_dataset.set_transform(draw)
+        random.seed(0)
+        if tries:
+            preflight(trainer, prompts=4, verify=lambda completion, row: True)
+        trainer.train()
+        runs.append(weights(trainer))
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
 OURS = {
     "reset": {"beta": 0.1, "ref_reset_every": 1, "optimizer_reset": "hard", "fast": True},
     "anchors": {"beta_old": 0.1, "beta_base": 0.05, "dynamic_sampling_rounds": 1},

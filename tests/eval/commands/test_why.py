@@ -131,7 +131,7 @@ def test_a_reward_that_a_key_lowers_names_no_cause(read_run, key):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_healthy_reward_that_passes_0_names_no_cause(read_run, seed):
+def test_a_reward_that_passes_0_is_healthy_until_it_falls(read_run, seed):
     """Means of 16 rewards of -1 or 1: the share of 1 rises from between 5 and 30 % to between 55 and 90 %."""
     draws = np.random.default_rng(seed)
     start = draws.uniform(0.05, 0.3)
@@ -143,7 +143,11 @@ def test_a_healthy_reward_that_passes_0_names_no_cause(read_run, seed):
     run = read_run("control", steps=150, **HEALTHY | columns | {"config": {"learning_rate": 1e-4}})
     assert run.metrics["reward"].min() < 0 < run.metrics["reward"].max()
     assert find_causes(run) == []
-    assert has_collapsed(run) is None
+    assert has_collapsed(run) is False
+    broken = columns | {"reward": lambda step: values["reward"][step - 1] if step <= 100 else -1.0}
+    run = read_run("control", steps=150, **HEALTHY | broken | {"config": {"learning_rate": 1e-4}})
+    assert [rule.cause for rule, _ in find_causes(run)] == ["learning rate too high"]
+    assert has_collapsed(run) is True
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

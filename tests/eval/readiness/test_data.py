@@ -112,3 +112,13 @@ def test_lengths_by_hand():
     assert (gold.number, gold.level) == ("1 of 2 (longest 8 of 8 tokens)", LOOK)  # no room for the end
     assert "max_completion_length: 9" in gold.change
     assert [finding.level for finding in length_findings([10, 20], [3, 8], 9, 29)] == ["fine", "fine"]
+
+
+def test_a_short_test_split_is_compared_whole():
+    class Short:
+        def rows(self, split, n, seed=0):
+            if n is not None and n > 3:
+                raise ValueError("3 rows")
+            return {"prompt": ["a", "b", "c"]}
+
+    assert held_out_prompts(None, Short()) == {"test": ["a", "b", "c"]}

@@ -9,7 +9,7 @@ from trl_prorl.eval.readiness.finding import LOOK, STOP
 from trl_prorl.eval.readiness.signal import LIMITS, NEEDED_KL, REWARDS_WRONG, Rollouts, signal_findings
 
 
-def rollouts(correct, rewards=None, truncated=None, size=4, has_verifier=True, lengths=None, **keys):
+def rollouts(correct, rewards=None, truncated=None, size=4, lengths=None, judged=True, **keys):
     n = len(correct)
     has_answer = keys.pop("has_answer", [])
     args = dict.fromkeys(LIMITS) | {"max_completion_length": 12, "mask_truncated_completions": False, "resets": False}
@@ -18,11 +18,10 @@ def rollouts(correct, rewards=None, truncated=None, size=4, has_verifier=True, l
     return Rollouts(
         SimpleNamespace(**args | keys),
         size,
-        has_verifier,
         has_answer,
         rewards=rewards,
         compared=rewards,
-        correct=[bool(verdict) for verdict in correct],
+        correct=[bool(verdict) for verdict in correct] if judged else [],
         truncated=truncated or [False] * n,
         lengths=lengths or [5] * n,
         texts=[f"text {place}" for place in range(n)],
@@ -43,7 +42,7 @@ NEEDED = NEEDED_KL
 NEVER = [0] * 80
 ALWAYS = [1] * 80
 MIXED = [1, 0, 0, 1] * 5
-ANY = {"has_verifier": False}  # verdicts without a verifier
+ANY = {"judged": False}  # no verifier
 UNKNOWN = {"tells": None}  # whether correct answers get more reward than wrong ones
 
 
@@ -94,6 +93,9 @@ TOO_SHORT = "raise max_completion_length"
         # Without a verifier the central numbers are reported as missing.
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; "),
         (rollouts(MIXED, **ANY), PAY, "fine", "not measured"),
+        # Rewards from 0 to 12: none says what is correct.
+        (rollouts(MIXED, rewards=[12.0, 1.0, 3.0, 0.0] * 5, **ANY), RATE, "fine", "not measured"),
+        (rollouts(MIXED, rewards=[12.0, 1.0, 3.0, 0.0] * 5, **ANY), SILENT, "fine", "0 of 5; "),
         # Half the prompts are always solved, half never: no group varies, and the reward works.
         (rollouts(SOLVED_OR_NOT), SILENT, STOP, "raise temperature"),
         # Too short for a reference answer; long enough for any.

@@ -28,24 +28,24 @@ def config(base):
 
 def test_the_models_of_a_run(run_dir, config, add_checkpoints):
     with pytest.raises(InputError, match="not any"):
-        checkpoint_points(run_dir, ["all"])
+        checkpoint_points(run_dir, "all")
     add_checkpoints(run_dir, 8, 100, 20)
     (run_dir / "checkpoint-12").mkdir()  # no weights in it
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 100)))
     assert trained_point(run_dir) == Point("trained", 100, run_dir)
-    found = checkpoint_points(run_dir, ["all"])
+    found = checkpoint_points(run_dir, "all")
     # The last step's is the trained model.
     assert found == [Point(f"step-{step}", step, run_dir / f"checkpoint-{step}") for step in (8, 20)]
-    assert [point.step for point in checkpoint_points(run_dir, ["20", "8", "8"])] == [8, 20]
+    assert [point.step for point in checkpoint_points(run_dir, [20, 8, 8])] == [8, 20]
     with pytest.raises(InputError, match=r"\[8, 20, 100\], not \[12\]"):
-        checkpoint_points(run_dir, ["12"])
+        checkpoint_points(run_dir, [12])
 
 
 def test_every_point_loads_its_own_weights(run_dir, base, config, add_checkpoints):
     add_checkpoints(run_dir, 8)
     tokenizer = load_tokenizer(run_dir)
     inputs = tokenizer("777>", return_tensors="pt").input_ids
-    points = [Point("base", 0, None), *checkpoint_points(run_dir, ["all"]), trained_point(run_dir)]
+    points = [Point("base", 0, None), *checkpoint_points(run_dir, "all"), trained_point(run_dir)]
     with torch.no_grad():
         logits = [load_point(point, config).eval()(input_ids=inputs).logits for point in points]
         plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()(input_ids=inputs).logits
@@ -81,7 +81,7 @@ def test_a_run_that_was_resumed_and_killed_left_the_weights_of_its_first_end(run
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (80, 120, 150)))
     write_run_id(run_dir, "1", 80)
     assert trained_point(run_dir) == Point("trained", 80, run_dir)
-    for wanted in (["all"], ["120", "150"]):
+    for wanted in ("all", [120, 150]):
         assert [point.step for point in checkpoint_points(run_dir, wanted)] == [120, 150]
     for step in (None, "80", True):
         write_run_id(run_dir, "1", step)
@@ -96,4 +96,4 @@ def test_weights_that_were_copied_from_a_checkpoint_have_its_step(run_dir, add_c
     for noted in (None, 25):
         write_run_id(run_dir, "1", noted)
         assert trained_point(run_dir).step == 8
-        assert [point.step for point in checkpoint_points(run_dir, ["all"])] == [20]
+        assert [point.step for point in checkpoint_points(run_dir, "all")] == [20]
