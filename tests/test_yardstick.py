@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from slow import needs_two_resumed
 
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "yardstick.py"
-NAMES = list(yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text())["runs"])
+RESUMED = "two-processes-killed"
+NAMES = [
+    pytest.param(name, marks=needs_two_resumed if name == RESUMED else ())
+    for name in yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text())["runs"]
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

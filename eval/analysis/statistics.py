@@ -12,6 +12,7 @@ from trl_prorl.pass_at_k import pass_at_k
 
 MIN_PROMPTS = 20
 ERROR_RATE = 0.05
+QUANTILE = float(stats.norm.ppf(1 - ERROR_RATE / 2))  # z = 1.96
 RESAMPLES = 2000
 NO_INTERVAL = (math.nan, math.nan)
 
@@ -70,60 +71,63 @@ def _draws(prompts: int) -> np.ndarray:
     return counts.reshape(RESAMPLES, prompts).astype(float)
 
 
-def _bootstrap_interval(statistic, *samples: np.ndarray) -> tuple[float, float]:
-    """
-    Return the percentile-bootstrap interval (Efron 1979) of a function of means; samples of shape (P,) each are
-    resampled together, prompt by prompt. NaN below `MIN_PROMPTS`: its coverage would be far below the nominal level.
-    """
-    prompts = len(samples[0])
-    if prompts < MIN_PROMPTS:
-        return NO_INTERVAL
-    means = (_draws(prompts) @ np.stack(samples, axis=1) / prompts).T
-    low, high = np.percentile(statistic(*means), [2.5, 97.5])
-    if math.isnan(high):  # between two resamples of inf
-        high = math.inf
-    return float(low), float(high)
-
-
 def _is_constant(values: np.ndarray) -> bool:
     return np.allclose(values, values[0], rtol=0, atol=1e-12)
 
 
-def prompt_interval(per_prompt_values, bounds: tuple[float, float] = (0.0, 1.0)) -> tuple[float, float]:
+def _adjusted(values: np.ndarray, least: float) -> tuple[float, float]:
     """
-    Return the 95 % interval of the mean over prompts, in the unit of the values, shape (P,), each within `bounds`; NaN
-    with fewer than 20 prompts.
+    Return the mean of values from `least` to 1, shape (P,), and its standard error, both with pseudo-prompts at the
+    two ends: z²/2 at 0 and at 1 (Agresti & Coull 1998); 1 at -1 and at 1 for paired differences (Bonett & Price 2012).
 
-    It covers the choice of prompts and the sampling of completions, not the variation between training seeds. If all
-    values agree, they show no spread, and the rule of three is used instead: of the prompts, about 3/P may differ.
+    Both papers are about 0 or 1 at each prompt. Values in between, whose variance is measured, are our generalisation.
+    """
+    pseudo_prompts = 1.0 if least < 0 else QUANTILE**2 / 2
+    weights = np.append(np.ones(len(values)), [pseudo_prompts, pseudo_prompts])
+    values = np.append(values, [least, 1.0])
+    mean = np.average(values, weights=weights)
+    variance = np.average((values - mean) ** 2, weights=weights)
+    return float(mean), math.sqrt(variance / weights.sum())
+
+
+def prompt_interval(per_prompt_values, least: float = 0.0) -> tuple[float, float]:
+    """
+    Return the 95 % interval of the mean over prompts, in the unit of the values, shape (P,), each from `least` (0, or
+    -1 for differences) to 1; NaN with fewer than 20 prompts.
+
+    It covers the choice of prompts and the sampling of completions, not the variation between training seeds.
+    Pseudo-prompts move its middle away from the mean of the values, which is always inside.
     """
     values = np.asarray(per_prompt_values, dtype=float)
-    if len(values) >= MIN_PROMPTS and _is_constant(values):
-        value = float(values[0])
-        unseen = 1 - ERROR_RATE ** (1 / len(values))
-        least, greatest = bounds
-        return value - unseen * (value - least), value + unseen * (greatest - value)
-    return _bootstrap_interval(lambda mean: mean, values)
+    if len(values) < MIN_PROMPTS:
+        return NO_INTERVAL
+    mean, standard_error = _adjusted(values, least)
+    half_width = QUANTILE * standard_error
+    return max(mean - half_width, least), min(mean + half_width, 1.0)
 
 
 def paired_difference(a, b) -> Estimate:
     """Return the mean of `a - b` over prompts, shape (P,) each in the same order, with its interval."""
     difference = np.subtract(a, b, dtype=float)
-    return Estimate(float(difference.mean()), *prompt_interval(difference, bounds=(-1.0, 1.0)))
+    return Estimate(float(difference.mean()), *prompt_interval(difference, least=-1.0))
 
 
 def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """
-    Return the interval of `mean(a) / mean(b)` over prompts, shape (P,) each: a prompt counts with both of its values.
-    With sums and numbers of tokens this is a mean over tokens, weighted by length. An end is `inf` if the denominator
-    may be 0; both are NaN with fewer than 20 prompts.
+    Return the percentile-bootstrap interval (Efron 1979) of `mean(a) / mean(b)` over prompts, shape (P,) each: a
+    prompt is resampled with both of its values. With sums and numbers of tokens this is a mean over tokens, weighted
+    by length. An end is `inf` if the denominator may be 0; both are NaN with fewer than 20 prompts.
     """
-
-    def ratio(numerator, denominator):
-        return np.divide(numerator, denominator, out=np.full_like(numerator, np.inf), where=denominator != 0)
-
+    prompts = len(a)
+    if prompts < MIN_PROMPTS:
+        return NO_INTERVAL
+    numerators, denominators = (_draws(prompts) @ np.stack([a, b], axis=1) / prompts).T
+    ratios = np.divide(numerators, denominators, out=np.full(RESAMPLES, np.inf), where=denominators != 0)
     with np.errstate(invalid="ignore"):
-        return _bootstrap_interval(ratio, a, b)
+        low, high = np.percentile(ratios, [2.5, 97.5])
+    if math.isnan(high):  # between two resamples of inf
+        high = math.inf
+    return float(low), float(high)
 
 
 def detectable_difference(estimate: Estimate, tests: int = 1) -> float:
@@ -135,8 +139,8 @@ def detectable_difference(estimate: Estimate, tests: int = 1) -> float:
     the width is detected with a power of only 50 %.) With Holm's correction over M `tests` the least p must be at most
     0.05 / M, so \\( z_{1 - 0.025 / M} \\) takes the place of the first \\( z_{0.975} \\).
     """
-    critical, power, quantile = stats.norm.ppf([1 - ERROR_RATE / 2 / tests, 0.8, 1 - ERROR_RATE / 2])
-    return float((critical + power) / quantile * (estimate.high - estimate.low) / 2)
+    critical, power = stats.norm.ppf([1 - ERROR_RATE / 2 / tests, 0.8])
+    return float((critical + power) / QUANTILE * (estimate.high - estimate.low) / 2)
 
 
 def t_interval(values, level: float = 0.95) -> Estimate:
@@ -169,7 +173,7 @@ def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) 
     means = [float(run_values.mean()) for run_values in values]
     intervals = [t_interval(means)[1:]] if len(means) > 1 else []
     if same:
-        intervals.append(prompt_interval(np.mean(values, axis=0), bounds=(least, 1.0)))
+        intervals.append(prompt_interval(np.mean(values, axis=0), least))
     lows, highs = zip(*intervals, strict=True)
     low, high = np.clip([np.min(lows), np.max(highs)], least, 1.0)  # a t-interval may leave the possible range
     return Estimate(float(np.mean(means)), float(low), float(high))
@@ -191,17 +195,16 @@ def paired_p_value(differences) -> float:
     from -1 to 1: Student's t-test over prompts, averaged over runs; with several runs, the larger p of that and of a
     t-test over runs.
 
-    It matches the interval of [`prompts_and_seeds`]: NaN with fewer than 20 prompts, and by the same rule of three if
-    all prompts agree, which leaves a t-test no spread.
+    If all prompts agree, which leaves a t-test no spread, it is the level at which the interval of
+    [`paired_difference`] ends at 0. That interval is wider than the test's with few prompts. NaN with fewer than 20.
     """
     differences = np.asarray(differences, dtype=float)
     over_prompts = differences.mean(axis=0)
-    prompts = len(over_prompts)
-    if prompts < MIN_PROMPTS:
+    if len(over_prompts) < MIN_PROMPTS:
         return math.nan
     if _is_constant(over_prompts):
-        # The level at which the interval ends at 0: the share unseen, 1 - p^(1/P), is then d / (1 + d).
-        p_value = (1 + abs(float(over_prompts[0]))) ** -prompts
+        mean, standard_error = _adjusted(over_prompts, -1.0)
+        p_value = 2 * float(stats.norm.sf(abs(mean) / standard_error))
     else:
         p_value = float(stats.ttest_1samp(over_prompts, 0.0).pvalue)
     if len(differences) > 1:

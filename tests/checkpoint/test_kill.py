@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from run_record import error_lines, read_events, read_rows
+from slow import needs_two_resumed
 
 
 sys.path.append(str(Path(__file__).parents[1] / "soak"))
@@ -193,6 +194,7 @@ TWO_PROCESSES = {
 }
 
 
+@needs_two_resumed
 @pytest.mark.parametrize(
     "case", [case if case == "A" else pytest.param(case, marks=pytest.mark.slow) for case in TWO_PROCESSES]
 )

@@ -109,9 +109,15 @@ def greedy_samples(model, lengths=(3, 9, 8, 4), copies=(0, 0, 1, 2, 2, 3), recor
     return theirs, mine.ids
 
 
-def served(acceleration):
-    """Each family that is listed for an acceleration, with each implementation of attention."""
-    return [(kind, attention) for kind, family in FAMILIES.items() for attention in getattr(family, acceleration)]
+def served(acceleration, quick=FAMILIES):
+    """Each family that is listed for an acceleration, with each implementation of attention; slow but for `quick`."""
+    cases = []
+    for kind, family in FAMILIES.items():
+        marks = [needs_states] if family.has_state else []
+        if kind not in quick:
+            marks.append(pytest.mark.slow)
+        cases += [pytest.param(kind, attention, marks=marks) for attention in getattr(family, acceleration)]
+    return cases
 
 
 def gradients(model, value):
@@ -120,7 +126,6 @@ def gradients(model, value):
     return dict(zip(trained, found, strict=True))
 
 
-@needs_states
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("kind, attention", served("shared_prompts"))
 def test_values_and_gradients_are_trls(kind, attention, lora, monkeypatch):
@@ -152,7 +157,7 @@ def test_values_and_gradients_are_trls(kind, attention, lora, monkeypatch):
             assert (ours[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6 * largest, name
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _ in served("shared_prompts")])
+@pytest.mark.parametrize("kind", [kind for kind, family in FAMILIES.items() if family.shared_prompts])
 def test_a_batch_without_a_completion_has_a_gradient_of_zero(kind):
     """As if all were truncated, and left out of the loss."""
     model = with_head(tiny(kind))
@@ -163,7 +168,6 @@ def test_a_batch_without_a_completion_has_a_gradient_of_zero(kind):
     assert all(gradient is None or not gradient.any() for gradient in found.values())
 
 
-@needs_states
 @pytest.mark.parametrize("kind, attention", served("compact"))
 def test_compact_samples_are_those_of_generate(kind, attention):
     model = tiny(kind, attention).eval()
@@ -177,13 +181,7 @@ def test_compact_samples_are_those_of_generate(kind, attention):
 REPEATED = ("qwen2", "gemma3_text", "qwen3_5_text", "lfm2")
 
 
-@pytest.mark.parametrize(
-    "kind, attention",
-    [
-        pytest.param(kind, attention, marks=() if kind in REPEATED else pytest.mark.slow)
-        for kind, attention in served("graphed")
-    ],
-)
+@pytest.mark.parametrize("kind, attention", served("graphed", REPEATED))
 def test_a_token_s_forward_can_be_repeated(kind, attention, monkeypatch):
     """Across the end of a span of 128 tokens, after rows have ended, and in later batches."""
     made = emulate(monkeypatch)
@@ -263,7 +261,6 @@ def test_all_linear_leaves_a_vision_tower_alone(make_trainer, tiny_model, tmp_pa
     assert adapter.exclude_modules is None
 
 
-@needs_states
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_type_that_is_listed_is_scored_as_by_its_own_forward(kind):
     model = with_head(tiny(kind)).eval()

@@ -4,10 +4,12 @@ import importlib
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import Qwen2Model
+from trl.trainer import utils
 
 from trl_prorl.run.log_files import JsonLines
 
@@ -98,6 +100,20 @@ def test_operators_are_counted_by_hand(bench):
     with operators.counting():
         assert (numbers.T + 1).sum().item() == 12.0
     assert operators.counts.tolist() == [4, 3, 80, 1]
+
+
+def test_trls_head_scores_the_positions_that_it_scores_on_a_gpu(bench, monkeypatch):
+    """With one update a batch, the tokens of three batches: a warm-up, a round, a count."""
+    monkeypatch.setattr(utils, "_use_triton", utils._use_triton)  # put back at the end
+    scored = []
+    apply = utils._ChunkedLogProbFunction.apply
+    counting = SimpleNamespace(apply=lambda hidden, *others: scored.append(len(hidden)) or apply(hidden, *others))
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", counting)
+    arguments = [*SIZES, "--rounds", "1", "--iterations", "1", "--gpu_head", "--variants", "TRL, no KL"]
+    bench.main(arguments)
+    args = bench.parse(arguments)
+    batches = [bench.draw_batch(args, number)[1] for number in range(3)]
+    assert sum(scored) == sum(len(ids) for completions in batches for ids in completions)
 
 
 def test_a_run_prints_a_table_and_writes_every_round(tmp_path, bench, capsys):

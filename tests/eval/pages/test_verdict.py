@@ -34,15 +34,16 @@ def verdict(run_of):
 
 
 def test_the_best_is_named_with_its_lead_by_hand(verdict):
-    """40 prompts, a difference of 5/8 at each: no spread, so the interval is that of the rule of three."""
+    """40 prompts, a difference of 5/8 at each: and pseudo-prompts at -1 and 1: mean 25/42."""
     text, starred = verdict(control=4, plain=2, A=6)
     assert text.startswith("A has the highest held-out pass@1 of 0.750 (base 0.125), significantly higher than base")
     assert starred == ["A ★"]
-    unseen = 1 - 0.05 ** (1 / 40)
-    assert f"A − base: +0.625 [{0.625 - unseen * 1.625:+.3f}, {0.625 + unseen * 0.375:+.3f}]" in text
+    # Variance (40 * .625^2 + 2) / 42 - (25 / 42)^2 = .06533, and 1.96 sqrt(.06533 / 42) = .0773.
+    assert "A − base: +0.625 [+0.518, +0.673]" in text
 
 
 SPREAD = [8, 0, 7, 1] * 10
+FIVE_SOLVED = [8] * 5 + [0] * 35
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,8 @@ SPREAD = [8, 0, 7, 1] * 10
         {"control": 0, "A": [2, 1, 0, 2] * 10, "base": [0, 2, 2, 1] * 10},  # base
         {"control": 0, "A": 2, "base": [4] * 40},  # below base
         {"A": 6},  # alone
-        # Each of two pairs with C has p = .03 by a t-test: enough for one pair, too much for three.
-        {"control": 4, "C": [8] * 4 + [4] * 36, "plain": 4},
+        # Each of two pairs with C has p = .023 by a t-test: enough for one pair, too much for three.
+        {"control": 0, "C": FIVE_SOLVED, "plain": 0, "base": [0] * 40},
     ],
 )
 def test_a_star_needs_significance_over_every_other_variant_and_base(verdict, counts):
@@ -64,7 +65,7 @@ def test_a_star_needs_significance_over_every_other_variant_and_base(verdict, co
 
 
 def test_p_is_corrected_for_all_pairs(verdict):
-    assert verdict(control=4, C=[8] * 4 + [4] * 36)[1] == ["C ★"]  # the only pair
+    assert verdict(control=0, C=FIVE_SOLVED, base=[0] * 40)[1] == ["C ★"]  # the only pair
 
 
 def test_what_was_not_tested_is_no_result(verdict):

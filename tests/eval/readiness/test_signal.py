@@ -153,7 +153,7 @@ def test_only_what_is_missing_is_advised_against_reward_hacking(limits, keys, sa
 
 def test_the_accuracy_has_its_interval():
     finding = of(rollouts([1, 1, 1, 0] * 10 + [0, 0, 0, 1] * 10 + [0] * 4), RATE)
-    low, high = finding.values["interval"]
+    # z²/2 pseudo-prompts at 0 and 1: mean 11.92 / 24.84, variance 8.171 / 24.84 - .4799².
+    assert finding.values["interval"] == pytest.approx([0.3564, 0.6034], abs=1e-4)
     assert finding.values["pass_rate"] == pytest.approx(40 / 84)
-    assert 0.36 < low < 40 / 84 < high < 0.6
     assert of(rollouts([1, 1, 1, 0] * 10), RATE).number == "0.75, 10 prompts (too few for an interval)"
