@@ -177,12 +177,12 @@ RULES = (
     Rule(
         "KL too strong",
         too_strong,
-        "raise kl_target; without one lower beta (0 if the reward is exact; B: beta_old), or reset the reference",
+        "lower beta (0 if the reward is exact; B: beta_old), raise kl_target if it is set, or reset the reference",
     ),
     Rule(
         "KL idle",
         idle,
-        "lower kl_target; without one raise beta (B: beta_old), or leave the KL out: nothing holds the policy, and a "
+        "raise beta (B: beta_old), lower kl_target if it is set, or leave the KL out: nothing holds the policy, and a "
         "reference costs time",
     ),
 )

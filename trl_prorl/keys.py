@@ -296,8 +296,7 @@ class ProlongedKeys:
             same result, to compare costs.
         kl_target (`float`, *optional*):
             Target of the KL to the primary anchor (`beta`, else `beta_old`, else `beta_base`), in nats per token; its
-            coefficient is adapted (arXiv 1909.08593). `trl-prorl preflight` suggests a value. `None`: a fixed
-            coefficient.
+            coefficient is adapted (arXiv 1909.08593). `None`: a fixed coefficient.
         kl_horizon (`int`, *optional*, defaults to `100`):
             Optimizer steps in which `kl_target` changes the coefficient by about 20 %, if the KL is at least 20 % off.
 
