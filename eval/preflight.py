@@ -56,6 +56,7 @@ from trl_prorl.eval.readiness.prompt_tokens import prompt_findings, template_err
 from trl_prorl.eval.readiness.put_back import put_back
 from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
+from trl_prorl.eval.readiness.teacher import teacher_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.resets import ReferenceResetCallback
@@ -199,7 +200,7 @@ def check(
 def print_progress(console: Console | None, line: str) -> None:
     """Print a progress line, if there is a console."""
     if console is not None:
-        console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"preflight: {visible(line)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:
@@ -247,6 +248,7 @@ def look_at_model(
         return [*findings, Finding("first samples and steps", NO_STEP, MORE_PROMPTS, STOP)]
     if before is not None:
         findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))
+    findings += teacher_findings(trainer, rows, task, samples, before, steps, verify)
     return findings + cost_findings(trainer, steps)
 
 
