@@ -31,6 +31,7 @@ from trl_prorl.eval.compare import print_comparisons
 from trl_prorl.eval.pages.comparison import limits, scores_panel
 from trl_prorl.eval.pages.curves import CURVES, curve_panels
 from trl_prorl.eval.pages.plotting import write_png
+from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.passk import evaluate_and_write
 from trl_prorl.eval.run_folder.reading import load_config, load_run, write_json
 from trl_prorl.eval.samples.held_out import held_out_rows, held_out_tasks
@@ -51,7 +52,11 @@ REF_RESET = "ref_reset"
 TRIAL = "trl_prorl.eval.trial"
 BRANCH_FILE = "branch.json"  # in the branch's folder: of which checkpoint of which run it is
 # Keys that a branch sets itself, and those of the task and the model, which stay.
-OWN_KEYS = "allow_config_change max_steps output_dir overwrite push_to_hub resume_from_checkpoint"
+OWN_KEYS = (
+    "allow_config_change log_completions_hub_repo max_steps output_dir overwrite push_to_hub report_to "
+    "resume_from_checkpoint"
+)
+NO_UPLOADS = "--push_to_hub False --report_to none"  # nor completions, which `trial` keeps local
 FIXED = {*OWN_KEYS.split(), *(field.name for part in (TaskArguments, ModelConfig) for field in fields(part))}
 # A trigger that never fires: the trial's reference stays movable, so that every resume of it knows the reference that
 # was reset.
@@ -133,7 +138,7 @@ def check_out(out: Path, branch: dict[str, str | None]) -> None:
 
 def arguments(trial: Trial, run_dir: Path, start: Path, until: int) -> list[str]:
     """Return the command line with which `train` begins or continues a trial."""
-    words = ["--config", str(run_dir / CONFIG_FILE), "--output_dir", str(trial.folder), "--push_to_hub", "False"]
+    words = ["--config", str(run_dir / CONFIG_FILE), "--output_dir", str(trial.folder), *NO_UPLOADS.split()]
     words += ["--overwrite", "True"]  # a trial that was killed before its first checkpoint
     if until > read_json(start / "trainer_state.json")["max_steps"]:
         words += ["--max_steps", str(until)]
@@ -220,6 +225,22 @@ def evaluate(trials: list[Trial], args: argparse.Namespace) -> list[RunGroup]:
     return [RunGroup(row.run.name, [row], place) for place, row in enumerate(rows)]
 
 
+def find_equal(trials: list[Trial], step: int) -> dict[str, str]:
+    """Return a line for each trial whose weights at a step are those of the control, the first one; by its name."""
+
+    def weights(trial: Trial) -> dict[str, str]:
+        files = sorted((trial.folder / f"checkpoint-{step}").glob("*.safetensors"))
+        return {file.name: file_sha256(file) for file in files}
+
+    keep, *others = trials
+    control = weights(keep)
+    return {
+        trial.name: f"{trial.name} is not compared: its weights at step {step} are those of {KEEP}."
+        for trial in others
+        if weights(trial) == control
+    }
+
+
 @command_lines.command
 def main(argv=None) -> int:
     """Entry point."""
@@ -238,14 +259,21 @@ def main(argv=None) -> int:
     name = TaskName.of_run(config)
     held_out_rows(name, name.make(), args.split, args.prompts)  # fails before anything is trained
     failed = train_all(trials, args, start)
-    keep, *others = groups = evaluate([trial for trial in trials if trial.name not in failed], args)
+    trained = [trial for trial in trials if trial.name not in failed]
+    equal = find_equal(trained, step_of(start) + args.steps)
+    notes = [*equal.values(), *(f"{name} is left out: {problem}." for name, problem in failed.items())]
+    compared = [trial for trial in trained if trial.name not in equal]
+    if equal and len(compared) == 1:  # the control
+        print_bullets(terminal(), notes)
+        return 1 if failed else 0
+    keep, *others = groups = evaluate(compared, args)
     outcomes = [*args.k, GREEDY] if args.with_greedy else args.k
     comparisons, left_out = compare_pairs([(group, keep) for group in others], outcomes)
-    left_out += [f"{name} is left out: {problem}." for name, problem in failed.items()]
+    notes = left_out + notes
     if not comparisons:
-        raise RunError(f"no trial can be compared with {KEEP}: {' '.join(left_out)}")
+        raise RunError(f"no trial can be compared with {KEEP}: {' '.join(notes)}")
     picture = write_png([*curve_panels("", groups, CURVES[:PICTURE]), scores_panel(groups)], out / "branch.png")
-    notes = [*left_out, *limits([run for group in groups for run in group.runs])]
+    notes += limits([run for group in groups for run in group.runs])
     print_comparisons(comparisons, notes, args.json)
     print(visible(f"Wrote {picture}."))
     return 1 if failed else 0

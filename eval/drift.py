@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from rich.progress import track
 
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.statistics import ratio_interval
@@ -25,7 +24,7 @@ from trl_prorl.eval.pages.table import Measured, terminal
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.held_out import HeldOut, judges, sampling_options
 from trl_prorl.eval.samples.models import Point, checkpoint_points
-from trl_prorl.eval.samples.sampling import prompt_ids
+from trl_prorl.eval.samples.sampling import progress, prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.run.log_files import DRIFT_FILE
 from trl_prorl.tasks.own import OwnTask
@@ -73,7 +72,8 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
     temperature = held_out.sampling.temperature
     totals = []  # a row per prompt: sums of the measures over its tokens, and the number of tokens
     ids = [list(ids) for ids in drawn["ids"]]
-    for place in track(range(len(questions)), description=f"{held_out.run_dir.name}: drift of {point.label}"):
+    bar = progress(len(ids), f"{held_out.run_dir.name}: drift of {point.label}")
+    for place in range(len(questions)):
         answers = ids[place * samples : (place + 1) * samples]
         padded = held_out.tokenizer.pad(
             {"input_ids": [questions[place] + answer for answer in answers]}, padding_side="right", return_tensors="pt"
@@ -86,6 +86,8 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
             parts = token_drift(logits[row, : len(answer)], base_logits[row, : len(answer)], temperature)
             sums += [*(float(part.sum()) for part in parts), len(answer)]
         totals.append(sums)
+        bar.update(samples)
+    bar.close()
     sums = np.stack(totals)
     tokens = sums[:, -1]
     means = sums.sum(axis=0) / tokens.sum()

@@ -59,6 +59,8 @@ def main(argv: list[str]) -> None:
     until, reset_at, *recipe = argv
     with as_bad_input():
         configurations = parse_recipe(check_arguments(None, recipe))
+    _, args, _ = configurations
+    args.log_completions_hub_repo = None  # a trial uploads nothing; no option of the command line unsets this key
 
     def make_trainer(**given) -> ProRLTrainer:
         trainer = ProRLTrainer(**given)

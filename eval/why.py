@@ -18,7 +18,7 @@ from trl_prorl.eval.analysis.stability import ROUNDING, least_fall, noise
 from trl_prorl.eval.run_folder.reading import load_runs
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, OWN_KL, RecordedRun
 from trl_prorl.supported import LOSS_TYPES, UNGROUPED
-from trl_prorl.text import visible
+from trl_prorl.text import visible_lines
 
 
 SHORT, LONG = 10, 20  # steps of a moving average
@@ -177,12 +177,12 @@ RULES = (
     Rule(
         "KL too strong",
         too_strong,
-        "raise kl_target; without one lower beta (0 if the reward is exact; B: beta_old), or reset the reference",
+        "lower beta (0 if the reward is exact; B: beta_old), raise kl_target if it is set, or reset the reference",
     ),
     Rule(
         "KL idle",
         idle,
-        "lower kl_target; without one raise beta (B: beta_old), or leave the KL out: nothing holds the policy, and a "
+        "raise beta (B: beta_old), lower kl_target if it is set, or leave the KL out: nothing holds the policy, and a "
         "reference costs time",
     ),
 )
@@ -192,11 +192,11 @@ def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
     """
     Return the causes of trouble in a run, the earliest first; of one step, in the order of `RULES`.
 
-    A policy that a high rate destroys also loses its end token and its signal, which shows up to `LONG` steps earlier
-    than the fall of the average reward.
+    A policy that a high rate destroys also loses its end token and its signal, which shows up to `LONG - 1` steps
+    earlier than the fall of the average reward.
     """
     signs = [(rule, rule.find(run)) for rule in RULES]
-    ahead = {rate_too_high: LONG}
+    ahead = {rate_too_high: LONG - 1}  # the average of LONG steps falls as soon as one of them does
     return sorted(
         [pair for pair in signs if pair[1] is not None],
         key=lambda pair: pair[1].step - ahead.get(pair[0].find, 0),
@@ -226,7 +226,7 @@ def main(argv=None) -> int:
     args = command_lines.why(argv)
     runs, left_out = load_runs(args.runs)
     text = "\n".join([*map(explain, runs), *left_out])
-    print("\n".join(map(visible, text.split("\n"))))
+    print(visible_lines(text))
     return int(any(map(find_causes, runs)))
 
 

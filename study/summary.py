@@ -1,5 +1,5 @@
 """
-`python study/summary.py`: README's table, its differences and the registered tests, from study/tables.
+`python study/summary.py`: the study's first table, its differences and the registered tests, from study/tables.
 
 The script of the study's pictures, and of every other number of its pages, is `study/figures.py` at commit 12240a7a.
 """
@@ -17,6 +17,7 @@ from trl_prorl.tasks.instructions import tokens
 TABLES = Path(__file__).resolve().parent / "tables"
 TARGETS = {"gamed_sorting": "control_target0.14", "gamed_reverse": "control_target0.3"}
 BLOCKS = {"gamed_sorting": ("gamed", "tuned_rivals"), "gamed_reverse": ("gamed2", "tuned_rivals2")}
+EXACT = {"gamed_sorting": "sorting", "gamed_reverse": "reverse_digits"}  # the same task, rewarded by its verifier
 SEEDS = range(91, 96)  # of the table's runs: one block for all rows
 REGISTERED = {"gamed": ("gamed_sorting", "control"), "gamed2": ("gamed_reverse", "control")}
 OTHER_REWARDS = ("gamed_reverse_0_0", "gamed_reverse_1_0", "gamed_reverse_2_2")
@@ -37,7 +38,7 @@ def best_of_checkpoints(stops: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracies(runs: pd.DataFrame, stops: pd.DataFrame, family: str) -> pd.DataFrame:
-    """Return README's table for one task: accuracy in %, sampled and greedy, means over starting models."""
+    """Return the study's first table for one task: accuracy in %, sampled and greedy, means over starting models."""
     own = stops[stops["family"] == family]
     untrained = own[(own["arm"] == "base") & (own["step"] == 0)]
     plain = own[(own["arm"] == "plain") & own["seed"].isin(SEEDS)]
@@ -49,6 +50,7 @@ def accuracies(runs: pd.DataFrame, stops: pd.DataFrame, family: str) -> pd.DataF
         "no KL, after 10 steps": plain[plain["step"] == 10][["gold", "greedy"]].mean(),
         "fine-tuned on every rewarded sample": by_base(runs, family, "rejection_all").mean(),
         "fixed reference, kl_target": by_base(runs, family, TARGETS[family], BLOCKS[family][1]).mean(),
+        "no KL, the verifier as the reward": by_base(runs, EXACT[family], "plain", "core").mean(),
     }
     columns = [f"{family}, sampled", f"{family}, greedy"]
     return pd.DataFrame({name: values.to_numpy() for name, values in rows.items()}, index=columns).T * 100
@@ -60,7 +62,7 @@ def written(values: pd.Series) -> str:
 
 
 def differences(runs: pd.DataFrame) -> dict[str, str]:
-    """Return README's differences of rewards that can be hacked, over starting models."""
+    """Return differences of rewards that can be hacked, over starting models."""
     found = {}
     for block, (family, arm) in REGISTERED.items():
         gap = (by_base(runs, family, arm, block) - by_base(runs, family, "plain", block)).dropna()
@@ -74,6 +76,15 @@ def differences(runs: pd.DataFrame) -> dict[str, str]:
         gap = by_base(runs, family, "rejection_all") - by_base(runs, family, target, BLOCKS[family][1])
         for score in gap:
             found[f"{family}: fine-tuned − kl_target, {score}"] = written(gap[score].dropna())
+    for family, target in TARGETS.items():
+        verifier = by_base(runs, EXACT[family], "plain", "core")
+        fixed_beta = by_base(runs, family, "control", BLOCKS[family][0])
+        targeted = {block: by_base(runs, family, target, block) for block in BLOCKS[family]}
+        for score in verifier:
+            gap = verifier[score] - targeted[BLOCKS[family][1]][score]
+            found[f"{family}: verifier as the reward − kl_target, {score}"] = written(gap.dropna())
+            gap = targeted[BLOCKS[family][0]][score] - fixed_beta[score]
+            found[f"{family}: kl_target − beta 0.3, {score}"] = written(gap.dropna())
     resets = by_base(runs, "gamed_sorting", "A", "gamed") - by_base(runs, "gamed_sorting", "control", "gamed")
     found["gamed_sorting: 14 resets − fixed reference"] = written(resets["pass@1"])
     return found

@@ -17,7 +17,7 @@ from trl_prorl.cli.ending import Parser, as_bad_input, command
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.tasks.registry import PREFIXES, option_names, task_class, task_names, task_of_recipe
-from trl_prorl.text import parse_json
+from trl_prorl.text import parse_json, visible_lines
 
 
 def list_tasks() -> Table:
@@ -38,7 +38,8 @@ def show_task(args: argparse.Namespace) -> Table:
     task = task_of_recipe(args.name, args.level, args.options, args.path)
     table = Table("prompt", "reference answer", "its reward", title=f"{args.name}, level {task.level}, {args.split}")
     for row in check_dataset(task, task.rows(args.split, args.n)):
-        table.add_row(Text(row["prompt"][0]["content"]), Text(row["answer"]), f"{task.reward(task.gold(row), row):g}")
+        shown = [Text(visible_lines(text)) for text in (row["prompt"][0]["content"], row["answer"])]
+        table.add_row(*shown, f"{task.reward(task.gold(row), row):g}")
     return table
 
 

@@ -1,5 +1,6 @@
 """Tasks that read questions from a JSON Lines file, validate it, and split it by content."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +12,8 @@ from trl_prorl.text import parse_json, short
 if TYPE_CHECKING:
     from datasets import Dataset
 
+
+logger = logging.getLogger(__name__)
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
 KINDS = {str: "text", list: "a list", int: "an integer"}
@@ -44,14 +47,18 @@ def read_jsonl(file: Path) -> list[dict]:
     Return the objects of a JSON Lines file; empty lines are skipped.
 
     Raises:
-        `ValueError`: If the file is missing, or a line is not JSON.
+        `ValueError`: If the file is missing or not UTF-8, or a line is not JSON.
     """
     if not file.is_file():
         raise ValueError(f"path={str(file)!r}: there is no such file. Use a JSON Lines file, one object per line")
     rows = []
-    # Some editors write a byte order mark at the start of a file.
-    lines = file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    for number, line in enumerate(lines, start=1):
+    try:
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark at the start of a file
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"path={str(file)!r} is not UTF-8: {error}. Convert it, for example from Latin-1: iconv -f latin1 -t utf-8"
+        ) from error
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -110,12 +117,22 @@ def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Prob
 
 
 def parse_rows(rows: Iterable[Mapping], path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, Problem]:
-    """Return problems by normalised question; the first of several duplicates is kept."""
-    found: dict[str, Problem] = {}
+    """Return problems by normalised question; the first of several duplicates is kept. Warns if answers differ."""
+    problems: dict[str, Problem] = {}
+    contradictions = []
     for index, row in enumerate(rows):
         problem = parse(row, f"path={str(path)!r}, row {index}")
-        found.setdefault(normalise_question(problem.question), problem)
-    return found
+        first = problems.setdefault(normalise_question(problem.question), problem)
+        if problem.answer != first.answer:
+            contradictions.append(f"row {index} has {short(problem.answer)}, and an earlier row {short(first.answer)}")
+    if contradictions:
+        logger.warning(
+            "path=%r: %d rows repeat a question with another answer, and are left out (%s). Correct the file.",
+            str(path),
+            len(contradictions),
+            contradictions[0],
+        )
+    return problems
 
 
 def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[str, Problem]) -> dict:

@@ -46,6 +46,7 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 5}
 CUT = {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2, "num_generations": 2}
 SUM_LATER = {"multi_objective_aggregation": "normalize_then_sum"}
 SYNCED = {"beta": 0.1, "sync_ref_model": True, "ref_compute": "naive_epoch", "num_iterations": 2}
+TAUGHT = {"beta": 0.1, "ref_model": "embedded"}
 REGION = {"trust_region": "dppo_tv", "num_iterations": 2}
 RESTARTED = A | {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
 # Keys that contradict one another, and one of them left out or changed so that they do not.
@@ -61,6 +62,9 @@ CONTRADICTIONS = [
     ),
     ({"beta": 0.1, "ref_reset_drop": 0.1}, EVALUATED),
     (A | {"sync_ref_model": True}, {"sync_ref_model": False}),
+    (A | TAUGHT, {"ref_reset_mix": 0.0, "optimizer_reset": "hard"}),
+    (TAUGHT | {"sync_ref_model": True}, {"sync_ref_model": False}),
+    (TAUGHT | {"elastic_reset_every": 100}, {"elastic_reset_every": 0}),
     (A | CUT, {"steps_per_generation": 2}),
     ({"lora_growth_every": 5} | CUT, {"steps_per_generation": 2}),
     ({"num_generations": 1, "advantage_estimator": "rloo"}, {"num_generations": 2}),
@@ -89,6 +93,10 @@ CONTRADICTIONS = [
     (EVALUATED | {"stop_stall": 2, "save_total_limit": 1}, {"save_total_limit": 2}),
     (EVALUATED | {"stop_stall": 2, "metric_for_best_model": "pass@1"}, {"ref_reset_metric": "eval_pass@1"}),
     (EVALUATED | {"stop_stall": 2, "greater_is_better": False}, {"greater_is_better": None}),
+    ({"fast": True, "model_init_kwargs": {"use_kernels": True}}, {"fast": False}),
+    ({"fast": True, "torch_compile": True}, {"torch_compile": False}),
+    ({"pack_groups": "on", "torch_compile_backend": "eager"}, {"torch_compile_backend": None}),
+    ({"compact_generation": "auto", "torch_compile_mode": "default"}, {"torch_compile_mode": None}),
 ]
 
 
@@ -108,6 +116,7 @@ USELESS = [
     ({"kl_in": "reward"}, {"beta": 0.1, "advantage_estimator": "rloo"}),
     ({"kl_clamp": 10.0} | IN_REWARD, {"kl_in": "loss"}),
     ({"use_bias_correction_kl": False} | IN_REWARD, {"kl_in": "loss"}),
+    ({"ref_model": "embedded"}, {"beta": 0.1}),
     ({"beta_old": 0.1}, {"num_iterations": 2}),
     ({"beta_old": 0.1, "gradient_accumulation_steps": 2}, {"steps_per_generation": 4}),
     ({"beta_old": 0.1, "num_iterations": 2} | IN_REWARD, {"kl_in": "loss"}),

@@ -34,6 +34,7 @@ KEYS = [
     ("optimizer-only", RESETS | ALONE),
     ("elastic", {"elastic_reset_every": 4}),
     ("synced", {"beta": 0.1, "sync_ref_model": True}),
+    ("teacher", {"beta": 0.1, "ref_model": "embedded"}),
     ("base-anchored", {"beta_base": 0.1}),
 ]
 
@@ -50,6 +51,7 @@ def test_every_configuration_is_of_exactly_one_variant():
         "treats_optimizer": (False, True),
         "elastic_reset_every": (0, 4),
         "sync_ref_model": (False, True),
+        "ref_model": (None, "teacher"),
     }
     for values in itertools.product(*looked_at.values()):
         args = SimpleNamespace(**dict(zip(looked_at, values, strict=True)))

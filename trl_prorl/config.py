@@ -28,7 +28,7 @@ from .keys import (
     warn_unused,
 )
 from .kl import gradient_bias
-from .refusals import ACTS_ONLY_WITH, REFUSALS, check_folders_and_beta
+from .refusals import ACTS_ONLY_WITH, REFUSALS, check_folders_and_beta, refuse_engines
 from .supported import LOSS_TYPES
 from .text import short
 from .treatments import treatment_of
@@ -75,6 +75,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         refuse_text(self)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises an error for an unknown treatment
         check_folders_and_beta(self)
+        refuse_engines(self)  # before transformers sets the environment for torch_compile
         best = self.metric_for_best_model
         greater = self.greater_is_better
         self._complete_as_trl()
@@ -143,6 +144,11 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         """Whether the loss has a KL term that TRL's own loss does not support."""
         changes_trl_term = self.beta != 0.0 and Effect.KL in self.effect
         return Effect.TERM in self.effect or changes_trl_term
+
+    @property
+    def learns_from_teacher(self) -> bool:
+        """Whether completions of equal rewards have a gradient: that of the KL to a teacher."""
+        return self.ref_model is not None and not self.drop_zero_rows
 
     @property
     def resets(self) -> bool:
@@ -330,6 +336,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     def variant(self) -> str:
         """
         `"plain"` (no KL), `"control"` (a fixed reference), `"A"`, `"B"`, `"C"`, `"optimizer-only"` (only the optimizer
-        is reset), `"base-anchored"` (only the KL of `beta_base`), or `"elastic"`.
+        is reset), `"teacher"` (`ref_model`), `"base-anchored"` (only the KL of `beta_base`), or `"elastic"`.
         """
         return variant_of(self)

@@ -274,6 +274,11 @@ class ProlongedKeys:
         base_anchor_every (`int`, *optional*, defaults to `1`):
             Apply `beta_base` only to every N-th generation batch, which saves the other forward passes. The
             coefficient is not scaled up.
+        ref_model (`str`, *optional*):
+            Teacher: another model as the fixed reference of `beta`, `kl_in`, `kl_estimator` and `kl_target`. A Hub
+            name, a folder (a run with LoRA, too), or `embedded:NAME`; in a script a loaded model, as
+            `ProRLTrainer(ref_model=model)`. It needs the policy's vocabulary; size and architecture may differ. See
+            docs/teacher.md. `None`: the starting model.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
             Estimator of every KL penalty: `"k1"`, `"k2"` or `"k3"`. The gradient of k3 is exact with TRL's
             `use_bias_correction_kl: true`. docs/methods.md lists the gradient of each combination.
@@ -291,8 +296,7 @@ class ProlongedKeys:
             same result, to compare costs.
         kl_target (`float`, *optional*):
             Target of the KL to the primary anchor (`beta`, else `beta_old`, else `beta_base`), in nats per token; its
-            coefficient is adapted (arXiv 1909.08593). `trl-prorl preflight` suggests a value. `None`: a fixed
-            coefficient.
+            coefficient is adapted (arXiv 1909.08593). `None`: a fixed coefficient.
         kl_horizon (`int`, *optional*, defaults to `100`):
             Optimizer steps in which `kl_target` changes the coefficient by about 20 %, if the KL is at least 20 % off.
 
@@ -487,6 +491,7 @@ class ProlongedKeys:
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
     beta_base: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_base={}")] = 0.0
     base_anchor_every: Annotated[int, Key(ge=1, needs=needs("beta_base"))] = 1
+    ref_model: Annotated[str | None, Key(changes=Effect.STEP, needs=needs("beta"), label="teacher {}")] = None
     kl_estimator: Annotated[str, Key(KL_ESTIMATORS, changes=Effect.KL, needs=IN_LOSS)] = "k3"
     kl_clamp: Annotated[float | None, Key(gt=0, changes=Effect.KL, needs=IN_LOSS)] = None
     kl_in: Annotated[str, Key(("loss", "reward"), changes=Effect.KL, needs=IN_REWARD, label="KL in {}")] = "loss"
@@ -657,8 +662,8 @@ FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
 LOWER_THE_REWARD = ("prompt_pool", "elastic_reset_every", "length_off")
 # our keys with the values on and off, which YAML reads as true and false
 BARE_WORDS = tuple(name for name, key in KEYS.items() if "off" in key.choices)
-# Keys of TRL and transformers that change no result: paths, display, uploads and timeouts. Model and data are compared
-# by content, in identity.py.
+# Keys of TRL and transformers that change no result: paths, display, uploads and timeouts. Models and data are
+# compared by content, in identity.py.
 FREE_UPSTREAM_KEYS = (
     "output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
     "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
@@ -671,7 +676,7 @@ FREE_UPSTREAM_KEYS = (
     "restore_callback_states_from_checkpoint vllm_server_base_url vllm_server_host vllm_server_port "
     "vllm_server_timeout vllm_group_port model_name_or_path dataset_name"
 ).split()
-FREE_KEYS = {name for name, key in KEYS.items() if key.free} | {*FREE_UPSTREAM_KEYS}
+FREE_KEYS = {name for name, key in KEYS.items() if key.free} | {*FREE_UPSTREAM_KEYS, "ref_model"}
 
 
 def read_bare_word(value: Any) -> Any:

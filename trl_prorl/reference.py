@@ -7,6 +7,7 @@ The models that the policy is compared with, and the [`Scorer`], which scores ba
 | a `PeftModel` | the frozen adapter `ref` | TRL copies the adapter `default` |
 | a model and a `peft_config`, no resets | the model without its adapter | TRL |
 | a model and a `peft_config`, with resets | the frozen adapter `ref` | [`AnchorModels`]; TRL scores with it |
+| any, with `ref_model` | a [`Teacher`] | extras/teacher.py; TRL makes none |
 
 A reference that resets can move starts as the policy.
 """
@@ -34,7 +35,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 from .anchors import Anchor
 from .cli.fp32_head import cast_head_to_fp32, decoder_dtype
 from .errors import InputError
-from .kl import Anchors, Batch, has_advantage, zero_masked
+from .kl import Anchors, Batch, completion_mask, has_advantage, zero_masked
 from .upstream.modules import Parameters, is_sharded
 from .upstream.weights import copy_tensors, settings_of
 
@@ -194,6 +195,8 @@ class AnchorModels:
     def make_reference(self) -> "AdapterReference | SnapshotReference":
         """Return TRL's reference, replaced or set to the policy where the file's table says so."""
         trainer = self.trainer
+        if trainer.teacher is not None:
+            return trainer.teacher
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
             is_same_class = type(reference.ref_model) is type(self.policy)
@@ -243,12 +246,16 @@ class AnchorModels:
 class Policy:
     """The policy as an anchor's model: π_old before the first update."""
 
+    packs = True
+
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
         return nullcontext(policy)
 
 
 class Reference:
-    """A frozen model that can be set to the policy."""
+    """A frozen model that can be set to the policy. `packs`: whether it scores packed rows if the policy does."""
+
+    packs = True
 
     def pairs(self) -> Pairs:
         """Return pairs (reference, policy) of all parameters and of the reference's own buffers."""
@@ -368,6 +375,28 @@ class SnapshotReference(Reference):
     def load(self, folder: Path) -> None:
         if (folder / SNAPSHOT_FILE).exists():  # a fixed reference writes none
             copy_tensors(folder / SNAPSHOT_FILE, unique_tensors(self.ref_model))
+
+
+class Teacher(Reference):
+    """
+    Another model, which nothing moves or saves.
+
+    Args:
+        ref_model (`torch.nn.Module`): The model, unwrapped.
+        name (`str`): As `ref_model` names it.
+        packs (`bool`): Whether its family is listed for packed rows.
+    """
+
+    def __init__(self, ref_model: torch.nn.Module, name: str, packs: bool):
+        self.ref_model = ref_model
+        self.name = name
+        self.packs = packs
+
+    def scores_as(self, model) -> bool:
+        return extract_model_from_parallel(model) is self.ref_model
+
+    def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
+        return nullcontext(self.ref_model)
 
 
 class InitialAdapter:
@@ -509,7 +538,9 @@ class Scorer:
 
     def score(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """Score as TRL does, uncounted: for an evaluation or a script."""
-        return (self.acceleration.score or trl_score)(model, *args, **kwargs)
+        reference = self.anchors["ref"].model
+        packs = reference is None or reference.packs or not reference.scores_as(model)
+        return self._with_plan(trl_score, None, packs)(model, *args, **kwargs)
 
     def score_policy(
         self, policy_pass: PolicyPass, is_counted: bool, trl_score: Callable, model: Callable, *args, **kwargs
@@ -584,22 +615,23 @@ class Scorer:
         plan_key: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple:
-        score = self._with_plan(trl_score, plan_key)
+        score = self._with_plan(trl_score, plan_key, anchor.model.packs)
         with self.meter.timer.stage(anchor.name):
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)
 
-    def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None) -> Callable:
-        """Return the function that scores: packed, with the plan of `plan_key`, or TRL's."""
+    def _with_plan(self, trl_score: Callable, plan_key: torch.Tensor | None, packs: bool = True) -> Callable:
+        """Return the function that scores: packed, with the plan of `plan_key`, if the model `packs`, or TRL's."""
         packed = self.acceleration.score
-        return trl_score if packed is None else partial(packed, plan_key=plan_key)
+        return trl_score if packed is None or not packs else partial(packed, plan_key=plan_key)
 
 
 def rows_with_gradient(batch: Batch) -> torch.Tensor:
     """
-    Return which rows have a gradient if no penalty acts, bools `(B,)`: non-zero advantages or, without any, the
-    shortest row, because every process needs a backward pass.
+    Return which rows have a gradient if no penalty acts, bools `(B,)`: those with tokens that count and a non-zero
+    advantage or, without any, the shortest of those with tokens, because every process needs a backward pass.
     """
-    has_gradient = has_advantage(batch)
-    shortest = batch["completion_mask"].sum(dim=1).argmin()
+    lengths = completion_mask(batch).sum(dim=1)
+    has_gradient = has_advantage(batch) & (lengths > 0)
+    shortest = lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin()
     is_shortest = torch.arange(len(has_gradient), device=has_gradient.device) == shortest
     return has_gradient | (is_shortest & ~has_gradient.any())

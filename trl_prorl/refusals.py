@@ -62,7 +62,11 @@ def refuse_resets(args: "ProRLConfig") -> None:
       an `lr_scheduler_type` that [cannot be restarted](supported.md#learning-rate-schedules).
     - `ref_reset_stall`, `ref_reset_drop` or `stop_stall` with `eval_strategy: "no"`, or with a `ref_reset_metric` that
       no evaluation can measure.
+    - `ref_model` with `ref_reset_every` or another trigger (unless `ref_reset_mix: 0`), TRL's `sync_ref_model` or
+      `elastic_reset_every`: a teacher is fixed.
     """
+    if args.ref_model is not None:
+        _refuse_moved_teacher(args)
     if args.changes_at_boundary or args.resets:
         _refuse_unclean_schedule(args)
     if args.watches_metric:
@@ -81,6 +85,18 @@ def refuse_resets(args: "ProRLConfig") -> None:
             "sync_ref_model=True conflicts with resets: both move the reference, and TRL moves it in the middle of a "
             "generation batch. Set sync_ref_model: false."
         )
+
+
+def _refuse_moved_teacher(args: "ProRLConfig") -> None:
+    teacher = f"ref_model={args.ref_model!r} is a fixed reference"
+    if args.resets and args.ref_reset_mix != 0.0:
+        raise ValueError(
+            f"{teacher}, but resets would set it to the policy. Set ref_reset_mix: 0 (they then reset the optimizer "
+            "alone), or remove the triggers of resets."
+        )
+    for key in ("sync_ref_model", "elastic_reset_every"):
+        if getattr(args, key):
+            raise ValueError(f"{teacher}, which {key}={getattr(args, key)} does not support. Remove one of the two.")
 
 
 def _refuse_unmeasured_metric(args: "ProRLConfig") -> None:
@@ -269,6 +285,27 @@ def refuse_stop(args: "ProRLConfig") -> None:
         )
 
 
+def refuse_engines(args: "ProRLConfig") -> None:
+    """
+    Check what else changes the model's forward:
+
+    - `torch_compile`, or `use_kernels` in `model_init_kwargs`, with `fast` (`pack_groups`, `compact_generation`): both
+      replace it.
+    """
+    keys = [key for key in ("pack_groups", "compact_generation") if getattr(args, key) != "off"]
+    engines = {key: getattr(args, key) for key in ("torch_compile", "torch_compile_backend", "torch_compile_mode")}
+    if isinstance(args.model_init_kwargs, dict):
+        engines["use_kernels"] = args.model_init_kwargs.get("use_kernels")
+    for name, value in engines.items():
+        if keys and value:
+            key = "fast" if args.fast else keys[0]
+            off = "false" if args.fast else '"off"'
+            raise ValueError(
+                f"{name}={value!r} is not supported with {key}={getattr(args, key)!r}: both replace the model's "
+                f"forward. Remove {name}, or set {key}: {off}."
+            )
+
+
 CLIPS = Requirement(
     lambda values: values["loss_mode"] in (None, "clipped") and values["trust_region"] is None,
     "a clipped ratio (loss_mode: clipped, and no trust_region)",
@@ -360,6 +397,7 @@ REFUSALS = (
     refuse_samples,
     refuse_losses,
     refuse_stop,
+    refuse_engines,
 )
 
 

@@ -24,6 +24,11 @@ def visible(text: str) -> str:
     return _CONTROL.sub(_make_visible, text)
 
 
+def visible_lines(text: str) -> str:
+    """Return text whose line breaks stay; each line as by [`visible`]."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
 def _make_visible(match: re.Match) -> str:
     if match[0] in "\n\t\r":
         return " "
@@ -79,7 +84,7 @@ def code_span(text: str) -> str:
 
 def code_block(text: str, language: str = "") -> str:
     """Return Markdown that shows lines as code, even with backticks."""
-    lines = "\n".join(map(visible, text.split("\n")))
+    lines = visible_lines(text)
     fence = _fence(lines, 3)
     return f"{fence}{language}\n{lines}\n{fence}"
 

@@ -29,6 +29,7 @@ from .keys import AUTO_RESUME
 from .run.folder import FinishedError, RunFolder, on_main_process
 from .run.identity import changing_keys, find_start
 from .tasks.base import check_dataset
+from .text import visible
 from .trainer import ProRLTrainer
 from .upstream.vocabulary import load_tokenizer
 
@@ -154,7 +155,7 @@ def run(
         if args.resume_from_checkpoint != AUTO_RESUME:
             raise InputError(str(error)) from error
         if args.process_index == 0:
-            print(f"nothing to do: {error}", file=sys.stderr)
+            print(f"nothing to do: {visible(str(error))}", file=sys.stderr)
         return
     except (RunError, BrokenPipeError):
         raise

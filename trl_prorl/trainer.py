@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -43,8 +44,10 @@ from .cli.terminal import Terminal, write_event_line
 from .cli.training_prompts import TrainingPrompts
 from .errors import InputError
 from .evaluation import EvaluationMixin, Verdicts, beside_rows, find_verifier
+from .extras.teacher import load_teacher
 from .extras.vllm import keep_weights
-from .fast.acceleration import describe_unsupported
+from .fast.acceleration import Acceleration, describe_unsupported
+from .fast.choice import Choice
 from .fast.comparison import HEAD, find_differences, mixed_dtype
 from .fast.generation import CompactGeneration
 from .guards.finite import FiniteGuard
@@ -121,6 +124,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             adapter `ref`; in full fine-tuning the model onto a snapshot.
         verify (`Callable`, *optional*): `verify(completion, row) -> bool`: whether the text of a completion is
             correct. The accuracy, `eval_pass@k`, `guard_gap` and the preflight use it, in place of a `batch_verifier`.
+        ref_model ([`~transformers.PreTrainedModel`], *optional*): A loaded teacher, in place of the key `ref_model`.
 
     Raises:
         `ValueError`: A key, or a combination of keys, model and data, is wrong or not supported. The message names the
@@ -171,6 +175,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def __init__(self, model, reward_funcs=None, args=None, *positional, **keywords):
         self.verify = keywords.pop("verify", None)
+        self.given_teacher = keywords.pop("ref_model", None)
         plan = Plan.from_arguments(self, model, reward_funcs, args, positional, keywords)
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves, self._tag_names)
@@ -188,6 +193,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.modules = Modules(lambda: self.model)
         self._learns_positions = policy.config.get_text_config().model_type in LEARNED_POSITIONS
         self.acceleration = prepare_policy(self, plan, policy)
+        self.teacher = None if plan.teacher is None else load_teacher(self, plan.teacher)
         self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = identity_of(self, plan.keys, policy)
         self._start = note_start(policy, args.model_init_kwargs)
@@ -312,21 +318,30 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _compare_scores(self) -> None:
         """
-        Compare TRL's score, packed rows and compact samples with the policy's own forward. It decides equally in each
-        start of a run, because a checkpoint is loaded later.
+        Compare TRL's score, packed rows and compact samples with the policy's own forward; of a teacher TRL's score
+        and packed rows. It decides equally in each start of a run, because a checkpoint is loaded later.
 
         Raises [`InputError`]: TRL's score differs, or an acceleration does whose key is `"on"`.
         """
         device = next(self._policy.parameters()).device
         if has_images(self) or device.type != self.accelerator.device.type:  # it comes later with `bf16_full_eval`
             return
-        differences = find_differences(
-            self._policy, self.acceleration, self._trl_score, self.temperature, mixed_dtype(self.accelerator)
-        )
+        self._switch_off(self._find_differences(self._policy, self.acceleration))
+        if self.teacher is not None:
+            packing = Choice(self.teacher.packs and self.acceleration.packs)
+            scoring = replace(self.acceleration, packing=packing, compact=None)
+            differences = self._find_differences(self.teacher.ref_model, scoring)
+            self.teacher.packs = packing.on and not differences
+
+    def _find_differences(self, model: torch.nn.Module, acceleration: Acceleration) -> dict[str, str]:
+        """Compare a model's scores. Raises [`InputError`]: TRL's score differs."""
+        autocast = mixed_dtype(self.accelerator)
+        differences = find_differences(model, acceleration, self._trl_score, self.temperature, autocast)
         differences = first_of_processes(differences or None) or {}
         if HEAD in differences:
-            raise InputError(differences[HEAD])
-        self._switch_off(differences)
+            name = "" if model is self._policy else f"ref_model={self.args.ref_model!r}: "
+            raise InputError(name + differences[HEAD])
+        return differences
 
     def _switch_off(self, reasons: dict[str, str]) -> bool:
         """Switch off accelerations for reasons by key, with a warning. Returns whether one was on."""

@@ -1,7 +1,8 @@
 """Prompts in tokens, samples and log-probabilities of a trainer, ours or TRL's."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,6 +60,19 @@ def sampled_columns(trainer, rows: Sequence[dict]) -> list[dict]:
         return list(rows)
     trainer._set_signature_columns_if_needed()
     return [{name: row[name] for name in row if name in trainer._signature_columns} for row in rows]
+
+
+@contextmanager
+def sampled_by(trainer, sample: Callable) -> Iterator[None]:
+    """Context in which `sample(prompt_ids, …)` returns completions (token ids) and `None` in place of the policy."""
+    own = vars(trainer).get("_generate_single_turn")
+    trainer._generate_single_turn = sample
+    try:
+        yield
+    finally:
+        del trainer._generate_single_turn
+        if own is not None:
+            trainer._generate_single_turn = own
 
 
 @torch.no_grad()

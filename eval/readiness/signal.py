@@ -29,13 +29,13 @@ MAX_ACCURACY = 0.9
 MIN_ACCURACY = 0.02
 GROUPS = (4, 8, 16, 32, 64)
 LIMITS = ("beta", "beta_base", "kl_target", "guard_gap")  # keys that limit or report reward hacking
-MAX_TARGET = 2.0  # a kl_target above this multiple of the suggested one is too large
+MAX_TARGET = 2.0  # a kl_target above this multiple of the distance of correct answers limits nothing
 REWARDS_WRONG = "groups that reward a wrong answer as fully as a correct one"
-NEEDED_KL = "KL to the starting model that correct answers need (kl_target)"
+NEEDED_KL = "distance of correct answers from the starting model (KL)"
 JUDGED = (
     "reward hacking cannot be detected: pass verify=is_correct, a function of a completion and its row. If "
-    "only a judge, a rubric or a reward model can score answers, keep a KL to the starting model (beta with "
-    "kl_target), read samples, and evaluate with a different judge"
+    "only a judge, a rubric or a reward model can score answers, keep a KL to the starting model (beta: 0.3), "
+    "read samples, and evaluate with a different judge"
 )
 
 
@@ -186,6 +186,8 @@ def group_finding(rollouts: Rollouts, tells: bool | None) -> Finding:
         values |= {"expected": expected, "pass_rate": p}
         number += f" (expected {percent(expected)})"
         larger = [group for group in GROUPS if group > size and expected_zero_signal(p, group) <= TARGET_ZERO_SIGNAL]
+    if getattr(rollouts.args, "learns_from_teacher", False):  # every token has the gradient of its KL
+        return Finding(what, number, values=values)
     if observed == 1.0:
         return Finding(what, number, cure_of_zero_signal(rollouts, tells), STOP, values)
     change = "most groups are wasted: use other prompts (dynamic_sampling_rounds, task_level) or a graded reward"
@@ -244,9 +246,13 @@ def hacking_findings(rollouts: Rollouts) -> list[Finding]:
             mixed += 1
             wrong += min(of_correct) <= max(of_wrong)
     missing = missing_limits(rollouts)
-    change = f"the reward can be hacked: fix it, or set {' and '.join(missing)}"
-    if not missing:
-        change = f"the reward can be hacked; its keys already limit this (kl_target by these samples: {needed:.2g})"
+    change = "the reward can be hacked; its keys already limit this"
+    if missing:
+        change = "the reward can be hacked: reward the verifier if it can run on every completion, else set "
+        change += " and ".join(missing)
+    if getattr(rollouts.args, "ref_model", None) is not None:
+        change = "the reward can be hacked: fix it, or set reward_weights: [0], so that the teacher alone trains"
+        wrong = wrong if any(rollouts.args.reward_weights or [1.0]) else 0
     values = {"wrong": wrong, "mixed": mixed, "limited": not missing}
     return [*findings, make_finding(REWARDS_WRONG, f"{wrong} of {mixed}", wrong > 0, change, **values)]
 
@@ -255,14 +261,13 @@ def missing_limits(rollouts: Rollouts) -> list[str]:
     """Return the settings against reward hacking; empty if the configuration already limits it."""
     limits = {key: getattr(rollouts.args, key) for key in LIMITS if getattr(rollouts.args, key, None)}
     adapted = next((key for key in ANCHOR_KEYS if getattr(rollouts.args, key, None)), None)
-    target = f"{needed_kl(rollouts):.2g}"
     if not hasattr(rollouts.args, "kl_target"):  # of another trainer
-        return [] if limits else [f"beta: 0.3 (ProRLTrainer adapts it to kl_target: {target})"]
+        return [] if limits else ["beta: 0.3"]
     missing = []
-    if "kl_target" not in limits or adapted in (None, "beta_old"):  # π_old follows the policy
-        missing.append(f"kl_target: {target} (beta: 0.3 to start)")
-    elif limits["kl_target"] > MAX_TARGET * needed_kl(rollouts):
-        missing.append(f"kl_target: {target} (now {limits['kl_target']:g})")
+    if adapted in (None, "beta_old"):  # π_old follows the policy
+        missing.append("beta: 0.3")
+    elif limits.get("kl_target", 0.0) > MAX_TARGET * needed_kl(rollouts):
+        missing.append(f"no kl_target (now {limits['kl_target']:g})")
     if rollouts.args.resets and adapted != "beta_base":
         missing.append("no reset trigger, because a reset moves the reference")
     return missing

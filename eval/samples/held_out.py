@@ -176,7 +176,7 @@ class HeldOut:
         """Draw batches of samples, and yield the records of each. A prompt has `have` earlier ones."""
         have = list(have)
         total = sum(len(places) * count for places, count in batches)
-        description = visible(f"{self.run_dir.name}: {point.label}{'' if sampling.temperature else ', greedy'}")
+        description = f"{self.run_dir.name}: {point.label}{'' if sampling.temperature else ', greedy'}"
         with self._model(point) as (model, compact), progress(total, description) as bar:
             for places, count in batches:
                 names = [self.prompt_ids[place] for place in places]

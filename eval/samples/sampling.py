@@ -19,6 +19,7 @@ from trl_prorl.fast.head import contiguous_states
 from trl_prorl.fast.merged_copy import merge_obstacle
 from trl_prorl.fast.recording import Recordings
 from trl_prorl.pass_at_k import as_verdict
+from trl_prorl.text import visible
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def prompt_ids(processing_class, rows: list[dict], chat_template_kwargs: dict | 
 def progress(total: int, description: str) -> tqdm:
     """Return a progress bar on stderr over samples; without a terminal, it prints once a minute after ten seconds."""
     seldom = {} if sys.stderr.isatty() else {"delay": 10, "mininterval": 60}
-    return tqdm(total=total, desc=description, unit="sample", **seldom)
+    return tqdm(total=total, desc=visible(description), unit="sample", **seldom)
 
 
 def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, dict | None]:

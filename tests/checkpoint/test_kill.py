@@ -102,6 +102,8 @@ CASES = {
     "base anchor of B, full": B | {"beta_base": 0.2, "lora": False},
     # Requested at 3, within a batch, and applied at 4; at 6, and applied there.
     "growth": A | {"lora_growth_every": 3, "lora_growth_step": 2, "optimizer_reset": "soft", "lora": True},
+    "teacher": {"beta": 0.3, "ref_model": "embedded", "kl_target": 1.0, "num_iterations": 2, "lora": True},
+    "teacher, full": {"beta": 0.3, "ref_model": "embedded", "fast": True, "lora": False} | SPREAD,
     "plain": {"lora": True, "num_iterations": 2},
     "trust region": {
         "trust_region": "m2po",
@@ -127,6 +129,7 @@ LATER = {"A, full, a buffer of several steps", *KILLS}  # something happens afte
 
 
 LONG = {
+    "teacher, full",
     "C by a stall, soft, full",
     "an end by a stall",
     "trust region",
@@ -182,6 +185,7 @@ TWO_PROCESSES = {
     # A generation serves two steps: 3 is inside its batch, 4 is at its end.
     "A": A | TWO | {"lora": True},
     "B, full": B | TWO | {"num_iterations": 2, "lora": False, "log_completions": True},
+    "teacher": {"beta": 0.3, "ref_model": "embedded", "num_iterations": 2, "fast": True} | TWO | {"lora": True},
     "compact generation": A | TWO | {"compact_generation": "on", "lora": True},
     "dynamic sampling, prompt pool": {
         "num_iterations": 2,

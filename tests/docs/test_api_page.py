@@ -42,7 +42,7 @@ def test_docstrings_and_signatures_agree(generator):
         entries = [ENTRY.match(one.lstrip("*")) for one in generator.section_entries(cls_or_function, "Args")]
         described = {one[1]: re.search("defaults to `([^`]*)`", one[2]) for one in entries}
         if name == "ProRLTrainer":
-            assert described.keys() - {"verify"} <= inspect.signature(GRPOTrainer).parameters.keys()
+            assert described.keys() - {"verify", "ref_model"} <= inspect.signature(GRPOTrainer).parameters.keys()
         elif name not in generator.SIGNATURES:
             parameters = inspect.signature(cls_or_function).parameters
             assert list(described) == list(parameters), name

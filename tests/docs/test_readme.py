@@ -6,7 +6,7 @@ the Hub's cache.
 import json
 import re
 import shlex
-from pathlib import Path
+import subprocess
 
 import pandas as pd
 import pytest
@@ -17,8 +17,6 @@ from hub_cache import COMMIT
 README = (ROOT / "README.md").read_text()
 OWN_SCRIPT = (ROOT / "docs" / "own-script.md").read_text()
 PUBLISHING = (ROOT / "docs" / "publishing.md").read_text()
-OWN_REWARD = README[README.index("## Your own reward") : README.index("## Quickstart")]
-QUICKSTART = README[README.index("## Quickstart") : README.index("## Which KL?")]
 # What a machine without a GPU, and a test, cannot do as the recipe says.
 SMALL = "--bf16 false --use_cpu true --dtype float32 --gradient_checkpointing false --max_steps 2 --train_rows 2"
 SMALL += " --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --max_completion_length 4"
@@ -110,44 +108,26 @@ def test_what_the_script_calls_right(completion, answer, right):
     assert names["reward"]([[{"content": completion}]], [f"#### {answer}"]) == [float(right)]
 
 
-def test_a_reward_of_ones_own(run, tmp_path):
-    """The three commands: the preflight finds that the reward pays wrong answers, and the verifier decides pass@k."""
-    (tmp_path / "mine.py").write_text(named_file(OWN_REWARD, "mine.py"))
-    preflight, train, passk = commands(OWN_REWARD)
-    few = f"{TINY} --per_device_train_batch_size 16 --train_rows 64"
-    finding = "the reward can be hacked: fix it, or set kl_target: "
-    assert finding in " ".join(run(f"{preflight} --prompts 8 {few}", COLUMNS="300").split())
-    run(f"{train} {few}")
-    run(f"{passk} {FEW}")
-    measured = json.loads((tmp_path / "runs" / "mine" / "passk.json").read_text())
-    assert (measured["task"], measured["prompts"]) == ("mine", 2)
-
-
 # A recipe of the Hub's Qwen needs other settings than the tiny recipe, whose model comes with the package.
-RECIPES = {"tiny/gamed/control": TINY, "gsm8k/plain": SMALL}
+RECIPES = {"tiny/plain": TINY, "gsm8k/plain": SMALL}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_quickstart(recipe, run, tmp_path):
-    """As it stands, and with the recipe that the page names for a GPU."""
-    assert f"`{recipe}`" in QUICKSTART or f" {recipe}\n" in QUICKSTART
-    told = [line for line in commands(QUICKSTART) if line.startswith("trl-prorl ")]
-    told = [line.replace("tiny/gamed/control", recipe) for line in told]
-    preflight, train, passk, *second_run, report = told
+def test_the_start_with_ones_own_rows(recipe, run, tmp_path):
+    """As it stands but for the number of steps, and with the recipe that the page names for a GPU."""
+    assert recipe in README
+    rows = next(block.text for block in blocks(README) if block.text.startswith("cat > rows.jsonl"))
+    subprocess.run(["bash", "-e", "-c", rows], cwd=tmp_path, check=True)
+    (tmp_path / "rewards.py").write_text(named_file(README, "rewards.py"))
+    told = [line.replace("tiny/plain", recipe) for line in commands(README) if line.startswith("trl-prorl ")]
+    preflight, train, passk, report = told
     of_qwen = recipe.startswith("gsm8k")
     run(f"{preflight} --prompts 2 {RECIPES[recipe]}", expected=1 if of_qwen else 0)
-    assert not list(tmp_path.iterdir())
     run(f"{train} {RECIPES[recipe]}")
     run(f"{passk} {FEW}")
-    made = tmp_path / "runs" / recipe
-    measured = json.loads((made / "passk.json").read_text())
-    assert measured["task"] == ("gsm8k" if of_qwen else "sorting")
-    if not of_qwen:
-        train, passk = second_run
-        run(f"{train} {RECIPES[recipe]}")
-        run(f"{passk} {FEW}")
-    folder = Path(recipe).parent
-    run(report.replace("tiny/gamed", str(folder)))
-    assert (tmp_path / "runs" / folder / "report.html").is_file()
+    run(report)
+    made = tmp_path / "runs" / "mine"
+    assert json.loads((made / "passk.json").read_text())["base"]["pass@1"] is not None
+    assert (tmp_path / "runs" / "report.html").is_file() or (made / "report.html").is_file()
     if of_qwen:
         assert json.loads((made / "env.json").read_text())["base_model"]["commit"] == COMMIT

@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.fast.packing import PackedScorer
 from trl_prorl.kl import Anchors, token_weights
+from trl_prorl.reference import rows_with_gradient
 from trl_prorl.run.meter import Meter
 from trl_prorl.supported import IMPORTANCE_LEVELS, LOSS_TYPES
 
@@ -50,6 +51,21 @@ def shifted(monkeypatch):
         shift(PackedScorer, "__call__")
 
     return install
+
+
+@pytest.mark.parametrize(
+    "advantages, lengths, computed",
+    [
+        ([0.0, 0.0, 0.0], [0, 3, 2], [2]),  # the entropy of a row without tokens would be 0
+        ([1.0, 0.0, 0.0], [0, 3, 2], [2]),
+        ([1.0, 2.0, 0.0], [0, 3, 2], [1]),
+        ([1.0, 0.0, 0.0], [0, 0, 0], [0]),  # every process needs a backward pass
+    ],
+)
+def test_a_row_without_tokens_is_not_the_only_one_that_is_computed(advantages, lengths, computed):
+    mask = torch.arange(3) < torch.tensor(lengths).unsqueeze(1)
+    batch = {"advantages": torch.tensor(advantages), "completion_mask": mask.long()}
+    assert rows_with_gradient(batch).nonzero().flatten().tolist() == computed
 
 
 RUNS = {

@@ -48,6 +48,8 @@ def small(recipe):
     options = dict(SMALL)
     if recipe["model_name_or_path"] == "smollm2":  # which a user installs
         options |= {"model_name_or_path": "embedded", "log_completions": "false"}
+    if "ref_model" in recipe:  # an earlier run, or a larger model
+        options["ref_model"] = recipe["model_name_or_path"]
     options |= {key: 2 for key in ("ref_reset_every", *OTHER_CLOCKS) if recipe.get(key, 0) > 2}
     if recipe.get("task") == "mixture":
         options["train_rows"] = 16  # each task has some

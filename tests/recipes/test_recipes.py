@@ -20,7 +20,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base")
 ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 FOLDERS = sorted(file.parent for file in FILES if file.stem == "variantC" and file.parent.name != "events")
-OF_ITS_OWN = ("cpu", "prorl_v2")  # files of a folder that are no arms of it
+OF_ITS_OWN = ("cpu", "prorl_v2", "teacher")  # files of a folder that are no arms of it
 VARIANT_KEYS = {"output_dir", "beta", "beta_old", "kl_target", "kl_horizon", "ref_compute"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
 

@@ -20,9 +20,12 @@ def first_alone(completions, **columns):
 
 
 class Watch(SignalWatch):
-    def __init__(self, estimator=None, aggregation="sum_then_normalize", weights=(1.0, 1.0)):
+    def __init__(self, estimator=None, aggregation="sum_then_normalize", weights=(1.0, 1.0), taught=False):
         args = SimpleNamespace(
-            advantage_estimator=estimator, multi_objective_aggregation=aggregation, nonfinite="stop"
+            advantage_estimator=estimator,
+            multi_objective_aggregation=aggregation,
+            nonfinite="stop",
+            learns_from_teacher=taught,
         )
         super().__init__(args, None, torch.tensor(weights), 2)
 
@@ -49,6 +52,8 @@ SILENT = [20, 40, 80]
     [
         ({}, THIRD, [True] * 4, SILENT),
         ({}, ACROSS, [True] * 4, SILENT),
+        ({"taught": True}, ACROSS, [True] * 4, []),
+        ({"taught": True}, ACROSS, [False] * 4, SILENT),
         ({}, WITHIN, [True] * 4, []),
         ({"estimator": "global_normalized"}, ACROSS, [True] * 4, []),
         ({}, OPPOSED, [True] * 4, SILENT),

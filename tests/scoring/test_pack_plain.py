@@ -89,3 +89,13 @@ def test_a_score_that_differs_ends_the_first_batch(make_trainer):
     scores.padded = lambda *given: (padded(*given)[0] + 0.5, None, None)
     with pytest.raises(InputError, match="0.5 nats"):
         trainer.train()
+
+
+def test_rows_whose_tokens_are_ranked_are_not_packed(make_trainer, caplog):
+    """Tokens with equal entropies are at the quantile together, and rounding would separate them."""
+    with pytest.raises(InputError, match="top_entropy_quantile=0.5"):
+        pack(make_trainer(GRPOTrainer, top_entropy_quantile=0.5))
+    trainer = make_trainer(pack_groups="auto", top_entropy_quantile=0.5)
+    assert not trainer.acceleration.packs
+    assert any("without pack_groups: top_entropy_quantile=0.5" in line for line in caplog.messages)
+    assert make_trainer(pack_groups="auto").acceleration.packs

@@ -44,7 +44,6 @@ OBJECTIVES = {
     "bnpo": {"loss_type": "bnpo"},
     "entropy bonus": {"entropy_coef": 0.05},
     "adaptive entropy": {"use_adaptive_entropy": True, "entropy_coef_min": 0.1, "entropy_target": 4.0},
-    "top entropies": {"top_entropy_quantile": 0.5},
 }
 
 

@@ -1,4 +1,4 @@
-"""study/summary.py against README and against tables made by hand."""
+"""study/summary.py against the study's front page and against tables made by hand."""
 
 import importlib.util
 from pathlib import Path
@@ -18,9 +18,9 @@ def summary():
     return module
 
 
-def readme_table() -> list[list[str]]:
-    """Return the cells of README's table of accuracies, without its head."""
-    lines = (ROOT / "README.md").read_text().splitlines()
+def front_table() -> list[list[str]]:
+    """Return the cells of the study's table of accuracies, without its head."""
+    lines = (ROOT / "study" / "README.md").read_text().splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("| | sorting: sampled"))
     rows = []
     for line in lines[head + 2 :]:
@@ -30,11 +30,11 @@ def readme_table() -> list[list[str]]:
     return rows
 
 
-def test_readme_shows_the_tables_numbers(summary):
+def test_the_front_page_shows_the_tables_numbers(summary):
     runs = pd.read_csv(summary.TABLES / "runs.csv")
     stops = pd.read_csv(summary.TABLES / "stops.csv")
     computed = pd.concat([summary.accuracies(runs, stops, family) for family in summary.TARGETS], axis=1)
-    shown = readme_table()
+    shown = front_table()
     assert len(shown) == len(computed) > 5
     for (name, *cells), values in zip(shown, computed.to_numpy(), strict=True):
         rounded = ["–" if pd.isna(value) else f"{value:.0f}" for value in values]

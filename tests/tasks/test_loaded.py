@@ -38,11 +38,23 @@ def test_a_folder_has_its_own_test_file(tmp_path, write_jsonl):
     assert 3 <= len(splits["validation"]) <= 30
 
 
-def test_equal_questions_count_once(tmp_path, write_jsonl):
+def test_equal_questions_count_once_and_other_answers_are_said(tmp_path, write_jsonl, caplog):
     rows = rows_of(range(10)) + [dict(row, problem=row["problem"].upper() + " ") for row in rows_of(range(10))]
     splits = load(write_jsonl(tmp_path / "twice.jsonl", rows))
     # The first of them is kept.
     assert sorted(sum(splits.values(), [])) == sorted(row["problem"] for row in rows[:10])
+    assert caplog.messages == []
+    rows += [dict(rows[3], answer="77"), dict(rows[4], answer="88")]
+    assert load(write_jsonl(tmp_path / "twice.jsonl", rows)) == splits
+    (line,) = caplog.messages
+    assert "2 rows" in line and "row 20" in line and "'77'" in line and "\n" not in line
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_that_is_not_utf_8_is_refused_in_a_line_with_the_cure(tmp_path, encoding):
+    (tmp_path / "a.jsonl").write_text('{"problem": "caf\u00e9", "answer": "1"}\n', encoding=encoding)
+    with pytest.raises(ValueError, match=r"^path='.*a.jsonl' is not UTF-8: .* iconv [^\n]*$"):
+        read_jsonl(tmp_path / "a.jsonl")
 
 
 def test_seeds_shuffle_and_the_order_of_the_file_does_not_matter(tmp_path, write_jsonl):

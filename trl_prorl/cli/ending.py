@@ -2,15 +2,17 @@
 
 import argparse
 import functools
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import InputError, RunError
-from ..text import one_line, visible
+from ..text import one_line, visible, visible_lines
 
 
 BAD_INPUT = 2
@@ -38,12 +40,26 @@ def announce(line: str) -> None:
         print(visible(line), file=sys.stderr, flush=True)
 
 
+class VisibleLines(logging.Formatter):
+    """Shows log records without the control characters of their values."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible_lines(super().format(record))
+
+
+def print_traceback(*error) -> None:
+    """Print the traceback of an unexpected error, whose text may be a file's."""
+    print(visible_lines("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
+
+
 @contextmanager
 def in_one_line(kept: str, debug: bool) -> Iterator[None]:
     """
     End the process with one line on stderr instead of a traceback: exit code 2 for bad input, 1 for a run that had to
     stop, 130 for Ctrl-C (`kept`: what was saved). An unexpected error keeps its traceback; with `debug`, every one.
     """
+    logging.lastResort.setFormatter(VisibleLines())
+    sys.excepthook = print_traceback
     try:
         yield
     except KeyboardInterrupt:

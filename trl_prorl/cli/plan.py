@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from trl.trainer.utils import get_config_model_id
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..evaluation import find_verifier
+from ..extras.teacher import TeacherSource, find_teacher, without_reference
 from ..extras.vllm import let_engine_take_adapters
 from ..keys import KEYS
 from ..optimizer import check_optimizer, check_optimizer_class
@@ -40,6 +41,7 @@ class Plan:
         keys (`dict[str, Any]`): The configuration as given, before TRL changes it.
         resets (`bool`): Whether a reset can be requested.
         moves (`bool`): Whether a reset moves a reference.
+        teacher ([`~trl_prorl.extras.teacher.TeacherSource`], *optional*): The model of `ref_model`.
         fresh_adapter (`bool`): Whether the policy starts with a new LoRA adapter that is zero.
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
     """
@@ -49,6 +51,7 @@ class Plan:
     keys: dict[str, Any]
     resets: bool
     moves: bool
+    teacher: TeacherSource | None
     fresh_adapter: bool
     given_wrapped: bool
 
@@ -78,12 +81,13 @@ class Plan:
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
         args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
+        teacher = find_teacher(args, trainer.given_teacher)
         refuse_resets(args)
         check_whole_weights(args)
         optimizer, _ = given.get("optimizers") or (None, None)
         if args.resets:
             _check_treatment(args, optimizer)
-        moves = args.beta != 0.0 and args.resets
+        moves = args.beta != 0.0 and args.resets and teacher is None
         copies = [key for key in ("beta_base", "elastic_reset_every", "lora_growth_every") if getattr(args, key)]
         if moves:
             copies.append("a reset of the reference")
@@ -105,6 +109,7 @@ class Plan:
             keys=keys,
             resets=args.resets,
             moves=moves,
+            teacher=teacher,
             fresh_adapter=getattr(config, "init_lora_weights", None) in (True, "gaussian"),
             given_wrapped=given_wrapped,
         )
@@ -116,14 +121,15 @@ class Plan:
     @contextmanager
     def loading(self) -> Iterator[None]:
         """
-        Context in which TRL's trainer is made: models get all weights, vLLM accepts adapters, and an adapter's head is
-        cast later.
+        Context in which TRL's trainer is made: models get all weights, vLLM accepts adapters, an adapter's head is
+        cast later, and beside a teacher there is no other reference.
         """
         model = self.given["model"]
         adapter = model.peft_config.get("default") if self.given_wrapped else self.given.get("peft_config")
         is_adapted = self.given_wrapped or adapter is not None
         engine = let_engine_take_adapters(self.args, adapter)
-        with whole_weights(), without_cast(self.args, is_adapted), engine:
+        reference = nullcontext() if self.teacher is None else without_reference(self.args)
+        with whole_weights(), without_cast(self.args, is_adapted), engine, reference:
             yield
 
 

@@ -52,8 +52,8 @@ class Variant:
 
 
 def has_reference(args: "ProRLConfig") -> bool:
-    """Return whether it has a reference; Elastic Reset is a separate variant."""
-    return args.beta != 0.0 and not args.elastic_reset_every
+    """Return whether the policy has been its reference; Elastic Reset is a separate variant."""
+    return args.beta != 0.0 and args.ref_model is None and not args.elastic_reset_every
 
 
 def moves_reference(args: "ProRLConfig") -> bool:
@@ -141,6 +141,15 @@ VARIANTS = {
             anchor="KL to average of the policy",
             recipe="KL to a moving average of the policy",
             colour="#999933",
+        ),
+        Variant(
+            name="teacher",
+            when=lambda args: args.beta != 0.0 and args.ref_model is not None and not args.elastic_reset_every,
+            short="teacher",
+            description="KL to a teacher, another model",
+            anchor="KL to a teacher",
+            recipe="KL to a teacher, another model",
+            colour="#44AA99",
         ),
         Variant(
             name="base-anchored",

@@ -219,6 +219,8 @@ class SignalWatch(Part):
         if not self._is_due:
             return None
         self._is_due = False
+        if self.args.learns_from_teacher and self.truncated < self.silent:
+            return None
         self.warn(step)
         return make_event(NO_SIGNAL, step, step, self._explain()[0], self.silent, PATIENCE)
 

@@ -131,13 +131,20 @@ def make_choice(args, key: str, obstacle: str | None) -> Choice:
 Listed = Callable[[str], str | None]
 
 
+def ties_obstacle(args) -> str | None:
+    """Return why packed rows, whose values differ by rounding, cannot be ranked, or `None`."""
+    if args.top_entropy_quantile < 1.0:
+        return f"top_entropy_quantile={args.top_entropy_quantile} ranks tokens, and rounding would break their ties."
+    return None
+
+
 def find_packing_obstacle(trainer, listed: Listed) -> str | None:
     """Return why groups cannot be packed, or `None`. `listed` is [`listing_obstacle`] of an acceleration."""
     if has_images(trainer):
         return "the prompts have images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    return listed("shared_prompts")
+    return ties_obstacle(trainer.args) or listed("shared_prompts")
 
 
 def find_generation_obstacle(trainer, policy: torch.nn.Module, listed: Listed) -> str | None:

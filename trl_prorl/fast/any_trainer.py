@@ -5,6 +5,7 @@ from trl import GRPOTrainer
 
 from ..cli.dropout import check_dropout
 from ..errors import InputError
+from .acceleration import ties_obstacle
 from .comparison import allowed, mean_difference, mixed_dtype
 from .families import listing_obstacle
 from .packing import PackedScorer
@@ -54,7 +55,7 @@ def _trainer_obstacle(trainer: GRPOTrainer) -> str | None:
         return "the model takes images."
     if trainer.aux_loss_enabled:
         return "the load-balancing loss averages over all tokens, prompts and padding included."
-    return None
+    return ties_obstacle(trainer.args)
 
 
 class PackedScores:

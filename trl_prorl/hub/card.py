@@ -23,7 +23,7 @@ from ..run.log_files import (
     weight_files,
 )
 from ..run.provenance import plugin_options, remove_secrets
-from ..text import LICENSE, code_block, code_span, plain_markdown, visible
+from ..text import LICENSE, code_block, code_span, plain_markdown, visible, visible_lines
 
 
 CARD_FILE = "README.md"
@@ -99,7 +99,7 @@ def model_card(
             code_block(yaml.safe_dump(config, sort_keys=True).strip(), "yaml"),
         ]
     text = "\n\n".join([f"---\n{data.to_yaml()}\n---", *parts]) + "\n"
-    return ModelCard("\n".join(visible(line) for line in text.split("\n")))
+    return ModelCard(visible_lines(text))
 
 
 def read_if_there(path: Path) -> dict[str, Any]:

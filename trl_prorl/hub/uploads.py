@@ -39,7 +39,8 @@ class Uploads:
         self.args = args
         self.tags = tags
         is_adapter = isinstance(given["model"], PeftModel)
-        adapter = (moves and given.get("peft_config") is not None) or (args.beta != 0.0 and is_adapter)
+        has_copy = args.beta != 0.0 and is_adapter and args.ref_model is None
+        adapter = (moves and given.get("peft_config") is not None) or has_copy
         if args.hub_push_reference and not adapter:
             raise ValueError(
                 "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a moving reference "

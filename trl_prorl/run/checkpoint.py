@@ -33,6 +33,7 @@ from .identity import (
     EVALUATIONS_ACT,
     IDENTITY_FILE,
     LENGTHS,
+    TEACHER,
     buffer_file,
     changing_keys,
     find_start,
@@ -194,7 +195,11 @@ class CheckpointMixin:
 
     def write_env(self) -> None:
         start = self._start
-        write_env(self.run_dir, self.args, self.model, self._execution(), self.base_name(), self._run_id, start)
+        teacher = None
+        if self.teacher is not None:
+            teacher = {"weights": self._identity[TEACHER], "packed": self.teacher.packs}
+        execution = self._execution()
+        write_env(self.run_dir, self.args, self.model, execution, self.base_name(), self._run_id, start, teacher)
 
     def _execution(self) -> dict[str, Any]:
         execution = {

@@ -25,6 +25,7 @@ from .starting import base_parameters, weights_hash
 
 
 IDENTITY_FILE = "identity.json"
+TEACHER = "weights of ref_model"
 PROBE = "Compute 12 × 7.\n\nThe ANSWER is"  # tokenized, with what a tokenizer adds around a text
 LENGTHS = {"max_steps", "num_train_epochs"}
 ENDS = {*LENGTHS, "entropy_stop", "guard_gap_action", "stop_stall"}  # they end a run, and change no batch
@@ -68,6 +69,7 @@ def identity_of(trainer, keys: Mapping[str, Any], policy: torch.nn.Module) -> di
         **describe_config(policy),
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
+        TEACHER: teacher_hash(trainer.teacher),
         "rows of the training set": rows_hash(trainer.train_dataset),
         "rows of the evaluation sets": {name: rows_hash(rows) for name, rows in sets.items()},
         "tokenizer": json_sha256([sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map, ids]),
@@ -157,6 +159,11 @@ def _as_text(value: Any) -> str:
     """Return a value of a row that JSON does not support as text, an image as its type alone."""
     is_short = isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | bytes)
     return str(value) if is_short else type(value).__name__
+
+
+def teacher_hash(teacher: Any) -> str | None:
+    """Return the hash of the model of `ref_model`; `None` without one."""
+    return None if teacher is None else weights_hash(teacher.ref_model.named_parameters())
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

@@ -74,10 +74,11 @@ def write_env(
     base: str | None = None,
     run_id: str | None = None,
     start: "Start | None" = None,
+    teacher: Mapping[str, Any] | None = None,
 ) -> None:
     """
     Write `env.json`. `execution` describes accelerations, `None` a run of TRL's own trainer; `base` is the starting
-    model.
+    model, `teacher` what is known of the model of `ref_model` in addition to its name.
     """
     base_model = identify(base, args.model_init_kwargs) if base else None
     if base_model is not None and start is not None:
@@ -87,6 +88,7 @@ def write_env(
         "variant": RECORDED if execution is None else args.variant,
         "base_model": dataclasses.asdict(base_model) if base_model else None,
         STARTING_WEIGHTS: start.weights if start else None,
+        "ref_model": None if teacher is None else dataclasses.asdict(identify(args.ref_model)) | teacher,
         "quantization": _quantization(model),
         "seed": args.seed,
         "versions": {"python": platform.python_version(), **versions()},

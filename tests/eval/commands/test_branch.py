@@ -81,7 +81,14 @@ def correct(folder):
 
 
 def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here, tmp_path, capsys):
-    change_config(run_dir, push_to_hub=True)
+    # What a trial would upload, and fail because there is no Hub here.
+    uploads = {
+        "push_to_hub": True,
+        "log_completions": True,
+        "log_completions_hub_repo": "me/a",
+        "report_to": ["wandb"],
+    }
+    change_config(run_dir, **uploads, trackio_space_id="me/a")
     before = hash_files(run_dir)
     changed = "learning_rate=1e-3"
     assert try_all(run_dir, [*RESETS, changed], "--json", tmp_path / "out.json") == 0
@@ -127,6 +134,19 @@ def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, ca
     assert len(read_events(folder)) == 1
     assert read_rows(folder)[-1]["kl_ref"] < read_rows(run_dir)[-1]["kl_ref"]
     assert (folder / "checkpoint-6" / "ref" / "adapter_model.safetensors").is_file()
+
+
+def test_a_trial_with_the_weights_of_the_control_is_not_compared(run_dir, here, tmp_path, capsys):
+    """A reset at a step at which the run resets anyway."""
+    resetting = tmp_path / "runs" / "b"
+    train(f"{TRAINING} --ref_reset_every {AT} --output_dir {resetting}")
+    assert try_all(resetting, ["ref_reset"]) == 0
+    out = capsys.readouterr().out
+    assert f"- ref_reset is not compared: its weights at step {UNTIL} are those of keep." in out
+    assert "+0.000" not in out
+    assert try_all(resetting, ["ref_reset", "learning_rate=1e-3"]) == 0
+    out = capsys.readouterr().out
+    assert "- ref_reset is not compared" in out and "Wrote" in out and "ref_reset − keep" not in out
 
 
 @pytest.mark.slow

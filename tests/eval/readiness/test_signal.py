@@ -83,7 +83,7 @@ TOO_SHORT = "raise max_completion_length"
         # Correct and wrong answers with the same reward; one wrong answer with full reward.
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
         (rollouts(MIXED), PAY, "fine", "0 of 5; "),
-        (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "or set kl_target: 0.14 (beta: 0.3 "),
+        (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "else set beta: 0.3"),
         (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
         # Two of four correct: p is 2.5 / 5, and ln 2 over five tokens are 0.139 nats. None: ln 10 over five.
         (rollouts(MIXED), NEEDED, "fine", "0.14 nats per token"),
@@ -129,17 +129,17 @@ LIMITED = {"beta": 0.3, "kl_target": 0.14, "guard_gap": 0.05}
 @pytest.mark.parametrize(
     ("limits", "keys", "said", "unsaid"),
     [
-        (LIMITED, {}, "already limit", "fix it"),
-        ({"guard_gap": 0.05}, {}, "kl_target: 0.14", "guard_gap"),
+        (LIMITED, {}, "already limit", "reward the verifier"),
+        ({"guard_gap": 0.05}, {}, "else set beta: 0.3", "guard_gap"),
         # With a KL the guard is not advised: it rarely fires there, and then falsely.
-        ({"beta": 0.3, "kl_target": 0.14}, {}, "already limit", "guard_gap"),
+        ({"beta": 0.3}, {}, "already limit", "guard_gap"),
         ({"kl_target": 0.14, "guard_gap": 0.1}, {}, "beta: 0.3", "guard_gap"),
         (LIMITED | {"kl_target": 0.5}, {}, "now 0.5", "already"),
         (LIMITED, {"resets": True}, "no reset trigger", "already"),
         # A target acts on the first of beta, beta_old and beta_base. Only a KL to the starting model limits hacking.
-        ({"beta_base": 0.01, "kl_target": 0.14}, {}, "already limit", "fix it"),
-        ({"beta_base": 0.01, "kl_target": 0.14}, {"beta_old": 1.0}, "kl_target: 0.14 (beta: 0.3", "already"),
-        (LIMITED, {"beta_old": 1.0}, "already limit", "fix it"),
+        ({"beta_base": 0.01, "kl_target": 0.14}, {}, "already limit", "reward the verifier"),
+        ({"beta_base": 0.01, "kl_target": 0.14}, {"beta_old": 1.0}, "else set beta: 0.3", "already"),
+        (LIMITED, {"beta_old": 1.0}, "already limit", "reward the verifier"),
         (LIMITED | {"beta_base": 1e-6}, {"resets": True}, "no reset trigger", "already"),
     ],
 )
