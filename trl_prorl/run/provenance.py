@@ -194,7 +194,7 @@ def is_hub_name(name: str) -> bool:
         validate_repo_id(name)
     except HFValidationError:
         return False
-    return "/" in name
+    return True
 
 
 # Keys and values of recipes and command lines that log files and cards must not contain.

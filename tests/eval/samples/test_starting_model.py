@@ -206,14 +206,16 @@ def test_a_model_object_of_a_revision_is_not_main_s(started, make_trainer, tmp_p
         assert load_base_model(with_base_model(folder, config)).dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("prefix", ["", "model."])
-def test_a_commit_is_that_of_the_weights_in_memory(started, tmp_path, dtype, prefix):
-    """Files of older models (GPT-2) lack the prefix of their names in memory."""
+@pytest.mark.parametrize(
+    "name, prefix, dtype", [(NAME, "", torch.float16), (NAME, "model.", torch.float32), ("bare", "", torch.float32)]
+)
+def test_a_commit_is_that_of_the_weights_in_memory(started, tmp_path, name, prefix, dtype):
+    """Files of older models (GPT-2) lack the prefix of their names in memory, and their names have no owner."""
+    shutil.copytree(tmp_path / "hub/models--some--base", tmp_path / "hub/models--bare")
     for file in (tmp_path / "hub").rglob("*.safetensors"):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}
+        tensors = {key.removeprefix(prefix): tensor for key, tensor in load_file(file).items()}
         save_file(tensors, file, {"format": "pt"})
-    model = AutoModelForCausalLM.from_pretrained(NAME, revision="v1", dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(name, revision="v1", dtype=dtype)
     assert note_start(model, {"revision": "v1"}).commit == STARTED
     assert note_start(model, None).commit is None
 
