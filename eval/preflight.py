@@ -55,7 +55,7 @@ from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_f
 from trl_prorl.eval.readiness.micro_batch import micro_batch_findings
 from trl_prorl.eval.readiness.prompt_tokens import prompt_findings, template_error
 from trl_prorl.eval.readiness.put_back import put_back
-from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
+from trl_prorl.eval.readiness.samples_of import policy_logps, takes_images, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
 from trl_prorl.eval.readiness.teacher import teacher_findings
 from trl_prorl.eval.run_folder.reading import write_json
@@ -184,7 +184,7 @@ def check(
         ids = tokenize_prompts(trainer, train_prompts)
     except (TemplateError, TypeError) as error:
         return [*findings, template_error(error)]
-    if not trainer._is_vlm:  # prompts may differ in their images alone
+    if not takes_images(trainer):  # by which alone prompts may differ
         settings = trainer.args.chat_template_kwargs or {}
         findings += prompt_findings(train_prompts, ids, text_tokenizer(trainer), settings)
     lengths = list(map(len, ids))

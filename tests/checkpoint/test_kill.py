@@ -13,6 +13,7 @@ from slow import needs_two_resumed, slow_but
 
 sys.path.append(str(Path(__file__).parents[1] / "soak"))
 
+from run_record import error_lines
 from same_run import differences  # noqa: E402
 
 from trl_prorl.run.folder import step_of, steps_of, unusable_reason  # noqa: E402
@@ -155,3 +156,62 @@ def test_two_processes_end_at_the_same_evaluation(train):
     out = train("run", {"ranks": 2, "lora": True, "prompts": 6, "keys": END | TWO})
     assert steps_done(out) == 6
     assert [(event["event"], event["step_applied"]) for event in read_events(out)][-1] == ("stall", 6)
+
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "tiny" / "variantA.yaml"
+
+
+FULL_IN_ONE = """
+import os, resource, sys
+from trl_prorl import ProRLTrainer, train
+
+script, rank, size, *arguments = sys.argv
+save = ProRLTrainer._save_checkpoint
+
+def save_on_a_full_disk(self, *given):
+    if self.state.global_step == 4 and os.environ["RANK"] == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), int(size)))
+    save(self, *given)
+
+ProRLTrainer._save_checkpoint = save_on_a_full_disk
+train.main(None, arguments)
+"""
+
+
+# The first writes the weights before Trainer's barrier for the best checkpoint, the second its random state after it.
+@pytest.mark.parametrize("rank, size", [pytest.param(0, 20_000, marks=pytest.mark.slow), (1, 1_000)])
+def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(forks, tiny_model, tmp_path, rank, size):
+    script = tmp_path / "full.py"
+    out = tmp_path / "run"
+    log = tmp_path / "log"
+    script.write_text(FULL_IN_ONE)
+    keys = {
+        "config": RECIPE,
+        "model_name_or_path": tiny_model,
+        "output_dir": out,
+        "train_rows": 4,
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 4,
+        "eval_rows": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "per_device_eval_batch_size": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_reward",
+        "disable_tqdm": True,
+    }
+    arguments = [str(rank), str(size)]
+    for key, value in keys.items():
+        arguments += [f"--{key}", str(value)]
+    forks.start(run=str(script), argv=arguments, log=str(log), ranks=2, patient=True)
+    status = forks.status()
+    written = log.read_text()
+    assert status == 1 and "Traceback" not in written, written[-3000:]
+    (line,) = error_lines(written)
+    assert f"process {rank}" in line and str(out / "checkpoint-4") in line and "GiB free" in line
+    assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-2"]
+    assert find_newest_checkpoint(out) == out / "checkpoint-2"

@@ -275,3 +275,20 @@ def test_a_head_that_does_more_than_trls_is_refused(make_trainer, tiny_model, ca
     with pytest.raises(InputError, match=r"'recurrent_gemma'.* differs .* nats") as caught:
         make_trainer(model=model, lora=lora, beta_old=0.1).train()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("from_folder", [True, False])
+@pytest.mark.parametrize("keys", [{"fast": True}, {}], ids=["fast", "as TRL"])
+def test_all_linear_leaves_a_vision_tower_alone(make_trainer, tiny_model, tmp_path, from_folder, keys):
+    """But for a run that is TRL's."""
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    model = qwen3_5(vocab_size=len(tokens), pad_token_id=tokens.pad_token_id)
+    if from_folder:
+        model.save_pretrained(tmp_path / "qwen")
+        model = str(tmp_path / "qwen")
+    adapter = LoraConfig(r=2, target_modules="all-linear")
+    made = make_trainer(model=model, lora=False, trainer_kwargs={"peft_config": adapter}, **keys)
+    trained = [name for name, param in made.model.named_parameters() if param.requires_grad]
+    assert any("language_model" in name for name in trained)
+    assert any(".visual." in name for name in trained) == (not keys)
+    assert adapter.exclude_modules is None
