@@ -45,6 +45,7 @@ from trl_prorl.eval.readiness.data import (
     check_gold_answers,
     held_out_prompts,
     length_findings,
+    message_findings,
     split_findings,
     summed_reward,
     text_tokenizer,
@@ -54,11 +55,12 @@ from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_f
 from trl_prorl.eval.readiness.micro_batch import micro_batch_findings
 from trl_prorl.eval.readiness.prompt_tokens import prompt_findings, template_error
 from trl_prorl.eval.readiness.put_back import put_back
-from trl_prorl.eval.readiness.samples_of import policy_logps, tokenize_prompts
+from trl_prorl.eval.readiness.samples_of import policy_logps, takes_images, tokenize_prompts
 from trl_prorl.eval.readiness.signal import sample_starting_model, signal_findings
 from trl_prorl.eval.readiness.teacher import teacher_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
+from trl_prorl.guards.noise import find_noise
 from trl_prorl.resets import ReferenceResetCallback
 from trl_prorl.tasks.own import check_verifier
 from trl_prorl.text import visible
@@ -126,10 +128,7 @@ def preflight(
     ```
     """
     check_trainer(trainer)
-    verify = verify or getattr(trainer, "verify", None)
     with put_back(trainer), tempfile.TemporaryDirectory() as folder:
-        if verify is not None:
-            check_verifier(verify, trainer.train_dataset[0], "verify")  # a row of a transform may draw random numbers
         keep_aside(trainer, folder)
         return Findings(check(trainer, task, prompts, console, verify))
 
@@ -158,6 +157,9 @@ def check(
     trainer: GRPOTrainer, task, prompts: int, console: Console | None, verify: Callable | None = None
 ) -> list[Finding]:
     """Do the checks of [`preflight`] with a trainer that may be changed."""
+    verify = verify or getattr(trainer, "verify", None)
+    if verify is not None:
+        check_verifier(verify, trainer.train_dataset[0], "verify")  # a row of a transform may draw random numbers
     available = len(trainer.train_dataset)
     # Random, because evenly spaced rows of a mixture could all belong to one task.
     places = random.Random(trainer.args.seed).sample(range(available), min(prompts, available))
@@ -182,12 +184,15 @@ def check(
         ids = tokenize_prompts(trainer, train_prompts)
     except (TemplateError, TypeError) as error:
         return [*findings, template_error(error)]
-    if not trainer._is_vlm:  # prompts may differ in their images alone
+    if not takes_images(trainer):  # by which alone prompts may differ
         settings = trainer.args.chat_template_kwargs or {}
         findings += prompt_findings(train_prompts, ids, text_tokenizer(trainer), settings)
     lengths = list(map(len, ids))
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     findings += length_findings(lengths, gold_lengths, trainer.args.max_completion_length, context)
+    noise = find_noise(trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator)
+    if noise is not None and (trainer.args.beta or trainer.args.num_iterations > 1):
+        findings.append(Finding("two forwards of a row", "differ", noise, LOOK))
     if exit_code(findings):
         return findings  # no completion could be judged
     findings += look_at_model(trainer, rows, task, max(gold_lengths, default=None), tells, console, verify)
@@ -236,6 +241,7 @@ def look_at_model(
         with nullcontext() if console is None else progress(completions, "preflight") as bar:
             samples = sample_starting_model(trainer, rows, task, bar, verify)
         findings += signal_findings(samples, gold_length, tells)
+        findings += message_findings(trainer, samples.texts, [row for row in rows for _ in range(samples.group_size)])
         print_progress(console, "first steps")
         before = policy_logps(trainer, samples.batch)
         steps = first_steps(trainer, functools.partial(print_progress, console))
@@ -343,7 +349,7 @@ def main(argv=None) -> int:
         task = task_args.make_task()
         if task_args.reward and not task.accepts_answers(trainer.train_dataset):
             task = None  # the verifier may want more than an answer
-        findings = first_findings + check(trainer, task, args.prompts, Console(stderr=True), trainer.verify)
+        findings = first_findings + check(trainer, task, args.prompts, Console(stderr=True))
     code = exit_code(findings)
     print_findings(findings, args.all, terminal())
     if args.json is not None:

@@ -192,11 +192,11 @@ def find_causes(run: RecordedRun) -> list[tuple[Rule, Found]]:
     """
     Return the causes of trouble in a run, the earliest first; of one step, in the order of `RULES`.
 
-    A policy that a high rate destroys also loses its end token and its signal, which shows up to `LONG` steps earlier
-    than the fall of the average reward.
+    A policy that a high rate destroys also loses its end token and its signal, which shows up to `LONG - 1` steps
+    earlier than the fall of the average reward.
     """
     signs = [(rule, rule.find(run)) for rule in RULES]
-    ahead = {rate_too_high: LONG}
+    ahead = {rate_too_high: LONG - 1}  # the average of LONG steps falls as soon as one of them does
     return sorted(
         [pair for pair in signs if pair[1] is not None],
         key=lambda pair: pair[1].step - ahead.get(pair[0].find, 0),

@@ -214,32 +214,3 @@ def test_readmes_example_without_a_checkout(installed, tmp_path):
     done(["bash", "-e", "-c", FEW + example], cwd=tmp_path, env=env)
     assert list(tmp_path.rglob("passk.json"))
     assert list(tmp_path.rglob("report.html"))
-
-
-WHERE = """
-import sys
-import eval, eval.command_lines, tasks, tasks.registry, trl_prorl.eval.command_lines, trl_prorl.tasks
-from trl_prorl.cli.shipped_recipes import recipe_file
-
-assert tasks.Task is trl_prorl.tasks.Task and tasks.registry is trl_prorl.tasks.registry
-mine = (eval, eval.command_lines, tasks, trl_prorl, trl_prorl.eval.command_lines, trl_prorl.tasks)
-print(*(module.__file__ for module in mine), recipe_file("tiny/variantA"), sep="\\n")
-"""
-
-
-def test_a_checkout_takes_its_own_files_beside_another_that_is_installed(tmp_path):
-    """`pip install -e .` of one, and a clone of which a user stands in the folder, or starts a recipe."""
-    other = copied(tmp_path / "other", "models")
-    clone = copied(tmp_path / "clone", "models")
-    site = tmp_path / "site"
-    done([*PIP, "install", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site), "-e", other])
-    # This environment's own link to a checkout is not read.
-    start = f"import sys, site; sys.path += {DEPENDENCIES!r}; site.addsitedir({str(site)!r})\n"
-
-    def places(code, folder):
-        return done([sys.executable, "-S", "-c", start + code], cwd=folder).splitlines()
-
-    assert all(place.startswith(other) for place in places(WHERE, tmp_path))
-    assert all(place.startswith(clone) for place in places(WHERE, clone))
-    script = f"import runpy\nrunpy.run_path({clone + '/recipes/grpo_variantA.py'!r})\n"
-    assert all(place.startswith(clone) for place in places(script + WHERE, tmp_path))

@@ -1,9 +1,5 @@
 """What follows from the descriptor of a key: what it changes, one without effect, a misspelt one."""
 
-import copy
-import dataclasses
-import pickle
-
 import pytest
 from run_record import read_events
 
@@ -106,46 +102,6 @@ def test_an_acceleration_that_is_disabled_changes_nothing():
     assert args.is_trl
 
 
-RESETS = {"ref_reset_every": 5, "ref_reset_cooldown": 2}
-ONCE = {"num_iterations": 1}  # no update comes before a sample is used
-HARD = RESETS | {"optimizer_reset": "hard"}
-# Keys, and those of them that have no effect and are dropped.
-UNUSED = [
-    ({"kl_target": 0.1, "kl_horizon": 7, "kl_estimator": "k2"}, "kl_target kl_horizon kl_estimator"),
-    ({"beta": 0.1, "kl_target": 0.1, "kl_horizon": 7, "kl_estimator": "k2"}, ""),
-    (RESETS, "ref_reset_every"),
-    (RESETS | {"beta": 0.1}, ""),
-    (RESETS | {"beta": 0.1, "ref_reset_mix": 0.0}, "ref_reset_every"),
-    (HARD, ""),  # only the optimizer is reset
-    (HARD | {"ref_reset_kl": 0.1}, "ref_reset_kl"),
-    ({"kl_in": "reward"}, "kl_in"),
-    ({"kl_in": "reward", "beta": 0.1, "advantage_estimator": "rloo", "kl_clamp": 2.0}, "kl_clamp"),
-    ({"kl_in": "reward", "beta_old": 0.1, "num_iterations": 2, "kl_estimator": "k2"}, "beta_old kl_in kl_estimator"),
-    (
-        {"beta_old": 0.1, "kl_target": 0.1, "num_iterations": 1},
-        "beta_old kl_target",
-    ),  # no update comes before a sample is used
-    ({"beta_old": 0.1, "kl_target": 0.1}, ""),
-    (
-        {"trust_region": "ipo", "trust_region_threshold": 0.1, "num_iterations": 1},
-        "trust_region trust_region_threshold",
-    ),
-    ({"loss_mode": "no_ratio", "epsilon": 0.3}, "epsilon"),  # TRL's
-    ({"compact_max_rows": 50}, "compact_max_rows"),
-]
-
-
-@pytest.mark.parametrize("keys, dropped", UNUSED, ids=str)
-def test_keys_without_effect_are_dropped_with_one_warning(keys, dropped, caplog):
-    args = ProRLConfig(**{**BASE, **keys})
-    defaults = {field.name: field.default for field in dataclasses.fields(ProRLConfig)}
-    for key, value in keys.items():
-        assert getattr(args, key) == (defaults[key] if key in dropped.split() else value), key
-    lines = [record.getMessage() for record in caplog.records if record.name == "trl_prorl.keys"]
-    assert len(lines) == (1 if dropped else 0)
-    assert all(f"{key}=" in line for line in lines for key in dropped.split())
-
-
 def test_an_option_of_resets_stays_for_the_triggers_of_a_script(caplog):
     args = ProRLConfig(**BASE, beta=0.1, optimizer_reset="hard")
     assert args.optimizer_reset == "hard" and "optimizer_reset=" in caplog.text
@@ -173,31 +129,6 @@ def test_a_misspelt_key_is_one_line_with_what_was_meant(key, meant):
     with pytest.raises(TypeError, match=f"{key}=3") as refusal:
         ProRLConfig(output_dir="a", **{key: 3})
     assert meant in str(refusal.value)
-
-
-def test_what_may_be_made_of_the_configuration_stays():
-    keys = {"output_dir": "a", "use_cpu": True, "bf16": False}
-    made = ProRLConfig(**keys, beta=0.3)
-    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
-        assert again == made
-        assert again.given == made.given
-
-    class WithArgument(ProRLConfig):
-        def __init__(self, own, **others):
-            super().__init__(**others)
-
-    class Closed(ProRLConfig):
-        def __init__(self, own):
-            super().__init__(**keys)
-
-    @dataclasses.dataclass
-    class WithKey(ProRLConfig):
-        own: int = 1
-
-    assert WithArgument(own=2, **keys).beta == Closed(own=2).beta == 0.0
-    assert WithKey(own=2, **keys).own == 2
-    with pytest.raises(TypeError, match=r"onw=2 \(did you mean 'own'\?\)"):
-        WithKey(onw=2, **keys)
 
 
 @pytest.mark.parametrize("key", ["learning_rate", "max_steps", "warmup_steps", "beta", "kl_horizon", "top_p", "seed"])

@@ -1,7 +1,6 @@
 """What only a GPU shows; `pytest -m gpu` runs these, and on the GPU all other tests that are marked so."""
 
 import contextlib
-import gc
 import re
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 import torch
 from compared_samples import sampled_difference
 from run_record import read_rows as rows
-from transformers import AutoModelForCausalLM, GenerationConfig, TrainerCallback
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.fast.compact import compact_sample
@@ -145,35 +144,6 @@ def test_peak_memory_begins_anew_with_every_step():
     del large
     measure_gpu(card)  # the peak of a step in which it was still there at the beginning
     assert with_it - measure_gpu(card)["peak_memory_gib"] == pytest.approx(1.0, abs=0.01)
-
-
-def test_a_reference_costs_its_weights_and_b_costs_none(run):
-    """Full fine-tuning, one step, in which all arms sample the same completions."""
-    arms = {"plain": {}, "A": {"beta": 0.1, "ref_reset_every": 2}, "B": {"beta_old": 0.1}}
-    arms["C"] = {**arms["A"], "optimizer_reset": "hard"}
-    peaks = {}
-    for arm, keys in arms.items():
-        trainer = run(lora=False, max_steps=1, **keys)
-        (row,) = rows(trainer.args.output_dir)
-        peaks[arm] = row["peak_memory_gib"] * 2**30
-        weights = sum(param.nbytes for param in trainer.model.parameters())
-        del trainer
-        gc.collect()
-    assert abs(peaks["B"] - peaks["plain"]) < 0.1 * weights
-    assert min(peaks["A"], peaks["C"]) - peaks["B"] > 0.9 * weights
-
-
-def test_memory_does_not_grow(make_trainer):
-    held = []
-
-    class Held(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            held.append(torch.cuda.memory_allocated())
-
-    fast = {"pack_groups": "on", "compact_generation": "on", "reuse_old_logps": True}
-    keys = {"bf16": True, "beta": 0.1, "ref_reset_every": 2, "max_steps": 12, "save_strategy": "no"}
-    make_trainer(**keys, **fast, trainer_kwargs={"callbacks": [Held()]}).train()
-    assert held[-1] - held[3] < 2**20  # everything is allocated within two generation batches
 
 
 def in_a_process(log, *command):

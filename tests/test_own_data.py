@@ -1,6 +1,5 @@
 """A run of a reward and data of one's own: pass@k and drift, from its script and by the commands."""
 
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from hub_cache import COMMIT
-from PIL import Image
 from run_record import error_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer, ProcessorMixin
 from trl import GRPOTrainer
@@ -18,11 +15,7 @@ from trl import GRPOTrainer
 from trl_prorl import drift, evaluate
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_run
-from trl_prorl.eval.samples import sampling
-from trl_prorl.eval.samples.models import load_processor
-from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.pass_at_k import pass_at_k
-from trl_prorl.tasks import plugin
 
 
 def rows_of(prompts):
@@ -73,22 +66,6 @@ def test_the_numbers_are_the_verdicts_of_the_samples(run, lora):
 
 
 @pytest.mark.parametrize(
-    "lora, bf16, weights, computes",
-    [(True, False, torch.bfloat16, "bfloat16"), (False, True, torch.float32, "bfloat16")],  # the second in autocast
-)
-def test_a_result_has_the_precision_of_the_policy(run, lora, bf16, weights, computes):
-    """As it is in memory: a command may load the same weights in another one."""
-    trained = run(lora=lora, bf16=bf16, max_steps=1)
-    trained.model.to(weights)
-    seen = set()
-    policy = trained.accelerator.unwrap_model(trained.model)
-    (projection, *_) = (module for name, module in policy.named_modules() if name.endswith("q_proj"))
-    projection.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    assert evaluate(trained, ROWS, holds_letter, n=1, max_new_tokens=4)["dtype"] == computes
-    assert seen == {getattr(torch, computes)}
-
-
-@pytest.mark.parametrize(
     ("rows", "settings", "said"),
     [
         ([{"prompt": "x"}], {}, "rows"),
@@ -99,19 +76,6 @@ def test_a_result_has_the_precision_of_the_policy(run, lora, bf16, weights, comp
 def test_refused(make_trainer, rows, settings, said):
     with pytest.raises(InputError, match=said):
         evaluate(make_trainer(), rows, holds_letter, **settings)
-
-
-def test_a_result_is_a_dictionary_of_json(run, capsys):
-    trained = run(max_steps=1)
-    result = evaluate(trained, rows_of([f"say {i}" for i in range(20)]), holds_letter, n=2, max_new_tokens=4)
-    moved = drift(trained, ROWS, samples=2, max_new_tokens=4)
-    shown = repr(result).splitlines()[-1]
-    assert shown not in capsys.readouterr().out
-    print(result)
-    assert capsys.readouterr().out.count(shown) == 1
-    for one, file in ((result, "passk.json"), (moved, "drift.json")):
-        assert set(one) == set(json.loads((Path(trained.run_dir) / file).read_text()))
-    assert json.loads(json.dumps(result)) == json.loads((Path(trained.run_dir) / "passk.json").read_text())
 
 
 @pytest.mark.parametrize("lora", [pytest.param(True, marks=pytest.mark.slow), False])
@@ -279,16 +243,6 @@ def test_the_commands_measure_what_the_script_measured(command, tmp_path):
     assert {**again, "points": None} == {**own, "points": None}
 
 
-@pytest.mark.slow
-def test_a_command_adds_checkpoints_to_what_the_script_measured(command, tmp_path):
-    status, written = command("passk --plugin mine.py --run runs/mine --n 4 --checkpoints all")
-    assert status == 0, written[-3000:]
-    assert [point["step"] for point in measured(tmp_path, "passk.json")["checkpoints"]] == [1, 2, 3, 4]
-    for line in ("report --runs runs/mine", "push --run runs/mine --dry-run"):
-        status, written = command(line)
-        assert status == 0, written[-3000:]
-
-
 ONLY_ROWS = SCRIPT.replace("def verify", "def is_right").replace("verify(", "is_right(")
 REFUSED = {
     "passk --run runs/mine": "--plugin",
@@ -315,13 +269,6 @@ def test_a_command_that_lacks_rows_or_verifier_is_one_line(command, tmp_path, li
     assert status == 2
     assert REFUSED[line] in said
     assert sorted(path.name for path in (tmp_path / "runs").rglob("*")) == before
-
-
-def test_drift_needs_no_verifier(command, tmp_path):
-    (tmp_path / "only_rows.py").write_text(ONLY_ROWS)
-    status, written = command("drift --run runs/mine --plugin only_rows.py --samples 1")
-    assert status == 0, written[-3000:]
-    assert "accuracy" not in measured(tmp_path, "drift.json")["points"][1]
 
 
 def test_a_script_that_did_not_save_its_model(command, tmp_path):
@@ -368,64 +315,3 @@ def test_a_processor_s_prompts_are_those_that_trl_trains(make_trainer, tiny_mode
         assert all(text.startswith(tuple(wanted)) for text in texts)
     shown = {prompt for frame in frames(trainer.run_dir, "trained").values() for prompt in frame["prompt"]}
     assert {prompt.split()[0] for prompt in shown} == {"say"}
-
-
-PLUGIN = f"""
-from datasets import Dataset
-
-def held_out_rows():
-    return Dataset.from_dict({{"prompt": {MESSAGES}}})
-
-def verify(completion, row):
-    return True
-"""
-
-
-@pytest.mark.parametrize("name", ["passk", "drift"])
-def test_the_commands_load_a_run_s_processor(run, tmp_path, monkeypatch, name):
-    monkeypatch.syspath_prepend(Path(__file__).parent / "upstream")
-    model, processor = importlib.import_module("stand_in_vision").gemma3()
-    model.save_pretrained(tmp_path / "base")
-    processor.chat_template = processor.tokenizer.chat_template = OF_PARTS
-    trained = run(model=str(tmp_path / "base"), trainer_kwargs={"processing_class": processor}, max_steps=1)
-    trained.save_model()
-    wanted = GRPOTrainer._tokenize_prompts(trained, MESSAGES)[0]
-    seen = []
-    command = importlib.import_module(f"trl_prorl.eval.{name}")
-    for module in (command, sampling):  # drift's own name of it
-        monkeypatch.setattr(module, "prompt_ids", lambda *args: seen.append(prompt_ids(*args)) or seen[-1], False)
-    monkeypatch.setattr(plugin, "HELD_OUT", {})
-    file = tmp_path / f"plugin_of_{name}.py"
-    file.write_text(PLUGIN)
-    size = ["--n", "1", "--k", "1", "--no-greedy"] if name == "passk" else ["--samples", "1"]
-    assert command.main(["--run", trained.args.output_dir, "--plugin", str(file), *size]) == 0
-    assert len(seen) >= 2
-    assert all(ids == wanted for ids in seen)
-
-
-def test_a_processor_of_the_hub_is_found(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent / "upstream")
-    model, processor = importlib.import_module("stand_in_vision").gemma3()
-    repo = tmp_path / "models--me--vision"
-    for part in (model.config, processor):
-        part.save_pretrained(repo / "snapshots" / COMMIT)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(COMMIT)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert type(load_processor("me/vision", processor.tokenizer)) is type(processor)
-    assert load_processor("me/other", processor.tokenizer) is None
-
-
-@pytest.mark.parametrize("measure", [evaluate, drift])
-@pytest.mark.parametrize("where", ["image", "images", "parts"])
-def test_rows_with_images_are_refused(make_trainer, measure, where):
-    image = Image.new("RGB", (4, 4))
-    shown = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "say two"}]}
-    rows = {
-        "image": {"prompt": ["say one", "say two"], "image": [None, image]},
-        "images": {"prompt": ["say one", "say two"], "images": [[], [image]]},
-        "parts": {"prompt": [PARTS[0], [shown]]},
-    }[where]
-    with pytest.raises(InputError, match="images.*eval_dataset"):
-        measure(make_trainer(), Dataset.from_dict(rows), holds_letter)

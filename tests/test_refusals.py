@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli import command_line
@@ -223,24 +222,6 @@ def test_scale_rewards_may_be_true_or_false_as_in_trl(value, kept):
     assert config(scale_rewards=value).scale_rewards == kept
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"length_margin": 9, "length_reward": "overlong"},
-        {"length_target": 9, "length_reward": "target"},
-    ],
-)
-def test_what_a_recipe_says_beside_the_configuration_is_checked_as_it_is_read(tmp_path, keys):
-    path = tmp_path / "arm.yaml"
-    recipe = {"use_cpu": True, "bf16": False, "max_completion_length": 8, **keys}
-    path.write_text(yaml.safe_dump(recipe))
-    name, value = next(iter(keys.items()))
-    with pytest.raises(ValueError, match=f"^{name}="):
-        parse_recipe(["--config", str(path)])
-    if value == 9:  # a length of the longest completion is taken
-        assert getattr(parse_recipe(["--config", str(path), "--max_completion_length", "9"])[0], name) == 9
-
-
 SWITCHED = {"length_reward": "cosine", "length_on": 2, "length_off": 4}
 
 
@@ -249,28 +230,6 @@ def objection_to_lengths(**keys):
     task = TaskArguments(**SWITCHED | {key: value for key, value in keys.items() if key in TASK_KEYS})
     args = config(**{key: value for key, value in keys.items() if key not in TASK_KEYS})
     return objection(lambda: task.check_lengths(args))
-
-
-@pytest.mark.parametrize(
-    ("keys", "cure"),
-    [
-        ({"guard_gap": 0.1}, {"guard_gap": None}),
-        ({"ref_reset_metric": "eval_reward", "stop_stall": 2, **EVALUATED}, {"ref_reset_metric": "eval_pass@1"}),
-        (
-            {"ref_reset_metric": "eval_rewards/cosine_length/mean", "stop_stall": 2, **EVALUATED},
-            {"ref_reset_metric": "eval_rewards/parity/mean"},
-        ),
-        ({"metric_for_best_model": "eval_reward"}, {"metric_for_best_model": "eval_pass@1"}),
-        ({"metric_for_best_model": "reward"}, {"metric_for_best_model": None}),
-    ],
-)
-def test_a_watch_of_a_reward_that_is_switched_off_and_on_is_refused(keys, cure):
-    name, value = next(iter(keys.items()))
-    line = objection_to_lengths(**keys)
-    assert line.startswith(f"{name}={value!r}")
-    assert "\n" not in line
-    assert objection_to_lengths(**keys, length_off=0, length_on=1) is None
-    assert objection_to_lengths(**keys | cure) is None
 
 
 def test_a_length_reward_is_switched_only_between_generation_batches():
@@ -348,13 +307,6 @@ def test_a_default_recipe_takes_precision_and_device_from_the_launcher(monkeypat
         monkeypatch.setenv(f"ACCELERATE_{key}", value)
     expected = [f"--{key}={on}" for key, on in zip(("bf16", "fp16", "use_cpu"), keys, strict=False)]
     assert command_line.launcher_keys() == expected
-
-
-def test_vllm_that_is_not_installed_is_named_as_by_trl(make_trainer, monkeypatch):
-    monkeypatch.delattr("trl.generation.vllm_generation.LLM", raising=False)
-    monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *args, **keys: False)
-    with pytest.raises(ImportError, match="^vLLM is not available"):
-        make_trainer(**IN_VLLM)
 
 
 def test_a_rate_of_solved_prompts_without_a_verifier_is_refused(make_trainer):

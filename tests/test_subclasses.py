@@ -134,81 +134,6 @@ def test_scores_of_a_subclass_are_refused_beside_keys_that_score_anchors(make_tr
         make_trainer(of(OwnScores, ProRLTrainer), beta=0.1, ref_reset_every=2)
 
 
-def set_column(trainer):
-    sample = trainer._generate_and_score_completions
-    loss = trainer._compute_loss
-    trainer._generate_and_score_completions = lambda inputs: {
-        **sample(inputs),
-        "weight": torch.tensor([float(row["weight"]) for row in inputs]),
-    }
-    trainer._compute_loss = lambda model, inputs: loss(
-        model, {**inputs, "advantages": inputs["advantages"] * inputs["weight"]}
-    )
-
-
-def set_bonus(trainer):
-    loss = trainer.compute_loss
-
-    def with_bonus(model, inputs, **named):
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        score = trainer._get_per_token_logps_and_entropies
-        length = inputs["completion_ids"].size(1)
-        entropies = score(model, ids, mask, length, compute_entropy=True)[1]
-        return loss(model, inputs, **named) - (entropies * inputs["completion_mask"]).mean()
-
-    trainer.compute_loss = with_bonus
-
-
-def set_sum(trainer):
-    loss = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: (30.0 * loss(model, inputs)).exp()
-
-
-def set_scores(trainer):
-    score = trainer._get_per_token_logps_and_entropies
-
-    def halved(*args, **kwargs):
-        logps, *others = score(*args, **kwargs)
-        return 0.5 * logps, *others
-
-    trainer._get_per_token_logps_and_entropies = halved
-
-
-@pytest.mark.parametrize(
-    ("set_own", "keys"),
-    [
-        (set_column, {"columns": {"weight": [place % 4 for place in range(16)]}}),
-        (set_bonus, {"reward": constant(1.0)}),
-        (set_sum, {}),
-    ],
-)
-def test_methods_set_on_a_trainer_train_as_with_trl(
-    make_trainer, largest_difference, monkeypatch, caplog, set_own, keys
-):
-    """In place of a subclass's, after the accelerations were chosen."""
-
-    def trained(cls, **more):
-        trainer = make_trainer(cls, **SPLIT, **keys, **more)
-        set_own(trainer)
-        trainer.train()
-        return trainer
-
-    control = trained(GRPOTrainer)
-    assert largest_difference(make_trainer(GRPOTrainer, **SPLIT, **keys), control) > 1e-3  # it has learned something
-    assert largest_difference(control, trained(ProRLTrainer)) == 0.0
-    fast = trained(ProRLTrainer, **ACCELERATED)
-    assert largest_difference(control, fast) < 1e-4
-    assert fast.acceleration.packs
-
-
-def test_scores_set_on_a_trainer_are_refused_beside_keys_that_score_anchors(make_trainer):
-    trainer = make_trainer(ProRLTrainer, beta=0.1, ref_reset_every=2)
-    set_scores(trainer)
-    with pytest.raises(ValueError, match="ProRLTrainer has its own _get_per_token_logps_and_entropies"):
-        trainer.train()
-
-
 class ScoresTwice(ProRLTrainer):
     def _compute_loss(self, model, inputs):
         return super()._compute_loss(model, inputs) + super()._compute_loss(model, inputs)
@@ -280,32 +205,6 @@ class Reweigh(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.trainer.reward_weights = torch.tensor([0.0, 1.0])
-
-
-class OwnLoss:
-    """Has a loss of its own, without TRL's."""
-
-    def compute_loss(self, model, inputs, *others, **named):
-        return model(inputs["prompt_ids"]).logits.square().mean()
-
-
-def test_a_trainer_with_a_loss_of_its_own_evaluates(make_trainer):
-    evaluated = {"per_device_eval_batch_size": 4, "trainer_kwargs": QUESTIONS}
-    metrics, control = (
-        make_trainer(of(OwnLoss, cls), reward=constant(0.25), **evaluated).evaluate()
-        for cls in (ProRLTrainer, GRPOTrainer)
-    )
-    assert metrics["eval_loss"] == control["eval_loss"] > 0.0
-    assert metrics["eval_reward"] == control["eval_reward"] == 0.25
-
-
-@pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
-def test_outputs_of_a_loss_are_refused(make_trainer, cls):
-    trainer = make_trainer(cls, max_steps=1)
-    trainer.model.eval()
-    inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-    with pytest.raises(ValueError, match="outputs"):
-        trainer.compute_loss(trainer.model, inputs, return_outputs=True)
 
 
 def test_weights_that_a_callback_sets_count_everywhere(make_trainer):

@@ -53,14 +53,3 @@ def test_there_are_lists_and_files():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_list_stands_a_second_time(path):
     assert second_lists(path.read_text()) == []
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_a_second_list_of_each_kind_is_found(name):
-    members = [member for member in LISTS[name] if isinstance(member, str)][:4]
-    if len(members) < 2:
-        pytest.skip("one member")
-    texts = [f"x = {tuple(members)!r}", f"x = {dict.fromkeys(members)!r}"]
-    if " " not in "".join(members):
-        texts.append(f"x = {' '.join(members)!r}.split()")
-    assert all(name in found[0][2] for found in map(second_lists, texts))

@@ -2,14 +2,12 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
@@ -149,20 +147,6 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(launched):
     assert "(did you mean 'tiny/variantA'?)" in line
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
-@pytest.mark.parametrize(
-    ("arguments", "bf16"),
-    [("--config_file cpu", False), ("--config_file single_gpu", True), ("", False)],
-)
-def test_a_bare_launch_takes_the_launcher_s_precision(launched, arguments, bf16):
-    files = {file.stem: str(file) for file in (ROOT / "accelerate_configs").glob("*.yaml")}
-    status, lines, run = launched([files.get(word, word) for word in arguments.split()])
-    assert status == 0, lines
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (bool(config.get("bf16")), config["beta"]) == (bf16, 1.0)
-
-
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp_path):
     out = tmp_path / "run"
     out.mkdir()
@@ -229,21 +213,6 @@ def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
     status, written = recipe(again)
     assert status == 0
     assert (out / "adapter_model.safetensors").read_bytes() == weights
-    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
-
-
-def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_path):
-    (tmp_path / "here").mkdir(), (tmp_path / "there").mkdir()
-    out = tmp_path / "here" / "run"
-    assert recipe(f"{SAVES} --output_dir run", cwd=tmp_path / "here")[0] == 0
-    whole = (out / "adapter_model.safetensors").read_bytes()
-    shutil.rmtree(out / "checkpoint-3")
-    for name in ("adapter_model.safetensors", "prorl_run.json"):
-        (out / name).unlink()
-    status, written = recipe(f"{SAVES} --output_dir ../here/run {RESUME}", cwd=tmp_path / "there")
-    assert status == 0, written[-2000:]
-    assert (out / "adapter_model.safetensors").read_bytes() == whole
-    assert not list((tmp_path / "there").iterdir())
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
 
 

@@ -119,14 +119,3 @@ def test_the_buffer_hands_out_the_same_dict_twice(make_trainer):
     first = trainer._prepare_inputs(batch)
     trainer._step += 1
     assert trainer._prepare_inputs(batch) is first
-
-
-def test_ref_is_made_beside_default_for_a_peft_model(make_trainer, trained_adapter):
-    trainer = make_trainer(model=trained_adapter(), lora=False, beta=0.1)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    assert set(model.peft_config) == {"default", "ref"}
-    assert model.active_adapter == "default"
-    parameters = dict(model.named_parameters())
-    names = {name: name.replace(".default.", ".ref.") for name in parameters if ".default." in name}
-    assert names
-    assert all(torch.equal(parameters[name], parameters[ref]) for name, ref in names.items())

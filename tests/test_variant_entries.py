@@ -12,7 +12,6 @@ from run_record import write_run
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages.comparison import limits
 from trl_prorl.eval.pages.plotting import colour_of
 from trl_prorl.eval.pages.runs import overview_table
 from trl_prorl.eval.run_folder.reading import load_run
@@ -66,12 +65,6 @@ def test_a_configuration_can_be_every_one_of_them(name, keys):
     assert ProRLConfig(bf16=False, use_cpu=True, report_to="none", num_generations=4, **keys).variant == name
 
 
-def test_each_entry_is_distinct():
-    entries = list(VARIANTS.values())
-    for field in ("name", "short", "description", "recipe", "colour"):
-        assert len({getattr(entry, field) for entry in entries}) == len(entries), field
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_report_and_card_know_it(name, tmp_path):
     config = {"task": "parity", "model_name_or_path": "tiny"}
@@ -97,25 +90,3 @@ def test_report_and_card_know_it(name, tmp_path):
 )
 def test_what_is_said_of_a_run_without_resets(variants, config, applied, steps, said):
     assert {describe_missing_reset(variant, config, applied, steps) for variant in variants.split()} == {said}
-
-
-def folder(root, name, variant, steps, resets=0):
-    keys = {"model_name_or_path": "tiny", "task": "sorting", "max_steps": 4, "ref_reset_every": 4}
-    # A resume is an event as well, and no reset.
-    events = [{"event": "resume", "step_requested": 1, "step_applied": 1}]
-    events += [{"event": "reset", "step_requested": 2, "step_applied": 2, "reason": "periodic"}] * resets
-    side = {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [1, 1]}
-    passk = {"split": "test", "prompts": 2, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "sorting"}
-    passk |= {"level": 3, "base": side, "trained": side, "max_new_tokens": 512, "prompt_ids": ["a", "b"]}
-    rows = [{"step": step + 1} for step in range(steps)]
-    return write_run(root / name, keys, rows, events, env={"variant": variant, "seed": 0}, passk=passk)
-
-
-@pytest.mark.parametrize("steps, resets", [(4, 0), (3, 0), (4, 1)])
-def test_compare_and_report_say_it(tmp_path, steps, resets):
-    path = folder(tmp_path, "moved", "A", steps, resets)
-    a = load_run(path)
-    control = load_run(folder(tmp_path, "other", "control", 4))
-    said = None if resets else NEVER_RESET if steps == 4 else "has not been reset yet"
-    text = " ".join(limits([a, control]))
-    assert (said in text) if said else ("not been reset" not in text)

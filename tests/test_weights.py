@@ -15,12 +15,10 @@ from peft import (
     get_peft_model,
 )
 from safetensors.torch import load_file, save_file
-from tiny_run import BEST, LORA, QUESTIONS, load_with_new_adapter, logits, set_evaluations
+from tiny_run import LORA, load_with_new_adapter, logits
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5Config,
@@ -72,13 +70,6 @@ def qwen3_5(tied, **text):
     return Qwen3_5ForConditionalGeneration(config)
 
 
-def gemma3(tied, **text):
-    eyes = {**EYES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
-    text = {**text, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
-    config = Gemma3Config(text_config=text, vision_config=eyes, mm_tokens_per_image=4, tie_word_embeddings=tied)
-    return Gemma3ForConditionalGeneration(config)
-
-
 @pytest.fixture(scope="module")
 def save_model(tmp_path_factory):
     """Return a function that saves a tiny model of a kind, whose distribution is not flat, and returns its folder."""
@@ -120,7 +111,6 @@ def in_memory(trainer):
         (qwen2, True, True),
         (qwen2, True, False),
         (qwen3_5, True, True),
-        (gemma3, True, True),
         (experts, False, False),
         *(
             pytest.param(make, tied, lora, marks=pytest.mark.slow)
@@ -128,7 +118,6 @@ def in_memory(trainer):
                 (qwen2, False, True),
                 (qwen2, False, False),
                 (qwen3_5, True, False),
-                (gemma3, True, False),
                 (experts, False, True),
             )
         ),
@@ -164,27 +153,6 @@ def test_a_model_that_is_trained_with_other_settings_is_evaluated_with_them(lora
     held_out = TrainerHeldOut(trainer, trainer.train_dataset, None, "own")
     with held_out.scored(held_out.base) as base:
         assert lora or torch.equal(logits(base), began)
-
-
-def test_a_model_in_a_subfolder_is_evaluated(save_model, tmp_path):
-    """Of another family than the model above it."""
-    path = shutil.copytree(save_model(qwen2, True), tmp_path / "both")
-    shutil.copytree(save_model(experts, False), path / "other")
-    keys = {"subfolder": "other"}
-    config = {"model_name_or_path": str(path), "model_init_kwargs": keys}
-    began = logits(AutoModelForCausalLM.from_pretrained(path, **keys).eval())
-    assert torch.equal(logits(load_base_model(config).eval()), began)
-    assert identity(None, config) != identity(None, {"model_name_or_path": str(path)})
-
-
-def test_the_best_checkpoint_of_experts_is_loaded(save_model, make_trainer):
-    trainer = make_trainer(
-        model=save_model(experts), lora=False, max_steps=4, learning_rate=5e-2, trainer_kwargs=QUESTIONS, **BEST
-    )
-    set_evaluations(trainer, 1.0, 0.0)
-    trainer.train()
-    best = load_model(Path(trainer.args.output_dir, "checkpoint-2"))
-    assert torch.equal(logits(in_memory(trainer)), logits(best.eval()))
 
 
 def test_an_adapter_of_the_text_model_of_one_that_sees_is_loaded_on_that_class(save_model, run):
@@ -380,10 +348,3 @@ def test_a_kernel_that_a_configuration_names_is_refused(keys, tiny_model, tmp_pa
         with pytest.raises(InputError, match="attn_implementation.*a-stranger/kernel") as refused:
             load()
         assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_the_attention_that_a_loader_is_given_wins(tiny_model, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | KERNELS[0]))
-    assert load_model(folder, attn_implementation="eager").config._attn_implementation == "eager"

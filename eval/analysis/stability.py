@@ -19,14 +19,14 @@ MIN_NEIGHBOURS = 5
 SMOOTHING_STEPS = 10
 LAST_SHARE = 0.10  # last part of the steps
 LOST_SHARE = 0.5  # of what a reward has risen
-NOISES = 3.0  # a fall by chance is smaller than this many standard deviations of a step's reward
+NOISES = 2.0  # a fall by chance is smaller than this many standard deviations of a step's reward
 ROUNDING = 1e-6
 
 
 def least_fall(values: pd.Series, start: float, best: float | pd.Series) -> float | pd.Series:
     """
     Return the fall below its `best` smoothed value from which on a reward has collapsed, in its unit: half of what it
-    has risen from its `start`, and 3 standard deviations of a step's reward around its trend. No value of a reward is
+    has risen from its `start`, and 2 standard deviations of a step's reward around its trend. No value of a reward is
     a natural zero, so a collapse is the same whatever is added to all rewards.
 
     Args:
@@ -36,8 +36,12 @@ def least_fall(values: pd.Series, start: float, best: float | pd.Series) -> floa
 
 
 def noise(values: pd.Series) -> float:
-    """Return the standard deviation of the values of steps around their trend, from the differences of neighbours."""
-    return values.diff().std() / math.sqrt(2)
+    """
+    Return the standard deviation of the values of steps around their trend, from the differences of neighbours without
+    the largest one: a policy that an update destroys falls in one step.
+    """
+    differences = values.diff().dropna()
+    return differences.drop(differences.abs().idxmax()).std() / math.sqrt(2)
 
 
 def first_mean(values: pd.Series | None) -> float | None:
@@ -137,8 +141,8 @@ def spikes(run: RecordedRun, key: str, rule: SpikeRule) -> pd.Series | None:
 
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
-    Return whether the mean reward of the last 10 % of the steps, at least 10 of them, has fallen from the best mean of
-    10 as far as [`least_fall`], or a value was not finite; `None` if neither is known. If one of
+    Return whether the median reward of the last 10 % of the steps, at least 10 of them, is as far below the best mean
+    of 10 as [`least_fall`], or a value was not finite; `None` if neither is known. If one of
     [`~trl_prorl.keys.LOWER_THE_REWARD`] is set, only non-finite values count.
     """
     if run.event_steps(NONFINITE):
@@ -147,7 +151,7 @@ def has_collapsed(run: RecordedRun) -> bool | None:
     if run.lowers_reward or reward is None or len(reward) < SMOOTHING_STEPS:
         return None
     smooth = reward.rolling(SMOOTHING_STEPS).mean().dropna()
-    last = reward.iloc[-max(SMOOTHING_STEPS, _count(reward, LAST_SHARE)) :].mean()
+    last = reward.iloc[-max(SMOOTHING_STEPS, _count(reward, LAST_SHARE)) :].median()
     return bool(smooth.max() - last >= least_fall(reward, smooth.iloc[0], smooth.max()))
 
 

@@ -91,7 +91,7 @@ COLUMNS = [
     Column(
         "collapsed",
         _collapsed_cell,
-        f"collapsed: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
+        f"collapsed: runs whose median training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
         f"has fallen from the best mean over {SMOOTHING_STEPS} steps by {LOST_SHARE:.0%} of the rise from the first "
         f"one, and by {NOISES:g} standard deviations of a step's reward, or with a loss or gradient that was not "
         "finite; of the runs that measured it. Keys that lower the reward by themselves "

@@ -140,8 +140,8 @@ def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] 
         return None
     tokenizer = text_tokenizer(trainer)
 
-    def sum_rewards(texts: list[str], rows: list[Mapping]) -> list[float]:
-        chats = not isinstance(rows[0]["prompt"], str)
+    def sum_rewards(texts: list[str], rows: list[Mapping], as_text: bool = False) -> list[float]:
+        chats = not (as_text or isinstance(rows[0]["prompt"], str))
         arguments = {
             **{key: [row[key] for row in rows] for key in rows[0] if key not in NO_COLUMNS},
             "prompts": [row["prompt"] for row in rows],
@@ -158,6 +158,21 @@ def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] 
         return weighted_sum(torch.tensor(rewards).T, weights).tolist()
 
     return sum_rewards
+
+
+def message_findings(trainer, texts: list[str], rows: Sequence[Mapping]) -> list[Finding]:
+    """Return a finding if rewards tell completions apart as texts, and not as the lists of messages that they get."""
+    reward = summed_reward(trainer)
+    if reward is None or isinstance(rows[0]["prompt"], str):
+        return []
+    try:
+        as_messages = set(reward(texts, rows))
+        as_texts = set(reward(texts, rows, as_text=True))
+    except (RewardError, TypeError, ValueError):  # a reward of messages may fail for text
+        return []
+    cure = "a completion is a list of messages here, and the reward reads it as text: use completion[-1]['content']"
+    confused = len(as_messages) == 1 and len(as_texts) > 1
+    return [Finding("rewards of messages", "all equal", cure, STOP)] if confused else []
 
 
 def text_tokenizer(trainer):

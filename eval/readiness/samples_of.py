@@ -49,6 +49,11 @@ def tokenize_prompts(trainer, prompts: list) -> list[list[int]]:
     return trainer._tokenize_prompts(prompts)[0]
 
 
+def takes_images(trainer) -> bool:
+    """Return whether the trainer's model reads images beside text."""
+    return trainer._is_vlm
+
+
 def watch(owner, name: str, see: Callable) -> None:
     """Call `see(call, *args)` in place of a method of an object; `call` is the method."""
     setattr(owner, name, partial(see, getattr(owner, name)))

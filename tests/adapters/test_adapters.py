@@ -14,7 +14,6 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLTrainer
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import identity, load_base_model, with_base_model
-from trl_prorl.fast.families import listing_obstacle
 from trl_prorl.supported import INITIALISATIONS
 
 
@@ -40,7 +39,6 @@ def adapters(trainer):
 
 RESUMED = {
     "C": {"beta": 0.3, "ref_reset_every": 2, "optim": "adamw_8bit", "optimizer_reset": "hard"},
-    "elastic": {"elastic_reset_every": 2, "elastic_ema": 0.5},
     # The copy that is sampled holds the adapter's parameters, and is made before they are loaded.
     "an adapter of one's own": {"compact_generation": "on", "lora": False, "bf16": True},
     "beside its start": {"beta": 0.3, "ref_reset_every": 3, "beta_base": 0.1, "lora": False, "bf16": True},
@@ -89,15 +87,6 @@ def test_a_quantised_base_that_is_listed_is_scored_and_sampled_as_by_its_own_for
     assert rows[1]["kl_ref"] > rows[2]["kl_ref"] == 0.0
 
 
-@pytest.mark.parametrize("name, recorded", [("bitsandbytes 4-bit", True), ("bitsandbytes 8-bit", False)])
-def test_a_forward_that_waits_for_the_gpu_is_not_recorded(make_trainer, in_4_bits, name, recorded):
-    arguments = in_4_bits()
-    arguments["trainer_kwargs"]["quantization_config"] = BitsAndBytesConfig(**LOADED[name])
-    model = make_trainer(**arguments).model
-    assert (listing_obstacle(model, "graphed") is None) == recorded
-    assert listing_obstacle(model, "compact") is None
-
-
 @pytest.mark.parametrize("name", LOADED)
 def test_a_quantised_base_is_evaluated_as_it_was_trained(run, in_4_bits, name):
     arguments = in_4_bits()
@@ -114,12 +103,6 @@ def test_a_quantised_base_is_evaluated_as_it_was_trained(run, in_4_bits, name):
     same = [(param == now[name]).float().mean() for name, param in then.items()]
     assert torch.stack(same).min() > 0.8  # weights are rounded to bf16 before they are quantised
     assert identity(None, config) != identity(None, config | {"quantization": None})
-
-
-def test_a_base_in_4_bits_is_trained_to_the_same_numbers_on_every_cpu(run, in_4_bits):
-    keys = {"learning_rate": 2e-2, "max_steps": 2, "beta": 0.3, "pack_groups": "on"}
-    with_it, without = (adapters(run(**in_4_bits(avx512bf16), **keys)) for avx512bf16 in (True, False))
-    assert all(torch.equal(param, without[name]) for name, param in with_it.items())
 
 
 @pytest.mark.gpu

@@ -9,20 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
-from run_record import hash_files, modification_times, read_events, read_rows, without_times
+from run_record import hash_files, read_events, read_rows, without_times
 from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_prorl import evaluate
 from trl_prorl.errors import CheckpointError, InputError
-from trl_prorl.eval.preflight import folder_findings
-from trl_prorl.run.checkpoint import completions_to_json
 from trl_prorl.run.files import file_sha256
-from trl_prorl.run.folder import MANIFEST_FILE, RunFolder, incomplete_reason, unusable_reason
-from trl_prorl.run.log_files import RUN_ID_FILE, recorded_run_id
-from trl_prorl.train import check_start
+from trl_prorl.run.folder import MANIFEST_FILE, RunFolder, unusable_reason
+from trl_prorl.run.log_files import RUN_ID_FILE
 
 
 def write(folder, step, resumable=True, **files):
@@ -162,52 +158,6 @@ def test_a_checkpoint_with_a_file_that_no_run_wrote_is_not_removed(tmp_path):
     assert (tmp_path / "abandoned-checkpoint-4/notes.txt").read_text() == "mine"
 
 
-def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch):
-    for step in (2, 4):
-        write(tmp_path, step)
-
-    def broken_off(folder, **kwargs):
-        if folder.exists():
-            (folder / "weights").unlink()
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trl_prorl.run.folder.shutil.rmtree", broken_off)
-        RunFolder(tmp_path).remove_oldest(4, 1, None)
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
-    (tmp_path / "metrics.jsonl").touch()
-    RunFolder(tmp_path).settle()
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
-
-
-@pytest.mark.parametrize("resumable", [True, False])
-@pytest.mark.parametrize("killed_at", [1, 2, 3])
-def test_a_second_save_of_a_step_that_is_killed_at_any_rename_leaves_a_copy(tmp_path, killed_at, resumable):
-    """Two renames give the new one its name; the third number is of a save that nothing kills."""
-    (tmp_path / "metrics.jsonl").touch()
-    write(tmp_path, 3, resumable)
-    write(tmp_path, 5, resumable, weights="old")
-    process = os.fork()
-    if process == 0:
-        rename = Path.rename
-        calls = []
-
-        def counted(path, target):
-            calls.append(target)
-            if len(calls) == killed_at:
-                os._exit(0)
-            return rename(path, target)
-
-        Path.rename = counted
-        write(tmp_path, 5, resumable, weights="new")
-        os._exit(0)
-    os.waitpid(process, 0)
-    RunFolder(tmp_path).settle()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-5", "metrics.jsonl"]
-    assert (tmp_path / "checkpoint-5/weights").read_text() == "new"
-    assert incomplete_reason(tmp_path / "checkpoint-5") is None
-
-
 def test_a_checkpoint_that_was_written_in_part_gets_no_name(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     checkpoint = write(tmp_path, 5)
@@ -219,88 +169,11 @@ def test_a_checkpoint_that_was_written_in_part_gets_no_name(tmp_path):
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_a_run_goes_on_from_a_checkpoint_that_a_kill_left_without_its_name(run, make_trainer):
-    out = Path(run(**KEYS).args.output_dir)
-    aside = out / "_writing-4"
-    aside.mkdir()
-    (out / "checkpoint-4").rename(aside / "checkpoint-4")
-    make_trainer(output_dir=str(out), **KEYS).train(resume_from_checkpoint=True)
-    assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-4"]
-    assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
-
-
-def test_a_preflight_of_a_resume_reads_a_checkpoint_without_its_name_and_leaves_the_folder(run, tmp_path):
-    trainer = run(**KEYS)
-    out = Path(trainer.args.output_dir)
-    shutil.rmtree(out / "checkpoint-2")
-    (out / "_writing-4").mkdir()
-    (out / "checkpoint-4").rename(out / "_writing-4" / "checkpoint-4")
-    trainer.args.resume_from_checkpoint = "True"
-    before = hash_files(out), modification_times(out.parent)
-    assert folder_findings(trainer.args, ()) == []
-    assert (hash_files(out), modification_times(out.parent)) == before
-
-
-def test_a_resume_hashes_a_checkpoint_once(run, make_trainer, monkeypatch):
-    out = Path(run(**KEYS).args.output_dir)
-    hashed = []
-
-    def count(path):
-        hashed.append(path.relative_to(out).as_posix())
-        return file_sha256(path)
-
-    monkeypatch.setattr("trl_prorl.run.folder.file_sha256", count)
-    again = make_trainer(output_dir=str(out), **KEYS)
-    again.args.resume_from_checkpoint = "True"
-    check_start(again.args, ())
-    again.train(resume_from_checkpoint="True")
-    assert hashed.count("checkpoint-4/optimizer.pt") == 1
-
-
-def test_a_resume_catches_up_on_removals(run, make_trainer):
-    """A kill between a save and the removal that follows it, at the last save of a run."""
-    trainer = run(**KEYS, save_total_limit=1)
-    out = Path(trainer.args.output_dir)
-    shutil.copytree(out / "checkpoint-4", out / "checkpoint-2")
-    make_trainer(output_dir=str(out), **KEYS, save_total_limit=1).train(resume_from_checkpoint=True)
-    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-4"]
-
-
-def test_what_is_abandoned_twice_has_two_names(tmp_path):
-    (tmp_path / "checkpoint-10").mkdir()  # no run's
-    for names in (["abandoned-checkpoint-4"], ["abandoned-checkpoint-4", "abandoned-checkpoint-4.1"]):
-        for step in (2, 4):
-            if not (tmp_path / f"checkpoint-{step}").exists():
-                write(tmp_path, step)
-        RunFolder(tmp_path).abandon_newer(tmp_path / "checkpoint-2", 2)
-        assert sorted(path.name for path in tmp_path.glob("abandoned-*")) == names
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
-
-
 SIDE = {"pass@1": 0.5, "interval@1": [None, None], "correct": [1]}
 PASSK = {"split": "test", "prompts": 1, "n": 2, "k": [1], "temperature": 1.0, "max_new_tokens": 8, "prompt_ids": ["a"]}
 PASSK |= {"task": "sorting", "level": 1, "seed": 0, "base": SIDE, "trained": SIDE}
 POINT = dict.fromkeys(("kl_to_base", "base_entropy", "token_agreement", "entropy", "mean_tokens"), 1.0)
 POINT |= {"interval": [None, None]}
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "stays"),
-    [
-        ("passk.json", PASSK | {"step": 1, "steps_on_record": 3}, True),
-        ("passk.json", PASSK | {"step": 5}, False),
-        ("passk.json", PASSK | {"step": 5, "steps_on_record": None}, False),
-        ("drift.json", {"prompts": 1, "points": [POINT | {"step": 0}, POINT | {"step": 3}]}, True),
-        ("drift.json", {"prompts": 1, "points": [POINT | {"step": 0}, POINT | {"step": 4}]}, False),
-        ("drift.json", {"prompts": 1, "points": [POINT | {"step": 4}, POINT | {"step": 2}]}, False),  # 2 is the best
-    ],
-)
-def test_evaluations_of_steps_that_are_computed_again_are_set_aside(tmp_path, file, content, stays):
-    for name in (file, f"{file}.1"):
-        (tmp_path / name).write_text(json.dumps(content))
-    RunFolder(tmp_path).abandon_newer(write(tmp_path, 3), 3)
-    names = {file if stays else f"{file}.2", f"{file}.1", "checkpoint-3"}
-    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 class Kill(TrainerCallback):
@@ -324,23 +197,6 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     make_trainer(**keys).train(resume_from_checkpoint=True)
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
     assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-2", "checkpoint-2"]
-
-
-def test_newer_checkpoints_are_abandoned_whatever_the_resumed_one_is_called(run, make_trainer):
-    """A copy of one in the folder, and one that was abandoned, whose number another one has by now."""
-    out = Path(run(**KEYS).args.output_dir)
-    shutil.copytree(out / "checkpoint-2", out / "good")
-    first = (out / "checkpoint-4" / MANIFEST_FILE).read_bytes()
-    keys = KEYS | {"allow_config_change": True, "output_dir": str(out)}
-    make_trainer(**keys, learning_rate=1e-4).train(resume_from_checkpoint=str(out / "good"))
-    names = ["abandoned-checkpoint-4", "checkpoint-2", "checkpoint-4"]
-    assert sorted(path.name for path in out.glob("*checkpoint-*")) == names
-    assert (out / names[0] / MANIFEST_FILE).read_bytes() == first
-    back = make_trainer(**keys | {"max_steps": 6})
-    back.train(resume_from_checkpoint=str(out / "abandoned-checkpoint-4"))
-    names = ["abandoned-checkpoint-4", "abandoned-checkpoint-4.1", "checkpoint-2", "checkpoint-6"]
-    assert sorted(path.name for path in out.glob("*checkpoint-*")) == names
-    assert [event["checkpoint"] for event in read_events(out, "resume")] == ["good", "abandoned-checkpoint-4"]
 
 
 def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run(
@@ -390,22 +246,6 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
         assert evaluations == without_times(read_rows(whole, "evaluations.jsonl"))
         assert without_times(read_events(again)) == resets
         assert largest_difference(whole, again) == 0.0
-
-
-def test_a_stream_trains_and_a_resume_from_one_is_refused(make_trainer):
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {number}"}] for number in range(7)]})
-
-    def make(rows, **keys):
-        return make_trainer(**KEYS | keys, trainer_kwargs={"train_dataset": rows})
-
-    trainer = make(rows.to_iterable_dataset())
-    trainer.train()
-    out = Path(trainer.args.output_dir)
-    assert [row["step"] for row in read_rows(trainer)] == [1, 2, 3, 4]
-    before = hash_files(out)
-    with pytest.raises(ValueError, match="stream"):
-        make(rows.to_iterable_dataset(), output_dir=str(out)).train(resume_from_checkpoint=True)
-    assert hash_files(out) == before
 
 
 def test_a_resume_with_workers_that_stay_is_refused(run, resume):
@@ -489,23 +329,6 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     assert file_sha256(saved) == file_sha256(best)
 
 
-def test_a_best_checkpoint_is_neither_another_run_s_nor_forgotten_in_another_folder(make_trainer, tmp_path, caplog):
-    keys = KEYS | BEST | {"trainer_kwargs": QUESTIONS}
-    first = set_evaluations(make_trainer(output_dir=str(tmp_path / "a"), **keys), 9.0, 1.0)
-    first.train()
-    here = set_evaluations(make_trainer(output_dir=str(tmp_path / "b"), **keys | {"max_steps": 6}), 1.0)
-    here.train(resume_from_checkpoint=str(tmp_path / "a/checkpoint-4"))
-    again = set_evaluations(make_trainer(output_dir=str(tmp_path / "b"), **keys | {"max_steps": 8}), 1.0)
-    again.train(resume_from_checkpoint=True)  # its best is in the folder from which the first resume came
-    assert (again.state.best_model_checkpoint, again.step_of_weights) == (str(tmp_path / "a/checkpoint-2"), 2)
-    (tmp_path / "a").rename(tmp_path / "gone")
-    set_evaluations(make_trainer(output_dir=str(tmp_path / "a"), **keys | {"seed": 8}), 9.0, 1.0).train()
-    last = set_evaluations(make_trainer(output_dir=str(tmp_path / "b"), **keys | {"max_steps": 10}), 1.0)
-    last.train(resume_from_checkpoint=True)
-    assert "a/checkpoint-2" in caplog.text
-    assert (last.state.best_model_checkpoint, last.step_of_weights) == (None, 10)
-
-
 def test_a_folder_that_contains_the_checkpoint_is_not_moved_for_a_new_run(make_trainer, tmp_path):
     keys = {**KEYS, "max_steps": 2, "save_steps": 1, "output_dir": str(tmp_path / "a")}
     make_trainer(**keys).train()
@@ -528,14 +351,6 @@ def test_the_end_of_a_run_removes_no_folder_of_others_and_none_for_a_best_one_el
     here.train(resume_from_checkpoint=str(tmp_path / "a/checkpoint-4"))
     assert here.state.best_model_checkpoint == str(tmp_path / "a/checkpoint-2")
     assert (tmp_path / "b" / "checkpoint-6" / "manifest.json").is_file()
-
-
-def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
-    trainer = make_trainer(log_completions=True)
-    content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
-    trainer._logs["prompt"].append([{"role": "user", "content": content}])
-    trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
-    json.dumps(completions_to_json(trainer._logs))
 
 
 def test_auto_begins_without_a_checkpoint_and_goes_on_with_one(make_trainer, weights, tmp_path):
@@ -582,33 +397,3 @@ def test_a_checkpoint_of_another_version_is_not_resumed(tmp_path, layout, resume
     resume = str(tmp_path / resume) if resume.startswith("checkpoint") else resume
     with pytest.raises(ValueError, match="another version of trl-prorl"):
         RunFolder(tmp_path).find(resume)
-
-
-class Names(TrainerCallback):
-    """Notes the run that Weights & Biases would write to."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.seen.append([os.environ.get(name) for name in ("WANDB_RUN_ID", "WANDB_RESUME")])
-
-
-def test_a_resume_goes_on_in_the_same_run_of_weights_and_biases(make_trainer, tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    names = Names()
-    keys = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "trainer_kwargs": {"callbacks": [names]}}
-    for folder, resume in (("a", None), ("a", True), ("b", None)):
-        trainer = make_trainer(output_dir=str(tmp_path / folder), **keys)
-        trainer.args.report_to = ["wandb"]  # whose package is not needed to name the run
-        trainer.train(resume_from_checkpoint=resume)
-        shutil.rmtree(tmp_path / folder / "checkpoint-4")
-    (first, how), again, (other, _) = names.seen
-    assert again == [first, "allow"] and how == "allow" and other != first
-    assert first == recorded_run_id(tmp_path / "a")
-    assert "WANDB_RUN_ID" not in os.environ
-    monkeypatch.setenv("WANDB_RUN_ID", "mine")
-    trainer = make_trainer(output_dir=str(tmp_path / "c"), **keys)
-    trainer.args.report_to = ["wandb"]
-    trainer.train()
-    assert names.seen[-1] == ["mine", None]

@@ -7,9 +7,8 @@ import pytest
 import torch
 from peft import LoraConfig
 from run_record import hash_files, read_events, read_rows
-from tiny_run import BEST, LORA, QUESTIONS, constant
+from tiny_run import LORA, constant
 from tokenizers.normalizers import Lowercase
-from tool_run import add, speaks
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import ProRLConfig, train
@@ -112,13 +111,6 @@ def test_an_adaptive_entropy_coefficient_starts_from_a_changed_key_and_else_from
         assert column(again, "entropy_coef") == pytest.approx(expected)
 
 
-def test_intervals_of_saves_and_logs_are_those_of_now(resumed):
-    trainer = resumed(save_steps=2, logging_steps=2, max_steps=6, lr_scheduler_type="constant")
-    assert (trainer.state.save_steps, trainer.state.logging_steps) == (2, 2)
-    out = Path(trainer.args.output_dir)
-    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
-
-
 def resets(trainer):
     return [(event["step_applied"], event["reason"]) for event in read_events(trainer, "reset")]
 
@@ -135,38 +127,6 @@ def test_triggers_that_come_and_go(resumed, run, resume):
         trainer = resume(run(**keys), 2, **changed)
         assert resets(trainer) == [(4, "periodic")]
         assert column(trainer, "kl_ref")[0] > 0  # until then the reference is the policy as the run began
-
-
-# What nothing in a checkpoint brings back: it is read where it acts.
-LIVE = {
-    "beta": 3.0,
-    "beta_old": 0.5,
-    "beta_base": 0.5,
-    "kl_estimator": "k2",
-    "epsilon": 1e-4,
-    "max_grad_norm": 1e-3,
-    "ref_reset_mix": 0.5,
-    "optimizer_reset": "hard",
-    "temperature": 0.5,
-    "scale_rewards": "none",
-    "advantage_estimator": "raw",
-    "loss_mode": "no_ratio",
-    "max_completion_length": 3,
-    "num_generations": 2,
-    "num_iterations": 1,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "optimizer_reset_rewarmup_steps": 5,
-    "use_bias_correction_kl": False,
-    "top_k": 2,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("key", LIVE)
-def test_what_is_read_where_it_acts(begun, resumed, weights, key):
-    ours = weights(resumed(**{key: LIVE[key], "max_steps": 4}))
-    assert any(not torch.equal(ours[name], begun[1][name]) for name in ours)
 
 
 def test_a_half_used_batch_is_continued_as_it_was_made(begun, resumed):
@@ -237,39 +197,6 @@ def test_a_key_that_a_script_sets_on_the_trainer_s_arguments_is_compared(make_tr
     assert same.state.global_step == 4
     with pytest.raises(ValueError, match="max_grad_norm: 0.01 -> 1.0"):
         other.train(resume_from_checkpoint=checkpoint)
-
-
-def test_a_resume_without_the_tools_is_refused(make_trainer, tools_model):
-    given = {"processing_class": AutoTokenizer.from_pretrained(tools_model)}
-    keys = {"model": tools_model, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    begun = speaks(make_trainer(**keys, trainer_kwargs={**given, "tools": [add]}))
-    begun.train()
-    with pytest.raises(ValueError, match="tools: "):
-        again = make_trainer(**keys, trainer_kwargs=given)
-        again.train(resume_from_checkpoint=str(Path(begun.args.output_dir, "checkpoint-1")))
-
-
-@pytest.mark.parametrize("then, now", [("eval_loss", None), (None, "eval_loss"), (None, "eval_reward")])
-def test_a_best_model_by_another_metric_is_refused_also_if_the_trainer_has_chosen_one(run, resume, then, now):
-    keys = {**BEST, "beta": 0.1, "max_steps": 2, "trainer_kwargs": QUESTIONS, "greater_is_better": None}
-    whole = run(**keys | {"metric_for_best_model": then})
-    changed = keys | {"metric_for_best_model": now}
-    if now == "eval_reward":  # the trainer's choice
-        assert resume(whole, 2, **changed).state.global_step == 2
-        return
-    with pytest.raises(ValueError, match="metric_for_best_model: "):
-        resume(whole, 2, **changed)
-
-
-def test_a_longer_run_with_other_steps_of_evaluation_is_another(run, resume):
-    """`eval_steps` below 1 is a share of the run's length."""
-    keys = {"beta": 0.1, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 0.5}
-    keys |= {"per_device_eval_batch_size": 4, "trainer_kwargs": QUESTIONS, "max_steps": 2}
-    whole = run(**keys, ref_reset_stall=1)
-    with pytest.raises(ValueError, match="max_steps: 2 -> 4"):
-        resume(whole, 2, **keys | {"max_steps": 4}, ref_reset_stall=1)
-    whole = run(**keys, ref_reset_every=9)  # which reads no evaluation
-    assert resume(whole, 2, **keys | {"max_steps": 4}, ref_reset_every=9).state.global_step == 4
 
 
 def test_a_run_resumes_from_a_model_at_another_path(run, make_trainer, tiny_model, tmp_path):

@@ -11,7 +11,6 @@ from tiny_run import BEST, QUESTIONS
 from transformers import EarlyStoppingCallback
 
 from trl_prorl import ReferenceResetCallback, Trigger
-from trl_prorl.run.log_files import EVALUATIONS_FILE, read_log
 
 
 def draws(completions, **columns):
@@ -67,28 +66,3 @@ def test_where_evaluations_act_a_resume_with_others_is_refused(run, make_trainer
     again = make_trainer(**{**keys, "eval_steps": 1})
     with pytest.raises(ValueError, match="eval_steps: [23] -> 1"):
         again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
-
-
-def test_evaluations_after_the_checkpoint_leave_the_record_of_a_run_that_evaluates_no_longer(run, resume):
-    keys = {**ARMS["B"], **EVALUATED}
-    whole = run(**keys)
-    out = Path(whole.args.output_dir)
-    assert [row["step"] for row in read_log(out, EVALUATIONS_FILE)] == [2, 4, 6]
-    resume(whole, 3, **{**keys, "eval_strategy": "no", "output_dir": str(out)})
-    assert [row["step"] for row in read_log(out, EVALUATIONS_FILE)] == [2]
-
-
-@pytest.mark.parametrize("sets", slow_but([1, 2], 2))
-def test_other_rows_are_other_evaluations(run, resume, sets):
-    rows = QUESTIONS["eval_dataset"]
-    others = rows.map(lambda row: {"prompt": [{"role": "user", "content": "say 6"}]})
-    then, now = (rows, others) if sets == 1 else ({"one": rows, "two": rows}, {"one": rows, "two": others})
-    metric = "eval_reward" if sets == 1 else "eval_one_loss"
-    keys = {**EVALUATED, "max_steps": 3}
-    acting = {**keys, **TRIGGER, "ref_reset_metric": metric}
-    whole = run(**{**acting, "trainer_kwargs": {"eval_dataset": then}})
-    with pytest.raises(ValueError, match="rows of the evaluation set"):
-        resume(whole, 3, **{**acting, "trainer_kwargs": {"eval_dataset": now}})
-    free = {**keys, "beta_old": 0.1}
-    whole = run(**{**free, "trainer_kwargs": {"eval_dataset": then}})
-    assert resume(whole, 3, **{**free, "trainer_kwargs": {"eval_dataset": now}}).state.global_step == 3

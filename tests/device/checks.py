@@ -13,13 +13,12 @@ from unittest import mock
 import pretend
 import torch
 import trainings
-from bench import Operators
 from datasets import Dataset
 from packed_models import build
 from peft import LoraConfig, get_peft_model
 from pretend import DEVICE, NAME, copies, generator
 from torch import nn
-from trainings import ARMS, RESETS, make_trainer, save_model
+from trainings import FAST, RESETS, make_trainer, save_model
 from transformers import GenerationConfig
 from trl import GRPOTrainer
 
@@ -33,16 +32,10 @@ from trl_prorl.fast.recording import Recordings
 
 
 CHECKS = {}
-SLOW_CHECKS = {}
 
 
-def quick(check):
+def registered(check):
     CHECKS[check.__name__] = check
-    return check
-
-
-def slow(check):
-    SLOW_CHECKS[check.__name__] = check
     return check
 
 
@@ -58,7 +51,7 @@ def raised(call) -> str:
 # --------------------------------------------------------------------------------------------- single operators
 
 
-@quick
+@registered
 def devices_do_not_mix():
     here = torch.ones(3, device=DEVICE)
     there = torch.ones(3)
@@ -70,21 +63,7 @@ def devices_do_not_mix():
     assert (here + torch.tensor(2.0)).tolist() == [3.0] * 3  # a number of the host is an argument of the kernel
 
 
-@quick
-def launches_and_waits_are_counted():
-    """A view, an addition, and values that the host reads twice; what the host computes does not count."""
-    operators = Operators(NAME)
-    here = torch.ones(2, 3, device=DEVICE)
-    with operators.counting():
-        there = (here.T + 1).cpu()
-        assert (there + 1).sum().item() == 18.0
-        assert here.sum().item() == 6.0
-    _, launches, size, waits = operators.counts.tolist()
-    assert (launches, waits) == (4, 2)
-    assert size == (24 + 24) + 24 + (24 + 4) + 4
-
-
-@quick
+@registered
 def generators_do_not_mix():
     states = [torch.get_rng_state(), generator.get_state()]
     torch.rand(2, device=DEVICE)
@@ -98,7 +77,7 @@ def generators_do_not_mix():
     assert torch.equal(seeded, torch.rand(2))
 
 
-@quick
+@registered
 def autocast_follows_cuda_s_lists():
     layer = nn.Linear(4, 4).to(DEVICE)
     states = torch.ones(2, 4, device=DEVICE)
@@ -110,7 +89,7 @@ def autocast_follows_cuda_s_lists():
     assert layer(states).dtype == torch.float32
 
 
-@quick
+@registered
 def packed_attention_narrows_before_its_blocks():
     """Under autocast with fp32 weights: rotated queries and keys are fp32, values are bf16."""
     sequences = [(0, 0, 0, 5), (0, 5, 5, 300), (0, 5, 305, 290)]
@@ -141,7 +120,7 @@ class Repeated:
         self.replay = compute
 
 
-@quick
+@registered
 def tokens_with_windows_and_states_are_those_of_a_cpu():
     """Greedy, computed and recorded: every tensor of a mask, of a ring and of a state is on the device."""
     families = {
@@ -169,7 +148,7 @@ def tokens_with_windows_and_states_are_those_of_a_cpu():
             assert torch.equal(sample(model, Recordings()), expected)
 
 
-@quick
+@registered
 def lean_layers_are_peft_s():
     """In values and gradients; under autocast PEFT widens what each layer is given, and they do not."""
     torch.manual_seed(0)
@@ -219,7 +198,7 @@ def train(cls, folder, name, checkpoint=None, **keys):
     return trainer
 
 
-@quick
+@registered
 def trains_as_on_a_cpu():
     """
     One random state for both, since what a step draws with the host and on the device comes from one on a CPU. By SGD,
@@ -245,9 +224,10 @@ def trains_as_on_a_cpu():
         pretend.generator = own
 
 
-def check_resume(arm: str, **keys) -> None:
+@registered
+def a_run_with_everything_on_resumes_exactly():
     """A run that saves and evaluates at every step is the one that does not, and goes on from step 1 as it went."""
-    keys = ARMS[arm] | keys
+    keys = RESETS | FAST | {"bf16": True}
     question = [{"role": "user", "content": "say 5"}]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -271,29 +251,13 @@ def check_resume(arm: str, **keys) -> None:
         assert largest_difference(whole, resumed) == 0.0
 
 
-@quick
-def trains_and_resumes_A_with_LoRA():  # noqa: N802
-    check_resume("A", bf16=True)
-
-
-@slow
-def trains_and_resumes_B_with_LoRA():  # noqa: N802
-    check_resume("B")
-
-
-@slow
-def trains_and_resumes_C_in_full():  # noqa: N802
-    check_resume("C hard", lora=None, bf16=True, gradient_checkpointing=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--slow", action="store_true", help="those that take longer")
     options = parser.parse_args()
     trainings.stand_in_for_gpu()
     found = {}
-    for name, check in (SLOW_CHECKS if options.slow else CHECKS).items():
+    for name, check in CHECKS.items():
         try:
             check()
             found[name] = ""

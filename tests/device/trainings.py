@@ -27,11 +27,6 @@ from trl_prorl.embedded.shipped import byte_tokenizer  # noqa: E402
 
 RESETS = {"beta": 0.1, "ref_reset_every": 2}
 FAST = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
-ARMS = {
-    "A": RESETS | FAST,
-    "B": {"beta_old": 0.1} | FAST,
-    "C hard": RESETS | FAST | {"optimizer_reset": "hard"},
-}
 
 
 def stand_in_for_gpu() -> None:

@@ -120,22 +120,6 @@ def test_a_batch_whose_prompts_a_cpu_engine_cuts_is_sampled(tmp_path):
     check(said, FP32, [0])
 
 
-def test_packed_groups_train_as_padded_ones(tmp_path):
-    """The same seeds, so the same samples, until the two round differently."""
-    logs = []
-    for pack in ("off", "on"):
-        said = train(output_dir=str(tmp_path / pack), pack_groups=pack, max_steps=3, **RESETS)
-        logs.append([(row["loss"], row["grad_norm"]) for row in said["log"] if "grad_norm" in row])
-    assert logs[1] == [pytest.approx(row, rel=1e-3, abs=1e-5) for row in logs[0]]
-
-
-def test_dynamic_sampling(tmp_path):
-    keys = {"dynamic_sampling_rounds": 2, "vllm_importance_sampling_correction": False, "max_steps": 3}
-    said = train(output_dir=str(tmp_path), **keys)
-    assert max(row["policy"][0] for row in said["found"]) < FP32
-    assert len(said["found"]) >= 3
-
-
 def test_the_distance_of_the_sampler_is_recorded_over_the_same_support(tmp_path):
     """Of top_p's tokens vLLM gives log-probabilities among those that are left, which no forward has."""
     rows = {}

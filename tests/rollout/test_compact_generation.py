@@ -3,31 +3,26 @@
 import copy
 import itertools
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from compared_samples import sampled_difference
-from emulated_graphs import EmulatedRecording, emulate
-from packed_models import MOE, build, needs_states
+from emulated_graphs import emulate
+from packed_models import build, needs_states
 from peft import LoraConfig, get_peft_model
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA, constant, load_with_new_adapter, record_results
-from torch.utils._python_dispatch import TorchDispatchMode
+from tiny_run import LORA, load_with_new_adapter, record_results
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from trl_prorl.cli.dropout import evaluation_mode
-from trl_prorl.cli.fp32_head import cast_head_to_fp32
-from trl_prorl.cli.prompts import cut_at_end, find_distinct, pad_left
-from trl_prorl.eval.run_folder.reading import read_env
+from trl_prorl.cli.prompts import cut_at_end, pad_left
 from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.fast.batch_cache import Room, RoomyLayer
-from trl_prorl.fast.choice import Choice
 from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.families import listing_obstacle
-from trl_prorl.fast.generation import MERGED_BOUND, CompactGeneration
+from trl_prorl.fast.generation import MERGED_BOUND
 from trl_prorl.fast.merged_copy import FusedLayers, MergedCopy, merge_obstacle
 from trl_prorl.fast.recording import RecordedSteps, Recordings
 from trl_prorl.fast.rows import BLOCK, Rows, draw
@@ -92,99 +87,6 @@ def test_greedy_tokens_are_those_of_generate(model, keys, seldom, replays, made)
     recordings = Recordings() if replays else None
     assert torch.equal(theirs, compact(model, do_sample=False, recordings=recordings, **keys)[0].ids)
     assert replays or not made
-
-
-class Looks(TorchDispatchMode):
-    """Counts how often the program asks for a value of a tensor, for which a device is waited for."""
-
-    ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select")
-
-    def __init__(self, monkeypatch):
-        super().__init__()
-        self.number = 0
-        tolist = torch.Tensor.tolist
-        monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: self.look() or tolist(tensor))
-
-    def look(self):
-        self.number += 1
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name() in self.ASKING:
-            self.look()
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_device_is_waited_for_once_in_sixteen_tokens(model, monkeypatch):
-    monkeypatch.setattr("trl_prorl.fast.compact.tokens_between_checks", lambda device: 16)
-    looks = []
-    for tokens in (16, 80):
-        with monkeypatch.context() as patch, Looks(patch) as seen:
-            compact(model, logps_at=0.7, do_sample=True, temperature=0.7, max_new_tokens=tokens)
-        looks.append(seen.number)
-    assert looks[1] - looks[0] == 4
-
-
-class Counted(TorchDispatchMode):
-    """Counts operators, but not those of the model's forward."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.number = 0
-        self.outside = True
-        self.handles = [model.register_forward_pre_hook(self.enter), model.register_forward_hook(self.leave)]
-
-    def enter(self, *args):
-        self.outside = False
-
-    def leave(self, *args):
-        self.outside = True
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.number += self.outside
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "replays, most", [(False, 60), (True, 2)]
-)  # 82 and 72 while each token had its own bookkeeping
-def test_a_token_has_few_operators_outside_of_the_model(model, made, seldom, monkeypatch, replays, most):
-    monkeypatch.setattr(EmulatedRecording, "replay", lambda recording: None)
-    found = []
-    for tokens in (17, 65):
-        recordings = Recordings() if replays else None
-        with Counted(model) as counted:
-            compact(
-                model,
-                logps_at=0.7,
-                recordings=recordings,
-                do_sample=True,
-                temperature=0.7,
-                top_k=0,
-                max_new_tokens=tokens,
-            )
-        for handle in counted.handles:
-            handle.remove()
-        found.append(counted.number)
-    assert (found[1] - found[0]) / 48 <= most
-
-
-def test_a_recording_serves_a_span_of_tokens_and_some_rows_that_have_ended(model, made):
-    compact(model, recordings=Recordings(), do_sample=False, max_new_tokens=150, min_new_tokens=150)
-    assert len(made) == 2  # the rows have 6 + 150 tokens: up to 128, and up to the end
-    made.clear()
-    ends = list(range(0, 300, 9))
-    copies = COPIES.repeat(3)
-    keys = {"do_sample": True, "top_k": 0, "eos_token_id": ends, "max_new_tokens": 60}
-    result, _ = compact(model, copies=copies, logps_at=1.0, recordings=Recordings(), **keys)
-    assert 1 < len(made) <= 3  # 24 rows end one after another; recorded are 24, 16 and 8
-    ids = result.ids[:, :-1]
-    mask = (ids != 0).long()
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    logps = model(ids, attention_mask=mask, position_ids=positions).logits.log_softmax(-1)
-    wanted = logps[:, 5:].gather(2, result.ids[:, 6:, None])[..., 0]
-    drawn = result.logps != 0
-    assert drawn.sum() > 60
-    assert torch.allclose(result.logps[drawn], wanted[drawn], atol=1e-4)
 
 
 @pytest.fixture
@@ -323,53 +225,6 @@ def holds_merged(merged):
     return False
 
 
-def test_graphs_are_kept_if_the_largest_step_leaves_room(tiny_model, made, monkeypatch):
-    monkeypatch.setattr("trl_prorl.fast.merged_copy.can_be_packed", lambda layer: False)
-    policy = load_with_new_adapter(tiny_model, **LORA).eval()
-    size = 2**30
-
-    def part(**keys):
-        made = CompactGeneration(policy, 1.0, replays=Choice(True), **keys)
-        monkeypatch.setattr("trl_prorl.fast.generation.usable_bytes", lambda device: size)
-        return made
-
-    def keeps(part):
-        part.sample(policy, PROMPTS, config(), [])
-        held = part._recordings.bytes
-        assert (held > 0) == holds_merged(part.copy) == (part._held > 0)
-        if held:
-            assert part._held == held + part.copy.bytes
-        return part._held
-
-    part_with_room = part()
-    assert not keeps(part_with_room)  # no step is known
-    part_with_room.on_row(1, {"peak_memory_gib": 0.5})
-    held = keeps(part_with_room)
-    assert held
-    # What is kept is part of the peak: counted twice, it would leave no room.
-    part_with_room.on_row(2, {"peak_memory_gib": 0.9 - held / 2**30 / 2})
-    assert keeps(part_with_room)
-    part_with_room.on_row(3, {"peak_memory_gib": 0.95})
-    assert not keeps(part_with_room)
-    without = part(keeps=False)
-    without.on_row(1, {"peak_memory_gib": 0.1})
-    assert not keeps(without)
-
-
-def test_a_batch_that_fails_leaves_no_graphs(tiny_model, made, monkeypatch):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
-    part = CompactGeneration(model, 1.0, replays=Choice(True))
-    monkeypatch.setattr("trl_prorl.fast.generation.usable_bytes", lambda device: 2**30)
-    part.on_row(1, {"peak_memory_gib": 0.1})
-    part.sample(model, PROMPTS, config(do_sample=True), [])
-    assert part._recordings.bytes
-    with torch.no_grad():
-        model.model.norm.weight.fill_(torch.nan)
-    with pytest.raises(RuntimeError, match="nan"):
-        part.sample(model, PROMPTS, config(do_sample=True), [])
-    assert not part._recordings.bytes
-
-
 def test_prompts_of_one_length_are_recorded_too(model, made):
     """`generate` drops a mask without padding."""
     alike = [[5, 6, 7], [9, 8, 7], [1, 2, 3]]
@@ -384,17 +239,6 @@ def test_other_attention_than_torch_s_is_not_recorded(model, made):
     other = copy.deepcopy(model)
     other.set_attn_implementation("eager")
     assert not compact(other, do_sample=False, recordings=Recordings())[0].recorded
-
-
-def test_sampling_without_a_recording_is_reported(model, made, caplog):
-    other = copy.deepcopy(model)
-    other.set_attn_implementation("eager")
-    part = CompactGeneration(other, 1.0, replays=Choice(True))
-    for _ in range(2):
-        part.sample(other, PROMPTS, config(), [])
-    assert not made
-    assert part.facts()["cuda_graph"] == "off: the cache of this model cannot be recorded"
-    assert len(caplog.messages) == 1
 
 
 def test_a_recorded_token_is_written_in_the_dtype_of_the_room():
@@ -442,40 +286,6 @@ def test_a_recording_that_repeats_a_token_s_place_has_other_log_probabilities(ma
     difference = sampled_difference(model, replays=True)
     # What is written after a row's end is cut.
     assert (difference < 1e-3) == (fault in ("none", "end"))
-
-
-def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):
-    """It refuses another dtype than the queries', and copies a mask whose rows do not begin at every eighth number."""
-    narrow = copy.deepcopy(model).bfloat16()
-    cast_head_to_fp32(narrow)
-    masks = []
-    look = lambda module, args, kwargs: masks.append(kwargs["attention_mask"])  # noqa: E731
-    narrow.register_forward_pre_hook(look, with_kwargs=True)
-    compact(narrow, seed=3, do_sample=True, eos_token_id=list(range(0, 256, 16)), max_new_tokens=30)
-    masks = [mask for mask in masks[1:] if mask is not None]
-    assert len({len(mask) for mask in masks}) > 2  # the situation: rows end meanwhile
-    assert {mask.dtype for mask in masks} == {torch.bfloat16}
-    for mask in masks:
-        *strides, last = mask.stride()
-        assert last == 1
-        assert all(stride % 8 == 0 for stride in strides)
-
-
-def test_rows_that_end_are_no_longer_computed(model):
-    """16 rows end one token after another; what is computed is counted at the model."""
-    rows = []
-    ends = list(range(0, 256, 16))
-    seen = lambda module, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape))  # noqa: E731
-    hook = model.register_forward_pre_hook(seen, with_kwargs=True)
-    _, drawn = compact(model, seed=3, do_sample=True, eos_token_id=ends, max_new_tokens=40)
-    hook.remove()
-    lengths = sorted(len(cut_at_end(row, set(ends))) for row in drawn.tolist())
-    assert rows[0] == (3, 6)
-    assert all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
-    still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
-    assert [shape[0] for shape in rows[1:]] == still
-    assert len(set(still)) > 3
-    assert (drawn[:, -1] == 0).any() or len(set(lengths)) == 1
 
 
 LEFT = [10, 20, 30, 40]
@@ -540,13 +350,6 @@ def test_log_probabilities_are_those_of_a_plain_forward(model, seldom):
         assert (result.logps[row, len(completion) :] == 0).all()
 
 
-def test_equal_prompts_are_found():
-    assert find_distinct([[1, 2], [3], [1, 2], [3, 4], [3]]) == ([[1, 2], [3], [3, 4]], [0, 1, 0, 2, 1])
-    ids, mask = pad_left([[1, 2], [3]], 9, 4)
-    assert ids.tolist() == [[9, 9, 1, 2], [9, 9, 9, 3]]
-    assert mask.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
-
-
 # ------------------------------------------------------------------------------------------------- the merged copy
 
 ADAPTERS = {
@@ -590,70 +393,19 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
     assert (policy(tokens).logits.log_softmax(-1) - theirs).abs().max() > 1e-2  # the updates were worth something
 
 
-def test_the_copy_holds_merged_weights_and_the_head_once_more_and_nothing_else(tiny_model):
-    policy = load_with_new_adapter(tiny_model, **LORA)
-    merged = MergedCopy(policy)
-    merged.refresh()
-    shared = {id(param) for param in policy.parameters()}
-    assert all(id(param) in shared for param in merged.model.parameters())
-    targets = [m for name, m in policy.named_modules() if name.endswith((".q_proj", ".v_proj", ".down_proj"))]
-    weights = [param for module in targets for param in module.base_layer.parameters()]
-    weights.append(policy.get_output_embeddings().weight)  # in the order in which a CPU reads it
-    assert merged.bytes == sum(param.numel() * 4 for param in weights)
-
-
-def test_the_merged_weights_are_gone_when_the_update_begins(make_trainer):
-    trainer = make_trainer(compact_generation="on")
-    held_while = {"sampling": [], "updating": []}
-    copy = trainer.compact.copy
-    forward = copy.model.forward
-
-    def forward_of_copy(*args, **kwargs):
-        held_while["sampling"].append(holds_merged(copy))
-        return forward(*args, **kwargs)
-
-    def compute_loss(*args, **kwargs):
-        held_while["updating"].append(holds_merged(copy))
-        return type(trainer).compute_loss(trainer, *args, **kwargs)
-
-    copy.model.forward = forward_of_copy
-    trainer.compute_loss = compute_loss
-    trainer.train()
-    assert {*held_while["sampling"]} == {True}
-    assert {*held_while["updating"]} == {False}
-
-
-def products(model, tokens):
-    """The matrix products of a forward."""
-    counts = Counter()
-
-    class Products(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            counts[func.overloadpacket.__name__] += 1
-            return func(*args, **(kwargs or {}))
-
-    with Products(), torch.no_grad():
-        model(tokens)
-    return counts["mm"] + counts["addmm"] + counts["_linear_pointwise"]
-
-
 @pytest.mark.parametrize("packs", [True, False])
-def test_layers_with_the_same_input_are_one_product(tiny_model, packs, monkeypatch):
-    """Of seven in a layer four are left: q, k and v; o; gate and up; down. Then the head."""
+def test_layers_with_the_same_input_that_are_computed_at_once_take_each_call_s_own_states(
+    tiny_model, packs, monkeypatch
+):
     if not packs:
         monkeypatch.setattr("trl_prorl.fast.merged_copy.can_be_packed", lambda layer: False)
     policy = load_with_new_adapter(tiny_model, **{**LORA, "target_modules": "all-linear"})
-    tokens = torch.arange(24).view(2, 12)
-    layers = policy.config.num_hidden_layers
-    assert products(policy.get_base_model().model.layers[0].mlp, torch.ones(1, 1, 32)) == 9  # with the adapter's
     merged = MergedCopy(policy)
     merged.refresh()
-    assert products(merged.model, tokens) == 4 * layers + 1
     part = merged.model.model.layers[0].self_attn.q_proj
     other = merged.model.model.layers[0].self_attn.v_proj
     first, second = torch.randn(2, 1, 3, 32)
     expected = [part(first), other(first)]
-    assert not part.waiting.keys() - {"states", 1}
     with torch.no_grad():  # in another order, and with other states between
         found = [other(first), part(second), part(first)]
     torch.testing.assert_close([found[2], found[0]], expected)
@@ -661,17 +413,15 @@ def test_layers_with_the_same_input_are_one_product(tiny_model, packs, monkeypat
 
 
 @needs_states
-def test_projections_of_a_state_are_one_product():
-    """Of a layer with a state four are left, too: into it, out of it, and two of its feed-forward layers."""
+@torch.no_grad()
+def test_the_copy_of_layers_with_a_state_gives_the_policy_s_numbers():
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_hidden_layers": 4}
     model = build("qwen3_5_text", head_dim=8, **heads, **sizes)
-    assert model.config.layer_types.count("linear_attention") == 3
     policy = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).eval()
     merged = MergedCopy(policy)
     merged.refresh()
     tokens = torch.arange(24).view(2, 12)
-    assert products(merged.model, tokens) == 4 * model.config.num_hidden_layers + 1
     torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=0)
 
 
@@ -693,24 +443,6 @@ def test_a_layer_of_the_copy_has_the_bias_that_a_model_may_read(tiny_model):
         assert any(bias is not None for bias in biases.values())
         for name, bias in biases.items():
             torch.testing.assert_close(merged.model.get_submodule(name).bias, bias, rtol=0, atol=0)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", pytest.param("qwen3_next", marks=needs_states)])
-def test_experts_with_adapters_of_two_parameters_are_sampled_unmerged(kind):
-    """PEFT wraps one adapter in the other; with a single one there is a copy. qwen3_next: the fourth layer attends."""
-    both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    tokens = torch.arange(24).view(2, 12)
-    for targets, merges in (("all-linear", kind == "qwen2_moe"), (both[:1], True), (both, False)):
-        adapted = {"target_modules": targets} if targets == "all-linear" else {"target_parameters": targets}
-        config = LoraConfig(r=2, init_lora_weights=False, **{"target_modules": ["q_proj"]} | adapted)
-        policy = get_peft_model(build(kind, head_dim=8, num_hidden_layers=4, **MOE), config).eval()
-        generation = CompactGeneration(policy, 1.0)
-        assert generation.merged.on == merges
-        if merges:
-            merged = MergedCopy(policy)
-            merged.refresh()
-            torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_quantised_is_not_merged(tiny_model):
@@ -747,29 +479,6 @@ def test_what_stays_of_a_model_s_own_settings_may_need_the_other_loop(make_train
 # ---------------------------------------------------------------------------------------------------- in a training
 
 A = {"beta": 0.1, "ref_reset_every": 2, "compact_generation": "on"}
-
-
-@pytest.mark.parametrize("lora", [True, False])
-def test_a_training_with_it(make_trainer, lora):
-    trainer = make_trainer(lora=lora, **A)
-    prefilled = []
-
-    def seen(module, args, kwargs):
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # its name from transformers 5.24 on, and before
-        prompts = kwargs["input_ids"].shape[1] > 1 and cache is not None
-        if prompts and not torch.is_grad_enabled():
-            prefilled.append(len(kwargs["input_ids"]))
-
-    copy = trainer.parts["generation"].copy
-    sampled = copy.model if lora else trainer.accelerator.unwrap_model(trainer.model)
-    sampled.register_forward_pre_hook(seen, with_kwargs=True)
-    trainer.train()
-    assert prefilled == [2, 2, 2]  # those that are compared, and eight completions of two prompts, twice
-    env = read_env(Path(trainer.args.output_dir))["execution"]
-    assert env["compact_generation"] == "on"
-    assert env["merged_copy_bytes"] == (copy.bytes if lora else 0)
-    assert len(read_rows(trainer)) == 4
-    assert not measured(trainer)  # fp32
 
 
 def measured(trainer):
@@ -847,12 +556,6 @@ def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(run):
     assert not measured(trainer)
 
 
-def test_with_what_else_samples(run):
-    assert run(**A, dynamic_sampling_rounds=2, reward=constant(0.0)).state.global_step == 4
-    budget = {"rollout_func": make_interrupted_rollout(3, 2, "so: ")}
-    assert run(**A, trainer_kwargs=budget, max_completion_length=20).state.global_step == 4
-
-
 def not_the_policy_s(trainer):
     """Train with greedy rollouts, and count for each generation the tokens that a plain forward would not choose."""
     counts = []
@@ -908,15 +611,6 @@ def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model)
     assert trainer.parts["generation"].merged.on
     rows = read_rows(trainer)
     assert 0.0 < rows[0]["mean_abs_dlogp_sampler"] < 0.05
-
-
-def test_a_layer_whose_forward_is_replaced_is_not_copied(tiny_model):
-    """A closure computes with the policy's layers, wherever it is copied to."""
-    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
-    assert merge_obstacle(policy) is None
-    around = policy.get_base_model().model.layers[1]
-    around.forward = around.forward
-    assert "model.layers.1 is replaced" in merge_obstacle(policy)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -1,11 +1,8 @@
 """Groups that teach nothing are replaced, as if the others had been drawn at once; rewards of a length alone."""
 
 from collections import deque
-from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 
-import pandas
 import pytest
 import torch
 from run_record import read_rows as rows
@@ -94,20 +91,6 @@ def test_undecided_groups_are_replaced_and_what_it_cost_is_counted(run, arm):
     assert "groups_replaced" not in plain[0]
 
 
-@pytest.mark.parametrize("keys", [{"dynamic_sampling_rounds": 1}, {"prompt_pool": True}], ids=str)
-def test_columns_that_trl_removes_stay_removed(run, keys):
-    seen = []
-
-    def reward(completions, **columns):
-        seen.append("answer" in columns)
-        return [0.0] * len(completions)
-
-    for removes in (False, True):
-        run(reward=reward, max_steps=1, remove_unused_columns=removes, columns={"answer": ["5"] * 16}, **keys)
-        assert set(seen) == {not removes}
-        seen.clear()
-
-
 hopeless = constant(0.0)
 hopeless.__name__ = "hopeless"
 
@@ -177,38 +160,6 @@ def test_an_advantage_that_is_not_zero_is_never_dropped(estimator):
     assert advantages.tolist() == expected.tolist()
 
 
-def test_the_result_of_several_rounds_lacks_no_field_of_the_first():
-    def make_round(tokens, seconds, so_far):
-        rewards = torch.full((2, 1), float(tokens))
-        return RolloutResult(
-            rewards=rewards,
-            group_size=2,
-            tokens=torch.tensor(tokens),
-            tasks=["a", "b"],
-            interrupted=[True, False],
-            rounds=[rewards],
-            correct=[True, False],
-            seconds=seconds,
-            measured={"accuracy": 0.5},
-            trl_metrics={"num_tokens": so_far, "entropy": seconds},
-            counts={"reward": 1},
-        )
-
-    first = make_round(3, 1.0, 10)
-    final = torch.tensor([[7.0], [8.0]])
-    joined = first.join([make_round(4, 2.0, 20), make_round(5, 4.0, 30)], final, {"groups_replaced": 1})
-    assert joined.rewards is final
-    assert [rewards[0].item() for rewards in joined.rounds] == [3.0, 4.0, 5.0]
-    of_all = {
-        "tokens": 12,
-        "seconds": 7.0,
-        "measured": {"accuracy": 0.5, "groups_replaced": 1},
-        "trl_metrics": {"num_tokens": 30, "entropy": 1.0},
-    }
-    for name in {field.name for field in fields(RolloutResult)} - {"rewards", "rounds"}:
-        assert getattr(joined, name) == of_all.get(name, getattr(first, name)), name
-
-
 DECIDED_AT_ONCE = {
     "A": {"max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3},
     # Tokens that a rollout has forced are masked out, and do not dilute the loss.
@@ -262,35 +213,6 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
     mine = weights(trainer)
     theirs = weights(control)
     assert max((mine[name] - theirs[name]).abs().max().item() for name in mine) < 1e-6
-
-
-def test_every_row_of_the_table_of_completions_has_its_own_advantage(run):
-    keys = {"dynamic_sampling_rounds": 2, "advantage_estimator": "centered", "log_completions": True}
-    trainer = run(reward=solved, max_steps=1, per_device_train_batch_size=16, **keys)
-    assert rows(trainer)[0]["groups_replaced"] > 0
-    (path,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
-    table = pandas.read_parquet(path)
-    rewards = table["solved"].to_numpy().reshape(-1, 4)
-    centered = rewards - rewards.mean(axis=1, keepdims=True)
-    assert table["advantage"].tolist() == pytest.approx(centered.flatten().tolist(), abs=1e-5)
-
-
-def test_interruptions_are_those_of_the_first_round_as_rewards_are_and_every_completion_keeps_its_columns(run):
-    """A rollout function may return a value a completion, for the reward to use; here it decides the second round."""
-    rounds = []
-
-    def scored(trainer, completion_ids):
-        rounds.append(len(completion_ids))
-        is_first = len(rounds) == 1
-        interrupted = [is_first and row % 4 == 0 for row in range(len(completion_ids))]
-        return {"interrupted": interrupted, "score": [0.0 if is_first else sum(ids) for ids in completion_ids]}
-
-    def reward(completions, score, **columns):
-        return [float(value) for value in score]
-
-    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, **rollout_of(6, scored)}
-    (row,) = rows(run(reward=reward, **keys))
-    assert (row["reward"], row["interrupted_fraction"], row["groups_replaced"]) == (0.0, 0.25, 2)
 
 
 def written(which):

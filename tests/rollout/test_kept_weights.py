@@ -8,51 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from live_bytes import LiveBytes
 from packed_models import MOE, build
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny_run import LORA, QUESTIONS, disturb_adapter, load_with_new_adapter, logits
-from transformers import AutoModelForCausalLM, Qwen2Config
-from trl import GRPOTrainer
+from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.extras.vllm import check_merged, find_adapted_weights, merge_in_copies
-
-
-@pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
-@pytest.mark.parametrize("lora", [True, False])
-def test_a_generation_by_continuous_batching(make_trainer, weights, monkeypatch, cls, lora):
-    """What `generate_batch` returns is made up; what TRL does around it is TRL's."""
-    trainer = make_trainer(cls, lora=lora)
-    trainer.use_transformers_continuous_batching = True
-    trainer.continuous_batching_config = None
-    trainer.args.bf16 = True  # as on a GPU
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    seen = []
-
-    def generate_batch(prompts, **settings):
-        seen.extend({param.dtype for param in model.parameters()})
-        return {place: SimpleNamespace(generated_tokens=[5, 6]) for place, _ in enumerate(prompts)}
-
-    owner = model.get_base_model() if lora else model
-    monkeypatch.setattr(owner, "generate_batch", generate_batch, raising=False)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(torch.randn_like(param) * 1e-3)
-    before = weights(trainer)
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    completions, _ = trainer._generate_single_turn([[1, 2], [3]], None, {}, 1)
-    assert completions == [[5, 6], [5, 6]]
-    assert seen == [torch.bfloat16]
-    after = weights(trainer)
-    if cls is GRPOTrainer:  # the situation
-        assert all(param.dtype == torch.bfloat16 for param in after.values())
-        return
-    pairs = [(after[name], before[name]) for name in before] + [*zip(model.buffers(), buffers, strict=True)]
-    assert all(torch.equal(new, old) and new.dtype == old.dtype for new, old in pairs)
 
 
 def merges_in_copies(engine):
@@ -93,27 +58,6 @@ def with_engine(make_trainer, monkeypatch):
         return trainer, trainer.vllm_generation
 
     return make
-
-
-@pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
-def test_the_weights_under_an_adapter_stay_what_they_are(with_engine, tiny_model, cls):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-    trainer, engine = with_engine(cls, model=model, max_steps=8, learning_rate=0.05)
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    under = {name: param for name, param in policy.named_parameters() if "base_layer" in name}
-    before = {name: param.detach().clone() for name, param in under.items()}
-    trainer.train()
-    changed = [name for name, param in under.items() if not torch.equal(param, before[name])]
-    if cls is GRPOTrainer:  # the situation
-        assert changed
-        return
-    assert not changed
-    # What vLLM gets is the policy, its adapter merged.
-    engine.sync_weights()
-    policy.merge_adapter()
-    names = {name: name.removeprefix("base_model.model.").replace(".base_layer", "") for name in under}
-    assert all(torch.equal(engine.given[names[name]], param) for name, param in under.items())
-    assert any(not torch.equal(engine.given[names[name]], before[name]) for name in under)
 
 
 ADAPTERS = {
@@ -159,32 +103,6 @@ def test_a_hand_over_is_trl_s_bit_for_bit_and_the_policy_is_never_touched(tiny_m
     assert not {"merge_adapter", "unmerge_adapter"} & set(vars(policy))
     policy.merge_adapter()
     assert not is_untouched()  # the next one merges again
-
-
-def test_one_layer_at_a_time_is_held_twice():
-    """Eight layers of 64 × 64 numbers under an adapter: a copy of one, its change, and a factor of that, in fp32."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes, num_key_value_heads=2, num_hidden_layers=8))
-    policy = get_peft_model(model, LoraConfig(r=2, target_modules=["o_proj"]))
-    engine = Engine(policy, Accelerator(cpu=True))
-    merges_in_copies(engine)
-    with LiveBytes(*policy.parameters(), *policy.buffers()) as live:
-        handed_on = [name for name, _ in engine._iter_named_params()]
-    assert sum("o_proj" in name for name in handed_on) == 8
-    assert 64 * 64 * 4 < live.peak < 4 * 64 * 64 * 4
-
-
-def test_a_hand_over_that_breaks_off_leaves_the_policy_as_it_was(tiny_model):
-    policy = disturb_adapter(load_with_new_adapter(tiny_model, **LORA), 0.1)
-    before = {name: param.detach().clone() for name, param in policy.named_parameters()}
-    engine = Engine(policy, Accelerator(cpu=True))
-    merges_in_copies(engine)
-    handed_on = engine._iter_named_params()
-    next(name for name, _ in handed_on if "q_proj" in name)
-    with pytest.raises(ConnectionError):
-        handed_on.throw(ConnectionError())
-    assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
-    assert not {"merge_adapter", "unmerge_adapter"} & set(vars(policy))
 
 
 @pytest.mark.parametrize(

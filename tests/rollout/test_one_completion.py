@@ -6,10 +6,9 @@ import pytest
 import torch
 from run_record import read_rows, without_times
 from tiny_run import QUESTIONS, record_results
-from trl import GRPOConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.advantages import ESTIMATORS, UNGROUPED, estimate
+from trl_prorl.advantages import ESTIMATORS, UNGROUPED
 
 
 OVER_BATCH = {"advantage_estimator": "global_normalized"}
@@ -85,13 +84,6 @@ def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(run, resume, weights):
     assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
 
 
-def test_the_keys_know_which_advantages_have_no_groups():
-    assert set(UNGROUPED) == set(UNGROUPED)
-    for estimator in UNGROUPED:
-        advantages = estimate(torch.tensor(REWARDS), 1, estimator)
-        assert advantages.tolist() == pytest.approx(BY_HAND[estimator], abs=1e-6)
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -101,27 +93,3 @@ def test_the_keys_know_which_advantages_have_no_groups():
 def test_where_nothing_is_left_to_compare_it_is_refused(keys):
     with pytest.raises(ValueError, match="^num_generations=1 "):
         ProRLConfig(num_generations=1, use_cpu=True, bf16=False, **keys)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"per_device_train_batch_size": 7},
-        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
-        {"generation_batch_size": 24},
-        {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 6, "num_generations_eval": 3},
-    ],
-)
-def test_trl_completes_the_configuration_and_finds_it_as_it_was_given(keys):
-    args = ProRLConfig(use_cpu=True, bf16=False, **ALONE, **keys)
-    micro_batches = args.generation_batch_size / args.per_device_train_batch_size
-    assert micro_batches == args.steps_per_generation
-    assert args.num_generations == 1
-    assert args.num_generations_eval == keys.get("num_generations_eval")
-    assert args.gradient_accumulation_steps == keys.get("gradient_accumulation_steps", 1)
-
-
-def test_trl_s_configuration_still_refuses_it():
-    """Else nothing of ours need go round it."""
-    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
-        GRPOConfig(num_generations=1, use_cpu=True, bf16=False, report_to="none")

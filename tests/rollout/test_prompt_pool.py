@@ -1,7 +1,6 @@
 """The pool asks unseen prompts first, lets prompts without a signal rest, and sees what was forgotten."""
 
 import json
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -38,19 +37,6 @@ def test_what_is_remembered_of_a_group(earlier, passed, is_equal, expected):
     assert update_memory(earlier, passed, is_equal, drawn=100, prompts=10, retire=0.9) == expected
 
 
-def test_unseen_prompts_come_first_and_then_those_that_are_due():
-    pool = make_pool(5, shuffle_dataset=False)
-    pool.due[[0, 2, 3]] = [8, 20, 4]  # 1 and 4 are unseen
-    assert pool.take(3) == [1, 4, 3]
-    assert pool.take(5) == [1, 4, 3, 0, 2]
-    assert pool.take(7) == [1, 4, 3, 0, 2, 1, 4]
-    pool._asked = {1, 3}
-    assert pool.take(3) == [4, 0, 2]
-    pool._asked = {4}
-    pool.due[1] = 6  # nothing was learned about 4
-    assert pool.take(5) == [3, 1, 0, 2, 4]
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False), st.integers(1, 9))
 def test_prompts_are_taken_by_their_turns(draw, prompts):
@@ -70,29 +56,6 @@ def test_prompts_are_taken_by_their_turns(draw, prompts):
             for prompt in taken:
                 if draw.random() < 0.8:
                     pool.due[prompt] = due[prompt] = step + draw.randint(0, 20)
-
-
-def test_a_batch_calls_nothing_for_every_prompt():
-    """Counted by the calls of Python's functions, after a pass in which each prompt was asked."""
-    draw, _ = sampler(lambda prompt, place: place == 0)
-    pool = make_pool(2000)
-    pool.sample(draw, [{}] * 4000)
-    assert count_calls(lambda: pool.sample(lambda rows, again: draw(rows), [{}] * 4)) < 1000
-
-
-def count_calls(function):
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 def make_pool(prompts, process=0, processes=1, shuffle_dataset=True):
@@ -221,20 +184,6 @@ def test_every_process_has_its_share_of_the_same_prompts_even_of_half_a_group():
     (first, state), (second, other) = rows
     assert state == other
     assert first[0] == first[1] != first[2] == second[0] != second[1] == second[2]
-
-
-def test_rows_of_a_group_share_no_list():
-    """As those that a data set gives one after the other: an environment may take from them."""
-    pool = make_pool(2)
-    pool.dataset = pool.dataset.add_column("cards", [[1, 2]] * 2)
-    taken = []
-
-    def draw(rows, again):
-        taken.extend(row["cards"].pop() for row in rows)
-        return {}, RolloutResult(torch.ones(4, 1), 2, torch.tensor(0), [None] * 4, [])
-
-    pool.sample(draw, [{}] * 4)
-    assert taken == [2, 2, 2, 2]
 
 
 def test_a_run_is_asked_by_the_pool_and_dynamic_sampling_takes_its_further_prompts_from_it(run):

@@ -97,14 +97,3 @@ def test_a_cpu_engine_gets_no_seeds_if_it_may_cut_a_prompt():
     """Torch cannot rewind a generator on a CPU."""
     assert sample(make_trainer(), length=4).seed is None
     assert len(sample(make_trainer(device="cuda"), length=4)) == 4
-
-
-def test_requests_in_another_form_are_left_as_they_are():
-    trainer = make_trainer()
-    assert sample(trainer, seed=5).seed == 5
-    engine = trainer.vllm_generation.llm
-    several = [Parameters(seed=None)] * 2
-    engine.generate([{}, {}], several)
-    assert engine.asked[-1] is several
-    engine.generate("a prompt")
-    assert engine.asked[-1] is None

@@ -162,14 +162,6 @@ def test_the_trainer_watches_its_reward_functions(make_trainer):
         make_trainer(reward=sleep, reward_timeout=0.3).train()
 
 
-def test_an_evaluation_leaves_out_what_is_not_finite():
-    reward = guard_reward(lambda **columns: [math.nan, math.inf, 1.0], "mine", None, "skip", training=lambda: False)
-    first, second, third = reward(prompts=["a", "b", "c"])
-    assert math.isnan(first)
-    assert math.isnan(second)
-    assert third == 1.0
-
-
 @pytest.mark.parametrize("nonfinite", ["stop", "skip"])
 def test_nan_of_a_reward_model_is_not_taken_for_none(make_trainer, tiny_model, nonfinite):
     """TRL adds up what is not NaN, and would train on 0."""
@@ -250,14 +242,6 @@ def test_in_a_script_of_one_s_own_our_line_comes_last(own, tiny_model, tmp_path,
     assert (file, raised) in frames
 
 
-def test_a_function_that_cannot_be_called_is_named_with_the_place_where_it_is_defined(own, tiny_model, tmp_path):
-    status, frames, written = own(OWN_SCRIPT, tiny_model, str(tmp_path / "run"), "bare", "train")
-    defined = f"({tmp_path / 'own.py'}, line {line_of('def bare')})"
-    assert status == 1
-    assert "'bare' raised TypeError: bare() got an unexpected keyword argument" in written[-1]
-    assert defined in written[-1]
-
-
 def test_in_a_recipe_it_is_one_line(own, tiny_model, tmp_path):
     options = f"--model_name_or_path {tiny_model} --output_dir {tmp_path / 'run'} --use_cpu true --bf16 false "
     options += "--report_to none --per_device_train_batch_size 4 --num_generations 4 --max_completion_length 4 "
@@ -269,42 +253,6 @@ def test_in_a_recipe_it_is_one_line(own, tiny_model, tmp_path):
     raised = line_of('return {}["answer"]')
     (line,) = [line for line in written if line.startswith("error: ")]
     assert line.startswith(f"error: reward function 'now' raised KeyError: 'answer' ({file}, line {raised})")
-
-
-class Judge:
-    def __call__(self, completions, **columns):
-        return [0.0] * len(completions)
-
-
-@pytest.mark.parametrize("row", [{"answer": "1"}, 10**6])
-def test_an_object_s_own_row_is_not_taken_for_the_number_of_a_prompt(run, row):
-    class Broken(Judge):
-        def __call__(self, **columns):
-            self.row = row
-            raise KeyError("answer")
-
-    with pytest.raises(RewardError, match="Broken.*KeyError: 'answer'.*for a batch of"):
-        run(reward=Broken(), max_steps=1)
-
-
-def test_a_script_s_list_of_rewards_is_that_of_its_next_trainer_too(make_trainer, tools_model):
-    """TRL appends what an environment rewards, and would count it twice in a second trainer."""
-
-    class Judge:
-        def reset(self, **row):
-            """Begin."""
-
-        def get_reward(self):
-            return 1.0
-
-    rewards = [vowels]
-    tokenizers = [None]
-    given = {"processing_class": AutoTokenizer.from_pretrained(tools_model), "environment_factory": Judge}
-    given["reward_processing_classes"] = tokenizers
-    for _ in range(2):
-        trainer = make_trainer(model=tools_model, reward=rewards, trainer_kwargs=given)
-        assert trainer.reward_func_names == ["vowels", "Judge"]
-    assert (rewards, tokenizers) == ([vowels], [None])
 
 
 @pytest.mark.parametrize(
@@ -358,13 +306,3 @@ def test_functions_that_score_with_the_trainer_get_trls_scores(run, keys):
     reward.batch_verifier = verifier
     run(reward=reward, reuse_old_logps=True, max_steps=2, trainer_kwargs={"rollout_func": rollout}, **keys)
     assert {"rollout", "reward", "verifier"} <= set(seen[1:])
-
-
-def test_a_reward_is_called_without_prompts():
-    """As TRL's own reward of an environment may be, for its environments alone."""
-    guarded = guard_reward(
-        lambda environments, **columns: [env / 2 for env in environments], "get_reward", None, "stop"
-    )
-    assert guarded(environments=[1, 2]) == [0.5, 1.0]
-    with pytest.raises(RewardError, match="get_reward.*TypeError"):
-        guarded(environments=[None])

@@ -89,36 +89,6 @@ def test_a_run_without_a_signal_is_told_of(run, caplog):
     assert "No signal" not in caplog.text
 
 
-KEPT = [False, True, True, True]
-
-
-@pytest.mark.parametrize(
-    "batches, cut",
-    [
-        ([(WITHIN, [False] * 4)] * 2, 2),
-        ([(THIRD, [False] * 4)] * 2, 2),  # nothing is left in the loss
-        ([(WITHIN, [False, False, True, True])], 1),  # what is left is of one reward
-        ([(THIRD, KEPT), (WITHIN, [False] * 4)], 1),
-        ([(THIRD, KEPT)], 0),
-        ([(WITHIN, [False] * 4), (WITHIN, KEPT), (THIRD, KEPT)], 0),
-    ],
-)
-def test_a_signal_that_the_mask_of_truncated_completions_took_is_told_apart(caplog, batches, cut):
-    watch = Watch()
-    for rewards, counts in batches:
-        watch.observe(torch.tensor(rewards), torch.tensor(counts))
-    watch.warn(9)
-    assert ("mask_truncated_completions" in caplog.text, "same reward" in caplog.text) == (
-        cut == watch.silent,
-        cut < watch.silent,
-    )
-    assert watch.truncated == cut
-    again = Watch()
-    again.load_state_dict(watch.state_dict(), {})
-    assert vars(again).keys() == vars(watch).keys()
-    assert again.state_dict() == watch.state_dict()
-
-
 def none_in(*batches):
     """Make a reward that is `None` for all completions of these generation batches, from 1."""
     calls = 0

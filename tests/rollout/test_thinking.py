@@ -1,11 +1,9 @@
 """Completions that are interrupted and asked for their answer."""
 
-import statistics
 from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
 from run_record import read_rows
 from tiny_run import record_results
 
@@ -17,7 +15,6 @@ from trl_prorl.train import TaskArguments
 TEXT = "\nAnswer: "
 ROWS = 32
 BUDGET = 20
-PROMPTS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"think {number}"}] for number in range(4)]})
 
 
 @pytest.mark.parametrize("pack", ["off", "on"])
@@ -50,29 +47,6 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
             assert all(mask[:length])
     assert read_rows(trainer)[0]["interrupted_fraction"] == sum(interrupted) / ROWS
     assert trainer.generation_config.max_new_tokens == 40
-
-
-def test_truncated_completions_keep_their_lengths(make_trainer):
-    """Of an evaluation and of a training, though `mask_truncated_completions` keeps them out of the loss."""
-    seen = []
-    keys = {"max_completion_length": 40, "max_steps": 1, "num_iterations": 1, "per_device_train_batch_size": 8}
-    keys |= {"mask_truncated_completions": True, "per_device_eval_batch_size": 8}
-    kwargs = {"rollout_func": make_interrupted_rollout(BUDGET, 1, TEXT), "eval_dataset": PROMPTS}
-    trainer = make_trainer(**keys, trainer_kwargs=kwargs)
-    forced = len(trainer.processing_class(TEXT, add_special_tokens=False).input_ids)
-    reward = trainer.reward_funcs[0]
-    trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
-        seen.append([len(ids) - forced * was for ids, was in zip(completion_ids, interrupted, strict=True)])
-        or reward(completion_ids=completion_ids, **columns)
-    )
-    measured = trainer.evaluate()
-    lengths = [length for batch in seen for length in batch]
-    assert measured["eval_completions/clipped_ratio"] > 0
-    assert measured["eval_completions/mean_length"] == pytest.approx(statistics.mean(lengths))
-    assert measured["eval_completions/min_length"] == min(lengths)
-    seen.clear()
-    trainer.train()
-    assert read_rows(trainer)[0]["tokens_generated"] == sum(seen[0])
 
 
 def rollout_of(budget=9, **keys):

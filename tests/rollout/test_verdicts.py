@@ -1,16 +1,13 @@
 """pass@k of evaluations during training: by hand, with rewards that differ from the verdicts."""
 
-from pathlib import Path
-
 import pytest
 from datasets import Dataset
 from run_record import read_rows as read
 from tiny_run import constant, vowels
 from trl import GRPOTrainer
 
-from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.evaluation import find_verifier, measure_pass_at_k, pass_k_values
+from trl_prorl.evaluation import measure_pass_at_k, pass_k_values
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
@@ -89,99 +86,6 @@ def test_an_evaluation_says_what_is_correct_and_not_what_was_rewarded(run):
     assert not any("pass@" in name for row in read(trainer, "metrics.jsonl") for name in row)
 
 
-def test_batches_that_hold_one_prompt_each_and_fewer_completions_than_in_training(run):
-    # Three prompts in batches of one; num_generations_eval is 2, num_generations 4.
-    keys = EVALUATED | {"per_device_eval_batch_size": 2, "num_generations_eval": 2, "max_steps": 1}
-    trainer = run(reward=judged([1, 1, 0, 1, 0, 0]), trainer_kwargs={"eval_dataset": say(3)}, **keys)
-    (row,) = read(trainer, "evaluations.jsonl")
-    assert passes(row) == {"eval_pass@1": pytest.approx(0.5), "eval_pass@2": pytest.approx(2 / 3)}
-
-
-def test_several_tasks(run):
-    """TRL shuffles the set, so the verdicts go by the row: of `easy` all are right, of `hard` one in four."""
-
-    def verifier(completions, task=None, **columns):
-        task = task or ["hard"] * len(completions)  # the training set has no such column
-        places = [task[:i].count(task[i]) for i in range(len(task))]
-        return [of == "easy" or place % 4 == 0 for of, place in zip(task, places, strict=True)]
-
-    sets = say(4, task=["easy", "hard", "hard", "hard"])
-    keys = {"max_steps": 1, "trainer_kwargs": {"eval_dataset": sets}, **EVALUATED}
-    trainer = run(reward=constant(1.0, verifier), **keys)
-    (row,) = read(trainer, "evaluations.jsonl")
-    assert passes(row) == {
-        "eval_pass@1": pytest.approx((1 + 3 / 4) / 4),
-        "eval_pass@2": pytest.approx((1 + 3 / 2) / 4),
-        "eval_pass@4": 1.0,
-        **{f"eval_pass@{k}/easy": 1.0 for k in (1, 2, 4)},
-        **{f"eval_pass@{k}/hard": pytest.approx(k / 4) for k in (1, 2, 4)},
-    }
-
-
-def test_a_verifier_gets_what_a_reward_function_gets_if_it_names_it(run):
-    seen = {"reward": [], "verifier": []}
-
-    def reward(prompts, completions, completion_ids, answer, trainer_state, **others):
-        seen["reward"].append((prompts, completions, completion_ids, answer, trainer_state.global_step))
-        return [1.0] * len(prompts)
-
-    def verifier(prompts, completions, completion_ids, answer, trainer_state):
-        seen["verifier"].append((prompts, completions, completion_ids, answer, trainer_state.global_step))
-        return [True] * len(prompts)
-
-    reward.batch_verifier = verifier
-    run(reward=reward, columns={"answer": [str(i) for i in range(16)]}, num_iterations=1, max_steps=2)
-    assert seen["verifier"] == seen["reward"] != []
-
-
-def test_a_verifier_that_names_the_columns_alone_gets_lists_of_rows_alone(run):
-    def verifier(**columns):
-        assert columns.keys() == {"prompts", "completions", "answer"}
-        return [len(row) == 3 for row in zip(*columns.values(), strict=True)]
-
-    columns = {"answer": [str(i) for i in range(16)]}
-    trainer = run(reward=constant(1.0, verifier), columns=columns, num_iterations=1, max_steps=1)
-    assert read(trainer, "metrics.jsonl")[0]["accuracy"] == 1.0
-
-
-RISING = [i / 1000 for i in range(1000)]
-
-
-def test_a_stalled_pass_at_1_resets_while_the_reward_rises(run):
-    # Right of eight: 4, 4, 5, 5, 5. Evaluations 2 to 5, but for the third, are no improvement.
-    verdicts = [place < right for right in (4, 4, 5, 5, 5) for place in range(8)]
-    keys = {
-        "beta": 0.1,
-        "ref_reset_stall": 1,
-        "ref_reset_metric": "eval_pass@1",
-        "max_steps": 5,
-        "trainer_kwargs": {"eval_dataset": say(2)},
-        **EVALUATED,
-    }
-    trainer = run(reward=judged(verdicts, RISING), **keys)
-    rewards = [row["eval_reward"] for row in read(trainer, "evaluations.jsonl")]
-    assert rewards == sorted(rewards)
-    assert len(set(rewards)) == 5
-    fired = [(e["reason"], e["step_applied"], e["value"], e["threshold"]) for e in read(trainer, "events.jsonl")]
-    assert fired == [("stall", 2, 0.5, 0.5), ("stall", 4, 0.625, 0.625)]
-
-
-def test_the_best_model_by_pass_at_1_is_not_the_one_by_the_reward(run):
-    verdicts = [place < right for right in (3, 6, 2) for place in range(8)]
-    keys = {
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "eval_pass@1",
-        "max_steps": 3,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "trainer_kwargs": {"eval_dataset": say(2)},
-        **EVALUATED,
-    }
-    trainer = run(reward=judged(verdicts, RISING), **keys)
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
-    assert trainer.state.best_metric == 0.75
-
-
 def test_several_validation_sets_have_each_its_own(run):
     # TRL gives their rewards one name. Eight verdicts of `easy`, then four of `hard`.
     steps = [([1] * 8, [0, 0, 0, 1]), ([1] * 8, [0] * 4), ([0] * 8, [0, 0, 1, 1])]
@@ -220,13 +124,6 @@ def vowels_judged(completions, **columns):
 vowels_judged.batch_verifier = lambda completions, **columns: [len(c[-1]["content"]) % 2 == 0 for c in completions]
 
 
-def test_without_a_verifier_there_is_no_such_metric(run):
-    trainer = run(max_steps=1, trainer_kwargs={"eval_dataset": say(2)}, **EVALUATED)
-    (row,) = read(trainer, "evaluations.jsonl")
-    assert passes(row) == {}
-    assert "eval_reward" in row
-
-
 @pytest.mark.parametrize(
     "metric, reward",
     [
@@ -243,13 +140,6 @@ def test_a_pass_at_k_that_is_not_measured_is_refused_by_the_first_evaluation(mak
     with pytest.raises(ValueError, match=f"'{metric}'.* eval_reward"):
         trainer.train()
     assert trainer.state.global_step == 1
-
-
-def test_what_a_callback_of_one_s_own_watches_is_refused_then_too(make_trainer):
-    given = {"eval_dataset": say(2), "callbacks": [ReferenceResetCallback([Stall("eval_pass@1", 2)])]}
-    trainer = make_trainer(beta=0.1, trainer_kwargs=given, **EVALUATED)
-    with pytest.raises(ValueError, match="'eval_pass@1' is not a metric of the evaluation"):
-        trainer.train()
 
 
 def test_two_verifiers_are_refused_unless_one_is_given(make_trainer):
@@ -286,22 +176,6 @@ def test_a_task_s_verifier_is_its_verify_and_not_its_reward():
     columns = {"answer": ["1 1 2 3"] * 2, "prompt": ["sort"] * 2}
     assert reward(completions, **columns) == [1.0, 1.0]
     assert reward.batch_verifier(completions, **columns) == [False, True]
-
-
-def test_the_earlier_name_of_batch_verifier_works_and_yields_to_it():
-    def old(completions, **columns):
-        return [True] * len(completions)
-
-    def new(completions, **columns):
-        return [False] * len(completions)
-
-    judged_by_both = constant(0.0, new)
-    judged_by_both.verifier = old
-    judged_by_old = constant(0.0)
-    judged_by_old.verifier = old
-    assert find_verifier([constant(0.0), judged_by_old]) is old
-    assert find_verifier([judged_by_both]) is new
-    assert find_verifier([constant(0.0)]) is None
 
 
 def test_a_verifier_of_one_completion_judges_training_and_evaluations(run):

@@ -1,9 +1,7 @@
 """What is random in training mode: found before anything is sampled, and absent from frozen copies."""
 
-import random
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -124,26 +122,3 @@ def test_with_noise_and_no_key_of_ours_weights_are_trls_to_the_bit(run, random_m
     trained = run(model=random_model, **keys, max_steps=2)
     assert trained.args.is_trl
     assert largest_difference(trained, run(GRPOTrainer, model=random_model, **theirs, max_steps=2)) == 0.0
-
-
-def test_nothing_runs_with_our_keys_off(run, monkeypatch):
-    for name in ("find_noise", "tokenize_prompts"):
-        monkeypatch.setattr(f"trl_prorl.trainer.{'ProRLTrainer.' * (name != 'find_noise')}{name}", pytest.fail)
-    monkeypatch.setattr("trl_prorl.trainer.find_differences", pytest.fail)
-    run(num_iterations=1, max_steps=1)
-
-
-def test_the_comparison_leaves_modes_and_random_states_as_they_were(make_trainer):
-    policy = make_trainer(**with_dropout(0.0)).model
-    policy.train()
-    policy.get_submodule("base_model.model.model.layers.0").eval()  # a part that somebody froze
-
-    def state():
-        numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-        return [module.training for module in policy.modules()], numbers
-
-    before = state()
-    draw = lambda module, args, output: output * (1 + random.random() + np.random.rand() + torch.rand(()))  # noqa: E731
-    policy.get_base_model().model.norm.register_forward_hook(draw)
-    assert "random in training mode" in find_noise(policy, Accelerator(cpu=True))
-    assert state() == before

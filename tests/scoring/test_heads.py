@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from run_record import read_rows as rows
 from tiny_run import TOKENS
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
@@ -96,18 +96,6 @@ def test_a_frozen_copy_keeps_a_head_of_higher_precision(make_trainer, models):
     model.lm_head.float().weight.data.mul_(1.001)  # no value of bf16
     trainer = make_trainer(model=model, lora=False, beta_base=0.1, cast_lm_head_to_fp32=True)
     assert torch.equal(trainer.base.ref_model.lm_head.weight, model.lm_head.weight)
-
-
-def test_a_head_of_another_name_is_cast_under_an_adapter(make_trainer, tiny_model, tmp_path):
-    """TRL ends in an AttributeError."""
-    config = GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=64, vocab_size=300)
-    GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(tmp_path)
-    model = str(tmp_path)
-    keys = {**KEYS, "beta": 0.1}
-    lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
-    trainer = make_trainer(model=model, lora=False, trainer_kwargs={"peft_config": lora}, **keys)
-    assert trainer.model(TOKENS).logits.dtype == torch.float32
-    assert trainer.model.get_base_model().transformer.wte(TOKENS).dtype == torch.bfloat16
 
 
 def errors(dtype, temperature, score):

@@ -1,6 +1,5 @@
 """Packed rows against TRL's padded ones, TRL's own method being the control; and what is known to stand against it."""
 
-from itertools import product
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -9,8 +8,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logps, with_adapter, with_head
-from peft import LoraConfig, get_peft_model
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -23,9 +20,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl.trainer import utils
 
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.fast import acceleration, prefix
+from trl_prorl.fast import prefix
 from trl_prorl.fast.families import listing_obstacle
-from trl_prorl.fast.lean_lora import use_lean_layers
 from trl_prorl.fast.packing import packed_logps
 
 
@@ -209,36 +205,3 @@ def test_auto_falls_back_and_on_refuses_what_is_not_listed(run, make_trainer, ti
     packing = str(fallen_back.acceleration.packing)
     assert packing.startswith("off: NemotronForCausalLM")
     assert read_env(fallen_back.args.output_dir)["execution"]["packing"] == packing
-
-
-def chosen(made):
-    """What a trainer would do if it were made now."""
-    policy = made.accelerator.unwrap_model(made.model)
-    return str(acceleration.Acceleration.from_trainer(made, policy).packing)
-
-
-class Operators(TorchDispatchMode):
-    """Counts operators that compute, without views, while it is entered."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        is_view = any(result.alias_info and not result.alias_info.is_write for result in function._schema.returns)
-        self.count += not (is_view or function._opname in ("detach", "_unsafe_view"))
-        return function(*args, **(kwargs or {}))
-
-
-def test_a_layer_takes_fewer_operators_than_trls():
-    """Forward and backward, from models of one and of three layers. The sequences need two blocks of queries."""
-    ids, mask, keep = batch_of([(20, [150, 160, 40, 90])])
-    counts = []
-    for scores, layers in product((packed_logps, padded_logps), (1, 3)):
-        model = with_head(build(num_hidden_layers=layers))
-        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
-        if scores is packed_logps:
-            use_lean_layers(model)
-        with Operators() as operators:
-            scores(model, ids, mask, keep)[0].sum().backward()
-        counts.append(operators.count)
-    ours, theirs = (counts[1] - counts[0]) / 2, (counts[3] - counts[2]) / 2
-    assert ours <= 0.9 * theirs

@@ -1,21 +1,17 @@
 """Training with packed groups and without the rows that carry no gradient: the same numbers."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
 from packed_models import MOE, build
-from peft import LoraConfig
 from run_record import read_events
 from run_record import read_rows as rows
-from tiny_run import LORA, constant, record_results, vowels
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_run import constant, vowels
+from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
-from trl_prorl.cli.prompt_rows import check_images, has_images
 from trl_prorl.errors import InputError
-from trl_prorl.parts import Part
 from trl_prorl.reference import Scorer
 from trl_prorl.rollout import keep_groups_together
 from trl_prorl.supported import LOSS_TYPES
@@ -71,39 +67,6 @@ def test_every_step_has_the_gradient_of_trl_s_own_rows(run, schedule, objective)
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-class Fed(Part):
-    """Keeps the micro-batches that are trained on."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def on_loss(self, micro_batch):
-        self.batches.append(micro_batch.batch)
-
-
-@pytest.mark.parametrize("schedule, shares, saved", [("a part", 2, 0.0), ("all", 1, 0.25)])
-def test_rows_of_a_group_stand_together_within_a_step(make_trainer, schedule, shares, saved):
-    """The prompts of a step, or of a whole generation where a step has all of it, follow group by group."""
-    keys = {"per_device_train_batch_size": 4, "num_iterations": 1, **SCHEDULES[schedule]}
-    trainer = make_trainer(pack_groups="on", **keys)
-    made = record_results(trainer, "_sample")
-    fed = []
-    trainer.parts["fed"] = Fed(fed)
-    trainer.train()
-    generated = [tuple(prompt) for prompt in made[0][0]["prompt_ids"].tolist()]
-    order = [tuple(prompt) for batch in fed[:4] for prompt in batch["prompt_ids"].tolist()]
-    assert sorted(order) == sorted(generated)
-    assert order != generated
-    size = len(order) // shares
-    for start in range(0, len(order), size):
-        share = order[start : start + size]
-        changes = sum(prompt != following for prompt, following in pairwise(share))
-        assert changes == len(set(share)) - 1
-    tokens = sum(row["tokens_processed_policy"] for row in rows(trainer))
-    padded = sum(batch["prompt_ids"].numel() + batch["completion_ids"].numel() for batch in fed)
-    assert tokens < (1.0 - saved) * padded
-
-
 def test_a_share_s_groups_come_in_the_order_in_which_it_meets_them():
     permutation = torch.tensor([5, 1, 0, 3, 2, 4, 7, 6])
     assert keep_groups_together(permutation, 4, 8).tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
@@ -144,26 +107,6 @@ def test_steps_packed_and_padded_end_with_the_same_weights(run, largest_differen
     assert tokens[0] < tokens[1]
     calls = {name: [row[name] for row in rows(padded)] for name in ("policy_forward_calls", "ref_forward_calls")}
     assert {name: [row[name] for row in rows(packed)] for name in calls} == calls
-
-
-@pytest.mark.parametrize("keys", [{"pack_groups": "on"}, {"fast": True, "compact_generation": "off"}], ids=str)
-def test_biases_are_trained_as_they_are_in_padded_rows(run, tiny_model, keys):
-    begun = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
-    trained = []
-    for packing in ({}, keys):
-        trainer = run(lora=False, trainer_kwargs={"peft_config": LoraConfig(**LORA, bias="all")}, **packing)
-        found = {}
-        for name, param in trainer.model.named_parameters():
-            if param.requires_grad and name.endswith("bias"):
-                found[name.removeprefix("base_model.model.").replace("base_layer.", "")] = param
-        trained.append(found)
-    padded, packed = trained
-    assert str(trainer.acceleration.packing) == "on"
-    assert len(packed) == 6
-    for name, param in packed.items():
-        assert (param - begun[name]).abs().max() > 1e-3
-        if "k_proj" not in name:  # its gradient is rounding noise, see `largest_difference`
-            assert (param - padded[name]).abs().max() < 1e-5
 
 
 ASKED = [{"loss_type": name, "beta": 0.2, "ref_reset_every": 2} for name in LOSS_TYPES if name not in OBJECTIVES]
@@ -254,7 +197,6 @@ def test_rows_with_a_gradient_are_chosen_by_hand():
         assert scores.rows_to_score(batch, needs_all=True) is None
 
 
-IN_REWARD = {"beta": 0.1, "kl_in": "reward", "advantage_estimator": "rloo"}
 WATCHED = {"use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min": 0.0, "entropy_coef_delta": 0.1}
 
 
@@ -337,17 +279,3 @@ def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, t
 def test_images_are_refused_where_rows_are_chosen(make_trainer, key, value):
     with pytest.raises(InputError, match=f"^{key}={value} .*images"):
         make_trainer(columns={"image": ["none"] * 16}, **{key: value})
-
-
-@pytest.mark.parametrize("given", ["tools", "environment_factories"])
-def test_images_that_only_a_reply_may_have_are_refused_in_the_batch(make_trainer, given):
-    """Replies may be text, so a model that sees trains with them until the first image."""
-    trainer = make_trainer(beta=0.1, beta_base=0.1, ref_compute="naive_epoch")
-    trainer._is_vlm = True
-    assert not has_images(trainer)
-    setattr(trainer, given, {None: print})
-    assert has_images(trainer)
-    check_images(trainer)
-    for name, cure in {"ref": "ref_compute: cached", "old": "kl_in: loss", "base": "beta_base: 0"}.items():
-        with pytest.raises(InputError, match=f"images.*{cure}"):
-            trainer.scorer.score_anchor(trainer.anchors[name], None, None, {"pixel_values": torch.ones(1)}, None)

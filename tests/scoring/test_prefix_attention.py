@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from trl_prorl.fast import prefix as module
-from trl_prorl.fast.prefix import layout, prefix_attention, sdpa_or_prefix_attention, to_add
+from trl_prorl.fast.prefix import layout, prefix_attention, sdpa_or_prefix_attention
 
 
 def dense(sequences, window=None):
@@ -71,44 +71,6 @@ def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, sc
             found.append([result, query.grad, key.grad, value.grad])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
-
-
-def test_the_work_does_not_grow_with_the_square_of_the_row():
-    """Scores computed for 8 completions of a prompt: of a dense mask's an eighth, and little above what is seen."""
-    sequences = row_of([(100, [600] * 8)])
-    scores = sum(block.sequences * block.size * block.keys for block in layout(sequences).blocks)
-    mask = dense(sequences)
-    assert scores < mask.numel() / 6
-    assert scores < 1.3 * mask.sum()
-
-
-def mask_bytes(sequences, groups, window=None):
-    """Bytes of a row's masks in bf16, additive ones and those they are made of."""
-    row = layout(sequences)
-    masks = [to_add(row, block, torch.bfloat16, groups, window) for block in row.blocks]
-    masks += [block.mask for block in row.blocks if block.mask is not None]
-    return sum({mask.untyped_storage().data_ptr(): mask.untyped_storage().nbytes() for mask in masks}.values())
-
-
-@pytest.mark.parametrize("window", [None, 512])
-@pytest.mark.parametrize("prompts", [[100], [100, 131]])
-def test_masks_grow_with_the_length_not_with_its_square(prompts, window):
-    """Six heads share keys: 128 queries times 6 heads times the keys, in at most one mask for each alignment."""
-    sizes = []
-    for length in (2048, 4096):
-        groups = [(prompt, [length, length - 5, length - 300]) for prompt in prompts]
-        sizes.append(mask_bytes(row_of(groups), 6, window))
-        assert sizes[-1] <= 2 * 8 * (128 + 8) * 6 * (length + 200)
-    assert sizes[1] <= 2 * sizes[0]
-
-
-def test_a_shared_mask_begins_where_a_gpu_s_kernel_reads():
-    """Offset and strides are multiples of eight, and the same mask serves all sequences of a block."""
-    row = layout(row_of([(101, [3000, 2000]), (63, [2500])]))
-    for block in row.blocks:
-        mask = to_add(row, block, torch.bfloat16, 2)
-        assert mask.shape == (1, 1, 2 * block.size, block.keys)
-        assert mask.storage_offset() % 8 == mask.stride(-2) % 8 == 0 and mask.stride(-1) == 1
 
 
 def test_what_it_cannot_compute_is_refused():

@@ -3,8 +3,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import trl_prorl.tasks.code
 from trl_prorl.tasks import get_task
@@ -116,30 +114,9 @@ def test_rewards(completion, share):
     assert make().verify(completion, ROW) is (share == 1.0)
 
 
-def test_many_keep_their_order_and_the_same_program_runs_once(monkeypatch):
-    task = make()
-    runs = []
-    run_many = task._sandbox.run_many
-    monkeypatch.setattr(task._sandbox, "run_many", lambda programs: runs.extend(programs) or run_many(programs))
-    right = "def double(x):\n    return 2 * x"
-    wrong = "def double(x):\n    return x"
-    completions = [wrong, right, "nothing", right, wrong, right]
-    assert task.verify_many(completions, [ROW] * 6) == [False, True, False, True, False, True]
-    assert len(runs) == 2
-    assert task.verify_many([], []) == []
-
-
 def test_nasty_texts():
     for completion in ("\ud800double", "\x00double", "```\n" * 10_000 + "double", "(" * 50_000 + "double"):
         assert make().verify(completion, ROW) is False
-
-
-@settings(deadline=None, max_examples=10, derandomize=True)
-@given(st.text().map("double {}".format))
-def test_scoring_never_raises(completion):
-    task = make()
-    assert task.verify(completion, ROW) is False
-    assert task.reward(completion, ROW) == 0.0
 
 
 # Files
@@ -213,36 +190,7 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
     assert not any(task.verify(completion, row) for completion in wrong)
 
 
-@pytest.mark.parametrize(
-    "row, message",
-    [
-        ({**PLAIN, "tests": ["assert f(1 =="]}, "'tests', number 0 is 'assert f.1 =='.* not Python"),
-        ({**PLAIN, "tests": [3]}, "'tests', number 0 is 3, which is not Python"),
-        ({**PLAIN, "setup": ["x = 1"]}, "'setup' is .'x = 1'., which is not Python"),
-        ({**PLAIN, "solution": ["x"]}, "'solution' is .'x'.. It must be text"),
-        ({**PLAIN, "entry_point": 5}, "'entry_point' is 5. Every row needs 'entry_point' as text"),
-        ({**PLAIN, "entry_point": None}, "'entry_point' is missing"),
-        (MBPP, "'prompt' is missing"),
-    ],
-)
-def test_a_bad_file(tmp_path, write_jsonl, row, message):
-    path = write_jsonl(tmp_path / "bad.jsonl", [row])
-    with pytest.raises(ValueError, match=f"path='{path}', row 0.*{message}"):
-        make(path=path)
-
-
 # Options
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"reward": "half"}, "reward='half' must be one of exact, share"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
 
 
 def test_without_bubblewrap_the_task_is_refused(monkeypatch, tmp_path):

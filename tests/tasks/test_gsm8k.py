@@ -1,5 +1,4 @@
 import pytest
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,47 +56,7 @@ def test_gold_solutions_verify_and_answers_are_plain_numbers(task):
             assert task.verify(solutions[question], row) is task.verify(task.gold(row), row) is True
 
 
-def test_hub(monkeypatch):
-    def load(path, config, split):
-        if path == "someone/unreachable":
-            raise ConnectionError("no route")
-        assert config == "main"
-        return Dataset.from_list({"train": TRAIN, "test": TEST}[split])
-
-    monkeypatch.setattr("datasets.load_dataset", load)
-    assert len(get_task("gsm8k", path="someone/gsm8k-copy").rows("test", None)) == len(TEST)
-    with pytest.raises(ValueError, match="path='someone/unreachable'.*no route"):
-        get_task("gsm8k", path="someone/unreachable").rows("test", 1)
-
-
 # Errors
-
-
-@pytest.mark.parametrize("path", ["nowhere", "a/b/c", 3])
-def test_wrong_path(path):
-    with pytest.raises(ValueError, match="path="):
-        get_task("gsm8k", path=path)
-
-
-def test_missing_file(tmp_path, write):
-    folder = write(tmp_path)
-    (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(ValueError, match=f"path='{folder}/test.jsonl'"):
-        get_task("gsm8k", path=folder)
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n', "row 1: 'answer'"),
-        ('{"question": "a", "answer": "#### many"}\n', "'answer' must end in"),
-    ],
-)
-def test_bad_file(tmp_path, write, text, message):
-    folder = write(tmp_path)
-    (tmp_path / "train.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=f"(?s)path='{folder}/train.jsonl'.*{message}"):
-        get_task("gsm8k", path=folder)
 
 
 # Verification: completions by the reference
@@ -333,18 +292,3 @@ def test_every_way_to_write_a_number(value):
         assert task.verify(f"#### {text}", row)
         assert task.verify(f"\\boxed{{{text}}}", row)
         assert not task.verify(f"#### {text}", {"answer": str(value + 1)})
-
-
-def test_an_instruction_of_ones_own_stands_below_the_same_questions(tmp_path, write):
-    folder = write(tmp_path)
-    usual = get_task("gsm8k", path=folder).rows("validation", None)
-    short = get_task("gsm8k", path=folder, instruction="End with #### and the number.").rows("validation", None)
-    assert questions(short) == questions(usual)
-    assert short["answer"] == usual["answer"]
-    assert {row["prompt"][0]["content"].split("\n", 1)[1] for row in short} == {"End with #### and the number."}
-
-
-@pytest.mark.parametrize("instruction", [" ", 3])
-def test_an_instruction_is_a_text(tmp_path, write, instruction):
-    with pytest.raises(ValueError, match="^instruction="):
-        get_task("gsm8k", path=write(tmp_path), instruction=instruction)

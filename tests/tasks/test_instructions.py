@@ -4,7 +4,7 @@ import pytest
 
 from trl_prorl.tasks import get_task, instructions
 from trl_prorl.tasks.constraints import CONSTRAINTS, describe, fulfils, words
-from trl_prorl.tasks.instructions import english_words, is_english, names, repeats
+from trl_prorl.tasks.instructions import is_english, names, repeats
 
 
 @pytest.mark.parametrize("level", [1, 2, 8])
@@ -19,13 +19,6 @@ def test_the_constraints_can_be_met_together(level):
         _, *wishes = row["prompt"][0]["content"].split("\n")
         assert wishes == [f"- {describe(one.pop('kind'), one)}" for one in constraints]
     assert level < 8 or kinds == set(CONSTRAINTS)
-
-
-def test_a_text_for_one_row_seldom_does_for_another():
-    task = get_task("instructions", level=6)
-    rows = list(task.rows("train", 60))
-    passed = sum(task.verify(task.gold(other), row) for row, other in zip(rows, rows[1:] + rows[:1], strict=True))
-    assert passed <= 3
 
 
 ROW = {
@@ -94,12 +87,6 @@ def test_a_text_without_words_meets_nothing():
             assert not fulfils(text, kind, parameters)
 
 
-@pytest.mark.parametrize("piece", ["!", ".", '."', ". ", "- ", "[", "<<", "a", "***\n", " ", "a. "])
-def test_long_texts_end(piece):
-    for kind, parameters, _, _ in CASES:
-        assert type(fulfils(piece * 100_000 + "a", kind, parameters)) is bool
-
-
 KNOWN = set("i it we the a is are was and at of old very quiet blue see walk walked then don't glass sea's".split())
 ON_A_STREET = {"constraints": json.dumps([{"kind": "no_commas"}]), "topic": "a quiet street"}
 
@@ -159,32 +146,3 @@ def test_each_condition_of_gold_fails_alone_and_the_reward_sees_the_form_only(sm
     assert task.verify(text, ON_A_STREET) is makes
     assert task.reward(text, ON_A_STREET) == float("," not in text)
     assert get_task("instructions", level=1).verify(text, ON_A_STREET) is ("," not in text)
-
-
-@pytest.mark.parametrize("level", [1, 8])
-def test_every_question_has_an_answer_that_makes_sense(monkeypatch, level):
-    everything = set(instructions.WORDS).__contains__
-    monkeypatch.setattr(instructions, "english_words", lambda: everything)
-    task = get_task("instructions", level=level, sense=True)
-    for row in task.rows("train", 300):
-        assert task.verify(task.gold(row), row), row
-        assert row["prompt"][0]["content"].startswith(f"Write a short text about {row['topic']}.\n")
-
-
-def test_without_a_dictionary_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(instructions, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install pyspellchecker"):
-        english_words.__wrapped__()
-
-
-def test_sense_is_true_or_false():
-    with pytest.raises(ValueError, match="sense="):
-        get_task("instructions", sense=1)
-
-
-def test_the_dictionary_knows_the_words_of_the_task():
-    pytest.importorskip("spellchecker")
-    known = english_words()
-    assert all(map(known, instructions.WORDS))
-    assert not any(map(known, ["muscfirb", "wolkod", "asdf"]))
-    assert all(map(known, ["bicycles", "walked", "neighborhood", "colors", "don't"]))

@@ -73,29 +73,3 @@ def test_line_separators_inside_a_text(tmp_path):
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"problem": "a", "answer": "1"}\n')
     assert read_jsonl(tmp_path / "a.jsonl") == [{"problem": "a", "answer": "1"}]
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("{}\nnot json\n", "line 2 is not JSON"),
-        ("{}\n" + '{"a":' * 50_000 + "1" + "}" * 50_000 + "\n", "line 2 is not JSON"),
-    ],
-)
-def test_a_bad_file(tmp_path, text, message):
-    file = tmp_path / "bad.jsonl"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=f"path='{file}'.*{message}"):
-        get_task("math", path=str(file))
-
-
-@pytest.mark.parametrize("path", ["/nowhere.jsonl", "/", 3])
-def test_nothing_there(path):
-    with pytest.raises(ValueError, match="^path="):
-        get_task("math", path=path)
-
-
-def test_too_many_rows(tmp_path, write_jsonl):
-    task = get_task("math", path=write_jsonl(tmp_path / "few.jsonl", rows_of(range(3))))
-    with pytest.raises(ValueError, match="^n=10: math has "):
-        task.rows("train", 10)

@@ -303,24 +303,3 @@ def test_a_long_text_is_not_read(task, monkeypatch):
     # Reading takes more than linear time.
     monkeypatch.setattr("trl_prorl.tasks.math.plain_text", None)
     assert not task.verify("\\boxed{" + "x " * 10**6 + "}", {"answer": "42"})
-
-
-@pytest.mark.parametrize(
-    "row, message",
-    [
-        ({"answer": "1"}, "'problem' or 'question' is missing"),
-        ({"problem": "a"}, "'answer' or 'solution' is missing"),
-        ({"problem": "a", "answer": 1}, "'answer' or 'solution' is 1"),
-        ({"problem": "", "answer": "1"}, "'problem' or 'question' is ''"),
-        ({"problem": "a", "solution": "It is 1."}, "'solution' has no .*boxed"),
-    ],
-)
-def test_bad_rows(tmp_path, write_jsonl, row, message):
-    path = write_jsonl(tmp_path / "bad.jsonl", [PROBLEMS[0], row])
-    with pytest.raises(ValueError, match=f"path='{path}', row 1: {message}"):
-        get_task("math", path=path)
-
-
-def test_a_path_is_needed():
-    with pytest.raises(ValueError, match="path is missing"):
-        get_task("math")

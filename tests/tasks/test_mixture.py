@@ -72,32 +72,3 @@ def test_every_row_is_its_own_tasks(mixture):
     first, *rest = row["answer"].split()
     assert 0 < mixture.reward(" ".join([first, *reversed(rest)]), row) < 1
     assert mixture.answer_of("3  4", row) == "3 4"
-
-
-@pytest.mark.parametrize(
-    "tasks, message",
-    [
-        ({}, "tasks={} must map"),
-        (["parity"], "tasks=.'parity'. must map"),
-        *(({"parity": weight}, "'parity'.*above 0") for weight in (0, -1, True, "half", float("nan"))),
-        ({"parity": {"level": 2}}, "'parity'.*None"),
-        ({"parit": 1}, "'parit': task='parit' is not a task"),
-        ({"parity": {"weight": 1, "levle": 2}}, "'parity': levle=2 .* mean 'level'"),
-        ({"inner": {"weight": 1, "task": "mixture", "tasks": {"parity": 1}}}, "'inner' is a mixture itself"),
-    ],
-)
-def test_wrong_members(tasks, message):
-    with pytest.raises(ValueError, match=message):
-        get_task("mixture", tasks=tasks)
-
-
-@pytest.mark.parametrize(
-    "split, n, message",
-    [
-        ("train", None, "n=None.*train_rows"),
-        ("train", 2, "n=2: the weight 1 of 'stem' gives it no row"),
-    ],
-)
-def test_wrong_requests(mixture, split, n, message):
-    with pytest.raises(ValueError, match=message):
-        mixture.rows(split, n)

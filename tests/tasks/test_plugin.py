@@ -118,15 +118,6 @@ def test_rows_that_are_none_are_refused_in_one_line_before_a_run_begins(tmp_path
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA", "passk --run x", "drift --run x"])
-def test_every_command_refuses_in_one_line(tmp_path, command, begin):
-    (tmp_path / "broken.py").write_text("1 / 0")
-    status, written = command(f"{begin} --plugin broken.py")
-    assert status == 2 and "Traceback" not in written, written[-2000:]
-    (line,) = error_lines(written)
-    assert line.startswith("error: --plugin broken.py") and "ZeroDivisionError" in line
-
-
 @pytest.mark.parametrize(
     ("words", "shown"),
     [

@@ -71,33 +71,6 @@ def test_splits_are_disjoint_although_the_space_is_small():
     assert len(set.union(*found)) == sum(map(len, found))
 
 
-def test_seeds_do_not_overlap(task):
-    # reasoning-gym's own data sets of seeds 0 and 100 share 900 of 1000 questions.
-    first, second = (set(prompts(task.rows("train", 200, seed))) for seed in (0, 100))
-    assert len(first) == len(second) == 200
-    assert len(first & second) < 5
-
-
-def test_levels_and_settings():
-    easy, hard = (get_task("rg:chain_sum", level=level).rows("train", 20) for level in (1, 8))
-    assert max(map(len, prompts(easy))) < max(map(len, prompts(hard)))
-    two = get_task("rg:chain_sum", config={"min_terms": 2, "max_terms": 2}).rows("train", 10)
-    assert all(prompt.count(" + ") + prompt.count(" - ") == 1 for prompt in prompts(two))
-
-
-NESTED = {
-    "rearc": {"rng_difficulty_ranges": [[0.0, 0.5], [0.5, 1.0]], "rng_difficulty_weights": [1, 1]},
-    "composite": {"datasets": [{"name": "chain_sum", "weight": 1, "config": {"min_terms": 3}}]},
-}
-
-
-@pytest.mark.parametrize("family", NESTED)
-def test_settings_that_hold_lists_or_mappings(family):
-    task = get_task(f"rg:{family}", config=NESTED[family])
-    row = task.rows("train", 1)[0]
-    assert task.verify(task.gold(row), row)
-
-
 SCORER = "__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset"
 HOSTILE = {
     "fake the score": f"setattr({SCORER}, 'score_answer', lambda *a: 1.0) or []",
@@ -132,14 +105,6 @@ def test_what_is_no_number_is_no_answer(family):
     assert task.verify(task.gold(row), row)
 
 
-def test_words_that_contain_nan_or_inf_are_scored():
-    task = get_task("rg:chain_sum", reward="score")
-    for row in task.rows("train", 3):
-        # For an answer with more text around it this scorer gives a part of a point.
-        assert task.reward(f"<answer>{row['answer']} bananas, infinite</answer>", row) > 0
-        assert task.reward(f"<answer>{row['answer']} bananas, inf</answer>", row) == 0
-
-
 def test_a_calculation_that_was_only_written_down_is_no_answer():
     task = get_task("rg:simple_integration")
     for row in task.rows("train", 4):
@@ -149,14 +114,6 @@ def test_a_calculation_that_was_only_written_down_is_no_answer():
         assert task.verify(f"<answer>{gold}</answer>", row), text
         for answer in (f"Integral({integrand}, x)", f"Integral(Derivative({gold}, x), x)", f"Subs({gold}, y, x)"):
             assert not task.verify(f"<answer>{answer}</answer>", row), answer
-
-
-def test_lists_as_answers_still_count():
-    # What the scorer's `eval` is for: a list in Python's notation.
-    task = get_task("rg:binary_matrix")
-    row = task.rows("train", 1)[0]
-    matrix = [[int(cell) for cell in line.split()] for line in row["answer"].strip().split("\n")]
-    assert task.score(f"<answer>{matrix}</answer>", row) > 0.05
 
 
 def test_the_worker_is_locked_up():
@@ -183,27 +140,3 @@ def test_scoring_never_raises(completion):
         row = {"seed": 7, "answer": "0"}
         assert 0.0 <= task.reward(completion, row) <= 1.0
         assert type(task.verify(completion, row)) is bool
-
-
-def test_nasty_texts(task):
-    row = task.rows("train", 1)[0]
-    for completion in ("\ud800", "\x00", "9" * 100_000, "<answer>" * 10_000, "<answer>" + "(" * 10_000 + "</answer>"):
-        assert task.verify(completion, row) is False
-
-
-@pytest.mark.parametrize(
-    "name, options, message",
-    [
-        ("rg:chain_sums", {}, "no family 'chain_sums'.* chain_sum"),
-        ("rg:chain_sum", {"config": {"min_termz": 2}}, "min_termz"),
-        ("rg:chain_sum", {"config": {"seed": 1}}, "config=.*seed"),
-        ("rg:chain_sum", {"config": 3}, "config=3"),
-        ("rg:chain_sum", {"level": 9}, "level=9"),
-        ("rg:chain_sum", {"reward": "half"}, "reward='half'"),
-        ("rg:chain_sum", {"levle": 3}, "levle=3 .*mean 'level'"),
-        ("rg:coin_flip", {}, "coin_flip"),
-    ],
-)
-def test_wrong_options(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        get_task(name, **options)

@@ -7,7 +7,6 @@ import trl_prorl.tasks.__main__
 import trl_prorl.tasks.reasoning_gym
 from trl_prorl.tasks import Task, get_task, task_names
 from trl_prorl.tasks.__main__ import main
-from trl_prorl.tasks.generated import GeneratedTask
 from trl_prorl.tasks.registry import task_class
 
 
@@ -58,31 +57,8 @@ def test_list(monkeypatch, capsys):
     assert all(name in out for name in [*task_names(), "rg:NAME"])
 
 
-def test_show_a_file(monkeypatch, capsys, tmp_path):
-    lines = [f'{{"problem": "How much is {i}?", "answer": "{i}"}}\n' for i in range(20)]
-    (tmp_path / "problems.jsonl").write_text("".join(lines))
-    out = run(monkeypatch, capsys, "show", "math", "--path", str(tmp_path / "problems.jsonl"), "-n", "2")
-    assert out.count("How much is") == 2
-
-
 def test_show_with_options(monkeypatch, capsys):
     options = '{"tasks": {"parity": 1, "sorting": {"weight": 1, "level": 2}}}'
     out = run(monkeypatch, capsys, "show", "mixture", "--options", options, "--split", "test", "-n", "4")
     assert out.count("ones even or odd?") == 2
     assert out.count("sort ") == 2
-
-
-def test_show_prints_square_brackets(monkeypatch, capsys):
-    # rich reads "[bold]" as markup unless told otherwise.
-    class Bold(GeneratedTask):
-        name = "bold"
-
-        def sample(self, rng):
-            return f"[bold]{rng.random()}", "[bold]"
-
-    monkeypatch.setattr(trl_prorl.tasks.__main__, "task_of_recipe", lambda *given: Bold())
-    assert run(monkeypatch, capsys, "show", "bold", "-n", "1").count("[bold]") == 2
-
-
-def test_without_a_subcommand_the_tasks_are_listed(monkeypatch, capsys):
-    assert run(monkeypatch, capsys) == run(monkeypatch, capsys, "list")

@@ -1,7 +1,5 @@
 """Tasks whose question is a few digits or brackets, and whose answer is a word, a number or a sum."""
 
-from collections import Counter, defaultdict
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,15 +76,6 @@ def test_a_string_no_longer_than_its_ends_is_right_as_a_whole():
     assert [task.reward(text, {"answer": "321"}) for text in ("321", "301", "021", "320")] == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [({"reward": "ends", "first": -1}, "first=-1"), ({"first": 2}, "first=2 needs reward='ends'")],
-)
-def test_ends_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
-        get_task("reverse_digits", **options)
-
-
 def reduces_to_nothing(brackets):
     while (shorter := brackets.replace("()", "").replace("[]", "").replace("{}", "")) != brackets:
         brackets = shorter
@@ -113,17 +102,6 @@ def test_lengths_and_answers_of_brackets(questions):
         assert brackets[-1] in ")]}"
         assert [brackets.count(b) for b in "([{"] == [brackets.count(b) for b in ")]}"]
     assert {len(brackets) for brackets, _ in questions} == {10, 12, 14, 16}
-
-
-@pytest.mark.parametrize("cue", [len, lambda b: b[0], lambda b: b[-1], lambda b: b.count("(")])
-def test_no_surface_cue_gives_the_answer_away(questions, cue):
-    answers = defaultdict(Counter)
-    for brackets, answer in questions:
-        answers[cue(brackets)][answer] += 1
-    for counts in answers.values():
-        if counts.total() >= 200:
-            assert 0.35 < counts["yes"] / counts.total() < 0.65
-    assert sum(counts["yes"] for counts in answers.values()) / len(questions) == pytest.approx(0.5, abs=0.05)
 
 
 ROW = {"prompt": [{"role": "user", "content": "add 17 48 5"}], "working": "17+48=65 65+5=70", "answer": "70"}

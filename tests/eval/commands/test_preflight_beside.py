@@ -193,6 +193,24 @@ def test_causes_are_found_in_trl_s_trainer(make_trainer):
     assert levels(preflight(long, prompts=4))["longest prompt, with a completion"] == "look"
 
 
+def test_two_forwards_that_differ_are_said_where_they_are_compared(make_trainer, tiny_model):
+    for beta, is_said in ((0.1, True), (0.0, False)):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model, attention_dropout=0.5)
+        trainer = make_trainer(GRPOTrainer, model=model, lora=False, beta=beta, num_iterations=1)
+        assert ("two forwards of a row" in levels(preflight(trainer, prompts=4))) is is_said
+
+
+def test_a_reward_that_reads_messages_as_text_is_said(make_trainer):
+    readers = {
+        "stop": lambda completion: float("e" in completion),
+        None: lambda completion: float("e" in completion[-1]["content"]),
+    }
+    for level, read in readers.items():
+        reward = lambda completions, read=read, **columns: [read(completion) for completion in completions]  # noqa: E731
+        trainer = make_trainer(GRPOTrainer, reward=reward, temperature=1.5)
+        assert levels(preflight(trainer, prompts=8)).get("rewards of messages") == level
+
+
 def test_a_verifier_of_one_completion_finds_what_the_reward_pays_wrongly(make_trainer):
     rows = []
 
