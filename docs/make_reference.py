@@ -65,8 +65,8 @@ INTRODUCTION = """# Configuration reference
 
 {list_of_keys}
 
-- **Set a key**: `kl_target: 0.1` in a recipe, `--kl_target 0.1` on the command line (overrides the recipe),
-  `ProRLConfig(kl_target=0.1)` in a script. An unknown key raises an error that suggests the nearest one.
+- **Set a key**: `beta_old: 0.3` in a recipe, `--beta_old 0.3` on the command line (overrides the recipe),
+  `ProRLConfig(beta_old=0.3)` in a script. An unknown key raises an error that suggests the nearest one.
 - **More keys**: a recipe also accepts TRL's [GRPOConfig]({trl}) and ModelConfig (`model_name_or_path`, `dtype`,
   `use_peft`, `lora_r`, …). The groups *Task and data*, *Length reward* and *Thinking budget* are only for recipes.
 - **Defaults**: with all keys at their defaults the training is TRL's, bit for bit, with [a few

@@ -256,8 +256,8 @@ class ProlongedKeys:
 
     >>> common = {"learning_rate": 1e-5, "bf16": False}  # TRL's default, bf16=True, needs a GPU
     >>> no_kl = ProRLConfig("runs/no-kl", fast=True, **common)
-    >>> fixed_reference = ProRLConfig("runs/fixed", beta=0.3, kl_target=0.1, **common)
-    >>> moving_reference = ProRLConfig("runs/A", beta=0.3, kl_target=0.1, ref_reset_every=200, **common)
+    >>> fixed_reference = ProRLConfig("runs/fixed", beta=0.3, **common)
+    >>> moving_reference = ProRLConfig("runs/A", beta=0.3, ref_reset_every=200, **common)
     >>> old_policy = ProRLConfig("runs/B", beta_old=0.3, num_iterations=2, **common)
     >>> optimizer_reset = ProRLConfig("runs/C", beta=0.3, ref_reset_every=200, optimizer_reset="hard", **common)
     ```

@@ -153,10 +153,10 @@ def accuracy_finding(rollouts: Rollouts) -> Finding:
     low, high = prompt_interval(rates)
     change = ""
     if p >= MAX_ACCURACY:
-        change = "nearly every prompt is solved, or the reward accepts anything: use a harder task_level or data"
+        change = "nearly every prompt is solved, or the reward accepts anything: use harder prompts"
     elif p <= MIN_ACCURACY:
         change = (
-            "the starting model solves almost nothing, or the reward is wrong: use an easier task_level, a graded "
+            "the starting model solves almost nothing, or the reward is wrong: use easier prompts, a graded "
             "reward, or supervised fine-tuning first"
         )
     interval = " (too few for an interval)" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]"
@@ -206,9 +206,9 @@ def cure_of_zero_signal(rollouts: Rollouts, tells: bool | None) -> str:
         return "every reward function returns None for every completion: fix the reward functions"
     p = fmean(rollouts.correct) if rollouts.correct else None
     if p is not None and p >= MAX_ACCURACY:
-        return "nearly every answer is correct already: use a harder task_level"
+        return "nearly every answer is correct already: use harder prompts"
     if p is not None and p <= MIN_ACCURACY:
-        return "almost no answer is correct: use an easier task_level or a graded reward, or check the reward"
+        return "almost no answer is correct: use easier prompts or a graded reward, or check the reward"
     return "the completions of a prompt get equal rewards: raise temperature, use other prompts, or fix the reward"
 
 

@@ -60,7 +60,9 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
     (os.killpg if ranks else os.kill)(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
-    how = f"{newest(out)} and the log files up to it are saved" if save_steps == 2 else "step 0"
+    how = "save_steps). Start again at step 0"
+    if save_steps == 2:
+        how = f"{newest(out)} and the log files up to it are saved"
     assert str(out) in line and how in line and "--resume_from_checkpoint auto" in line
 
 

@@ -118,5 +118,6 @@ def describe_saved_state(output_dir: str | os.PathLike, has_started: bool, go_on
     if checkpoint is not None:
         return f"{checkpoint} and the log files up to it are saved. Continue with {go_on}."
     if has_started:
-        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {go_on}."
+        unsaved = f"{Path(output_dir)} contains log files but no checkpoint (set save_strategy: steps and save_steps)"
+        return f"{unsaved}. Start again at step 0 with {go_on}."
     return NOTHING_BEGUN

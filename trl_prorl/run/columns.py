@@ -44,6 +44,7 @@ TOKENS = "tokens"
 CALLS = "calls"
 SECONDS = "s"
 GPU = "a GPU"
+KL_TO = {ReferenceAnchor: "the reference, with `ref_model` to the teacher"}
 REUSED = "batches that are trained on after an update"
 DYNAMIC = "`dynamic_sampling_rounds`"
 POOL = "`prompt_pool`"
@@ -103,7 +104,7 @@ METRICS = {
     **{
         anchor.kl_key: RecordKey(
             TOKEN,
-            f"KL of the policy to {anchor.words} (k3 estimate, uncorrected)",
+            f"KL of the policy to {KL_TO.get(anchor, anchor.words)} (k3 estimate, uncorrected)",
             anchor.measured_when,
             logged=True,
         )

@@ -75,10 +75,10 @@ TOO_SHORT = "raise max_completion_length"
         # An accuracy of 0, with a reward that works or does not.
         (rollouts(NEVER), RATE, LOOK, "graded reward"),
         (rollouts(NEVER), (SILENT, {"tells": False}), STOP, "fix the reward"),
-        (rollouts(NEVER), SILENT, STOP, "easier task_level"),
+        (rollouts(NEVER), SILENT, STOP, "easier prompts"),
         # An accuracy of 1 gives no gradient; nor does one reward for all completions, or none.
-        (rollouts(ALWAYS), SILENT, STOP, "harder task_level"),
-        (rollouts(ALWAYS), RATE, LOOK, "harder task_level"),
+        (rollouts(ALWAYS), SILENT, STOP, "harder prompts"),
+        (rollouts(ALWAYS), RATE, LOOK, "harder prompts"),
         (rollouts(NEVER, rewards=[math.nan] * 80, **ANY), (SILENT, UNKNOWN), STOP, "None"),
         # Correct and wrong answers with the same reward; one wrong answer with full reward.
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
