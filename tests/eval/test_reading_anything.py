@@ -6,10 +6,6 @@ import pytest
 import yaml
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval import report
-from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.report import build_report
-from trl_prorl.eval.run_folder import reading
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.run.log_files import JsonLines, read_jsonl
 
@@ -94,34 +90,6 @@ def test_a_file_that_cannot_be_read_is_named(folders, file, content):
     replace(folders, file, content)
     with pytest.raises(InputError, match=f"damaged/{file}"):
         load_run(folders / "damaged")
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("number", [1e308, -1e308, float("inf"), float("nan")])
-def test_a_number_too_large_to_be_squared_is_not_measured(folders, number):
-    """fp16 leaves infinities in `grad_norm`."""
-    rows = [dict(row) for row in FILES["metrics.jsonl"]]
-    rows[1]["time_step"] = number
-    replace(folders, "metrics.jsonl", written("metrics.jsonl", rows))
-    run = load_run(folders / "damaged")
-    assert list(run.measured("time_step").index) == [1, 3, 4]
-    build_report(Frame([run, load_run(folders / "sound")]))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("damage", ["file", "bug"])
-def test_one_damaged_run_does_not_hide_the_others(folders, monkeypatch, capsys, damage):
-    """A file that is no JSON; an error that nobody foresaw."""
-    run = folders / "damaged"
-    if damage == "file":
-        (run / "passk.json").write_text("{")
-    else:
-        known = reading.read_env
-        monkeypatch.setattr(reading, "read_env", lambda path: 1 / 0 if path.name == "damaged" else known(path))
-    assert report.main(["--runs", str(folders), "--out", str(folders / "page.html")]) == 0
-    written_text = capsys.readouterr().out
-    assert "control" in written_text
-    assert f"{run}isleftout" in "".join(written_text.split())  # wherever it is wrapped
 
 
 def test_a_log_that_a_kill_cuts_anywhere_loses_its_last_line(tmp_path):

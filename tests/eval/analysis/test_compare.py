@@ -124,22 +124,6 @@ def test_prompts_that_were_given_in_another_form_are_named(evaluated):
     assert noted([plain, plain], "chat_template_kwargs") == [False]
 
 
-@pytest.mark.parametrize(
-    ("measured", "is_old"),
-    [
-        ({"step": 20, "steps_on_record": 20}, False),
-        ({"step": 5, "steps_on_record": 20}, False),  # of the best checkpoint
-        ({"step": 10, "steps_on_record": 10}, True),
-        ({"step": 10}, True),
-        ({}, False),
-    ],
-)
-def test_scores_of_a_run_that_went_on_afterwards_have_a_note(evaluated, measured, is_old):
-    run = evaluated("a", [1, 2], **measured)
-    assert run.has_old_scores == is_old
-    assert noted([run], "a: its scores") == [is_old]
-
-
 @pytest.mark.parametrize(("weights", "is_old"), [(b"evaluated", False), (b"others", True), (None, False)])
 def test_scores_of_other_weights_have_a_note(evaluated, weights, is_old):
     hashes = {"adapter_model.safetensors": hashlib.sha256(b"evaluated").hexdigest()}
@@ -148,24 +132,6 @@ def test_scores_of_other_weights_have_a_note(evaluated, weights, is_old):
     if weights is not None:  # else only the logs are here
         (run.path / "adapter_model.safetensors").write_bytes(weights)
     assert run.has_old_scores == is_old
-
-
-@pytest.mark.parametrize(("of_b", "key"), [({"grader": "old"}, "grader"), ({"dtype": "float32"}, "dtype"), ({}, None)])
-def test_other_verifiers_and_precisions_have_a_note(evaluated, of_b, key):
-    versions = {"grader": "new", "dtype": "bfloat16"}
-    runs = [evaluated("a", [1, 2], **versions), evaluated("b", [1, 2], **versions | of_b)]
-    assert noted(runs, "grader", "dtype") == [key == "grader", key == "dtype"]
-
-
-@pytest.mark.parametrize(("last", "at_the_same_time"), [(112.0, False), (105.0, True)])
-def test_runs_that_trained_at_the_same_time_have_a_note(read_run, last, at_the_same_time):
-    """Three steps of 2 s each; the first run ends at 106."""
-
-    def timed(name, end):
-        return read_run(name, name=name, steps=3, time_step=2.0, time_ended=lambda step: end - 2.0 * (3 - step))
-
-    runs = [timed("A", 106.0), timed("C", last), timed("control", 200.0)]
-    assert noted(runs, "Runs trained at the same time") == [at_the_same_time]
 
 
 def counts(mean, seed):
@@ -262,14 +228,6 @@ def test_the_command(grid, run_of, tmp_path, written):
     for runs, k in ((grid.values(), "9"), ([grid["A", seed] for seed in (1, 2, 3)], "1")):
         code, _ = written(runs, "--k", k)
         assert code == 2
-
-
-def test_a_run_without_an_evaluation_is_left_out_and_named(grid, read_run, written):
-    bare = read_run("plain", 1, "bare")
-    code, said = written([grid["A", 1], grid["B", 1], bare])
-    assert code == 0 and str(bare.path) in "".join(said.split())
-    code, said = written([grid["A", 1], bare])
-    assert code == 2 and str(bare.path) in said
 
 
 def test_the_first_line_answers_whether_runs_differ(grid, written):

@@ -1,7 +1,6 @@
 """`trl-prorl branch`: trials that are the run, but for what was tried, also after a kill."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -227,42 +226,6 @@ def test_a_trial_with_another_sampling_is_evaluated_as_the_control(run_dir, here
     passk = [json.loads(path.read_text()) for path in run_dir.with_name("a-branch-2").glob("*/passk.json")]
     assert [(each["temperature"], each["max_new_tokens"]) for each in passk] == [(1.0, 6)] * 2
     assert not any("chat_template_kwargs" in each for each in passk)
-
-
-REFUSED = {
-    "betta": ["--try", "betta=0"],
-    "seed: ": ["--try", "ref_reset", "--try", "seed=9"],
-    "beta=much": ["--try", "ref_reset beta=much"],
-    "output_dir": ["--try", "output_dir=elsewhere"],
-    "task_level": ["--try", "task_level=4"],
-    "--at 3": ["--at", "3", "--try", "ref_reset"],
-    "beta=0": ["--try", "beta=0", "--try", "beta=0"],
-    "keep": ["--try", "keep"],
-    "beta=1": ["--try", "beta=0 beta=1"],
-    "--try ''": ["--try", ""],
-    "--split nope": ["--try", "ref_reset", "--split", "nope"],
-}
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_is_refused_before_anything_is_written(run_dir, here, capsys, said):
-    before = hash_files(run_dir.parent)
-    given = ["--run", str(run_dir), "--steps", "2", *REFUSED[said]]
-    assert branch.main(given if "--at" in given else [*given, "--at", "2"]) == 2
-    (line,) = error_lines(capsys.readouterr().err)
-    assert said in line
-    assert hash_files(run_dir.parent) == before and os.listdir(run_dir.parent) == ["a"]
-    assert here == []
-
-
-def test_runs_that_cannot_be_continued_so(run_dir, here, capsys):
-    """One whose schedule ends before the trials, and one of a script."""
-    for change, said in (({"lr_scheduler_type": "linear"}, "lr_scheduler_type"), ({"task": None}, "script")):
-        change_config(run_dir, **change)
-        assert branch.main(["--run", str(run_dir), "--at", "4", "--steps", "3", "--try", "ref_reset"]) == 2
-        (line,) = error_lines(capsys.readouterr().err)
-        assert said in line
-        assert os.listdir(run_dir.parent) == ["a"]
 
 
 def test_a_folder_that_is_in_use_or_of_something_else(run_dir, here, capsys, tmp_path):

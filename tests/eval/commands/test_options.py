@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.errors import InputError, PushError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command_lines import command
 
@@ -34,33 +33,6 @@ def test_numbers_with_commas_or_spaces(make_run, make_rows):
             assert parse([*run, "--k", *words.split(" ")]).k == [1, 4, 8]
         assert command_lines.drift([*run, "--checkpoints", *words.split(" ")]).checkpoints == [1, 4, 8]
     assert command_lines.drift([*run, "--checkpoints", "all"]).checkpoints == "all"
-
-
-def test_runs(make_run, make_rows):
-    """As many runs as one likes after each option, and the option as often as one likes."""
-    runs = [str(make_run(name, "A", make_rows(4))) for name in "xyz"]
-    for pair in (["--run", *runs[:2]], ["--runs", *runs[:2]], ["--run", runs[0], "--runs", runs[1]]):
-        for parse in (command_lines.report, command_lines.compare):
-            assert parse(pair).runs == [Path(run) for run in runs[:2]]
-        assert command_lines.drift(pair).runs == [Path(run) for run in runs[:2]]
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (None, 0, ""),
-        (InputError("--k 9: too\n  large"), 2, "error: --k 9: too large\n"),
-        (PushError("the Hub answers 500"), 1, "error: the Hub answers 500\n"),
-    ],
-)
-def test_what_goes_wrong_is_one_line_and_a_code(capsys, error, code, said):
-    @command
-    def main(argv=None):
-        if error is not None:
-            raise error
-
-    assert main([]) == code
-    assert capsys.readouterr().err == said
 
 
 def test_a_mistake_of_ours_is_no_bad_input():

@@ -143,21 +143,6 @@ def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
     assert "x@1" in shown and "y " in shown and "None" not in shown
 
 
-def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
-    asked = []
-
-    def rows(split, n, seed=0):
-        asked.append((split, n, seed))
-        return type(task).rows(task, split, n, seed)
-
-    monkeypatch.setattr(task, "rows", rows, raising=False)
-    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda *given, **options: asked.append(options) or task)
-    change_config(run_dir, task_level=4, task_options={"base": 2}, task_seed=7, dataset_name="some/where")
-    assert passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--split", "validation"]) == 0
-    assert {"level": 4, "base": 2, "path": "some/where"} in asked
-    assert ("validation", 2, 7) in asked
-
-
 @pytest.mark.parametrize(
     ("damage", "named"),
     [

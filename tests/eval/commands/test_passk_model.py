@@ -134,25 +134,3 @@ def test_the_default_folder_of_a_result_is_no_model_s(saved, tmp_path, monkeypat
         evaluate(model, None, lambda completion, row: True)
     assert passk.main(["--model", "a/final", *QUICK]) == 2
     assert "contains a model" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["--model", "MERGED"], "--base"),
-        (["--model", "EMPTY"], "config.json"),
-        ([], "--run RUN, or --model"),
-        (["--run", "RUN"], "--task"),  # the run has its own
-        (["--model", "MERGED", "--base", "NAME", "--checkpoints", "all"], "--checkpoints"),
-        (["--model", "MERGED", "--base", "NAME", "--others", "sorting"], "--others"),
-    ],
-)
-def test_wrong_words_end_in_one_line(saved, tmp_path, monkeypatch, capsys, words, said):
-    folder, _ = saved
-    monkeypatch.chdir(tmp_path)
-    Path("EMPTY").mkdir()
-    words = [str(folder / "merged") if word == "MERGED" else word for word in words]
-    assert passk.main([*words, *(OPTIONS if words else [])]) == 2
-    *_, last = capsys.readouterr().err.splitlines()
-    assert said in last
-    assert not Path("passk").exists()

@@ -195,19 +195,6 @@ def test_a_training_set_that_makes_no_step_stops_it(folder, capsys):
     assert "train_rows" in capsys.readouterr().out
 
 
-def test_what_else_a_recipe_can_ask_for(folder):
-    member = {"task": "reverse_digits", "weight": 1}
-    members = {"easy": member | {"level": 1}, "hard": member | {"level": 4}}
-    recipe = folder / "mixture.yaml"
-    recipe.write_text(f"base: {RECIPE.replace('variantA', 'base')}\noutput_dir: out\ntask_level: null\n")
-    mixture = ["--config", str(recipe), "--task", "mixture", "--task_options", json.dumps({"tasks": members})]
-    thinking = ["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"]
-    length = ["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"]
-    found = folder / "found.json"
-    for argv in (mixture, ["--config", RECIPE, *thinking], ["--config", RECIPE, *length]):
-        assert main([*argv, "--prompts", "8", "--json", str(found), *SMALL]) == 0
-
-
 def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
     rows = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"), print)
     assert [row["step"] for row in rows] == [1, 2]

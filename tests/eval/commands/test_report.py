@@ -1,5 +1,4 @@
 import html
-import json
 
 import pytest
 
@@ -65,25 +64,6 @@ def any_folder(make_run, make_rows, passk_result):
     return root
 
 
-def test_whatever_has_nothing_to_show_is_left_out_and_named(any_folder, capsys):
-    """On the page and on the terminal, a line each; a comparison does so, too."""
-    runs = ["--runs", f"{any_folder}/*"]
-    assert report.main(runs) == 0
-    text = (any_folder / "report.html").read_text()
-    said = "".join(capsys.readouterr().out.split())  # a long path is broken into lines
-    for name in ("crashed", "damaged"):
-        assert f"{any_folder / name} is left out" in text
-        assert f"{any_folder / name}isleftout" in said
-    for name in ("first", "second", "bare", "deep/er/run"):
-        assert f'<th scope="row">{name}</th>' in text
-
-    out = any_folder / "numbers.json"
-    assert compare.main([*runs, "--json", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert [row["difference"][0] for row in found["comparisons"] if row["k"] == 1] == [-0.5]
-    assert len([line for line in found["notes"] if "is left out" in line]) == 2
-
-
 def test_a_folder_of_runs_is_all_runs_below_it(any_folder):
     """A run that was set aside counts where it is named outright."""
     names = ("bare", "crashed", "damaged", "deep/er/run", "first", "second")
@@ -111,13 +91,3 @@ def test_a_comparison_of_fewer_than_two_says_what_evaluates_the_others(any_folde
     bare = any_folder / "bare"
     assert compare.main(["--runs", str(any_folder / "first"), str(bare)]) == 2
     assert f"`trl-prorl passk --run {bare}`" in capsys.readouterr().err
-
-
-def test_runs_of_scripts_have_the_model_s_name(make_run, make_rows):
-    """`config.yaml` names neither model nor task; `env.json` has the model. Two models are two variants."""
-    config = {"model_name_or_path": None, "task": None, "task_level": None}
-    for name, model in (("mine", "Qwen/Qwen2.5-0.5B"), ("other", "HuggingFaceTB/SmolLM2-135M")):
-        env = {"base_model": {"name": model}}
-        root = make_run(name, "plain", make_rows(3), env=env, config=config).parent
-    assert report.main(["--runs", str(root)]) == 0
-    assert "mine (no KL, Qwen2.5-0.5B)" in (root / "report.html").read_text()

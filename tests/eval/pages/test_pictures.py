@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from trl_prorl.cli.variants import VARIANTS
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import comparison, curves, plotting, reset_panels
+from trl_prorl.eval.pages import curves, plotting
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
 
@@ -35,14 +35,6 @@ def shown(label):
 def line(axes, label):
     (found,) = [each for each in axes.lines if shown(each.get_label()) == label]
     return list(found.get_xdata()), list(found.get_ydata())
-
-
-def test_a_run_with_nothing_to_draw_is_not_drawn(read_run, make_run):
-    rows = [{"step": step, "reward": None, "kl_ref": float("nan"), "time_step": 1.0} for step in range(1, 9)]
-    dead = load_run(make_run("dead", "plain", rows))
-    assert curves.section(Frame([dead])).panels == []
-    axes = curve([read_run("A", reward=0.5), dead], "Training reward")
-    assert "dead" not in " ".join(str(each.get_label()) for each in axes.lines)
 
 
 def test_each_variant_has_the_kl_to_its_own_anchor(read_run):
@@ -92,21 +84,3 @@ def test_runs_of_one_variant_differ_in_colour(read_run):
     runs = [read_run(name, name=f"{name}-{place}", config={"beta": place + 1}) for place, name in enumerate(variants)]
     colours = {plotting.colour_of(group) for group in Frame(runs).groups} | {UNKNOWN_COLOUR}
     assert len(colours) == len(variants) + 1
-
-
-def test_steps_are_whole_numbers(read_run):
-    run = read_run("A", steps=16, reward=0.5, events=[{**RESET, "step_applied": 8}])
-    for panel in (
-        *reset_panels.section(Frame([run])).panels,
-        curves.section(Frame([run])).panels[0],
-    ):
-        axes = drawn(panel)
-        axes.set_xlim(-10, 10)  # automatic ticks: every 2.5
-        assert [tick for tick in axes.get_xticks() if tick != int(tick)] == []
-
-
-def test_both_intervals_of_a_run_are_visible(read_run):
-    group = Frame([read_run("A", base=[4, 5, 3, 4] * 4, trained=[4, 5, 4, 4] * 4)]).groups
-    intervals = [each for each in drawn(comparison.scores_panel(group)).lines if len(each.get_xdata()) == 2]
-    (base,), (trained,) = (set(each.get_ydata()) for each in intervals)
-    assert 0.1 < trained - base < 0.5  # of a row

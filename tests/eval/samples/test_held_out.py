@@ -19,7 +19,6 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples import held_out
 from trl_prorl.eval.samples.held_out import HeldOut, plan
-from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.tasks.mixture import Mixture
@@ -286,23 +285,3 @@ def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
 def test_an_unknown_split_is_named_as_the_option(run_dir):
     with pytest.raises(InputError, match="--split tets"):
         HeldOut(run_dir, "tets", 2, name=TaskName.parse("sorting"))
-
-
-@pytest.mark.parametrize("form", ["column", "message"])
-def test_rows_with_images_are_not_evaluated_as_text(form):
-    texts, images = ([{"role": "user", "content": [part]}] for part in ({"type": "text"}, {"type": "image"}))
-    rows = {"prompt": [texts, images]} if form == "message" else {"prompt": ["a", "b"], "image": [None, "b.png"]}
-    with pytest.raises(InputError, match="images"):
-        OwnRows(Dataset.from_dict(rows), lambda completion, row: True)
-
-
-def test_a_tokenizer_that_pads_names_the_same_samples_before_and_after_a_call(run_dir):
-    """transformers switches the padding of a tokenizer.json off in a call."""
-    file = run_dir / "tokenizer.json"
-    padding = {"strategy": "BatchLongest", "direction": "Left", "pad_to_multiple_of": None}
-    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"padding": padding}))
-    evaluation = HeldOut(run_dir, "test", 2)
-    before = evaluation.store(evaluation.base, evaluation.sampling).file
-    evaluation.samples(evaluation.base, 1)
-    assert evaluation.store(evaluation.base, evaluation.sampling).file == before
