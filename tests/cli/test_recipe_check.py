@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import LlavaConfig
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
 from trl_prorl.cli.model_name import find_model
 from trl_prorl.cli.recipe import RecipeParser
 from trl_prorl.cli.recipe_yaml import read_recipe
+from trl_prorl.cli.towers import find_towers
 from trl_prorl.errors import InputError
 from trl_prorl.text import one_line
 from trl_prorl.train import TaskArguments, main
@@ -234,3 +236,9 @@ def test_a_kernel_in_a_model_s_own_configuration_is_not_run(tiny_model, tmp_path
             with pytest.raises(InputError, match="owner/kernel"):
                 find_model(str(folder), init=init)
         assert find_model(str(folder), init={"attn_implementation": "sdpa"}) == str(folder)
+
+
+def test_a_kernel_does_not_run_where_towers_are_looked_for(tmp_path):
+    keys = {"architectures": ["LlavaForConditionalGeneration"], "attn_implementation": "kernels-community/flash-attn2"}
+    (tmp_path / "config.json").write_text(json.dumps(LlavaConfig().to_dict() | keys))
+    assert find_towers(str(tmp_path)) == ["model.vision_tower", "model.multi_modal_projector"]
