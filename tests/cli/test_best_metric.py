@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from tiny_run import BEST, QUESTIONS, constant, set_evaluations, vowels
+from tiny_run import BEST, QUESTIONS, constant, set_evaluations
 from transformers import EarlyStoppingCallback
 
 
@@ -27,28 +27,6 @@ def test_with_a_verifier_it_is_pass_at_1_unless_another_is_asked_for(make_traine
     assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("eval_pass@1", True)
     trainer = make_trainer(reward=JUDGED, trainer_kwargs=QUESTIONS, metric_for_best_model="loss", **UNSET)
     assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("loss", False)
-
-
-def test_vllm_gets_the_weights_of_the_best_model(make_trainer):
-    trainer = make_trainer(trainer_kwargs=QUESTIONS, **EACH_STEP)
-    trainer._last_loaded_step = 4  # TRL's note of an evaluation at the last step
-    set_evaluations(trainer, 0.1, 0.9, 0.4, 0.2).train()
-    assert trainer.step_of_weights == 2 and trainer._last_loaded_step == -1
-
-
-class Judge:
-    def __call__(self, completions, **columns):
-        return vowels(completions)
-
-    def batch_verifier(self, completions, **columns):
-        return [True] * len(completions)
-
-
-def test_the_verifier_of_a_reward_object_is_known_to_a_callback_that_comes_later(make_trainer):
-    keys = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
-    trainer = make_trainer(reward=Judge(), trainer_kwargs=QUESTIONS, **keys)
-    trainer.add_callback(EarlyStoppingCallback())
-    assert trainer.args.metric_for_best_model == "eval_pass@1"
 
 
 @pytest.mark.parametrize(
@@ -74,15 +52,3 @@ def test_an_early_stop_is_by_the_reward_too(make_trainer, callback, added):
     trainer.train()
     assert trainer.args.metric_for_best_model == "eval_reward"
     assert trainer.state.global_step == 5
-
-
-def logging(completions, log_metric=None, **columns):
-    log_metric("share_of_vowels", 0.5)
-    return vowels(completions)
-
-
-def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_trainer):
-    keys = {**EACH_STEP, "max_steps": 1, "metric_for_best_model": "share_of_vowels"}
-    trainer = make_trainer(reward=logging, trainer_kwargs=QUESTIONS, **keys)
-    trainer.train()
-    assert trainer.state.best_metric == 0.5

@@ -7,12 +7,10 @@ import pytest
 import yaml
 from peft import LoraConfig
 from run_record import read_rows, without_times
-from tiny_run import vowels
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
-from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl import ProRLConfig
 from trl_prorl.cli.recipe import RecipeParser
-from trl_prorl.cli.shipped_recipes import shipped_recipes
 from trl_prorl.train import TaskArguments
 
 
@@ -57,28 +55,6 @@ def test_a_key_set_by_hand_wins(by_hand, recipe):
     assert of(parsed(RecipeParser, recipe(fast=True, **by_hand), "--fast", "false")[1]) == OFF | by_hand
     options = [word for key, value in by_hand.items() for word in (f"--{key}", str(value))]
     assert of(parsed(RecipeParser, recipe(fast=False), "--fast", "true", *options)[1]) == FAST | by_hand
-
-
-def test_trl_s_parser_passes_every_key_and_fast_acts(recipe):
-    assert of(parsed(TrlParser, recipe(fast=True, pack_groups="on"))[1]) == FAST | {"pack_groups": "on"}
-
-
-def test_what_a_recipe_lacks_has_its_default(recipe):
-    off = parsed(RecipeParser, recipe())[1]
-    assert of(off) == of(ProRLConfig(**BASE)) == OFF
-    assert off.is_trl
-    for ours, theirs in zip(parsed(RecipeParser, recipe()), parsed(TrlParser, recipe()), strict=True):
-        assert ours == theirs
-
-
-def test_every_shipped_recipe_is_fast():
-    for name, file in shipped_recipes().items():
-        keys = yaml.safe_load(file.read_text())
-        base = yaml.safe_load((file.parent / keys["base"]).read_text()) if "base" in keys else {}
-        given = base | keys
-        if given.get("ref_compute") == "naive_epoch":  # what it is compared with has no acceleration
-            continue
-        assert given.get("fast") is True and not {"pack_groups", "compact_generation"} & given.keys(), name
 
 
 ARMS = {
@@ -128,19 +104,6 @@ def test_what_is_not_possible_falls_back_and_says_why(run, largest_difference, k
     config = yaml.safe_load(Path(fast.args.output_dir, "config.yaml").read_text())
     assert {key: config[key] for key in FAST} == FAST
     assert config["fast"] is True
-
-
-def test_what_switched_it_off_is_forgotten_by_the_next_trainer_of_the_same_arguments(make_trainer, tiny_model):
-    trainer = make_trainer(fast=True, trainer_kwargs=WITH_DROPOUT)
-    assert trainer.args.disabled_reason
-    given = {"model": tiny_model, "reward_funcs": vowels, "train_dataset": trainer.train_dataset}
-    again = ProRLTrainer(**given, args=trainer.args, processing_class=trainer.processing_class)
-    assert again.args.disabled_reason is None and again.acceleration.packs
-
-
-def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
-    with pytest.raises(ValueError, match="dropout rate of 0.1"):
-        make_trainer(fast=True, beta_old=0.3, trainer_kwargs=WITH_DROPOUT)
 
 
 def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path):

@@ -1,16 +1,13 @@
 """A model by its name, from Python as in a recipe: what it stands for, and one line if it is not there."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from run_record import error_lines
 from transformers import AutoTokenizer
 
-from trl_prorl import embedded_model, evaluate, train
+from trl_prorl import embedded_model, evaluate
 from trl_prorl.cli.model_name import find_model
-from trl_prorl.eval import passk
 from trl_prorl.run.provenance import identify
 
 
@@ -36,44 +33,6 @@ def test_an_embedded_model_trains_from_python_with_its_tokenizer(run, make_train
     rows = trainer.train_dataset.select([0, 1])
     result = evaluate(again, rows, lambda completion, row: True, n=1, k=[1], greedy=False)  # in full it loads the base
     assert result["step"] == 4
-
-
-REMOTE_CODE = """
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
-class RemoteConfig(Qwen2Config):
-    model_type = "remote"
-
-class RemoteForCausalLM(Qwen2ForCausalLM):
-    config_class = RemoteConfig
-"""
-
-
-def test_a_model_with_its_own_code_is_trained_if_it_is_trusted_and_not_evaluated(tiny_model, tmp_path, capsys):
-    model = tmp_path / "remote"
-    shutil.copytree(tiny_model, model)
-    (model / "remote.py").write_text(REMOTE_CODE)
-    config = json.loads((model / "config.json").read_text())
-    config["auto_map"] = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteForCausalLM"}
-    config["model_type"] = "remote"
-    (model / "config.json").write_text(json.dumps(config))
-    keys = ["--model_name_or_path", str(model), "--max_steps", "1"]
-    keys += ["--train_rows", "64", "--max_completion_length", "4", "--use_cpu", "true", "--bf16", "false"]
-    recipe = Path(__file__).parents[2] / "recipes" / "tiny" / "plain.yaml"
-    train.main(recipe, [*keys, "--trust_remote_code", "true", "--output_dir", str(tmp_path / "trusted")])
-    assert (tmp_path / "trusted" / "adapter_model.safetensors").is_file()
-    assert passk.main(["--run", str(tmp_path / "trusted"), "--prompts", "2", "--n", "1", "--k", "1"]) == 2
-    (line,) = error_lines(capsys.readouterr().err)
-    assert "Such a model can be trained, and not evaluated" in line
-    with pytest.raises(SystemExit):
-        train.main(recipe, [*keys, "--output_dir", str(tmp_path / "not")])
-    assert "trust_remote_code" in capsys.readouterr().err
-
-
-def test_a_folder_of_an_adapter_is_refused(make_trainer, tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="^model='.*adapter"):
-        make_trainer(model=str(tmp_path))
 
 
 @pytest.mark.parametrize("subfolder", [None, "inner"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
+from doc_pages import PAGES, ROOT, anchors, blocks, commands, links
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
@@ -96,19 +96,3 @@ def test_python_of_the_pages_compiles():
         for block in blocks(page.read_text()):
             if block.language == "python":
                 compile(block.text, str(page), "exec")
-
-
-def test_the_script_that_adds_a_chat_template(tmp_path, tiny_model, monkeypatch):
-    """docs/howto-model.md, on the tokenizer of the tiny model without its own."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path)
-    page = (ROOT / "docs" / "howto-model.md").read_text()
-    monkeypatch.setattr("sys.argv", ["with_template.py", str(tmp_path)])
-    exec(compile(named_file(page, "with_template.py"), "with_template.py", "exec"), {})
-    text = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
-        [{"role": "user", "content": "2+2?"}], tokenize=False, add_generation_prompt=True
-    )
-    assert text == "2+2?\nAnswer: "

@@ -2,8 +2,6 @@
 
 import hashlib
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -53,12 +51,3 @@ def test_the_files_are_those_that_the_program_loads(tmp_path, capsys):
     with pytest.raises(SystemExit):
         update.main([str(folder)])
     assert f"{folder} exists" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(shutil.which("noma") is None, reason="there is no noma here")
-def test_the_commands(tmp_path, capsys):
-    update.main([str(tmp_path / "exchange")])
-    subprocess.run(["noma", "run", PROGRAM], cwd=tmp_path / "exchange", check=True, capture_output=True)
-    update.main([str(tmp_path / "exchange"), "--compare"])
-    printed = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
-    assert len(printed) == 3 and max(printed) < 1e-12

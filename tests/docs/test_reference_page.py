@@ -7,7 +7,6 @@ import re
 from itertools import count
 from pathlib import Path
 
-import pytest
 from run_record import read_lines
 from trl import GRPOConfig, ScriptArguments
 
@@ -16,7 +15,6 @@ from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.run.columns import EVENTS, METRICS
 from trl_prorl.train import TaskArguments
-from trl_prorl.treatments import TREATMENTS
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,18 +47,6 @@ def test_docstring_and_dataclass_agree():
         for choice in (KEYS | TASK_KEYS)[field.name].choices:
             text = generator.DESCRIPTIONS[field.name].text
             assert choice in (None, "off") or f'"{choice}"' in text, f"{field.name}: {choice}"
-
-
-@pytest.mark.parametrize("name", TREATMENTS)
-def test_a_treatment_is_in_the_docstring_and_in_the_table_of_the_methods(name):
-    assert f'"{name}"' in generator.DESCRIPTIONS["optimizer_reset"].text
-    assert f"\n| `{name}`" in (ROOT / "docs" / "methods.md").read_text()
-
-
-def test_a_limit_stands_under_the_first_key_that_it_names_and_is_linked_from_the_others():
-    sections = dict(re.findall(r"### `(\w+)`\n(.*?)(?=\n##)", generator.make_page(), re.DOTALL))
-    assert "- `kl_in: reward` with [`ref_compute: naive_epoch`](#ref_compute)" in sections["kl_in"]
-    assert "[`kl_in`](#kl_in)" in sections["ref_compute"]
 
 
 # ------------------------------------------------------------------------------------------------- the record

@@ -1,4 +1,4 @@
-"""docs/examples/sort_toy: losses and rewards against all 125 responses, and the command."""
+"""docs/examples/sort_toy: losses and rewards against all 125 responses."""
 
 import sys
 from dataclasses import replace
@@ -146,13 +146,3 @@ def test_each_variant_is_another_run():
     for variant, curve in curves.items():
         if variant not in ("no KL", old):
             assert curve[:10] == curves["fixed reference"][:10]
-
-
-def test_the_command(capsys):
-    run.main(["--epochs", "2", "--seeds", "2"])
-    *_, last = capsys.readouterr().out.splitlines()
-    mean = np.mean([rewards("C step", epochs=2, seed=seed) for seed in (0, 1)], axis=0)
-    assert last == f"| C step | {mean[0]:.3f} | {mean[1]:.3f} |"
-    with pytest.raises(SystemExit):
-        run.main(["--epochs", "0"])
-    assert "--epochs 0" in capsys.readouterr().err

@@ -100,17 +100,6 @@ def test_the_best_checkpoint_is_kept_named_and_the_policy_of_its_step(run, large
     assert stopped.state.best_model_checkpoint == str(best)
 
 
-@pytest.mark.parametrize("strategy", [{"save_strategy": "best"}, {"save_strategy": "steps", "save_steps": 1}])
-def test_the_best_may_be_loaded_at_the_end(run, largest_difference, capsys, strategy):
-    values = [0.2, 0.6, 0.5, 0.6, 0.1]
-    keys = {**EVALUATED, **strategy, "trainer_kwargs": QUESTIONS, "save_total_limit": 2}
-    stopped = run(reward=scripted(values), stop_stall=2, load_best_model_at_end=True, **keys)
-    assert stopped.state.global_step == 4
-    assert checkpoints(stopped) == ["checkpoint-2", "checkpoint-4"]
-    assert f"{stopped.args.output_dir}/checkpoint-2, eval_reward" in capsys.readouterr().out
-    assert largest_difference(stopped, run(reward=scripted(values), **{**keys, "max_steps": 2})) == 0.0
-
-
 def test_a_stall_first_resets_and_does_not_go_back(run):
     """The first evaluation is the best."""
     keys = {**EVALUATED, **RESETS, "num_iterations": 1, "trainer_kwargs": QUESTIONS, "save_strategy": "best"}

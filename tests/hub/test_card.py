@@ -3,14 +3,10 @@
 import hashlib
 
 import pytest
-import torch
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from run_record import write_run
-from safetensors.torch import save_file
 
-from trl_prorl.embedded.shipped import byte_tokenizer
-from trl_prorl.eval import push
 from trl_prorl.hub.card import model_card, remove_secrets
 
 
@@ -105,20 +101,6 @@ def test_scores_of_other_weights_are_left_out(folder, saved, changed, has_scores
     assert bool(card.data.eval_results) == ("\n| pass@1 |" in card.text) == has_scores
 
 
-def test_what_the_files_lack_is_not_invented(tmp_path):
-    (tmp_path / "empty").mkdir()
-    card = model_card(tmp_path / "empty")
-    assert (card.data.base_model, card.data.eval_results, card.data.library_name) == (None, None, "transformers")
-    assert "pass@1" not in card.text
-
-
-def test_no_hub_name_is_invented_for_a_local_base(folder):
-    assert model_card(folder(adapter="models/qwen")).data.base_model is None
-    # `models/qwen` was a folder where it was trained; here it looks like a name of the Hub.
-    local = {"name": "models/qwen", "hub_id": None}
-    assert model_card(folder(adapter="models/qwen", env={"base_model": local})).data.base_model is None
-
-
 def test_secrets_are_in_no_recipe(folder):
     secrets = {"hub_token": SECRET, "model_init_kwargs": {"token": SECRET, "dtype": "float32"}, "eos_token": "<|end|>"}
     text = str(model_card(folder(config=secrets | {"run_name": f"with {SECRET} inside"})))
@@ -153,11 +135,3 @@ def test_no_text_of_a_stranger_acts_in_the_card(folder):
         assert not {"html_inline", "html_block", "link_open", "image", "s_open"} & set(kinds)
         assert kinds.count("heading_open") == len(headings)
         assert kinds.count("fence") == 1
-
-
-def test_the_dry_run_prints_nothing_that_acts(folder, capsys):
-    run = folder(config={"hub_model_id": "a/b\u202e\x1b[31m"})
-    save_file({"a": torch.zeros(1)}, run / "adapter_model.safetensors")
-    byte_tokenizer().save_pretrained(run)
-    assert push.main(["--run", str(run), "--dry-run", "--card"]) == 0
-    assert not set("\u202e\x1b") & set(capsys.readouterr().out)

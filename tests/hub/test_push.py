@@ -5,15 +5,14 @@ repetition, the message when it fails; and what is served in the end.
 
 import json
 from pathlib import Path
-from shutil import copy, rmtree
-from time import sleep
+from shutil import copy
 
 import pytest
 import torch
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, constants, snapshot_download
 from run_record import error_lines, modification_times, write_run
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM
 
@@ -21,9 +20,6 @@ from trl_prorl import embedded_model
 from trl_prorl.cli.plan import Plan
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
-from trl_prorl.hub import publish, uploads
-from trl_prorl.run.folder import unusable_reason
-from trl_prorl.run.log_files import weight_hashes
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"
@@ -106,65 +102,6 @@ def test_a_full_model_is_pushed_as_one(online, run, tmp_path):
     assert torch.equal(down.lm_head.weight, trainer.model.lm_head.weight)
 
 
-def test_a_push_waits_for_the_one_in_the_background(online, run, monkeypatch):
-    """At the same step both have the same folder, which an upload removes when it ends."""
-
-    def upload(repo, staged, **options):
-        sleep(0.5)
-        names = {path.name for path in staged.iterdir()}
-        rmtree(staged)
-        return names
-
-    trainer = run(max_steps=1, hub_model_id="someone/twice")
-    monkeypatch.setattr(uploads, "upload", upload)
-    first = trainer.push_to_hub(blocking=False)
-    second = trainer.push_to_hub(blocking=False)
-    assert first.result(timeout=60) == second.result(timeout=60) == MODEL | TOKENIZER | RECORD
-
-
-def test_every_save_pushes_the_model_and_leaves_the_reference_out(online, run):
-    saves = {"save_strategy": "steps", "save_steps": 1, "hub_always_push": True}
-    trainer = run(**A, hub_model_id="someone/saved", hub_private_repo=True, **saves)
-    trainer._finish_current_push()
-    assert online.repos["someone/saved"]["private"] is True
-    assert online.repos["someone/saved"]["commits"] == ["Training in progress, step 1", "Training in progress, step 2"]
-    assert set(online.files("someone/saved")) == MODEL | TOKENIZER | RECORD
-    weights = Path(trainer.args.output_dir, "checkpoint-2", "adapter_model.safetensors").read_bytes()
-    assert online.files("someone/saved")["adapter_model.safetensors"] == weights
-    assert b"prolonged GRPO" in online.files("someone/saved")["README.md"], "it is not PEFT's"
-    assert not list(Path(trainer.args.output_dir).glob("_*"))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "folders"),
-    [("end", []), ("checkpoint", ["last-checkpoint"]), ("all_checkpoints", ["checkpoint-1", "checkpoint-2"])],
-)
-def test_a_pushed_checkpoint_can_be_resumed_from(online, run, tmp_path, strategy, folders):
-    stale = {"last-checkpoint/stale.pt": b"1"} if strategy == "checkpoint" else {}
-    online.repos["someone/whole"] = {"files": stale, "commits": [], "private": False}
-    trainer = run(
-        **A,
-        hub_model_id="someone/whole",
-        hub_token=TOKEN,
-        hub_strategy=strategy,
-        hub_always_push=True,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=1,  # the first is deleted here while it may still be on its way
-    )
-    trainer._finish_current_push()
-    files = online.files("someone/whole")
-    assert {path.split("/")[0] for path in files if "/" in path} == set(folders)
-    assert not any(TOKEN.encode() in content for content in files.values())
-    if strategy == "end":
-        assert online.repos["someone/whole"]["commits"] == []
-        return
-    down = Path(snapshot_download("someone/whole", cache_dir=tmp_path / "cache"))
-    for folder in folders:
-        assert unusable_reason(down / folder) is None
-    assert names(down / folders[-1]) == names(Path(trainer.args.output_dir, "checkpoint-2"))
-
-
 def names(folder):
     """The files of a folder, at any depth."""
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
@@ -187,30 +124,6 @@ def test_a_push_that_fails_loses_nothing_and_the_command_it_names_pushes(online,
     assert set(online.files("someone/later")) == MODEL | TOKENIZER | RECORD
     for file in (*MODEL, *TOKENIZER, "metrics.jsonl", "events.jsonl"):
         assert online.files("someone/later")[file] == (out / file).read_bytes(), file
-
-
-def test_a_checkpoint_s_card_has_no_scores_of_earlier_weights(online, make_trainer, tmp_path):
-    keys = A | {"output_dir": str(tmp_path / "run"), "hub_model_id": "someone/longer", "hub_always_push": True}
-    keys |= {"save_strategy": "steps", "save_steps": 1}
-
-    def scores(trainer):
-        trainer._finish_current_push()
-        return ModelCard(online.files("someone/longer")["README.md"].decode()).data.eval_results
-
-    first = make_trainer(**keys)
-    first.train()
-    first.save_model()
-    side = {"pass@1": 0.5, "interval@1": [0.0, 1.0]}
-    passk = {"k": [1], "base": side, "trained": side, "gain": {"pass@1": [0.0, 0.0, 0.0]}, "step": 2}
-    passk |= {"task": "own", "split": "test", "prompts": 4, "n": 2, "temperature": 1.0, "max_new_tokens": 4}
-    passk["weights"] = weight_hashes(first.run_dir)
-    (first.run_dir / "passk.json").write_text(json.dumps(passk))
-    first.push_to_hub()
-    assert [result.metric_value for result in scores(first)] == [0.5]
-    longer = make_trainer(**keys | {"max_steps": 3})
-    longer.train(resume_from_checkpoint=True)
-    assert scores(longer) is None
-    assert online.repos["someone/longer"]["commits"][-1] == "Training in progress, step 3"
 
 
 # ---------------------------------------------------------------------------------------------------- the command
@@ -274,48 +187,6 @@ def test_a_push_replaces_the_model_and_the_logs_of_an_earlier_one(online, folder
     assert len(online.repos[REPO]["commits"]) == 2
 
 
-def test_a_push_of_many_files_is_one_commit(online, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_api.is_xet_available", lambda: True)  # `upload_folder` would divide it
-    staged = tmp_path / "staged"
-    files = {f"last-checkpoint/{number}.json" for number in range(300)}
-    for name in files:
-        (staged / name).parent.mkdir(parents=True, exist_ok=True)
-        (staged / name).write_text(name)
-    online.repos[REPO] = {"files": {"last-checkpoint/old/state.pt": b"old"}, "commits": [], "private": False}
-    publish.upload(REPO, staged, message="all", run_dir=tmp_path, replaced="last-checkpoint")
-    assert set(online.files(REPO)) == files
-    assert online.repos[REPO]["commits"] == ["all"]
-
-
-def test_the_recipe_s_keys_are_the_defaults(online, folder, tmp_path):
-    write_run(folder, {"hub_model_id": "someone/named", "hub_push_reference": True, "hub_private_repo": True})
-    assert command.main(["--run", str(folder)]) == 0
-    down = Path(snapshot_download("someone/named", cache_dir=tmp_path / "cache"))
-    assert load_file(down / "adapter_model.safetensors")["w"].tolist() == [1, 1, 1]
-    assert online.repos["someone/named"]["private"] is True
-    assert set(online.files("someone/named")) == ADAPTER | RECORD | REFERENCE
-
-
-def test_a_licence_once_named_stays_in_the_card(online, folder):
-    for options in (["--license", "apache-2.0"], []):
-        assert command.main(["--run", str(folder), *options]) == 0
-        assert ModelCard(online.files(REPO)["README.md"].decode()).data.license == "apache-2.0"
-    (folder / "README.md").write_text("---\nlicense: '<b>x</b>'\n---\n")  # a stranger's
-    assert command.main(["--run", str(folder)]) == 0
-    assert ModelCard(online.files(REPO)["README.md"].decode()).data.license is None
-
-
-def test_a_training_that_saves_again_keeps_the_licence(run):
-    trainer = run(max_steps=1)
-    trainer.save_model()
-    card = ModelCard.load(Path(trainer.args.output_dir, "README.md"))
-    assert card.data.license is None
-    card.data.license = "mit"
-    card.save(Path(trainer.args.output_dir, "README.md"))
-    trainer.save_model()
-    assert ModelCard.load(Path(trainer.args.output_dir, "README.md")).data.license == "mit"
-
-
 def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
     before = modification_times(folder)
     assert command.main(["--run", str(folder), "--dry-run"]) == 0
@@ -333,13 +204,10 @@ def add_another_user_s(hub, at, patch):
 # What is wrong, the options, and what the line says.
 CASES = [
     (lambda hub, at, patch: patch.setenv("HF_TOKEN", "hf_wrong"), [], "Invalid user token"),
-    (None, ["--repo", "others/a-run"], "hub_model_id='others/a-run'"),
     (add_another_user_s, ["--repo", "others/public"], "write access"),
-    (None, ["--license", "Apache 2"], "--license Apache 2"),
     (None, ["--repo", "a/b/c"], "hub_model_id='a/b/c'"),
     (lambda hub, at, patch: patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"), [], "ConnectError"),
     (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], "no trained model"),
-    (lambda hub, at, patch: rmtree(at / "ref"), ["--with-reference"], "no adapter 'ref'"),
     (lambda hub, at, patch: (at / "vocab.txt").symlink_to("/etc/hostname"), [], "vocab.txt"),
 ]
 
@@ -366,12 +234,3 @@ def test_an_adapter_trained_on_a_download_names_the_hub_s_model(online, folder):
         pushed = json.loads(online.files(REPO)[name])
         assert pushed == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "revision": "0a1b2c", "r": 8}
         assert json.loads((folder / name).read_text()) == config
-
-
-def test_a_push_in_the_background_does_not_change_with_the_run(folder, tmp_path):
-    staged = publish.stage(publish.files_to_push(folder, folder), tmp_path / "staged")
-    with open(folder / "metrics.jsonl", "a") as log:
-        log.write('{"step": 2}\n')
-    (folder / "adapter_model.safetensors").unlink()
-    assert (staged / "metrics.jsonl").read_text() == '{"step": 1}\n'
-    assert load_file(staged / "adapter_model.safetensors")["w"].tolist() == [1, 1, 1]

@@ -6,7 +6,6 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-import yaml
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
@@ -36,14 +35,6 @@ def test_it_parses_and_an_arm_is_of_its_variant(file):
     assert file.stem not in ARMS or args.variant == ARMS[file.stem]
 
 
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_without_its_kl_it_is_a_recipe_as_well(file, caplog):
-    argv = ["--config", str(file), "--bf16", "false", "--use_cpu", "true", "--beta", "0"]
-    args = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)[1]
-    assert args.beta == 0.0
-    assert len([record for record in caplog.records if record.name == "trl_prorl.keys"]) <= 1
-
-
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder):
     files = [file for file in FILES if file.parent == folder and file.stem not in OF_ITS_OWN]
@@ -59,14 +50,6 @@ def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder
     for key in ("beta", "kl_target", "kl_horizon"):
         assert recipes["variantA"].get(key) == recipes["control"].get(key) == recipes["variantC"].get(key)
     assert recipes["variantA"]["ref_reset_every"] == recipes["variantC"]["ref_reset_every"]
-
-
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_an_arm_s_own_file_has_what_differs_from_its_base(file):
-    own = yaml.safe_load(file.read_text())
-    if "base" in own:
-        base = yaml.safe_load((file.parent / own.pop("base")).read_text())
-        assert not any(base.get(key, ...) == value for key, value in own.items())
 
 
 @pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")

@@ -1,17 +1,13 @@
 """What a run did not write is neither overwritten nor deleted, whichever way the run is started."""
 
-import errno
-import os
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 from run_record import error_lines, hash_files, read_rows, write_run
-from tiny_run import QUESTIONS
 from trl import GRPOTrainer
 
-from trl_prorl.run.folder import LOCK_FILE, FolderInUseError, RunFolder
+from trl_prorl.run.folder import RunFolder
 
 
 ROOT = Path(__file__).parents[2]
@@ -82,13 +78,6 @@ def test_a_new_run_needs_a_folder_without_files_of_a_run_and_without_folders(by_
     assert hash_files(out) == before
 
 
-def test_a_job_s_log_hinders_nothing(by_script, tmp_path):
-    before = fill(tmp_path, ["slurm-7.out", "train.log", "run.lock"])
-    assert by_script(tmp_path) == []
-    assert len(read_rows(tmp_path)) == 2
-    assert before.items() <= hash_files(tmp_path).items()
-
-
 def test_the_base_s_own_folder(by_recipe, by_script, tiny_model, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base)
@@ -125,28 +114,6 @@ def test_a_run_is_refused_and_overwrite_sets_its_whole_folder_aside(by_script, m
     assert not list(tmp_path.rglob("run.lock"))
 
 
-def test_a_recipe_refuses_a_run_before_a_model_is_loaded_and_overwrites_it_on_request(by_recipe, tmp_path):
-    out = tmp_path / "run"
-    assert by_recipe(out) == []
-    first = hash_files(out)
-    (line,) = by_recipe(out)
-    assert f"output_dir='{out}' already contains a run" in line
-    assert by_recipe(out, "embedded", "--overwrite", "true") == []
-    assert hash_files(tmp_path / "run.1", without=["set_aside"]) == first
-
-
-def test_the_lock_goes_on_while_a_run_is_set_aside(by_script, tmp_path):
-    out = tmp_path / "run"
-    assert by_script(out) == []
-    folder = RunFolder(out)
-    with folder.held():
-        folder.begin(None, overwrite=True)
-        assert [path.name for path in out.iterdir()] == [LOCK_FILE]
-        with pytest.raises(FolderInUseError), RunFolder(out).held():
-            pass
-    assert not list(out.iterdir()) and not list(tmp_path.rglob(LOCK_FILE))
-
-
 def test_folders_that_cannot_be_set_aside(by_script, tmp_path, monkeypatch):
     out = tmp_path / "run"
     assert by_script(out, lora=False) == []
@@ -164,56 +131,6 @@ def test_folders_that_cannot_be_set_aside(by_script, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(out / "checkpoint-2")
     refused(out / "checkpoint-2")
-
-
-def test_a_refused_trainer_may_overwrite_and_trains_once(by_script, make_trainer, tmp_path):
-    out = tmp_path / "run"
-    assert by_script(out) == []
-    first = hash_files(out)
-    trainer = make_trainer(output_dir=str(out), max_steps=1, log_completions=True)
-    with pytest.raises(ValueError, match="already contains a run"):
-        trainer.train()
-    trainer.args.overwrite = True
-    trainer.train()
-    assert hash_files(tmp_path / "run.1", without=["set_aside"]) == first
-    assert [row["step"] for row in read_rows(out)] == [1]
-    with pytest.raises(ValueError, match="once"):
-        trainer.train()
-    assert [row["step"] for row in read_rows(out)] == [1]
-
-
-def test_a_trainer_that_only_evaluates_is_not_refused(make_trainer, by_script, tmp_path):
-    out = tmp_path / "run"
-    assert by_script(out) == []
-    before = hash_files(out)
-    make_trainer(output_dir=str(out), trainer_kwargs=QUESTIONS).evaluate()
-    assert hash_files(out) == before
-
-
-def test_a_run_s_files_hinder_the_next_also_after_a_move(make_trainer, by_script, tmp_path):
-    settings = {
-        "beta": 0.1,
-        "ref_reset_every": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "log_completions": True,
-    }
-    for lora in (True, False):
-        out = tmp_path / str(lora)
-        trainer = make_trainer(output_dir=str(out), lora=lora, **settings, trainer_kwargs=QUESTIONS)
-        trainer.train()
-        trainer.save_model()
-        trainer.save_state()
-        for path in sorted(out.iterdir()):
-            alone = tmp_path / f"{lora} {path.name}" / path.name
-            (shutil.copytree if path.is_dir() else shutil.copy)(path, alone.parent.mkdir() or alone)
-            before = hash_files(alone.parent)
-            assert len(by_script(alone.parent)) == 1, path.name
-            assert hash_files(alone.parent) == before
-        assert (out / "ref").is_dir() == lora
-        assert (out / "completions").is_dir()
 
 
 def test_a_link_out_of_a_run_s_folder_is_refused_by_name(by_recipe, by_script, tmp_path):
@@ -238,34 +155,6 @@ def test_a_link_out_of_a_run_s_folder_is_refused_by_name(by_recipe, by_script, t
     assert "contains 'merges.txt'" in line
     assert hash_files(mine) == before
     assert hash_files(out) == of_run
-
-
-def test_a_link_out_of_a_model_s_folder_is_refused(by_script, tiny_model, tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in Path(tiny_model).iterdir():
-        (model / path.name).symlink_to(path)
-    (line,) = by_script(tmp_path / "out", str(model))
-    assert "a link to" in line
-
-
-def completions_of(folder):
-    """Return the bytes of every table of completions below a folder, in order."""
-    return [path.read_bytes() for path in sorted(Path(folder).rglob("completions_*.parquet"))]
-
-
-def test_every_start_logs_its_completions_and_keeps_the_earlier_ones(make_trainer, tmp_path):
-    """TRL makes their folder with the trainer."""
-    out = tmp_path / "run"
-    settings = {"output_dir": str(out), "log_completions": True, "max_steps": 2, "trainer_kwargs": QUESTIONS}
-    trainer = make_trainer(**settings)
-    trainer.evaluate()
-    evaluated = completions_of(out)
-    trainer.train()
-    make_trainer(**settings, overwrite=True).train()
-    assert evaluated != [] and set(evaluated) <= set(completions_of(tmp_path / "run.1"))
-    assert len(completions_of(tmp_path / "run.1")) == 3
-    assert len(completions_of(out)) == 2
 
 
 def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_script, tmp_path):
@@ -337,16 +226,6 @@ def test_leftovers_are_the_run_s_own(tmp_path):
     assert hash_files(tmp_path) == before
     assert {name.split("/")[0] for name in names} < {path.name for path in tmp_path.iterdir()}
     assert not list(tmp_path.glob("_removing-*")) and not (tmp_path / "_writing-2").exists()
-
-
-def test_a_folder_that_cannot_be_renamed_stays_as_it_is(tmp_path):
-    """As a mount point."""
-    before = fill(tmp_path, ["run/metrics.jsonl", "run/sub/a"])
-    folder = RunFolder(tmp_path / "run" / "sub" / "..")
-    reason = re.escape(os.strerror(errno.EBUSY))
-    with folder.held(), pytest.raises(ValueError, match=f"{re.escape(folder.label)}.*{reason}.*output_dir"):
-        folder.begin(None, overwrite=True)
-    assert hash_files(tmp_path) == before
 
 
 def test_a_link_is_moved_aside_and_the_files_of_its_run_stay_where_they_are(by_script, tmp_path):

@@ -174,12 +174,6 @@ def test_seconds_on_a_gpu_are_the_devices_and_it_is_waited_for_when_they_are_rea
     assert queue.waits == 1
 
 
-# A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone.
-@pytest.mark.parametrize("error", [Exception("Not Supported"), ModuleNotFoundError("nvidia-ml-py")])
-def test_a_card_of_which_nvml_tells_nothing_is_measured_without_it(card, error):
-    assert measure_gpu(card(utilization=Mock(side_effect=error))) == {"peak_memory_gib": 1.0}
-
-
 def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     """Three readings while the step lasts, 90, 80 and 70 %, and one of 0 at its end, where the GPU is idle."""
     values = [90, 80, 70]

@@ -4,14 +4,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import yaml
 from run_record import read_rows
 from transformers import TrainerCallback
 
 from trl_prorl import ProRLConfig
-from trl_prorl.run.identity import changing_keys
 from trl_prorl.run.log_files import RUN_ID_FILE, read_json, recorded_run_id
 from trl_prorl.run.provenance import write_config, write_env
 
@@ -42,26 +40,6 @@ def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
     assert keys["given"] == 2
     assert "generation_batch_size" not in keys
     assert "run_dir" not in keys
-
-
-def test_numbers_of_numpy_s_are_on_record_and_compared(tmp_path):
-    keys = {"beta": np.float32(0.25), "ref_reset_every": np.int64(200), "reward_weights": [np.float32(2.0)]}
-    args = config(tmp_path, **keys)
-    write_config(tmp_path, args)
-    for known in (yaml.safe_load((tmp_path / "config.yaml").read_text()), changing_keys(args)):
-        assert {key: known.get(key) for key in keys} == keys
-
-
-def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
-    """A run with `use_cpu: true` on a machine that has one is a run on a CPU, also for its card."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a card")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    args = config(tmp_path)
-    assert "gpu" not in env_of(tmp_path, args)["hardware"]
-    # DeepSpeed and FSDP move the weights there only once the record is begun.
-    monkeypatch.setattr(ProRLConfig, "device", torch.device("cuda", 0))
-    assert env_of(tmp_path, args)["hardware"]["gpu"] == "a card"
 
 
 def test_env_names_versions_seed_hardware_and_execution(tmp_path):

@@ -1,13 +1,11 @@
 """TRL's own trainer leaves the log files of a run, and goes on with them after a resume."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
 from run_record import hash_files, read_lines, read_rows, without_times
-from tiny_run import vowels
 from trl import GRPOTrainer
 
 from trl_prorl import RunRecorder
@@ -40,28 +38,6 @@ def test_a_plain_run_has_the_rows_of_ours(make_trainer, run, tmp_path):
     read = load_run(tmp_path / "plain")
     assert read.variant == "TRL" and read.seed == plain.args.seed and read.events == []
     assert read.measured("kl_ref") is None and read.measured("grad_norm") is not None
-
-
-def test_what_is_not_finite_is_not_written(make_trainer, tmp_path):
-    trainer = recorded(make_trainer, tmp_path / "run", **EVALUATED)
-    recorder = next(one for one in trainer.callback_handler.callbacks if isinstance(one, RunRecorder))
-    see = {"loss": 0.5, "grad_norm": math.inf, "reward": math.nan}
-    trainer.log = lambda logs, *given: recorder.on_log(trainer.args, trainer.state, trainer.control, see)
-    trainer.train()
-    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
-    assert rows and all(row["loss"] == 0.5 and not {"grad_norm", "reward"} & set(row) for row in rows)
-
-
-def test_a_reward_that_scored_no_row_of_an_evaluation_is_left_out(make_trainer, tmp_path):
-    def others(completions, prompts, **columns):
-        return [1.0 if "9" in prompt[-1]["content"] else None for prompt in prompts]
-
-    given = {"callbacks": [RunRecorder()], "eval_dataset": QUESTIONS}
-    keys = {**KEYS, **EVALUATED, "output_dir": str(tmp_path / "run")}
-    trainer = make_trainer(GRPOTrainer, reward=[vowels, others], **keys, trainer_kwargs=given)
-    trainer.train()
-    rows = read_lines(tmp_path / "run" / "evaluations.jsonl")
-    assert rows and all("eval_rewards/vowels/mean" in row and "eval_rewards/others/mean" not in row for row in rows)
 
 
 def test_a_resume_writes_on_and_a_new_run_does_not(make_trainer, tmp_path):

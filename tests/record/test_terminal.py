@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 from run_record import read_rows
 
@@ -51,20 +50,6 @@ def test_a_line_for_each_log_and_for_each_reset(train, terminal):
     assert terminal or any("4/4" in line for line in lines)  # its bar; the pseudo-terminal has no width
 
 
-def test_an_evaluation_has_a_line_of_its_own(train):
-    options = "--eval_strategy steps --eval_steps 4 --eval_rows 2 --per_device_eval_batch_size 8 --disable_tqdm true"
-    lines = train(*options.split(), terminal=False)
-    (line,) = [line for line in lines if "eval_reward " in line]
-    assert line.startswith("step 4: eval_reward ") and "eval_pass@1 " in line and "loss" not in line
-
-
-def test_completions_may_be_written_and_not_printed(run, capsys):
-    trainer = run(log_completions=True, num_completions_to_print=0, max_steps=1)
-    assert "Completion" not in capsys.readouterr().out
-    (table,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
-    assert len(pandas.read_parquet(table)) == 8
-
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -106,9 +91,3 @@ def test_tracker_log_and_row_have_the_same_number(written):
     assert {"loss", "step_time", "learning_rate", "entropy", "kl", "reward", "prorl/kl_ref", "prorl/accuracy"} <= seen
     assert {"eval_loss", "eval_reward", "eval_pass@1", "eval_entropy"} <= seen
     assert len(history) == 8
-
-
-def test_what_trl_logs_is_there_with_resets_and_evaluations(written):
-    scalars, *_ = written
-    assert scalars["train/prorl/resets"] == {3: 1.0, 5: 1.0}  # after the steps 2 and 4
-    assert set(scalars["eval/pass@1"]) == {3, 6}

@@ -3,7 +3,6 @@
 import pytest
 from tiny_run import QUESTIONS
 
-from trl_prorl import Reason, ReferenceResetCallback, Trigger
 from trl_prorl.refusals import find_late_keys
 
 
@@ -22,11 +21,6 @@ FIRST = [
 ]
 
 
-class Never(Trigger):
-    def observe_step(self, step, kl_ref=None) -> Reason | None:
-        return None
-
-
 @pytest.mark.parametrize("keys, name, first", FIRST)
 @pytest.mark.parametrize("is_shorter", [True, False])
 def test_a_key_that_a_run_is_too_short_for_is_found(make_trainer, keys, name, first, is_shorter):
@@ -39,8 +33,3 @@ def test_a_key_that_a_run_is_too_short_for_is_found(make_trainer, keys, name, fi
 def test_a_run_that_is_too_short_says_so(run, caplog, steps, is_warned):
     run(**A | {"ref_reset_every": 2}, max_steps=steps)
     assert ("ref_reset_every=2 cannot act before step 3" in caplog.text) is is_warned
-
-
-def test_a_period_beyond_the_run_serves_triggers_of_one_s_own(run, caplog):
-    run(**A | {"ref_reset_every": 9}, max_steps=2, trainer_kwargs={"callbacks": [ReferenceResetCallback([Never()])]})
-    assert "cannot act" not in caplog.text

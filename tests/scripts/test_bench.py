@@ -4,12 +4,10 @@ import importlib
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import Qwen2Model
-from trl.trainer import utils
 
 from trl_prorl.run.log_files import JsonLines
 
@@ -82,17 +80,6 @@ def test_a_variant_generates_in_its_own_way_and_its_step_ends_when_its_row_is_wr
     assert variant.watch.spent["step"][0] == (2 if name == "A" else 0)
 
 
-def test_a_watched_variant_keeps_groups_together_and_its_scoring_is_counted(tmp_path, bench):
-    """A method that is set on a trainer in place of ours may need the rows in order, so `fast` would leave them so."""
-    variant = bench.Trained("A", bench.parse(SIZES), str(tmp_path))
-    calls = []
-    keep = variant.trainer._keep_groups_together
-    variant.trainer._keep_groups_together = lambda batch: (calls.append(1), keep(batch))[1]
-    variant.train(0)
-    assert calls
-    assert variant.watch.spent["scoring"][0] > 0
-
-
 def test_operators_are_counted_by_hand(bench):
     """A view, an addition of six numbers, their sum, and a number that is read: 24 + 24, 24 + 4 and 4 bytes."""
     numbers = torch.ones(2, 3)
@@ -100,20 +87,6 @@ def test_operators_are_counted_by_hand(bench):
     with operators.counting():
         assert (numbers.T + 1).sum().item() == 12.0
     assert operators.counts.tolist() == [4, 3, 80, 1]
-
-
-def test_trls_head_scores_the_positions_that_it_scores_on_a_gpu(bench, monkeypatch):
-    """With one update a batch, the tokens of three batches: a warm-up, a round, a count."""
-    monkeypatch.setattr(utils, "_use_triton", utils._use_triton)  # put back at the end
-    scored = []
-    apply = utils._ChunkedLogProbFunction.apply
-    counting = SimpleNamespace(apply=lambda hidden, *others: scored.append(len(hidden)) or apply(hidden, *others))
-    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", counting)
-    arguments = [*SIZES, "--rounds", "1", "--iterations", "1", "--gpu_head", "--variants", "TRL, no KL"]
-    bench.main(arguments)
-    args = bench.parse(arguments)
-    batches = [bench.draw_batch(args, number)[1] for number in range(3)]
-    assert sum(scored) == sum(len(ids) for completions in batches for ids in completions)
 
 
 def test_a_run_prints_a_table_and_writes_every_round(tmp_path, bench, capsys):
