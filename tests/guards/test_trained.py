@@ -2,10 +2,14 @@
 
 import pytest
 import torch
-from tiny_run import constant, vowels
-from transformers import AutoModelForCausalLM
+from peft import LoraConfig, get_peft_model
+from tiny_run import LORA, constant, vowels
+from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers.optimization import Adafactor, AdafactorSchedule
 
+from trl_prorl.cli.terminal import highest_rate
 from trl_prorl.errors import RunError
+from trl_prorl.eval.readiness.first_steps import rate_findings
 from trl_prorl.guards.trained import sample_entries
 
 
@@ -16,6 +20,26 @@ class Idle(torch.optim.SGD):
         return None
 
 
+class Changing(TrainerCallback):
+    """Changes the model when two steps are done."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_step_begin(self, args, state, control, model=None, **others):
+        if state.global_step == 2:
+            self.change(model)
+
+
+def inactive_is_trained(path):
+    """A model whose active adapter is frozen, with a trainable one that is not active."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path), LoraConfig(**LORA))
+    model.add_adapter("other", LoraConfig(**LORA))
+    for name, param in model.named_parameters():
+        param.requires_grad_(".other." in name)
+    return model
+
+
 def refusal(trainer):
     with pytest.raises(RunError) as caught:
         trainer.train()
@@ -23,6 +47,11 @@ def refusal(trainer):
     assert "\n" not in line
     assert trainer.state.global_step <= 1
     return line
+
+
+def test_a_frozen_adapter_that_is_active(make_trainer, tiny_model):
+    """With a KL PEFT lets it require gradients again, and the gradient norm looks healthy."""
+    assert "set_adapter" in refusal(make_trainer(model=inactive_is_trained(tiny_model), lora=False, beta=0.1))
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -61,6 +90,41 @@ def test_some_entries_of_a_large_parameter_are_compared_and_its_largest_gradient
     _, places, values = sample_entries(param)
     assert 700_003 in places
     assert len(values) == len(places) < 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.set_adapter("other"),
+        lambda model: model.merge_adapter(),
+        lambda model: model.base_model.disable_adapter_layers(),
+        lambda model: model.requires_grad_(False),
+    ],
+    ids=["switched", "merged", "disabled", "frozen"],
+)
+@pytest.mark.parametrize("keys", [{"gradient_checkpointing": True}, {"fast": True}], ids=["checkpointing", "fast"])
+def test_a_callback_that_changes_the_adapter_in_the_middle(make_trainer, tiny_model, change, keys):
+    """With gradient checkpointing the inputs require gradients, so the loss does, too."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
+    model.add_adapter("other", LoraConfig(**LORA))
+    trainer = make_trainer(model=model, lora=False, trainer_kwargs={"callbacks": [Changing(change)]}, **keys)
+    with pytest.raises(RuntimeError):  # ours, or torch's for a loss without a gradient
+        trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_an_optimizer_that_chooses_its_learning_rate(make_trainer, largest_difference, tiny_model, caplog):
+    """Its groups have 0, or none, until the first update."""
+    trainers = []
+    for steps in (1, 2):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizer = Adafactor(model.parameters(), lr=None, relative_step=True)
+        given = {"optimizers": (optimizer, AdafactorSchedule(optimizer))}
+        assert highest_rate(optimizer) is None and rate_findings(None, lora=False) == []
+        trainers.append(make_trainer(model=model, lora=False, max_steps=steps, trainer_kwargs=given))
+        trainers[-1].train()
+    assert largest_difference(*trainers) > 1e-4
+    assert not [line for line in caplog.messages if "learning rate" in line or "learning_rate" in line]
 
 
 @pytest.mark.parametrize(
