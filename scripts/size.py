@@ -17,20 +17,20 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = "scripts, study, docs"
 # Tokens of a folder today at most, and the aim. "trl_prorl/*.py" are the files at the top of the package.
 BUDGETS = {
-    "trl_prorl": (94_000, 90_000),
-    "trl_prorl/*.py": (31_800, 29_000),
-    "trl_prorl/cli": (8_400, 7_000),
+    "trl_prorl": (97_400, 90_000),
+    "trl_prorl/*.py": (32_700, 29_000),
+    "trl_prorl/cli": (8_800, 7_000),
     "trl_prorl/embedded": (1_300, 1_300),
-    "trl_prorl/extras": (7_200, 7_200),
+    "trl_prorl/extras": (8_100, 8_000),
     "trl_prorl/fast": (21_200, 21_000),
-    "trl_prorl/guards": (2_750, 2_400),
-    "trl_prorl/hub": (3_050, 2_700),
-    "trl_prorl/run": (16_900, 15_000),
+    "trl_prorl/guards": (2_800, 2_400),
+    "trl_prorl/hub": (3_100, 2_700),
+    "trl_prorl/run": (18_100, 15_000),
     "trl_prorl/upstream": (1_800, 1_800),
-    "eval": (41_200, 41_000),
-    "tasks": (25_000, 25_000),
-    "tests": (277_500, 230_000),
-    TOOLS: (32_000, 20_000),
+    "eval": (43_600, 41_000),
+    "tasks": (26_100, 25_000),
+    "tests": (247_000, 230_000),
+    TOOLS: (34_600, 20_000),
 }
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
