@@ -71,6 +71,44 @@ def test_every_command_names_what_exists(page):
     assert [command for command in told if not exists(command, text)] == []
 
 
+FEATURES = yaml.safe_load((ROOT / "scripts" / "features.yaml").read_text())
+OURS = ("trl-prorl", "python", "accelerate")
+READERS = re.compile(r"runs/|my_|[A-Z]+$")  # names of a reader's own runs and recipes
+
+
+def words_and_options(command: str) -> tuple[list[str], set[str]]:
+    """What a command runs, without its launcher's options and a reader's own names; the names of its options."""
+    command = re.sub(r"launch .*?(?=-m |\S+\.py\b)", "launch ", command)
+    words = shlex.split(command)
+    options = [index for index, word in enumerate(words) if word.startswith("--") or word == "SMALL"]
+    before = words[: options[0]] if options else words
+    names = {words[index].removeprefix("--") for index in options}
+    if "SMALL" in names:
+        names |= {*FEATURES["shared"]["small"], "output_dir"}
+    return [word for word in before if not READERS.match(word)], names
+
+
+def feature_commands() -> list[str]:
+    """The commands of `make features`."""
+    listed = [feature.get("do", []) for feature in FEATURES["features"].values()]
+    return [command for do in listed for command in ([do] if isinstance(do, str) else do)]
+
+
+def test_first_command_of_every_page_is_a_feature():
+    """With other values. A page may begin with an installation, a target of make, or a script of its own."""
+    features = [words_and_options(command) for command in feature_commands()]
+    missing = []
+    for page in PAGES:
+        text = page.read_text()
+        first = (commands(text) or [""])[0]
+        if not first.startswith(OURS) or f"```python\n# {first.split()[-1]}\n" in text:
+            continue
+        words, options = words_and_options(first)
+        if not any(words == run[: len(words)] and options <= names for run, names in features):
+            missing.append(f"{name(page)}: {first}")
+    assert missing == []
+
+
 @pytest.mark.parametrize("name", ["passk", "drift"])
 def test_every_evaluation_takes_the_options_that_pages_give_it(name, monkeypatch):
     """But for the plugins and the runs, which are not here."""
