@@ -54,7 +54,6 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
         lambda c: (c / "weights").write_text("w" * 9),
         lambda c: (c / "weights").write_text("w" * 9 + "x"),
         lambda c: (c / MANIFEST_FILE).unlink(),
-        lambda c: (c / MANIFEST_FILE).write_text(""),
         lambda c: (c / MANIFEST_FILE).write_text('{"layout": 4, "files": {"wei'),
     ],
 )
@@ -172,8 +171,6 @@ def test_a_checkpoint_that_was_written_in_part_gets_no_name(tmp_path):
 SIDE = {"pass@1": 0.5, "interval@1": [None, None], "correct": [1]}
 PASSK = {"split": "test", "prompts": 1, "n": 2, "k": [1], "temperature": 1.0, "max_new_tokens": 8, "prompt_ids": ["a"]}
 PASSK |= {"task": "sorting", "level": 1, "seed": 0, "base": SIDE, "trained": SIDE}
-POINT = dict.fromkeys(("kl_to_base", "base_entropy", "token_agreement", "entropy", "mean_tokens"), 1.0)
-POINT |= {"interval": [None, None]}
 
 
 class Kill(TrainerCallback):
@@ -389,11 +386,9 @@ def test_auto_neither_repeats_a_finished_run_nor_takes_checkpoints_of_others(mak
     assert hash_files(foreign.parent) == before
 
 
-@pytest.mark.parametrize("resume", ["True", "auto", "checkpoint-5"])
-@pytest.mark.parametrize("layout", [None, 2])
-def test_a_checkpoint_of_another_version_is_not_resumed(tmp_path, layout, resume):
+@pytest.mark.parametrize("resume", ["True", "auto"])
+def test_a_checkpoint_of_another_version_is_not_resumed(tmp_path, resume):
     manifest = write(tmp_path, 5) / MANIFEST_FILE
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"layout": layout}))
-    resume = str(tmp_path / resume) if resume.startswith("checkpoint") else resume
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"layout": 2}))
     with pytest.raises(ValueError, match="another version of trl-prorl"):
         RunFolder(tmp_path).find(resume)

@@ -178,6 +178,11 @@ train.main(None, arguments)
 """
 
 
+SMALL = "--train_rows 4 --max_steps 6 --per_device_train_batch_size 4 --num_generations 4 --max_completion_length 4 "
+SMALL += "--eval_rows 2 --eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 4 --disable_tqdm True "
+SMALL += "--save_strategy steps --save_steps 2 --load_best_model_at_end True --metric_for_best_model eval_reward"
+
+
 # The first writes the weights before Trainer's barrier for the best checkpoint, the second its random state after it.
 @pytest.mark.parametrize("rank, size", [pytest.param(0, 20_000, marks=pytest.mark.slow), (1, 1_000)])
 def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(forks, tiny_model, tmp_path, rank, size):
@@ -185,28 +190,7 @@ def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(fo
     out = tmp_path / "run"
     log = tmp_path / "log"
     script.write_text(FULL_IN_ONE)
-    keys = {
-        "config": RECIPE,
-        "model_name_or_path": tiny_model,
-        "output_dir": out,
-        "train_rows": 4,
-        "max_steps": 6,
-        "per_device_train_batch_size": 4,
-        "num_generations": 4,
-        "max_completion_length": 4,
-        "eval_rows": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "per_device_eval_batch_size": 4,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "eval_reward",
-        "disable_tqdm": True,
-    }
-    arguments = [str(rank), str(size)]
-    for key, value in keys.items():
-        arguments += [f"--{key}", str(value)]
+    arguments = f"{rank} {size} --config {RECIPE} --model_name_or_path {tiny_model} --output_dir {out} {SMALL}".split()
     forks.start(run=str(script), argv=arguments, log=str(log), ranks=2, patient=True)
     status = forks.status()
     written = log.read_text()

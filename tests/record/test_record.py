@@ -32,21 +32,15 @@ class Some:
 def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
     write_config(tmp_path, config(tmp_path, beta=0.25, gradient_accumulation_steps=2), recipe=(Some(),))
     keys = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert keys["beta"] == 0.25
-    assert keys["temperature"] == 1.0  # always, though it is the default
-    assert "learning_rate" not in keys  # of TRL, at its default
-    assert keys["beta_old"] == 0.0
-    assert keys["optimizer_reset"] == "keep"
-    assert keys["given"] == 2
-    assert "generation_batch_size" not in keys
-    assert "run_dir" not in keys
+    # TRL's temperature always, though it is the default
+    shown = {"beta": 0.25, "temperature": 1.0, "beta_old": 0.0, "optimizer_reset": "keep", "given": 2}
+    assert shown.items() <= keys.items()
+    assert not {"learning_rate", "generation_batch_size", "run_dir"} & keys.keys()  # the first at TRL's default
 
 
 def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     env = env_of(tmp_path, config(tmp_path, beta_old=0.1, num_iterations=2, reuse_old_logps=True, seed=5))
-    assert env["variant"] == "B"
-    assert env["seed"] == 5
-    assert env["parameters"] == 9
+    assert {"variant": "B", "seed": 5, "parameters": 9}.items() <= env.items()
     ways = {"old_logps": "first_pass", "ref_compute": "none", "packing": "off"}
     assert env["execution"] == {"loss": "trl + added penalty", "zero_rows": "computed", **ways}
     assert env["versions"]["torch"] == torch.__version__
@@ -99,13 +93,3 @@ def test_a_step_that_a_callback_cuts_short_has_no_row(run):
     trainer = run(gradient_accumulation_steps=2, trainer_kwargs={"callbacks": [StopsWithin()]})
     assert trainer.state.global_step == 1
     assert [row["step"] for row in read_rows(trainer)] == [1]
-
-
-def test_completions_that_were_cut_off_are_the_share_that_trl_logs(make_trainer, tmp_path):
-    """Completions of one prompt end by themselves, at another length each, or are cut after 6 tokens."""
-    trainer = make_trainer(output_dir=str(tmp_path), num_iterations=1, logging_steps=1, max_completion_length=6)
-    trainer.train()
-    of_trl = [row["completions/clipped_ratio"] for row in trainer.state.log_history if "loss" in row]
-    rows = read_rows(tmp_path)
-    assert [row["truncated_fraction"] for row in rows] == of_trl
-    assert all(0 <= share <= 1 for share in of_trl) and len(of_trl) > 1
