@@ -1,7 +1,6 @@
 """Guards: NaN and infinity wherever they come up, reward hacking, a policy that collapses."""
 
 import json
-import logging
 import math
 from functools import partial
 from pathlib import Path
@@ -155,8 +154,6 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, o
         callbacks.append(At(3, spoil_gradient_once))
     keys = KEYS | {"num_iterations": 1, "nonfinite": "skip", "weight_decay": 0.1}
     trainer = make_trainer(**keys, lora=lora, reward=reward, trainer_kwargs={"callbacks": callbacks})
-    lines = []
-    trainer.terminal.say = lines.append
     trainer.train()
     same = lambda a, b: all(torch.equal(seen[a][0][k], seen[b][0][k]) for k in seen[a][0])  # noqa: E731
     assert same(2, 3)
@@ -168,7 +165,6 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, o
     (event,) = read_events(trainer, "nonfinite")
     assert event["tensor"].startswith(GRADIENT if of == "gradient" else "advantages")
     assert (event["step_applied"], event["action"]) == (3, "skip")
-    assert sum(event["tensor"] in line and "step 3" in line for line in lines) == 1  # the run says so, too
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
@@ -252,20 +248,18 @@ def test_gold_is_the_share_that_the_verifier_accepts(run):
 
 
 @pytest.mark.parametrize("action", ["event", "reset", "stop"])
-def test_reward_hacking_is_an_event_and_may_reset_or_stop_the_run(run, monkeypatch, caplog, action):
+def test_reward_hacking_is_an_event_and_may_reset_or_stop_the_run(run, monkeypatch, action):
     monkeypatch.setattr("trl_prorl.watch.GUARD_WINDOW", 2)
     verdicts = iter([1.0, 1.0] + [0.0] * 20)
     reward = constant(1.0, lambda completions, **columns: [next(verdicts)] * len(completions))
     keys = {"beta": 0.1, "guard_gap": 0.6, "guard_gap_action": action, "num_iterations": 1, "save_strategy": "steps"}
-    with caplog.at_level(logging.WARNING):
-        trainer = run(reward=reward, max_steps=6, **keys)
+    trainer = run(reward=reward, max_steps=6, **keys)
     events = read_rows(trainer, "events.jsonl")
     # Averages of two steps: 1, 0.5 after step 3, 0 after step 4.
     kinds = ["guard_gap", "reset"] if action == "reset" else ["guard_gap"]
     assert [(event["event"], event["step_applied"]) for event in events] == [(kind, 4) for kind in kinds]
     assert {"value": 1.0, "threshold": 0.6, "action": action}.items() <= events[0].items()
     assert trainer.state.global_step == (4 if action == "stop" else 6)
-    assert "reward hacking" in caplog.text
     assert action != "reset" or events[1]["reason"] == "guard_gap"
 
 
@@ -300,15 +294,3 @@ def test_with_another_key_a_collapse_that_goes_on_is_told_again():
     later.load_state_dict(watch.state_dict(), {"entropy_stop": [False, True], "entropy_patience": [3, 2]})
     assert later.on_row(6, {"entropy": 0.1}) is None
     assert later.on_row(7, {"entropy": 0.1})["action"] == "stop"
-
-
-def test_it_is_an_event_and_may_stop_the_run(run):
-    for stop, steps in ((False, 6), (True, 3)):
-        trainer = run(max_steps=6, entropy_floor=100.0, entropy_patience=3, entropy_stop=stop, save_strategy="steps")
-        assert trainer.state.global_step == steps
-        (event,) = read_rows(trainer, "events.jsonl")
-        assert (event["event"], event["step_applied"], event["threshold"]) == ("entropy_collapse", 3, 100.0)
-        assert event["value"] < 100.0
-        assert event["action"] == ("stop" if stop else "log")
-        if stop:
-            assert Path(trainer.args.output_dir, "checkpoint-3").is_dir()

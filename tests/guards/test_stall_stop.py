@@ -5,11 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from peft import PeftModel
 from run_record import read_events, read_rows
 from tiny_run import QUESTIONS, vowels
-from transformers import AutoModelForCausalLM, EarlyStoppingCallback
+from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig
@@ -77,7 +75,7 @@ def checkpoints(trainer):
     return sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*"))
 
 
-def test_the_best_checkpoint_is_kept_named_and_the_policy_of_its_step(run, largest_difference, weights, tiny_model):
+def test_the_best_checkpoint_is_kept_and_named(run, largest_difference):
     """Saved at each new best, although `save_steps` never comes; TRL with its callback ends at the same step."""
     values = [0.2, 0.6, 0.5, 0.6, 0.1, 0.9]
     keys = {**EVALUATED, "trainer_kwargs": QUESTIONS, "save_strategy": "steps", "save_steps": 100}
@@ -91,21 +89,7 @@ def test_the_best_checkpoint_is_kept_named_and_the_policy_of_its_step(run, large
     assert (event["checkpoint"], event["best"]) == ("checkpoint-2", pytest.approx(0.6))
     assert (event["value"], event["threshold"]) == (pytest.approx(0.1), pytest.approx(0.6))
     assert checkpoints(stopped) == ["checkpoint-2", "checkpoint-5"]
-    short = run(reward=scripted(values), **{**keys, "max_steps": 2})
-    best = Path(stopped.args.output_dir, event["checkpoint"])
-    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), str(best))
-    parameters = dict(loaded.named_parameters())
-    end = weights(short)
-    assert all(torch.equal(parameters[name], end[name]) for name in end if "lora_" in name)
-    assert stopped.state.best_model_checkpoint == str(best)
-
-
-def test_a_stall_first_resets_and_does_not_go_back(run):
-    """The first evaluation is the best."""
-    keys = {**EVALUATED, **RESETS, "num_iterations": 1, "trainer_kwargs": QUESTIONS, "save_strategy": "best"}
-    trainer = run(reward=scripted([0.5] * 9), stop_stall=2, **keys)
-    assert [(event["event"], event["step_applied"]) for event in read_events(trainer)] == [("reset", 3), ("stall", 5)]
-    assert checkpoints(trainer) == ["checkpoint-1", "checkpoint-5"]
+    assert Path(stopped.state.best_model_checkpoint) == Path(stopped.args.output_dir, "checkpoint-2")
 
 
 SAVED = {**EVALUATED, "save_strategy": "steps", "save_steps": 1, "trainer_kwargs": QUESTIONS}
@@ -121,18 +105,6 @@ def test_a_run_that_has_ended_so_trains_on_only_if_a_key_is_changed(run, resume,
     longer = resume(whole, 3, reward=scripted([0.5] * 9), stop_stall=4, allow_config_change=True, **SAVED, **out)
     assert longer.state.global_step == 5
     assert [event["step_applied"] for event in read_events(longer, "stall")] == [3, 5]
-
-
-@pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_a_resume_ends_where_the_run_does(run, resume, largest_difference, step):
-    """From before the reset of step 3, at it, and after it."""
-    keys = {**SAVED, **RESETS, "num_iterations": 1, "stop_stall": 2}
-    whole = run(reward=scripted([0.5] * 9), **keys)
-    again = resume(whole, step, reward=scripted([0.5] * 9), **keys)
-    assert again.state.global_step == 5
-    assert largest_difference(whole, again) == 0.0
-    assert [(event["event"], event["step_applied"]) for event in read_events(again)][-1] == ("stall", 5)
-    assert Path(again.state.best_model_checkpoint).name == "checkpoint-1"
 
 
 def test_the_value_before_the_first_step_does_not_count(run):

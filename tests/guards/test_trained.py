@@ -74,15 +74,6 @@ def test_updates_that_change_nothing_are_said_once(make_trainer, caplog, lora, k
     assert len(unchanged(caplog)) == times
 
 
-def test_weights_that_an_update_rounds_away(run, tiny_model, caplog):
-    """A norm's weights are ones, whose neighbours in bf16 are 2 ** -8 away."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-    model.requires_grad_(False)
-    torch.nn.init.ones_(model.model.norm.weight.requires_grad_(True))
-    run(model=model, lora=False, learning_rate=1e-6)
-    assert len(unchanged(caplog)) == 1
-
-
 def test_some_entries_of_a_large_parameter_are_compared_and_its_largest_gradient():
     param = torch.nn.Parameter(torch.zeros(1000, 1000))
     param.grad = torch.zeros_like(param)
@@ -131,14 +122,12 @@ def test_an_optimizer_that_chooses_its_learning_rate(make_trainer, largest_diffe
     "keys",
     [
         {"reward": constant(0.5)},  # no signal at all
-        {"reward": constant(0.5), "skip_zero_rows": True},
         {"reward": constant(0.5), "skip_zero_rows": True, "fast": True},
         {"reward": constant(0.5), "skip_zero_rows": True, "lora": False, "gradient_checkpointing": True},
         {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2},  # a first update of size 0
         {"lora": False, "skip_zero_rows": True, "num_iterations": 1, "gradient_accumulation_steps": 2},
-        {"nonfinite": "skip"},
     ],
-    ids=["no signal", "no rows", "no rows, fast", "no rows, full", "warm-up", "zero rows", "skip"],
+    ids=["no signal", "no rows, fast", "no rows, full", "warm-up", "zero rows"],
 )
 def test_a_run_that_trains_or_has_nothing_to_learn_is_not_stopped(run, caplog, keys):
     trainer = run(**{"reward": vowels, **keys})
