@@ -76,28 +76,6 @@ def test_counts_agree_with_a_hook_on_the_model(make_trainer, case, lora):
         assert all("kl_ref" not in row and row["time_ref"] == 0.0 for row in rows)
 
 
-@pytest.mark.gpu
-def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
-    trainer = make_trainer(beta=0.1, ref_reset_every=4, max_steps=5)
-    pairs = trainer.reference.pairs()
-    seen = []
-    begun = [ref.detach().clone() for ref, _ in pairs]
-    original = trainer.resets.on_generation
-
-    def boundary(step, *others):
-        unchanged = all(torch.equal(ref, old) for (ref, _), old in zip(pairs, begun, strict=True))
-        event = original(step, *others)
-        seen.append((step, unchanged, all(torch.equal(*pair) for pair in pairs)))
-        return event
-
-    trainer.resets.on_generation = boundary
-    trainer.train()
-    assert seen == [(0, True, True), (2, True, False), (4, True, True)]
-    trained = {id(param) for group in trainer.optimizer.param_groups for param in group["params"]}
-    assert pairs
-    assert not any(ref.requires_grad or id(ref) in trained for ref, _ in pairs)
-
-
 @pytest.mark.parametrize("has_verifier", [True, False])
 def test_every_task_has_its_reward_and_with_a_verifier_its_pass_rate(run, has_verifier):
     """Two tasks, one always solved, the other never; its reward of 12 says nothing of that."""

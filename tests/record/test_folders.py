@@ -78,19 +78,6 @@ def test_a_new_run_needs_a_folder_without_files_of_a_run_and_without_folders(by_
     assert hash_files(out) == before
 
 
-def test_the_base_s_own_folder(by_recipe, by_script, tiny_model, tmp_path):
-    base = tmp_path / "base"
-    shutil.copytree(tiny_model, base)
-    before = hash_files(base)
-    linked = tmp_path / "linked"
-    linked.symlink_to(base)
-    for out in (base, linked):
-        assert len(by_script(out, str(base), lora=False)) == 1
-    (line,) = by_recipe(base, base)
-    assert f"output_dir='{base}' contains " in line
-    assert hash_files(base) == before
-
-
 @pytest.mark.parametrize("cls", [None, GRPOTrainer], ids=["ours", "TRL's"])
 def test_a_run_is_refused_and_overwrite_sets_its_whole_folder_aside(by_script, make_trainer, tmp_path, caplog, cls):
     out = tmp_path / "run"
@@ -117,15 +104,17 @@ def test_a_run_is_refused_and_overwrite_sets_its_whole_folder_aside(by_script, m
 def test_folders_that_cannot_be_set_aside(by_script, tmp_path, monkeypatch):
     out = tmp_path / "run"
     assert by_script(out, lora=False) == []
+    deeper = shutil.copytree(out / "checkpoint-2", out / "keep" / "checkpoint-2")
     before = hash_files(out)
 
-    def refused(needed, model=None):
-        (line,) = by_script(out, model, overwrite=True, lora=False)
+    def refused(needed, model=None, resume=None):
+        (line,) = by_script(out, model, resume, overwrite=True, lora=False)
         assert f"output_dir='{out}' " in line and str(needed) in line
         assert hash_files(out) == before
 
     for model in (out, out / "checkpoint-2"):
         refused(model, str(model))
+    refused(deeper, resume=str(deeper))
     monkeypatch.setenv("HOME", str(out))
     refused(out)
     monkeypatch.undo()

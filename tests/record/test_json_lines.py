@@ -6,15 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.run.log_files import (
-    EVALUATIONS_FILE,
-    EVENTS_FILE,
-    LOG_FILES,
-    METRICS_FILE,
-    JsonLines,
-    next_attempt,
-    read_log,
-)
+from trl_prorl.run.log_files import EVENTS_FILE, METRICS_FILE, JsonLines, next_attempt, read_log
 
 
 def write(path, rows):
@@ -48,75 +40,19 @@ def test_rows_behind_a_resume_are_left_out(tmp_path):
     assert read_log(tmp_path, EVENTS_FILE) == [event("resume", 3, 1)]
 
 
-class Killed(Exception):
-    pass
-
-
-class Run:
-    """Writes what a run of four steps writes, a checkpoint after each, until so many bytes are written."""
-
-    ROWS = (
-        (METRICS_FILE, 1),
-        (EVENTS_FILE, 1),  # a reset, once checkpoint 1 is saved
-        (METRICS_FILE, 2),
-        (EVALUATIONS_FILE, 2),
-        (METRICS_FILE, 3),
-        (EVENTS_FILE, 3),
-        (METRICS_FILE, 4),
-        (EVALUATIONS_FILE, 4),
-    )
-
-    def __init__(self, folder, size, checkpoint=None):
-        self.folder = folder
-        self.left = size
-        self.attempt = 0 if checkpoint is None else next_attempt(folder)
-        self.saved = checkpoint
-        for file in LOG_FILES:
-            JsonLines(folder / file, resumes=checkpoint is not None)
-        try:
-            if checkpoint is not None:
-                self.write(EVENTS_FILE, event("resume", 0, checkpoint))
-            for file, step in self.ROWS:
-                if step > (checkpoint or 0) or file == EVENTS_FILE and step == checkpoint:
-                    self.write(file, event("reset", 0, step) if file == EVENTS_FILE else {"step": step, "value": {}})
-        except Killed:
-            return
-
-    def write(self, file, row):
-        if row.get("step", row.get("step_applied")) > 1 and row.get("event") != "resume":
-            self.saved = max(self.saved or 0, row.get("step", row.get("step_applied")) - 1)
-        line = json.dumps({**row, "attempt": self.attempt}) + "\n"
-        with open(self.folder / file, "a") as log:
-            log.write(line[: self.left])
-        if self.left < len(line):
-            raise Killed
-        self.left -= len(line)
-
-
-def left_alone(folder):
-    rows = [row for file in LOG_FILES for row in read_log(folder, file) if row.get("event") != "resume"]
-    return [{name: value for name, value in row.items() if name != "attempt"} for row in rows]
-
-
 @pytest.mark.parametrize("zeros", [0, 3])
-def test_a_run_that_was_killed_at_any_byte_reads_as_if_left_alone(tmp_path, zeros):
-    """Killed, resumed, killed again and resumed; a power loss puts zeros in the place of what was not on disk."""
-    (tmp_path / "whole").mkdir()
-    Run(tmp_path / "whole", 10**6)
-    whole = left_alone(tmp_path / "whole")
-    size = sum((tmp_path / "whole" / file).stat().st_size for file in LOG_FILES)
-    for place in range(size):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        first = Run(folder, place)
-        if first.saved is None:
-            continue
-        with open(folder / EVENTS_FILE, "a") as log:
-            log.write("\0" * zeros)
-        second = Run(folder, place * 7 % 150, checkpoint=first.saved if place % 3 else 1)
-        left_alone(folder)  # can be read
-        Run(folder, 10**6, checkpoint=second.saved)
-        assert left_alone(folder) == whole, place
+def test_a_line_that_was_cut_at_any_byte_costs_its_row_alone(tmp_path, zeros):
+    """A power loss puts zeros in the place of what was not on disk."""
+    before, cut, after = ({"step": step, "attempt": step - 1} for step in (1, 2, 3))
+    line = json.dumps(cut)
+    for size in range(len(line) + 2):
+        folder = tmp_path / str(size)
+        write(folder / METRICS_FILE, [before])
+        with open(folder / METRICS_FILE, "a") as log:
+            log.write((line + "\n")[:size] + "\0" * zeros)
+        write(folder / METRICS_FILE, [after])
+        is_whole = size > len(line) or size == len(line) and not zeros
+        assert read_log(folder, METRICS_FILE) == [before, *[cut] * is_whole, after], size
 
 
 def test_an_attempt_is_on_disk_before_its_rows(run, resume, monkeypatch):

@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.parts import Part
+from trl_prorl.run.record import evaluation_row
 
 
 # Four micro-batches a step, of unequal numbers of tokens; some have none, because all their completions are truncated.
@@ -87,23 +88,6 @@ def test_means_over_tokens(make_trainer, keys):
         if "kl" in by_hand:
             assert row["kl"] == pytest.approx(by_hand["kl"], rel=1e-4)
     assert any(row["clip_region_mean"] > 0 for row in rows)
-
-
-def test_vespo_s_factor_is_a_mean_over_completions(make_trainer):
-    """Micro-batches of two rows, and of unequal numbers of tokens, so that a mean over tokens would differ."""
-    keys = UNEQUAL | {"mask_truncated_completions": False, "loss_type": "vespo", "logging_steps": 1}
-    trainer = make_trainer(**keys)
-    seen = []
-
-    class Factors(Part):
-        def on_loss(self, micro_batch):
-            seen.append(micro_batch.trl_metrics["vespo/phi_seq_mean"])
-
-    trainer.parts["watch"] = Factors()
-    trainer.train()
-    logged = [entry["vespo/phi_seq_mean"] for entry in trainer.state.log_history if "vespo/phi_seq_mean" in entry]
-    assert len(logged) == trainer.state.global_step
-    assert logged == pytest.approx([statistics.mean(seen[place : place + 4]) for place in range(0, len(seen), 4)])
 
 
 def letters(seen):
@@ -319,21 +303,18 @@ def test_what_no_row_has_is_left_out(run):
     def silent(completions, **columns):
         return [None] * len(completions)
 
-    rows = {"prompt": [[{"role": "user", "content": "say 5"}]] * 2}
-    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "max_steps": 2}
-    trainer = run(reward=[vowels, silent], trainer_kwargs={"eval_dataset": Dataset.from_dict(rows)}, **keys)
-    for row in [*read_rows(trainer), *read_rows(trainer, "evaluations.jsonl")]:
-        assert not [name for name, value in row.items() if "silent" in name or value is None or value != value]
+    (row,) = read_rows(run(reward=[vowels, silent], max_steps=1))
+    assert not [name for name, value in row.items() if "silent" in name or value is None or value != value]
 
 
-def test_an_infinite_value_is_in_no_file(make_trainer, tmp_path):
-    """JSON has none."""
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
-    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
-    recorder = make_trainer(trainer_kwargs={"eval_dataset": rows}, **keys).recorder
-    recorder.open(tmp_path)
-    recorder.write_evaluation(
-        1, {"eval_reward": -math.inf, "eval_b_runtime": 2.0, "eval_entropy": 0.5, "epoch": 1.0}, 3.0
-    )
-    (row,) = read_rows(tmp_path, "evaluations.jsonl")
-    assert row == {"step": 1, "eval_entropy": 0.5, "time_eval": 3.0}
+def test_an_infinite_value_is_in_no_file():
+    """JSON has none. Nor has a row a reward that scored nothing."""
+    metrics = {
+        "eval_reward": -math.inf,
+        "eval_rewards/silent/mean": None,
+        "eval_b_runtime": 2.0,
+        "eval_entropy": 0.5,
+        "epoch": 1.0,
+    }
+    row = evaluation_row(1, 0, metrics, seconds=3.0)
+    assert row == {"step": 1, "attempt": 0, "eval_entropy": 0.5, "time_eval": 3.0}
