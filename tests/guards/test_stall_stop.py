@@ -107,6 +107,15 @@ def test_a_run_that_has_ended_so_trains_on_only_if_a_key_is_changed(run, resume,
     assert [event["step_applied"] for event in read_events(longer, "stall")] == [3, 5]
 
 
+def test_a_stall_first_resets_and_a_resume_after_the_reset_ends_where_the_run_does(run, resume, largest_difference):
+    keys = {**SAVED, **RESETS, "num_iterations": 1, "stop_stall": 2}
+    whole = run(reward=scripted([0.5] * 9), **keys)
+    assert [(event["event"], event["step_applied"]) for event in read_events(whole)] == [("reset", 3), ("stall", 5)]
+    again = resume(whole, 4, reward=scripted([0.5] * 9), **keys)
+    assert again.state.global_step == 5
+    assert largest_difference(whole, again) == 0.0
+
+
 def test_the_value_before_the_first_step_does_not_count(run):
     """No checkpoint has it."""
     trainer = run(reward=scripted([0.9, 0.1, 0.2, 0.3, 0.2, 0.2]), stop_stall=2, eval_on_start=True, **SAVED)
