@@ -8,8 +8,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from trl_prorl import KLSpike, ReferenceResetCallback, Stall
-from trl_prorl.run.identity import IDENTITY_FILE, check_same_run, rows_hash, weights_hash
+from trl_prorl import KLSpike, ProRLConfig, ReferenceResetCallback, Stall
+from trl_prorl.run.identity import IDENTITY_FILE, changing_keys, check_same_run, rows_hash, weights_hash
 
 
 def test_the_best_of_another_metric_is_forgotten():
@@ -89,6 +89,19 @@ def test_resets_may_come_from_a_guard_alone(compare):
 
 def test_a_best_model_s_metric_that_the_trainer_chose_is_no_change(compare):
     assert compare({"metric_for_best_model": "eval_reward"}, {"metric_for_best_model": None}) == {}
+
+
+NUMBERS_DEPEND = {"beta": 0.1, "seed": 1, "max_steps": 9, "kl_estimator": "k2", "optim": "sgd"}
+NONE_DEPENDS = {"save_steps": 3, "logging_steps": 3, "overwrite": True, "save_total_limit": 1, "reward_timeout": 1.0}
+
+
+@pytest.mark.parametrize(("keys", "differ"), [(NUMBERS_DEPEND, True), (NONE_DEPENDS, False)])
+def test_arguments_on_which_numbers_depend_and_others(keys, differ):
+    def keys_of(**changed):  # the estimator acts only with a KL
+        return changing_keys(ProRLConfig(use_cpu=True, bf16=False, output_dir="a", **{"beta": 0.2, **changed}))
+
+    for key, value in keys.items():
+        assert (keys_of(**{key: value}) != keys_of()) == differ, key
 
 
 def test_datasets_are_told_apart_by_content():
